@@ -12,8 +12,8 @@ import numba
 import numpy as np
 import pyarrow as pa
 
+from nvt_torchrec.base.arrays import string_parts
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.base.strings import string_parts
 
 _C1, _C2, _N = np.uint32(0xCC9E2D51), np.uint32(0x1B873593), np.uint32(0xE6546B64)
 _M1, _M2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)

@@ -26,7 +26,7 @@ log = logging.getLogger("demo")
 IMPORTS = (
     ("nvt_torchrec.workflows.compiled.text_tables", "nvt_torchrec.workflows.compiled.dense"),
     ("nvt_torchrec.nvt_loader.parquet.page_values", "nvt_torchrec.nvt_loader.parquet.pages"),
-    ("nvt_torchrec.nvt_loader.kernels",),
+    ("nvt_torchrec.nvt_loader.parquet.kernels",),
 )
 #: The spec of a TSV log with numbers, and that of a CSV log with strings and lists.
 SPECS = ("criteo_1tb", "retail")

@@ -25,7 +25,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.layers import PooledVectors
-from nvt_torchrec.nvt_loader.batch import LoaderBatch
+from nvt_torchrec.nvt_loader.cpu.blocks import LoaderBatch
 
 #: The rows of a table that one generator initializes. The initial weights depend on it.
 BLOCK_ROWS = 65536

@@ -256,7 +256,7 @@ class Trainer:
             self.profiler.step()
 
     def _validation_is_due(self) -> bool:
-        """Whether an evaluation of valid follows the last step."""
+        """Return whether an evaluation of valid follows the last step."""
         progress, settings = self.progress, self.settings
         if progress.step == progress.total_steps:
             return True
@@ -349,7 +349,7 @@ class Trainer:
             save_checkpoint(path, state, self.config, record, self.group)
 
     def _checkpoint_is_overdue(self) -> bool:
-        """Whether ``checkpoint_minutes`` have passed, by rank 0's clock."""
+        """Return whether ``checkpoint_minutes`` have passed, by rank 0's clock."""
         minutes = self.settings.checkpoint_minutes
         if not (minutes and self.checkpoints and self.group.rank == 0):
             return False
@@ -395,7 +395,7 @@ class Trainer:
         return TrainResult(progress.step, progress.samples, progress.train_seconds, metrics)
 
     def _record(self) -> dict[str, Any]:
-        """What a checkpoint records of the run."""
+        """Return what a checkpoint records of the run."""
         return {
             "settings": self.settings.to_dict(),
             "steps": self.progress.step,

@@ -105,8 +105,7 @@ def reused_table(reused: Mapping[str, np.ndarray]) -> pa.Table:
     """Return the table of ``lineage/reused.<generation>.parquet``, from ids by vocabulary."""
     import pyarrow as pa  # slow to import, and most readers of lineages need no table
 
-    from nvt_torchrec.base.arrays import to_arrow
-    from nvt_torchrec.base.strings import strings
+    from nvt_torchrec.base.arrays import strings, to_arrow
 
     kept = {name: np.sort(ids) for name, ids in reused.items() if len(ids)}
     places = np.repeat(np.arange(len(kept), dtype=np.int32), [len(ids) for ids in kept.values()])

@@ -37,9 +37,11 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
+from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.formats.generations import Generation, check_lineage, read_reused
 from nvt_torchrec.formats.schema import LARGEST_TABLE, TableSchema
 from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -238,6 +240,32 @@ class WorkflowDescription:
                     reused[name] = np.union1d(reused.get(name, np.empty(0, np.int64)), ids)
         return reused
 
+    def read_values(self, column: CategoricalColumn) -> tuple[pa.Array, pa.Array]:
+        """Read the values of a column's vocabulary, and how often each occurred.
+
+        Returns:
+            Arrays of int64 or string, and of int64, without nulls.
+
+        Raises:
+            BadInputError: The file is missing or damaged.
+        """
+        import pyarrow as pa  # takes 100 ms, and most readers of descriptions read no values
+        import pyarrow.parquet as pq
+
+        vocabulary = self.vocabularies[column.name]
+        file = self.path / vocabulary.file
+        try:
+            with pq.ParquetFile(file, page_checksum_verification=True) as opened:
+                values, counts = (found.combine_chunks() for found in opened.read().columns)
+            kinds = [pa.string() if RAW_TYPES[column.raw].is_text else pa.int64(), pa.int64()]
+            if [values.type, counts.type] != kinds or values.null_count or counts.null_count:
+                raise ValueError("its columns are not values and counts without nulls")
+            if len(values) != vocabulary.values:
+                raise ValueError(f"{len(values)} values instead of {vocabulary.values}")
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise BadInputError(f"{file}: damaged: {error}", COPY_AGAIN) from error
+        return values, counts
+
     def oov_ids(self, column: CategoricalColumn, ids: np.ndarray) -> np.ndarray:
         """Return by which id a column's values were encoded before they had one of their own.
 
@@ -256,46 +284,20 @@ class WorkflowDescription:
         from nvt_torchrec.base.arrays import to_arrow, to_numpy
         from nvt_torchrec.base.hashing import murmur3_int, murmur3_string  # imports Numba
 
-        vocabulary = self.vocabularies[column.name]
-        text = column.raw == "string"
-        values, _ = read_vocabulary_file(self.check_file(vocabulary.file), text=text)
+        file = self.check_file(self.vocabularies[column.name].file)
+        values, _ = self.read_values(column)
         places = ids - column.reserved_ids
         if places.min() < 0 or places.max() >= len(values):
             raise BadInputError(
-                f"{self.path / vocabulary.file}: damaged: {len(values)} values instead of more "
-                f"than {places.max()}",
+                f"{file}: damaged: {len(values)} values instead of more than {places.max()}",
                 COPY_AGAIN,
             )
         hashes = (
             murmur3_string(values.take(to_arrow(places)))
-            if text
+            if RAW_TYPES[column.raw].is_text
             else murmur3_int(to_numpy(values)[places])
         )
         return FIRST_OOV_ID + (hashes % np.uint32(column.oov_ids)).astype(np.int64)
-
-
-def read_vocabulary_file(file: Path, *, text: bool) -> tuple[pa.Array, pa.Array]:
-    """Read the values of a vocabulary, and how often each occurred.
-
-    Args:
-        file: The file of a vocabulary.
-        text: Whether its values are strings; else they are int64.
-
-    Raises:
-        BadInputError: The file cannot be read, or holds something else.
-    """
-    import pyarrow as pa  # takes 100 ms, and most readers of descriptions read no vocabulary
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(file, page_checksum_verification=True) as opened:
-            values, counts = (column.combine_chunks() for column in opened.read().columns)
-        kinds = [pa.string() if text else pa.int64(), pa.int64()]
-        if [values.type, counts.type] != kinds or values.null_count or counts.null_count:
-            raise ValueError("its columns are not values and counts without nulls")
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise BadInputError(f"{file}: damaged: {error}", COPY_AGAIN) from error
-    return values, counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,13 +314,19 @@ class Identity:
 
 
 def identify(path: Path) -> Identity:
-    """Return which workflow lies in a directory; without a workflow nothing is known.
+    """Return which workflow lies in a directory.
+
+    Nothing is known without a workflow, or of one that NVTabular itself has saved.
 
     Raises:
         BadInputError: The workflow is damaged.
         SchemaError: Its format has another version.
     """
-    if not (path / METADATA_FILE).is_file():
+    file = path / METADATA_FILE
+    if not file.is_file():
+        return Identity(None, None)
+    value = read_json(file, FORMAT.what)
+    if isinstance(value, dict) and not {"format", "format_version"} & value.keys():
         return Identity(None, None)
     description = WorkflowDescription.read(path)
     return Identity(description.digest, description.generation)

@@ -175,13 +175,10 @@ def _check_checkpoint(
 
     try:
         files = CheckpointRecord.read(checkpoint).files
-        damage = check_contents(checkpoint, files)
-    except ClickLogError as error:
-        damage = error.what
-    if damage:
-        found.wrong.append(f"checkpoint: {damage}")
-    else:
+        check_contents(checkpoint, files)
         found.verified.append(f"checkpoint: the digests of its {len(files)} files")
+    except ClickLogError as error:
+        found.wrong.append(f"checkpoint: {error.what}")
 
 
 def _check_workflow(found: Lineage, inner: WorkflowDescription, workflow: Path | None) -> None:

@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nvt_torchrec.nvt_loader import plan as planning
-from nvt_torchrec.nvt_loader.batch import LoaderBatch
-from nvt_torchrec.nvt_loader.blocks import BatchFactory, Source
+from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch, Source
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.memory import PREFETCH_BLOCKS, READ_AHEAD, Budget
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
-from nvt_torchrec.nvt_loader.parquet.row_chunks import Decoder
-from nvt_torchrec.nvt_loader.parquet.shard_reader import ShardReader
+from nvt_torchrec.nvt_loader.parquet.row_chunks import Decoder, ShardReader
 from nvt_torchrec.nvt_loader.plan import Plan
 
 

@@ -22,9 +22,8 @@ from torch.utils.data import get_worker_info
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.nvt_loader import accounting
-from nvt_torchrec.nvt_loader.batch import LoaderBatch
-from nvt_torchrec.nvt_loader.blocks import BatchFactory
+from nvt_torchrec.nvt_loader import options
+from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch
 from nvt_torchrec.nvt_loader.cuda.builders import choose_builder
 from nvt_torchrec.nvt_loader.epoch import EpochIterator, Order, Position, produce_blocks
 from nvt_torchrec.nvt_loader.memory import Budget, Demand, device_bytes, divide_memory
@@ -39,13 +38,14 @@ class KJTLoader:
     """Batches for one rank from a split's parquet files.
 
     Every ``iter()`` returns a new iterator over one epoch. It yields
-    :class:`nvt_loader.batch.LoaderBatch`, a :class:`torchrec.datasets.utils.Batch`, on ``device``:
+    :class:`nvt_loader.cpu.blocks.LoaderBatch`, a :class:`torchrec.datasets.utils.Batch`, on
+    ``device``:
 
     - ``dense_features``: float32 [B, dense columns];
     - ``sparse_features``: KeyedJaggedTensor with the categorical columns as keys, in the schema's
       order; values of ``id_dtype``, lengths and offsets int32, stride B. Without multi-hot columns
       there is one id per key and row. A multi-hot column has as many ids in a row as its list
-      holds. If ``weights`` names columns with weights, ids have weights (float32), by default 1;
+      holds;
     - ``labels``: float32 [B], 0 or 1 (TorchRec's DLRMTrain calls ``.float()`` on them);
     - ``weights``: float32 [B], the weights of the rows; None if the data have no such column.
 
@@ -87,7 +87,6 @@ class KJTLoader:
             files may be any parquet: numbers of other types are converted.
         table_sizes: rows of the embedding tables, instead of the schema's.
         hash_indices: map ids outside their table into it, instead of refusing them.
-        weights: multi-hot column → list column with the weights of its ids.
         id_dtype: type of the ids, "int32" or "int64".
         undersampling_rate: share of the negative rows to keep, the same ones in each epoch. If a
             model trained on them predicts p, the probability is ``p / (p + (1 - p) / rate)``.
@@ -123,7 +122,6 @@ class KJTLoader:
         schema: TableSchema | None = None,
         table_sizes: Iterable[int] | None = None,
         hash_indices: bool = False,
-        weights: dict[str, str] | None = None,
         id_dtype: str = "int32",
         undersampling_rate: float | None = None,
         limit_batches: int | None = None,
@@ -147,7 +145,7 @@ class KJTLoader:
             limit_batches=limit_batches,
             decode_threads=decode_threads,
         )
-        dataset = read_dataset(path, schema, weights, label or "")
+        dataset = read_dataset(path, schema, label or "")
         self._dataset = configure(
             dataset,
             selection=selection,
@@ -312,14 +310,14 @@ class KJTLoader:
                 were trained before a resume).
         """
         first = self._current.first if self._current else 0
-        accounting.check_sum(self.rows_delivered, self._plan, first, self._order.world_size)
+        options.check_sum(self.rows_delivered, self._plan, first, self._order.world_size)
 
     def _finish(self, position: Position) -> None:
         order = self._order
         expected = self._plan.rank_rows(
             order.rank, order.world_size, position.first, self._plan.steps
         )
-        accounting.check_rank(position.rows, expected, order.rank, position.epoch)
+        options.check_rank(position.rows, expected, order.rank, position.epoch)
 
     @property
     def device_bytes(self) -> int:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.nvt_loader.cuda.builders import POOL_BYTES
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.plan import Plan
 
@@ -38,9 +39,6 @@ HELD_CHUNKS = 2
 #: Blocks whose row groups libcudf decodes ahead of the one in the making; so each virtual shard has
 #: at most so many row groups besides the one in use.
 READ_AHEAD = 2
-
-#: Most bytes that RMM's pool for libcudf keeps between calls.
-POOL_BYTES = 1 << 30
 
 #: Blocks made ahead of the one in use. One more may be in the making.
 PREFETCH_BLOCKS = 2
@@ -94,19 +92,6 @@ class Budget:
     decode_rows: int
 
 
-def row_bytes(dataset: Dataset) -> float:
-    """Return the bytes of a row in a batch; for lists the average by ``dataset.list_elements``."""
-    elements = dataset.list_elements
-    total = float(4 * (1 + len(dataset.schema.dense)))
-    for name in dataset.schema.categorical:
-        if name in dataset.schema.multi_hot:  # ids, and a length, an offset and a start
-            weight = 4 if dataset.weights else 0
-            total += elements[name] * (dataset.id_dtype.itemsize + weight) + 16
-        else:
-            total += dataset.id_dtype.itemsize + (20 if dataset.jagged else 0)
-    return total
-
-
 def held_rows(demand: Demand, budget: Budget, *, whole: bool) -> float:
     """Return how many rows a loader holds at most: blocks, a shuffling window, decoded chunks.
 
@@ -132,7 +117,7 @@ def device_bytes(dataset: Dataset, demand: Demand, budget: Budget, *, on_device:
 
     Where libcudf decodes (``on_device``), row groups and its own memory count, too.
     """
-    width = row_bytes(dataset)
+    width = dataset.batch_row_bytes
     if not on_device:
         return int(width * HELD_BLOCKS * max(budget.block_rows, demand.window))
     groups = (1 + READ_AHEAD) * demand.shards * int(dataset.rows.max(initial=0))
@@ -154,7 +139,7 @@ def divide_memory(
     Raises:
         SettingsError: the memory is too little for a step or a window.
     """
-    width = row_bytes(dataset)
+    width = dataset.batch_row_bytes
     whole = on_device or dataset.jagged
     block, window = max(demand.batch, demand.window), demand.window
     least = Budget(block, block, LEAST_DECODE_ROWS)

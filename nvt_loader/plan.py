@@ -37,7 +37,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.nvt_loader.kernels import random_order, random_words
+from nvt_torchrec.nvt_loader.parquet.kernels import random_order
+from nvt_torchrec.nvt_loader.parquet.row_chunks import Range, RowGroupSlice
 
 #: Default number of virtual shards: 1, 2, 4 or 8 ranks read none of them together.
 VIRTUAL_SHARDS = 8
@@ -47,9 +48,6 @@ SHUFFLES = ("none", "row_groups", "rows")
 
 #: Default number of rows in a shuffling window, over all virtual shards.
 WINDOW_ROWS = 65536
-
-#: Rows [begin, end) of the stream.
-Range = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,15 +62,6 @@ class Span:
 
     shard: int
     width: int
-    begin: int
-    end: int
-
-
-@dataclasses.dataclass(frozen=True)
-class RowGroupSlice:
-    """Rows [begin, end) of a row group, given by its index in file order."""
-
-    row_group: int
     begin: int
     end: int
 
@@ -298,18 +287,8 @@ def window_order(rows: int, *, seed: int, epoch: int, shard: int, window: int) -
     return order
 
 
-def keep_rows(rows: int, rate: float, *, seed: int, row_group: int) -> np.ndarray:
-    """Return which rows of a row group are in a sample of the share ``rate``: bool [rows].
-
-    It is a function of seed and row group, and so the same in every epoch.
-    """
-    words = np.empty(rows, np.uint64)
-    random_words(words, _sequence(seed, KEEP, (row_group,)).generate_state(1, np.uint64)[0])
-    return words < np.uint64(rate * 2**63) * np.uint64(2) if rate < 1 else np.ones(rows, bool)
-
-
-#: Constants that make the random words of different uses independent.
-REMAINDER, KEEP = 2**31, 2**32
+#: Makes the random words of the remainder independent of those of the order.
+REMAINDER = 2**31
 
 
 def _sequence(seed: int, epoch: int, where: tuple[int, ...]) -> np.random.SeedSequence:

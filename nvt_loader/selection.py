@@ -14,7 +14,7 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
-from nvt_torchrec.nvt_loader.plan import Range
+from nvt_torchrec.nvt_loader.parquet.row_chunks import Range
 
 
 @dataclasses.dataclass(frozen=True)

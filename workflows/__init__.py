@@ -44,10 +44,10 @@ __all__ = [
 
 
 def build(spec: FeatureSpec, categories_path: Path | str = "./") -> Workflow:
-    """Return an unfitted Workflow for a feature spec; see :func:`workflows.graph.build`."""
-    from nvt_torchrec.workflows import graph
+    """Return an unfitted Workflow for a feature spec; see :func:`workflows.store.build`."""
+    from nvt_torchrec.workflows import store
 
-    return graph.build(spec, categories_path)
+    return store.build(spec, categories_path)
 
 
 def load(path: Path | str, *, label: bool = True) -> Workflow:

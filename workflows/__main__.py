@@ -13,15 +13,15 @@ from nvt_torchrec.base.errors import run_command
 #: Subcommand → its module and its help.
 COMMANDS = {
     "inspect": (
-        "nvt_torchrec.workflows.commands.inspect",
+        "nvt_torchrec.workflows.report",
         "show operators, vocabularies, statistics, line of descent, sizes on disk and table sizes",
     ),
     "diff": (
-        "nvt_torchrec.workflows.commands.diff",
+        "nvt_torchrec.workflows.difference",
         "show what extending added to a workflow: values, ids reused, statistics",
     ),
     "lookup": (
-        "nvt_torchrec.workflows.commands.lookup",
+        "nvt_torchrec.workflows.lookup",
         "show what an id of a column stands for, or which id a value has",
     ),
 }

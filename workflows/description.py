@@ -2,7 +2,7 @@
 
 :mod:`formats.workflow_description` describes the files. The spec in ``metadata.json`` determines
 the graph; a ``graph.json`` that is not the graph of this spec and state is refused. Nothing that is
-read is executed: operators and functions are names, looked up in :mod:`workflows.graph` and
+read is executed: operators and functions are names, looked up in :mod:`workflows.store` and
 :mod:`workflows.functions`.
 
 NVTabular's main branch opens the directory with its own ``Workflow.load``, if this package is

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
+from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import first_difference, inspect
 from nvt_torchrec.workflows.report import days_text, table
-from nvt_torchrec.workflows.stored_vocabulary import read_vocabulary
-from nvt_torchrec.workflows.values import Values, is_text, take
+from nvt_torchrec.workflows.vocabulary import Values, is_text, read_vocabulary, take
 
 _COPY_AGAIN = "copy the whole workflow directory again"
 
@@ -138,7 +138,7 @@ def _what_differs(
     if found := first_difference(old.statistics, new.statistics, "statistics"):
         return found
     for name, columns in old.spec.vocabularies.items():
-        pair = [read_vocabulary(p, d, columns[0]).values for p, d in ((before, old), (after, new))]
+        pair = [read_vocabulary(d, columns[0]).values for d in (old, new)]
         shorter = min(map(len, pair))
         places = _unequal(pair[0][:shorter], pair[1][:shorter])
         if len(places):
@@ -165,8 +165,8 @@ def compare_vocabularies(
         column = columns[0]
         if column.hash_buckets:
             continue
-        first = read_vocabulary(before, old, column).values
-        second = read_vocabulary(after, new, column).values
+        first = read_vocabulary(old, column).values
+        second = read_vocabulary(new, column).values
         size = len(first)
         # ids that were new after the older one, and reused later, are not its own
         places = reused.get(name, np.empty(0, np.int64)) - column.reserved_ids
@@ -241,3 +241,28 @@ def _statistics(old: WorkflowDescription, new: WorkflowDescription) -> str:
             numbers = (before["mean"], values["mean"], before["std"], values["std"])
             rows.append([name, *(f"{number:.6g}" for number in numbers)])
     return table(rows) if len(rows) > 1 else "  unchanged"
+
+
+@dataclasses.dataclass(frozen=True)
+class DiffSettings(Settings):
+    """The two workflows to compare."""
+
+    before: Path = flag("directory of a workflow", metavar="A", positional=True)
+    after: Path = flag(
+        "directory of a workflow that was made by extending A", metavar="B", positional=True
+    )
+    examples: int = flag("values to show of each vocabulary", 3, least=0)
+    skip_digests: bool = flag("do not verify the digests of the files first", False)
+
+
+SETTINGS = (DiffSettings,)
+
+
+def run(settings: DiffSettings) -> None:
+    """Print the values added, the ids reused and the statistics changed."""
+    from nvt_torchrec.workflows.description import inspect
+
+    if not settings.skip_digests:
+        for path in (settings.before, settings.after):
+            inspect(path).verify()
+    print(difference(settings.before, settings.after, settings.examples))

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from nvt_torchrec.base.arrays import to_arrow
+from nvt_torchrec.base.arrays import strings, to_arrow
+from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import BadInputError, SettingsError
-from nvt_torchrec.base.strings import strings
 from nvt_torchrec.formats.spec.feature_spec import (
     FIRST_OOV_ID,
     NULL_ID,
@@ -154,3 +154,83 @@ def _hash(value: int | str, column: CategoricalColumn) -> int:
 
     hashed = murmur3_string(strings([value])) if isinstance(value, str) else None
     return int((murmur3_int(np.array([value])) if hashed is None else hashed)[0])
+
+
+def describe_meaning(path: Path | str, column: str, meaning: Meaning) -> str:
+    """Return one line on what an id stands for."""
+    description = inspect(path)
+    spec = next(c for c in description.spec.categorical if c.name == column)
+    what = {
+        "padding": "padding, which no value has",
+        "null": "missing",
+        "oov": _describe_oov(spec, meaning.id),
+        "value": meaning.value,
+    }[meaning.kind]
+    days = "days counted" if description.generation else "training days"
+    counted = "" if meaning.count is None else f" ({_times(meaning, spec, days)})"
+    return f"{column} {meaning.id}: {what}{counted}"
+
+
+def _describe_oov(column: CategoricalColumn, number: int) -> str:
+    if column.hash_buckets:
+        return f"hash bucket {number - 2} of {column.hash_buckets}"
+    if column.num_buckets:
+        return f"out of vocabulary, hash bucket {number - 2} of {column.num_buckets}"
+    return "out of vocabulary"
+
+
+def _times(meaning: Meaning, column: CategoricalColumn, days: str) -> str:
+    times = "once" if meaning.count == 1 else f"{meaning.count} times"
+    columns = f", in all columns of vocabulary {column.vocabulary}" if column.vocabulary else ""
+    return f"{times} in the {days}{columns}"
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedWorkflow(Settings):
+    """The workflow to look into."""
+
+    workflow: Path = flag("directory of the workflow", metavar="OUT/workflow", positional=True)
+    skip_digests: bool = flag("do not verify the digests of the files first", False)
+
+    def verify(self) -> None:
+        """Compare all files with their digests, unless ``skip_digests`` is set."""
+        if not self.skip_digests:
+            from nvt_torchrec.workflows.description import inspect
+
+            inspect(self.workflow).verify()
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupSettings(Settings):
+    """What to look up.
+
+    Raises:
+        SettingsError: Neither an id nor a value is given, or both are.
+    """
+
+    column: str = flag("name of a categorical column", metavar="COLUMN", positional=True)
+    id: int | None = flag("print the value that this id has", None, metavar="ID", positional=True)
+    value: str | None = flag(
+        'print the id that this value has; as in the raw log, e.g. 0a1b2c3d; "" is a missing value',
+        None,
+        metavar="VALUE",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.id is None) == (self.value is None):
+            raise SettingsError("neither ID nor --value, or both", "give one of them")
+
+
+SETTINGS = (SavedWorkflow, LookupSettings)
+
+
+def run(saved: SavedWorkflow, settings: LookupSettings) -> None:
+    """Print what an id stands for, or which id a value has."""
+    saved.verify()
+    meaning = (
+        meaning_of(saved.workflow, settings.column, settings.id)
+        if settings.id is not None
+        else id_of(saved.workflow, settings.column, settings.value)
+    )
+    print(describe_meaning(saved.workflow, settings.column, meaning))

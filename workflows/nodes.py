@@ -1,6 +1,6 @@
 """The graph of operators of a feature spec, as the records of ``graph.json``.
 
-This is the only definition of the graph: :mod:`workflows.graph` makes a Workflow of these records,
+This is the only definition of the graph: :mod:`workflows.store` makes a Workflow of these records,
 and :mod:`workflows.writer` writes them with the fitted state. Every engine uses them, so nothing
 here imports NVTabular. The format is that of NVTabular's main branch of 2026 (``format_version``
 1).

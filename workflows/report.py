@@ -9,7 +9,7 @@ from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.workflow_description import FORMAT, WorkflowDescription
 from nvt_torchrec.workflows import nodes
 from nvt_torchrec.workflows.description import graph_of, inspect
-from nvt_torchrec.workflows.lookup import Meaning
+from nvt_torchrec.workflows.lookup import SavedWorkflow
 
 
 def report(path: Path | str) -> str:
@@ -31,35 +31,6 @@ def report(path: Path | str) -> str:
     sizes = description.table_schema.num_embeddings_per_feature
     sections.append(f"table sizes to train with\n  --num_embeddings_per_feature {sizes}")
     return "\n\n".join(sections)
-
-
-def describe_meaning(path: Path | str, column: str, meaning: Meaning) -> str:
-    """Return one line on what an id stands for."""
-    description = inspect(path)
-    spec = next(c for c in description.spec.categorical if c.name == column)
-    what = {
-        "padding": "padding, which no value has",
-        "null": "missing",
-        "oov": _describe_oov(spec, meaning.id),
-        "value": meaning.value,
-    }[meaning.kind]
-    days = "days counted" if description.generation else "training days"
-    counted = "" if meaning.count is None else f" ({_times(meaning, spec, days)})"
-    return f"{column} {meaning.id}: {what}{counted}"
-
-
-def _describe_oov(column: CategoricalColumn, number: int) -> str:
-    if column.hash_buckets:
-        return f"hash bucket {number - 2} of {column.hash_buckets}"
-    if column.num_buckets:
-        return f"out of vocabulary, hash bucket {number - 2} of {column.num_buckets}"
-    return "out of vocabulary"
-
-
-def _times(meaning: Meaning, column: CategoricalColumn, days: str) -> str:
-    times = "once" if meaning.count == 1 else f"{meaning.count} times"
-    columns = f", in all columns of vocabulary {column.vocabulary}" if column.vocabulary else ""
-    return f"{times} in the {days}{columns}"
 
 
 def _head(path: Path, description: WorkflowDescription) -> str:
@@ -241,3 +212,12 @@ def _is_number(cell: str) -> bool:
     except ValueError:
         return cell == "-"
     return True
+
+
+SETTINGS = (SavedWorkflow,)
+
+
+def run(saved: SavedWorkflow) -> None:
+    """Print operators, vocabularies, statistics and sizes."""
+    saved.verify()
+    print(report(saved.workflow))

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nvt_torchrec.base.arrays import to_arrow, to_numpy
+from nvt_torchrec.base.arrays import string_parts, strings, to_arrow, to_numpy
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.files.atomic import (
@@ -33,7 +33,6 @@ from nvt_torchrec.base.files.atomic import (
     removed_on_error,
     write_text,
 )
-from nvt_torchrec.base.strings import string_parts, strings
 from nvt_torchrec.formats.generations import Generation, reused_table
 from nvt_torchrec.formats.spec.feature_spec import (
     FIRST_OOV_ID,

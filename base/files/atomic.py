@@ -1,4 +1,4 @@
-"""Files that are whole or absent: write beside, fsync, rename.
+"""Files and directories that are whole or absent: write beside, fsync, rename.
 
 Syncing waits for the disk. Files written within :func:`together` are synced at once. Files written
 within :func:`deferred` are synced when another thread calls :func:`publish`.
@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -315,3 +316,31 @@ def _check_depth(value: Any) -> None:
         if not level:
             return
     raise ValueError(f"values are nested more than {_MAX_DEPTH} levels deep")
+
+
+@contextlib.contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """Yield a temporary directory beside ``path``; on success sync its files and rename it.
+
+    Raises:
+        OutputError: ``path`` exists, or cannot be written; nothing is left of it.
+    """
+    path = path.absolute()
+    if path.exists():
+        raise OutputError(f"{path} exists", "choose another path, or remove it first")
+    temporary = path.with_name(f".{path.name}{TEMPORARY}")
+    try:
+        with output_errors(path, "free space, or choose a writable place"):
+            shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
+            temporary.mkdir(parents=True)
+            yield temporary
+            for found in (temporary, *temporary.rglob("*")):
+                if found.is_dir():
+                    fsync_directory(found)
+                else:
+                    with open(found, "rb") as opened:  # may be a link to a read-only file
+                        os.fsync(opened.fileno())
+            os.rename(temporary, path)
+            fsync_directory(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

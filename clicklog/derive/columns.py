@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nvt_torchrec.base.strings import string_array, strings
+from nvt_torchrec.base.arrays import string_array, strings
 from nvt_torchrec.clicklog.derive.times import (
     DAY,
     day_of_month,

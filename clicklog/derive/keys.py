@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from nvt_torchrec.base.arrays import string_parts
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.base.strings import string_parts
 
 #: Of FNV-1a (Fowler, Noll and Vo), whose low bits are mixed once more, by MurmurHash3's finalizer.
 _BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)

@@ -22,8 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nvt_torchrec.base.arrays import null_mask, to_numpy
-from nvt_torchrec.base.strings import blanked
+from nvt_torchrec.base.arrays import blanked, null_mask, to_numpy
 from nvt_torchrec.clicklog.text.convert import Converted, convert, of_items
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.raw_types.base import EMPTY_ITEM, NULL_ITEM

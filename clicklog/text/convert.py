@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nvt_torchrec.base.arrays import mask_to_arrow
-from nvt_torchrec.base.strings import blanked, is_one_of, string_array, string_parts
+from nvt_torchrec.base.arrays import blanked, is_one_of, mask_to_arrow, string_array, string_parts
 from nvt_torchrec.formats.rows import CategoryValues, Jagged
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.raw_types.base import EMPTY_ITEM, NULL_ITEM

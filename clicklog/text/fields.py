@@ -13,9 +13,9 @@ import functools
 import numpy as np
 import pyarrow as pa
 
+from nvt_torchrec.base.arrays import string_array
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.base.strings import string_array
 from nvt_torchrec.clicklog.text.fast_rows import load_word, trailing_zeros
 from nvt_torchrec.formats.spec.raw_types.base import AFTER_QUOTE, FIELD_COUNT, OPEN_QUOTE
 

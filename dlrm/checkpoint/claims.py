@@ -24,7 +24,7 @@ _LEASE_SECONDS = 120.0
 
 
 def lock_files(settings: TrainSettings) -> list[Path]:
-    """The lock files of the directories that a run writes checkpoints to."""
+    """Return the lock files of the directories that a run writes checkpoints to."""
     locks = []
     if settings.checkpoint_dir:
         locks.append(Path(settings.checkpoint_dir) / ".lock")

@@ -173,7 +173,7 @@ def load_weights(
 def _read_training(
     path: Path, record: dict[str, Any], config: ModelConfig, loader: KJTLoader
 ) -> dict[str, Any]:
-    """The training record of a checkpoint that a run may continue from; the loader is set to it."""
+    """Return the training record of a checkpoint, if a run may continue it; set the loader."""
     training = check_resumable(path, record, config)
     loader.load_state_dict(training["loader"])
     return training | merge_origins(path, training, record)
@@ -265,7 +265,7 @@ def log_changes(then: dict[str, Any], now: dict[str, Any], group: Group) -> None
 
 
 def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings that a resumed run must share. The loader checks the global batch itself."""
+    """Return settings that a resumed run must share; the loader checks the global batch."""
     fixed = {name: settings.get(name) for name in _MUST_STAY}
     fixed["days"] = None if fixed["days"] == "all" else fixed["days"]
     adagrad, optimizer = settings.get("adagrad"), settings.get("optimizer")

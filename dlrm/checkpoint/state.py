@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import functools
 import logging
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
-from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.finite import flat, not_finite
 from nvt_torchrec.dlrm.checkpoint.growth import GrownTable
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
-from nvt_torchrec.dlrm.checkpoint.store import check_contents, is_momentary, not_read, reason
+from nvt_torchrec.dlrm.checkpoint.store import check_contents, errors_of, is_momentary, not_read
 from nvt_torchrec.dlrm.checkpoint.tensors import Tensors, Window, read_tensors, read_windows
 from nvt_torchrec.dlrm.launch.distributed import Group, gathered
 from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID
@@ -75,8 +72,8 @@ def load_state(
     record = on_all_ranks(group, path, CheckpointRecord.read, path)
     if tables is not None or record.world_size != group.world_size:
         state.pop("random", None)
-    on_all_ranks(group, path, _check_share, path, record.files, group)
-    converted = on_all_ranks(group, path, _read_state, path, state, tables or {})
+    on_all_ranks(group, path, _check_share, path, record, group)
+    converted = on_all_ranks(group, path, read_state, path, state, tables or {})
     diverged = next(filter(None, gathered(group, not_finite(state))), None)
     if diverged:
         raise BadInputError(
@@ -112,9 +109,10 @@ def on_all_ranks(group: Group, path: Path, function: Callable[..., Any], *args: 
     value = error = cause = None
     try:
         value = function(*args)
-    except (Exception, CheckpointException) as raised:  # the latter is no Exception
+    except Exception as raised:
         error = cause = raised
-        if is_momentary(raised) and not isinstance(raised, OutputError):
+        is_final = isinstance(raised, OutputError) or type(raised) is ClickLogError
+        if is_momentary(raised) and not is_final:
             error = not_read(path, raised)
         elif not isinstance(raised, ClickLogError):
             error = RuntimeError(f"{path}: {type(raised).__name__}: {raised}")
@@ -136,6 +134,10 @@ def _state_to_fill(
     return training_state(model, optimizer, group)
 
 
+def _check_share(path: Path, record: CheckpointRecord, group: Group) -> None:
+    check_contents(path, record.files, rank=group.rank, world_size=group.world_size)
+
+
 def _fill(
     state: dict[str, Any],
     model: DistributedModelParallel,
@@ -152,23 +154,6 @@ def _fill(
         torch.set_rng_state(state["random"][f"rank_{group.rank}"])
 
 
-def _check_share(path: Path, files: dict[str, FileEntry], group: Group) -> None:
-    damaged = check_contents(path, files, rank=group.rank, world_size=group.world_size)
-    if damaged:
-        raise BadInputError(f"the checkpoint is damaged: {damaged}", "use another one")
-
-
-def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]) -> bool:
-    try:
-        return read_state(path, state, tables)
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        if is_momentary(error):
-            raise
-        raise BadInputError(
-            f"{path}: the checkpoint is damaged: {reason(error)}", "use another one"
-        ) from error
-
-
 def read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]) -> bool:
     """Fill this rank's tensors from a checkpoint.
 
@@ -183,7 +168,13 @@ def read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable])
     Raises:
         BadInputError: The checkpoint is damaged.
         SchemaError: Its tensors are not those of the run.
+        ClickLogError: It cannot be read now.
     """
+    with errors_of(path):
+        return _read_state(path, state, tables)
+
+
+def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]) -> bool:
     tensors = read_tensors(path)
     filling = _Filling(path, tensors)
     weights: dict[str, tuple[str, Any]] = {}  # of the model, which comes first

@@ -56,6 +56,7 @@ from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group, gathered
 from nvt_torchrec.dlrm.model import Scorer, build_dlrm
 
+_AGAIN = "the checkpoint is damaged: copy it again, or use another one"
 #: What torch writes beside the tensors.
 _PICKLE_FILE = ".metadata"
 #: The packages whose versions a checkpoint records.
@@ -68,7 +69,7 @@ def check_destination(path: Path | str) -> None:
     """Check that a checkpoint may be written to ``path``; nothing is ever overwritten.
 
     Raises:
-        OutputError: something is there already.
+        OutputError: Something is there already.
     """
     path = Path(path)
     if not path.exists():
@@ -98,16 +99,16 @@ def save_checkpoint(
     must not replace those from which it could be resumed.
 
     Args:
-        path: directory; missing or empty.
-        state: nested dicts of tensors, see :func:`dlrm.checkpoint.state.training_state`.
-        config: the model's shape.
+        path: The directory; missing or empty.
+        state: Nested dicts of tensors, see :func:`dlrm.checkpoint.state.training_state`.
+        config: The model's shape.
         record: JSON-ready facts about the training, kept in ``model.json``.
-        group: this rank; its ``cpu`` group is used.
-        loss: the sum of this rank's losses since the last report; must be finite as well.
+        group: This rank; its ``cpu`` group is used.
+        loss: The sum of this rank's losses since the last report; must be finite as well.
 
     Raises:
         OutputError: ``path`` holds something already, or cannot be written.
-        SettingsError: a weight, a moment or the loss is not finite (on all ranks).
+        SettingsError: A weight, a moment or the loss is not finite (on all ranks).
     """
     path = Path(path).absolute()
     _check_finite(state if loss is None else {"loss": loss, **state}, record, group)
@@ -137,7 +138,7 @@ def save_checkpoint(
         dist.barrier(group=group.cpu)
     except (OSError, CheckpointException) as error:
         raise OutputError(
-            f"{path}: the checkpoint cannot be written: {reason(error)}",
+            f"{path}: the checkpoint cannot be written: {_first_line(error)}",
             "free space or choose a writable place",
         ) from error
     finally:
@@ -175,7 +176,7 @@ def _check_visible(path: Path, temporary: Path) -> None:
 
 def check_contents(
     path: Path, files: dict[str, FileEntry], *, rank: int = 0, world_size: int = 1
-) -> str:
+) -> None:
     """Compare this rank's share of a checkpoint's files with their digests.
 
     Args:
@@ -183,31 +184,43 @@ def check_contents(
         files: Those of its record.
         rank, world_size: Each rank checks a share of the files, all ranks together every file.
 
-    Returns:
-        What is wrong, for a :class:`BadInputError` on all ranks; "" if nothing is wrong.
+    Raises:
+        BadInputError: A file is not the one that was written.
+        ClickLogError: A file cannot be read now.
+    """
+    with errors_of(path):
+        for name in sorted(files)[rank::world_size]:
+            if difference := files[name].difference(path / name):
+                raise BadInputError(difference, _AGAIN)
+
+
+@contextlib.contextmanager
+def errors_of(path: Path) -> Iterator[None]:
+    """Name the checkpoint in errors, and tell damage from errors of this moment.
 
     Raises:
-        OSError, MemoryError: a file cannot be read now, see :func:`is_momentary`.
+        BadInputError: The checkpoint is damaged.
+        ClickLogError: It cannot be read now.
     """
-    for name in sorted(files)[rank::world_size]:
-        try:
-            if difference := files[name].difference(path / name):
-                return difference
-        except OSError as error:
-            if is_momentary(error):
-                raise
-            return f"{path / name}: cannot be read: {error.strerror or error}"
-    return ""
+    try:
+        yield
+    except (
+        *(OSError, MemoryError, EOFError, RuntimeError, ValueError, TypeError),
+        pickle.UnpicklingError,
+    ) as error:
+        if is_momentary(error):
+            raise not_read(path, error) from error
+        raise BadInputError(
+            f"{path}: the checkpoint is damaged: {_first_line(error)}", _AGAIN
+        ) from error
 
 
 def is_momentary(error: BaseException | None) -> bool:
-    """Whether an error is temporary, and not the checkpoint's: reading failed, or memory is short.
+    """Return whether an error says nothing against a checkpoint: memory is short, or reading fails.
 
     A missing file is an error of the checkpoint.
     """
     while error is not None:
-        if isinstance(error, CheckpointException):  # torch's, of what ranks failed with
-            return any(is_momentary(wrapped[0]) for wrapped in error.failures.values())
         gone = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
         if is_out_of_memory(error) or (isinstance(error, OSError) and error.errno and not gone):
             return True
@@ -216,30 +229,37 @@ def is_momentary(error: BaseException | None) -> bool:
 
 
 def not_read(path: Path, error: BaseException) -> ClickLogError:
-    """The error to raise instead of one that :func:`is_momentary`."""
+    """Make the error to raise instead of one that :func:`is_momentary`."""
     return ClickLogError(
-        f"{path}: cannot be read now: {reason(error)}",
+        f"{path}: cannot be read now: {_first_line(error)}",
         "the checkpoint may be whole: free memory or repair the storage, and try again",
     )
 
 
+def _first_line(error: BaseException) -> str:
+    """Return the first line of an error; torch's CheckpointException holds those of ranks."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()), (error,))[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Scorer, ModelConfig]:
-    """An unsharded model for scoring, from a checkpoint of any world size and sharding plan.
+    """Load an unsharded model for scoring, from a checkpoint of any world size and plan.
 
     Args:
-        path: a directory that :func:`save_checkpoint` wrote.
-        device: where the model goes; it must hold all tables.
+        path: A directory that :func:`save_checkpoint` wrote.
+        device: Where the model goes; it must hold all tables.
 
     Returns:
         The model in evaluation mode, ``model(dense_features float32 [B, n], KeyedJaggedTensor)``
         → logits float32 [B]; and its configuration (column names and order).
 
     Raises:
-        BadInputError: the checkpoint is missing, incomplete or damaged, or a weight is not finite.
-        SchemaError: it is not a checkpoint of this program, or its tensors are not those of the
+        BadInputError: The checkpoint is missing, incomplete or damaged, or a weight is not finite.
+        SchemaError: It is not a checkpoint of this program, or its tensors are not those of the
             model that ``model.json`` describes.
-        ClickLogError: it cannot be read now.
-        RuntimeError, MemoryError: the device has too little memory.
+        ClickLogError: It cannot be read now.
+        RuntimeError, MemoryError: The device has too little memory.
     """
     path = Path(path)
     record = CheckpointRecord.read(path)
@@ -247,16 +267,14 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Sc
         config = ModelConfig.from_dict(record.model)
     except SchemaError as error:
         raise SchemaError(f"{path / MODEL_FILE}: {error.what}", error.remedy) from None
-    with _errors_of(path):
-        damaged = check_contents(path, record.files)
-        if damaged:
-            raise BadInputError(damaged, "the checkpoint is damaged: copy it again")
+    check_contents(path, record.files)
+    with errors_of(path):
         # on the meta device first: memory is only allocated for tensors that are really stored
         tensors = read_tensors(path)
         _check_tensors(path, _weights(build_dlrm(config, device="meta")), tensors)
     # outside of the blocks around: too little memory on the device is no damage of the files
     scorer = Scorer(build_dlrm(config, device=device), config, device)
-    with _errors_of(path):
+    with errors_of(path):
         windows = [
             Window(name, (0,) * weight.dim(), weight.detach())
             for name, weight in _weights(scorer.dlrm).items()
@@ -272,25 +290,8 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Sc
     return scorer.eval().requires_grad_(False), config
 
 
-@contextlib.contextmanager
-def _errors_of(path: Path) -> Iterator[None]:
-    """Name the checkpoint in errors, and tell damage from errors of this moment."""
-    try:
-        yield
-    except (OSError, MemoryError, EOFError, RuntimeError, ValueError, TypeError) as error:
-        if is_momentary(error):
-            raise not_read(path, error) from error
-        raise BadInputError(
-            f"{path}: the checkpoint is damaged: {reason(error)}", "copy it again"
-        ) from error
-    except pickle.UnpicklingError as error:
-        raise BadInputError(
-            f"{path}: the checkpoint is damaged: {reason(error)}", "copy it again"
-        ) from error
-
-
 def _weights(dlrm: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """By their names in a checkpoint."""
+    """Return the weights by their names in a checkpoint."""
     return {_PREFIX + name: tensor for name, tensor in dlrm.state_dict().items()}
 
 
@@ -306,13 +307,3 @@ def _check_tensors(path: Path, wanted: dict[str, torch.Tensor], stored: Tensors)
     for name in stored:
         if name.startswith("model.") and name not in wanted:
             raise SchemaError(f"{path}: weights {name!r}, which {MODEL_FILE} does not list")
-
-
-def reason(error: BaseException) -> str:
-    """The first line of an error; CheckpointException holds the errors of ranks in a dict."""
-    if isinstance(error, CheckpointException):
-        for wrapped in error.failures.values():
-            error = wrapped[0]
-            break
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]

@@ -37,7 +37,7 @@ def _sample(
     height: tl.constexpr,
     dtype: tl.constexpr,
 ):
-    """The vectors of a sample [height, columns], the dense one first; zeros after the last.
+    """Load the vectors of a sample [height, columns], the dense one first; zeros after the last.
 
     They are rounded to ``dtype``, which the products are made for.
     """

@@ -132,7 +132,7 @@ class StopRequests:
 
 
 def _processes_on_this_machine(group: Group) -> list[int]:
-    """The process ids of the other ranks on this machine (collective)."""
+    """Return the process ids of the other ranks on this machine (collective)."""
     processes = gathered(group, (socket.gethostname(), os.getpid()))
     host, pid = processes[group.rank]
     peers = [process for name, process in processes if name == host and process != pid]

@@ -82,7 +82,7 @@ def choose_cpus(
 
 
 def _cpus_of_nodes(allowed: set[int], root: Path) -> dict[int, set[int]]:
-    """NUMA node → its allowed CPUs; a kernel without NUMA has one node."""
+    """Return NUMA node → its allowed CPUs; a kernel without NUMA has one node."""
     nodes = {}
     for path in (root / "sys/devices/system/node").glob("node[0-9]*"):
         cpus = _read_cpus(path / "cpulist") & allowed
@@ -92,7 +92,7 @@ def _cpus_of_nodes(allowed: set[int], root: Path) -> dict[int, set[int]]:
 
 
 def _cores(cpus: set[int], root: Path) -> list[Core]:
-    """The cores that ``cpus`` are hyperthreads of, in order."""
+    """Return the cores that ``cpus`` are hyperthreads of, in order."""
     cores = set()
     for cpu in cpus:
         siblings = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
@@ -102,7 +102,7 @@ def _cores(cpus: set[int], root: Path) -> list[Core]:
 
 
 def _nodes_of_gpus(root: Path) -> list[int]:
-    """The NUMA node of each GPU that CUDA shows, in order; -1 or an empty list if unknown."""
+    """Return the NUMA node of each GPU that CUDA shows; -1 or an empty list if unknown."""
     nodes, uuids = [], []
     for gpu in sorted((root / "proc/driver/nvidia/gpus").glob("*")):  # by PCI address
         node = root / "sys/bus/pci/devices" / gpu.name / "numa_node"

@@ -38,8 +38,7 @@ from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpe
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.extension.workflow import DayCounts
 from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
-from nvt_torchrec.workflows.values import Values
-from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, apply_policy
+from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, Values, apply_policy
 from nvt_torchrec.workflows.writer import Fitted
 
 if TYPE_CHECKING:

@@ -31,10 +31,10 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from nvt_torchrec.base.arrays import string_parts
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import atomic_path, deferred, delete, remove_temporary
 from nvt_torchrec.base.files.journal import Journal
-from nvt_torchrec.base.strings import string_parts
 from nvt_torchrec.etl.engines.counting import Counts, merge
 from nvt_torchrec.etl.engines.syncing import Syncer
 

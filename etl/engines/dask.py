@@ -43,9 +43,8 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, FeatureSpec
 from nvt_torchrec.workflows import inspect, to_frame
 from nvt_torchrec.workflows.frames import joined, to_table
-from nvt_torchrec.workflows.graph import build
 from nvt_torchrec.workflows.moments import normalized
-from nvt_torchrec.workflows.store import fitted_state, load
+from nvt_torchrec.workflows.store import build, fitted_state, load
 from nvt_torchrec.workflows.vocabulary import has_pending
 from nvt_torchrec.workflows.writer import Fitted
 

@@ -20,7 +20,7 @@ import yaml
 from tqdm import tqdm
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
-from nvt_torchrec.base.files.directories import new_directory
+from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.inference.predictor import Predictor, input_spec

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.base.files.atomic import write_json
-from nvt_torchrec.base.files.directories import new_directory
+from nvt_torchrec.base.files.atomic import new_directory, write_json
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.inference.export.network import RawModel
 from nvt_torchrec.inference.export.probe import probe_rows

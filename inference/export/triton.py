@@ -18,7 +18,7 @@ import json
 import shutil
 from pathlib import Path
 
-from nvt_torchrec.base.files.directories import new_directory
+from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.versions import installed_version
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.inference.inputs.rules import read_as_text

@@ -29,7 +29,7 @@ import torch
 from nvt_torchrec import __version__
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
-from nvt_torchrec.base.files.directories import new_directory
+from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.finite import not_finite
 from nvt_torchrec.dlrm.interactions import interaction_of

@@ -10,8 +10,13 @@ from pathlib import Path
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError
 from nvt_torchrec.base.files.artifact import check_digests
-from nvt_torchrec.base.files.atomic import TEMPORARY, fsync_directory, locked, output_errors
-from nvt_torchrec.base.files.directories import new_directory
+from nvt_torchrec.base.files.atomic import (
+    TEMPORARY,
+    fsync_directory,
+    locked,
+    new_directory,
+    output_errors,
+)
 from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name, describe
 from nvt_torchrec.inference.publish.history import (
     HISTORY_FILE,

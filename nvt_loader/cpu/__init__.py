@@ -1,2 +1,1 @@
-"""Blocks in CPU memory. Imports :mod:`nvt_loader.parquet`, and is imported by
-:mod:`nvt_loader.cuda`."""
+"""Blocks of batches, and their making in CPU memory. Imports :mod:`nvt_loader.parquet` only."""

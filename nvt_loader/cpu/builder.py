@@ -9,14 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from nvt_torchrec.nvt_loader.blocks import FlatBlock, JaggedBlock, Source, empty_block, take_weights
-from nvt_torchrec.nvt_loader.buffers import Buffers
+from nvt_torchrec.nvt_loader.cpu.blocks import (
+    FlatBlock,
+    JaggedBlock,
+    Source,
+    empty_block,
+    take_weights,
+)
 from nvt_torchrec.nvt_loader.cpu.jagged import build_jagged, permuted_jagged
 from nvt_torchrec.nvt_loader.cpu.row_copies import ALIGNMENT, RowCopies, flat, moves, source_copies
-from nvt_torchrec.nvt_loader.kernels import permute
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.decoder import cpu_decoder
-from nvt_torchrec.nvt_loader.parquet.row_chunks import CpuRows, Decoder, RowChunk, Target
+from nvt_torchrec.nvt_loader.parquet.kernels import permute
+from nvt_torchrec.nvt_loader.parquet.row_chunks import Buffers, CpuRows, Decoder, RowChunk, Target
 
 
 class CpuBuilder:
@@ -169,6 +174,4 @@ def permuted(
     offsets = [4 * rows * i for i in range(floats)]
     offsets += [begin + dataset.id_dtype.itemsize * rows * i for i in range(ids)]
     none = np.zeros(floats + ids, np.int64)
-    return RowChunk(
-        rows, memory.ctypes.data + np.array(offsets), dataset.row_bytes, none, none, memory
-    )
+    return RowChunk(rows, memory.ctypes.data + np.array(offsets), dataset.row_bytes, none, memory)

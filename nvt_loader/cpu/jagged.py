@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from nvt_torchrec.nvt_loader.blocks import JaggedBlock
-from nvt_torchrec.nvt_loader.buffers import Buffers
+from nvt_torchrec.nvt_loader.cpu.blocks import JaggedBlock
 from nvt_torchrec.nvt_loader.cpu.row_copies import (
     ALIGNMENT,
     RowCopies,
@@ -17,9 +16,14 @@ from nvt_torchrec.nvt_loader.cpu.row_copies import (
     moves,
     stack,
 )
-from nvt_torchrec.nvt_loader.kernels import list_lengths, list_values, permute, permute_lists
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
-from nvt_torchrec.nvt_loader.parquet.row_chunks import RowChunk
+from nvt_torchrec.nvt_loader.parquet.kernels import (
+    list_lengths,
+    list_values,
+    permute,
+    permute_lists,
+)
+from nvt_torchrec.nvt_loader.parquet.row_chunks import Buffers, RowChunk
 
 
 def build_jagged(
@@ -40,9 +44,9 @@ def build_jagged(
     dtype = torch.int64 if dataset.id_dtype.itemsize == 8 else torch.int32
     copy_floats(labels, dense, parts, copies)
     is_list = np.array([name in set(schema.multi_hot) for name in schema.categorical])
-    addresses, elements, weighted = (
+    addresses, elements = (
         np.ascontiguousarray(stack(parts, what)[:, 1 + len(schema.dense) :])
-        for what in ("addresses", "values", "weights")
+        for what in ("addresses", "values")
     )
     where = is_list, batch, copies.of_lists(columns * batch), copies.bounds
     list_lengths(flat(lengths), addresses, *where)
@@ -52,18 +56,11 @@ def build_jagged(
     np.subtract(by_step, by_step[:, :1], out=offsets.numpy()[:, :-1], casting="same_kind")
     offsets.numpy()[:, -1] = starts[columns * batch :: columns * batch] - by_step[:, 0]
     total = int(starts[-1])
-    wanted = [(dtype, (total,))] + [(torch.float32, (total,))] * bool(dataset.weights)
-    values, *weights = tensors(*wanted)
+    (values,) = tensors((dtype, (total,)))
     sources = np.where(is_list, elements, addresses)
     list_values(flat(values), starts, sources, addresses, *where)
-    if weights:
-        if total:
-            weights[0].fill_(1.0)
-        list_values(flat(weights[0]), starts, weighted, addresses, *where)
     bounds = starts[::batch].tolist()
-    return JaggedBlock(
-        labels, dense, values, weights[0] if weights else None, lengths, offsets, bounds
-    )
+    return JaggedBlock(labels, dense, values, lengths, offsets, bounds)
 
 
 def permuted_jagged(
@@ -72,7 +69,7 @@ def permuted_jagged(
     """Copy the rows of some chunks in another order into one chunk."""
     rows, floats = len(order), 1 + len(dataset.schema.dense)
     moved = list(moves(chunks, order))
-    addresses, values, weights = np.zeros((3, len(dataset.row_bytes)), np.int64)
+    addresses, values = np.zeros((2, len(dataset.row_bytes)), np.int64)
     owner = []
 
     def take(size: int, dtype: np.dtype | type) -> np.ndarray:
@@ -104,10 +101,4 @@ def permuted_jagged(
             where = chunk.addresses[i], to_rows, from_rows
             permute_lists(memory, starts, chunk.values[i], *where)
         addresses[i], values[i] = offsets.ctypes.data, memory.ctypes.data
-        if name in dataset.weights:
-            memory = take(int(starts[-1]), np.int32)
-            for to_rows, from_rows, chunk in moved:
-                where = chunk.addresses[i], to_rows, from_rows
-                permute_lists(memory, starts, chunk.weights[i], *where)
-            weights[i] = memory.ctypes.data
-    return RowChunk(rows, addresses, dataset.row_bytes, values, weights, owner)
+    return RowChunk(rows, addresses, dataset.row_bytes, values, owner)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from nvt_torchrec.nvt_loader.blocks import Source
-from nvt_torchrec.nvt_loader.kernels import copy_rows, find_copies
+from nvt_torchrec.nvt_loader.cpu.blocks import Source
+from nvt_torchrec.nvt_loader.parquet.kernels import copy_rows, find_copies
 from nvt_torchrec.nvt_loader.parquet.row_chunks import RowChunk
 
 #: Tensors in a block's memory begin at multiples of this many bytes.
@@ -27,7 +27,7 @@ def flat(tensor: torch.Tensor) -> np.ndarray:
 
 
 class RowCopies:
-    """The copies that make a block of several sources; see :mod:`nvt_loader.kernels`.
+    """The copies that make a block of several sources; see :mod:`nvt_loader.parquet.kernels`.
 
     Attributes:
         steps, batch: the block's steps, and the rows of a batch.

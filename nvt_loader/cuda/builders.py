@@ -4,6 +4,7 @@ A block is put in order on a stream of the loader's own, launched by the loader'
 other threads decode the row groups of the next ones on streams of theirs. The training thread never
 waits for the host: its stream waits for the event after a block, once per block. Blocks and decoded
 row groups are in torch's memory; libcudf's memory is used only on the stream on which it decodes.
+This has never run on a card.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from nvt_torchrec.nvt_loader.blocks import FlatBlock, JaggedBlock, Source, take_weights
+from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, Source, take_weights
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cuda.device_rows import build_on_device, decoded_rows
-from nvt_torchrec.nvt_loader.memory import POOL_BYTES
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
 #: Threads that decode row groups.
 READERS = 2
+#: Most bytes that RMM's pool for libcudf keeps between calls.
+POOL_BYTES = 1 << 30
 
 
 def choose_builder(dataset: Dataset, device: torch.device) -> type[CpuBuilder]:
@@ -81,8 +83,7 @@ class CudfBuilder(PinnedBuilder):
 
     def __init__(self, dataset: Dataset, device: torch.device, threads: int = 1) -> None:
         super().__init__(dataset, device)
-        from nvt_torchrec.nvt_loader.cuda.cudf_reader import CudfReader
-        from nvt_torchrec.nvt_loader.cuda.read_ahead import ReadAhead
+        from nvt_torchrec.nvt_loader.cuda.cudf_reader import CudfReader, ReadAhead
 
         use_pool(device)
         streams = [reading_stream(device, number) for number in range(READERS)]

@@ -1,10 +1,18 @@
-"""Decode row groups on a GPU with libcudf. Importing this module needs pylibcudf."""
+"""Decode row groups on a GPU with libcudf. Importing this module needs pylibcudf.
+
+This has never run on a card: tests give it a stand-in for libcudf that decodes with Arrow.
+:class:`ReadAhead` decodes the row groups of the next blocks while the last one is put in order.
+Each of its threads reads with a reader and on a stream of its own, so that reading, upload and
+decoding of consecutive blocks overlap.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
+import queue
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +22,17 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from nvt_torchrec.base.errors import ClickLogError, SchemaError
-from nvt_torchrec.nvt_loader.cuda.device_checks import DeviceChecker
 from nvt_torchrec.nvt_loader.cuda.device_rows import (
+    DeviceChecker,
     DeviceRowGroup,
     DeviceRowGroupSlice,
     DeviceRows,
     ListColumn,
 )
-from nvt_torchrec.nvt_loader.memory import row_bytes
 from nvt_torchrec.nvt_loader.parquet.checks import FILL_REMEDY
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset, check_file, check_unchanged
 from nvt_torchrec.nvt_loader.parquet.decoder import FOOTERS, error_context
-from nvt_torchrec.nvt_loader.plan import RowGroupSlice
+from nvt_torchrec.nvt_loader.parquet.row_chunks import RowGroupSlice
 
 #: Bytes of rows that one call decodes. libcudf needs about as much again while it does.
 CALL_BYTES = 256 << 20
@@ -42,7 +49,7 @@ class CudfReader:
         self._dataset = dataset
         self._stream = _Stream(stream)
         self._checker = DeviceChecker(dataset, stream.device)
-        self._lists = {*dataset.schema.multi_hot, *dataset.weights.values()}
+        self._lists = set(dataset.schema.multi_hot)
         self._groups: weakref.WeakValueDictionary[int, DeviceRowGroup] = (
             weakref.WeakValueDictionary()
         )
@@ -68,7 +75,7 @@ class CudfReader:
 
     def _calls(self, numbers: list[int]) -> Iterator[list[int]]:
         """Divide row groups among calls of at most :data:`CALL_BYTES`, or one larger row group."""
-        width, own, size, groups = row_bytes(self._dataset), [], 0.0, self._dataset.row_groups
+        width, own, size, groups = self._dataset.batch_row_bytes, [], 0.0, self._dataset.row_groups
         for number in numbers:
             more = width * groups[number].rows
             other = bool(own) and groups[own[-1]].file != groups[number].file
@@ -113,7 +120,7 @@ class CudfReader:
             check_unchanged(self._dataset, number, self._footers(group.file)[0])
         source = plc.io.SourceInfo([str(self._dataset.files[file]) for file in files])
         options = plc.io.parquet.ParquetReaderOptions.builder(source).build()
-        options.set_column_names(self._dataset.read_columns)
+        options.set_column_names(self._dataset.schema.columns)
         options.set_row_groups(list(files.values()))
         try:
             footers = [self._footers(file)[1] for file in files]
@@ -138,29 +145,13 @@ class CudfReader:
         floats = self._floats([columns[name] for name in [schema.label, *schema.dense]])
         single = [columns[name] for name in schema.categorical if name not in self._lists]
         ids = self._ids(single) if single else floats[:, :0].to(torch.int32)
-        lists = tuple(self._list(columns, name, path) for name in schema.multi_hot)
+        lists = tuple(self._list(columns[name]) for name in schema.multi_hot)
         return DeviceRows(len(floats), floats, ids, lists)
 
-    def _list(self, columns: dict[str, Any], name: str, path: Path) -> ListColumn:
-        offsets, child = self._list_parts(columns[name])
-        values = self._ids([child]).view(-1)
-        own = self._dataset.weights.get(name)
-        if own is None:
-            return offsets, values, None
-        weight_offsets, weights = self._list_parts(columns[own])
-        found, needed = weight_offsets.diff(), offsets.diff()
-        if not torch.equal(found, needed):  # waits, in the loader's thread
-            row = int((found != needed).nonzero()[0])
-            raise SchemaError(
-                f"{path}: column {own} has {int(found[row])} weights for {int(needed[row])} ids",
-                "write one weight for each id",
-            )
-        return offsets, values, self._floats([weights]).view(-1)
-
-    def _list_parts(self, column: Any) -> tuple[torch.Tensor, Any]:
-        """Return offsets (int32 [rows + 1]) and elements of a list column."""
+    def _list(self, column: Any) -> ListColumn:
         view = column.list_view()
-        return self._tensor([view.offsets()]).view(-1), view.child()
+        offsets = self._tensor([view.offsets()]).view(-1)
+        return offsets, self._ids([view.child()]).view(-1)
 
     def _floats(self, columns: list[Any]) -> torch.Tensor:
         """Convert columns to float32 [rows, columns]."""
@@ -201,3 +192,57 @@ class _Stream:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self._stream.cuda_stream
+
+
+class ReadAhead:
+    """Row groups that are decoded in other threads.
+
+    Args:
+        readers: The readers, and the stream that each reads on: a thread for each. None: there are
+            no streams, in tests on a CPU.
+    """
+
+    def __init__(self, readers: Sequence[tuple[CudfReader, torch.cuda.Stream | None]]) -> None:
+        self.decode = readers[0][0].decode
+        self._free: queue.SimpleQueue = queue.SimpleQueue()
+        for one in readers:
+            self._free.put(one)
+        self._pool = concurrent.futures.ThreadPoolExecutor(len(readers), "nvt_loader_read")
+
+    def begin(self, groups: Iterable[DeviceRowGroup]) -> None:
+        """Decode together those row groups that nobody has begun with."""
+        wanted = list({group.number: group for group in groups if group.reading is None}.values())
+        if wanted:
+            task = self._pool.submit(self._read, wanted)
+            for group in wanted:
+                group.reading = task
+
+    def finish(self, groups: Iterable[DeviceRowGroup], stream: torch.cuda.Stream | None) -> None:
+        """Wait until row groups are decoded, and let ``stream`` wait for the device.
+
+        Raises:
+            BadInputError, SchemaError: As :meth:`CudfReader.read`.
+        """
+        groups = list({group.number: group for group in groups}.values())
+        self.begin(groups)
+        for task in {id(group.reading): group.reading for group in groups}.values():
+            ready = task.result()
+            if ready is not None:
+                stream.wait_event(ready)
+        if stream is not None:
+            for group in groups:
+                for tensor in group.decoded.tensors:
+                    tensor.record_stream(stream)
+
+    def close(self) -> None:
+        """End the threads, after what they have begun."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, groups: list[DeviceRowGroup]) -> torch.cuda.Event | None:
+        reader, stream = self._free.get()
+        try:
+            with torch.cuda.stream(stream):  # None: does nothing
+                reader.read(groups)
+                return None if stream is None else stream.record_event()
+        finally:
+            self._free.put((reader, stream))

@@ -1,19 +1,24 @@
-"""Build blocks from columns with torch's operators, on a GPU, and in tests on a CPU."""
+"""Check rows and build blocks of them with torch's operators, on a GPU, and in tests on a CPU.
+
+This has never run on a card.
+"""
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+import numpy as np
 import torch
 
-from nvt_torchrec.nvt_loader.blocks import FlatBlock, JaggedBlock, Source, empty_block
+from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, Source, empty_block
+from nvt_torchrec.nvt_loader.parquet.checks import Checker, refuse_non_finite
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
-#: Offsets, elements and weights of a list column.
-ListColumn = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+#: Offsets and elements of a list column.
+ListColumn = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +29,7 @@ class DeviceRows:
         rows: the number of rows.
         floats: float32 [rows, 1 + dense columns], the label first.
         ids: int [rows, categorical columns that are not multi-hot].
-        lists: per multi-hot column offsets (int32 [rows + 1]), ids, and weights (float32) or None.
+        lists: per multi-hot column offsets (int32 [rows + 1]) and ids.
     """
 
     rows: int
@@ -35,28 +40,21 @@ class DeviceRows:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The tensors on the device."""
-        of_lists = [tensor for parts in self.lists for tensor in parts if tensor is not None]
+        of_lists = [tensor for parts in self.lists for tensor in parts]
         return [self.floats, self.ids, *of_lists]
 
     def slice(self, begin: int, end: int, ends: Sequence[tuple[int, int]]) -> DeviceRows:
         """Return rows [begin, end), on the same memory; ``ends`` say where their elements begin and
         end in each list column."""
         lists = tuple(
-            (
-                offsets[begin : end + 1] - first,
-                values[first:last],
-                None if weights is None else weights[first:last],
-            )
-            for (offsets, values, weights), (first, last) in zip(self.lists, ends, strict=True)
+            (offsets[begin : end + 1] - first, values[first:last])
+            for (offsets, values), (first, last) in zip(self.lists, ends, strict=True)
         )
         return DeviceRows(end - begin, self.floats[begin:end], self.ids[begin:end], lists)
 
     def clone(self) -> DeviceRows:
         """Copy the rows, except for the offsets."""
-        lists = tuple(
-            (offsets, values.clone(), None if weights is None else weights.clone())
-            for offsets, values, weights in self.lists
-        )
+        lists = tuple((offsets, values.clone()) for offsets, values in self.lists)
         return DeviceRows(self.rows, self.floats.clone(), self.ids.clone(), lists)
 
     def split(self, sizes: Sequence[int]) -> list[DeviceRows]:
@@ -169,20 +167,16 @@ def _jagged(
     """Concatenate the ids of all columns; each row of each column is a range of these."""
     steps, batch = where.shape
     schema, device = dataset.schema, ids.device
-    pool, weights, lengths, starts = [], [], [], []
+    pool, lengths, starts = [], [], []
     size = single = 0
     for name in schema.categorical:
         if name in schema.multi_hot:
             k = schema.multi_hot.index(name)
             first = []
             for chunk in chunks:
-                offsets, values, own = chunk.lists[k]
+                offsets, values = chunk.lists[k]
                 first.append((offsets[:-1].long() + size, offsets.diff()))
                 pool.append(values)
-                if dataset.weights:
-                    weights.append(
-                        torch.ones_like(values, dtype=torch.float32) if own is None else own
-                    )
                 size += len(values)
             starts.append(torch.cat([start for start, _ in first])[where])
             lengths.append(torch.cat([length for _, length in first])[where])
@@ -190,8 +184,6 @@ def _jagged(
             values = ids[:, single]
             single += 1
             pool.append(values)
-            if dataset.weights:
-                weights.append(torch.ones_like(values, dtype=torch.float32))
             starts.append(where + size)
             lengths.append(torch.ones_like(where, dtype=torch.int32))
             size += len(values)
@@ -209,8 +201,65 @@ def _jagged(
         labels,
         dense,
         torch.cat(pool)[index],
-        torch.cat(weights)[index] if dataset.weights else None,
         length.view(steps, -1).to(torch.int32),
         offsets.to(torch.int32),
         begins[::batch].tolist(),
     )
+
+
+class DeviceChecker:
+    """Checks rows on their device by reductions that the loader's thread reads back."""
+
+    def __init__(self, dataset: Dataset, device: torch.device) -> None:
+        self._dataset = dataset
+        self._host = Checker(dataset)
+        schema = dataset.schema
+        self._single = [i for i, n in enumerate(schema.categorical) if n not in schema.multi_hot]
+        self._lists = [schema.categorical.index(name) for name in schema.multi_hot]
+        sizes = [schema.table_sizes[i] for i in self._single]
+        self._sizes = torch.tensor(sizes, dtype=torch.int64, device=device)
+
+    def checked(self, rows: DeviceRows, file: int, unsigned: Collection[str] = ()) -> DeviceRows:
+        """Return the rows with their ids in the loader's dtype. Raises :class:`SchemaError`.
+
+        Args:
+            rows: rows with ids as int32 or int64.
+            file: the number of the file that the rows are from.
+            unsigned: the columns whose ids were uint64; those from 2⁶³ on are negative now.
+        """
+        schema, path = self._dataset.schema, self._dataset.files[file]
+        broken = ~rows.floats.isfinite().all(dim=0)
+        outside = ((rows.ids < 0) | (rows.ids >= self._sizes)).any(dim=0)
+        in_lists = [
+            ((values < 0) | (values >= schema.table_sizes[i])).any().view(1)
+            for i, (_, values) in zip(self._lists, rows.lists, strict=True)
+        ]
+        parts = [broken, outside, *in_lists]
+        found = torch.cat(parts).cpu().numpy()  # waits, in the loader's thread
+        ends = np.cumsum([len(broken), len(outside)])
+        broken, outside, in_lists = np.split(found, ends)
+        for i in np.flatnonzero(broken):
+            refuse_non_finite(rows.floats[:, i].cpu().numpy(), schema.columns[i], path)
+        dtype = torch.int64 if self._dataset.id_dtype.itemsize == 8 else torch.int32
+        ids, lists = rows.ids, list(rows.lists)
+        for i in np.flatnonzero(outside):
+            ids = ids.clone()
+            ids[:, i] = self._into_table(ids[:, i], self._single[i], file, unsigned)
+        for k in np.flatnonzero(in_lists):
+            offsets, values = lists[k]
+            lists[k] = offsets, self._into_table(values, self._lists[k], file, unsigned)
+        return DeviceRows(
+            rows.rows,
+            rows.floats,
+            ids.to(dtype),
+            tuple((offsets, values.to(dtype)) for offsets, values in lists),
+        )
+
+    def _into_table(
+        self, ids: torch.Tensor, column: int, file: int, unsigned: Collection[str]
+    ) -> torch.Tensor:
+        found = ids.cpu().numpy()
+        if self._dataset.schema.categorical[column] in unsigned:
+            found = found.view(np.uint64)
+        found = self._host.into_table(found, column, file)
+        return torch.from_numpy(found.astype(np.int64)).to(ids)

@@ -1,6 +1,5 @@
-"""Parquet files → rows in CPU memory. Imports neither :mod:`nvt_loader.cpu` nor
-:mod:`nvt_loader.cuda`; ``plan``, ``buffers``, ``kernels`` and ``native`` above are shared by all.
+"""Parquet files → rows in CPU memory. Imports no other part of :mod:`nvt_loader`.
 
-Inside: columns ← dataset, row_chunks ← checks ← arrow_reader, page_reader ← decoder; row_chunks ←
-shard_reader; pages ← dictionary_indices ← page_values ← page_reader.
+Inside: dataset, row_chunks ← checks ← arrow_reader, page_reader ← decoder; pages ←
+dictionary_indices ← page_values ← page_reader; kernels for all of them.
 """

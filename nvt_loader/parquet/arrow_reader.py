@@ -16,11 +16,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.nvt_loader.kernels import plain_addresses
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
 from nvt_torchrec.nvt_loader.parquet.dataset import REWRITE, Dataset
-from nvt_torchrec.nvt_loader.parquet.row_chunks import RowChunk
-from nvt_torchrec.nvt_loader.plan import RowGroupSlice, keep_rows
+from nvt_torchrec.nvt_loader.parquet.kernels import plain_addresses, random_words
+from nvt_torchrec.nvt_loader.parquet.row_chunks import RowChunk, RowGroupSlice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +67,7 @@ class ArrowReader:
         batches = file.iter_batches(
             min(rows, group.rows),
             row_groups=[group.index],
-            columns=[*names, *dataset.weights.values()],
+            columns=names,
             use_threads=False,
         )
         where = None
@@ -112,7 +111,7 @@ class ArrowReader:
 
     def _chunk(self, batch: pa.RecordBatch, where: _Columns, file: int) -> RowChunk:
         dataset, checker = self._dataset, self._checker
-        addresses, values, weights = np.zeros((3, len(where.indices)), np.int64)
+        addresses, values = np.zeros((2, len(where.indices)), np.int64)
         # Arrow's C data interface: all addresses at once, instead of three objects for each column
         _, exported = batch.__arrow_c_array__()
         owner: list[Any] = [exported]
@@ -129,11 +128,8 @@ class ArrowReader:
             else:
                 addresses[i] = _address(column)
         owner.append(arrays)
-        chunk = RowChunk(batch.num_rows, addresses, dataset.row_bytes, values, weights, owner)
+        chunk = RowChunk(batch.num_rows, addresses, dataset.row_bytes, values, owner)
         checker.check(chunk, arrays, where.numbers, file)
-        for name, weight in dataset.weights.items():
-            i = dataset.schema.columns.index(name)
-            weights[i] = checker.weights(batch.column(weight), arrays[i], weight, owner, file)
         return chunk
 
 
@@ -174,3 +170,18 @@ def count_kept(dataset: Dataset) -> Dataset:
             begin, end = (int(np.count_nonzero(keep[:row])) for row in dataset.cuts[i])
             cuts[i] = begin, end
     return dataclasses.replace(dataset, kept=tuple(kept), cuts=cuts)
+
+
+#: Makes the random words of undersampling independent of those of an epoch's order.
+_KEEP = 2**32
+
+
+def keep_rows(rows: int, rate: float, *, seed: int, row_group: int) -> np.ndarray:
+    """Return which rows of a row group are in a sample of the share ``rate``: bool [rows].
+
+    It is a function of seed and row group, and so the same in every epoch.
+    """
+    sequence = np.random.SeedSequence((seed, _KEEP), spawn_key=(row_group,))
+    words = np.empty(rows, np.uint64)
+    random_words(words, sequence.generate_state(1, np.uint64)[0])
+    return words < np.uint64(rate * 2**63) * np.uint64(2) if rate < 1 else np.ones(rows, bool)

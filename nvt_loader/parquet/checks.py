@@ -10,16 +10,15 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.nvt_loader.kernels import largest, largest_magnitude
-from nvt_torchrec.nvt_loader.parquet.columns import find_leaves, is_list
-from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
+from nvt_torchrec.nvt_loader.parquet.dataset import Dataset, find_leaves, is_list
+from nvt_torchrec.nvt_loader.parquet.kernels import largest, largest_magnitude
 from nvt_torchrec.nvt_loader.parquet.row_chunks import RowChunk
 
 log = logging.getLogger(__name__)
@@ -211,28 +210,6 @@ class Checker:
             ids[begin:end] = self.into_table(ids[begin:end], i, file)
             chunk.values[number] = ids.ctypes.data
         chunk.owner.append(ids)
-
-    def weights(
-        self, column: pa.Array, lists: pa.Array, name: str, owner: list[Any], file: int
-    ) -> int:
-        """Return the address of a list column's float32 weights, for the offsets of its ids."""
-        if not pa.types.is_list(column.type):
-            column = column.cast(pa.list_(column.type.value_type))
-        self._refuse_nulls(column, name, file)
-        offsets, own = lists.offsets.to_numpy(), column.offsets.to_numpy()
-        if not np.array_equal(np.diff(offsets), np.diff(own)):
-            row = int(np.flatnonzero(np.diff(offsets) != np.diff(own))[0])
-            raise SchemaError(
-                f"{self._dataset.files[file]}: column {name} has {np.diff(own)[row]} weights for "
-                f"{np.diff(offsets)[row]} ids",
-                "write one weight for each id",
-            )
-        values = column.values.slice(own[0], own[-1] - own[0]).cast(pa.float32(), safe=False)
-        owner.append(values)
-        weights = values.to_numpy()
-        if weights.size and not np.isfinite(weights).all():
-            refuse_non_finite(weights, name, self._dataset.files[file])
-        return weights.ctypes.data - 4 * int(offsets[0])
 
 
 def refuse_non_finite(column: np.ndarray, name: str, path: Path) -> NoReturn:

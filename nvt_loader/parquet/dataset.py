@@ -6,19 +6,20 @@ import dataclasses
 import difflib
 import functools
 import hashlib
+import itertools
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.nvt_loader.parquet.columns import check_columns, find_leaves
-from nvt_torchrec.nvt_loader.plan import Range, RowGroupSlice
+from nvt_torchrec.nvt_loader.parquet.row_chunks import Range, RowGroupSlice
 
 INT32 = np.dtype(np.int32)
 
@@ -45,7 +46,6 @@ class Dataset:
         files: the parquet files, ``part.2`` before ``part.10``.
         sizes: the files' sizes in bytes.
         row_groups: all row groups in the order of the files.
-        weights: multi-hot column → the list column that holds its ids' weights.
         id_dtype: the type of the ids that the loader hands out.
         hash_indices: map ids outside their table into it.
         undersampling: share of the negative rows that is kept, and the seed; None keeps all.
@@ -59,7 +59,6 @@ class Dataset:
     files: tuple[Path, ...]
     sizes: tuple[int, ...]
     row_groups: tuple[RowGroup, ...]
-    weights: dict[str, str] = dataclasses.field(default_factory=dict)
     id_dtype: np.dtype = INT32
     hash_indices: bool = False
     undersampling: tuple[float, int] | None = None
@@ -86,11 +85,6 @@ class Dataset:
         """Whether a row may have any number of ids in some column."""
         return bool(self.schema.multi_hot)
 
-    @property
-    def read_columns(self) -> list[str]:
-        """The columns to decode: the schema's, then the weights."""
-        return [*self.schema.columns, *self.weights.values()]
-
     @functools.cached_property
     def row_bytes(self) -> np.ndarray:
         """Bytes of a row in each of the schema's columns; for a list, of its offset: int64
@@ -99,6 +93,17 @@ class Dataset:
         floats = [4] * (1 + len(self.schema.dense))
         ids = [4 if name in lists else self.id_dtype.itemsize for name in self.schema.categorical]
         return np.array(floats + ids, dtype=np.int64)
+
+    @functools.cached_property
+    def batch_row_bytes(self) -> float:
+        """Bytes of a row in a batch; for lists the average by :attr:`list_elements`."""
+        total = float(4 * (1 + len(self.schema.dense)))
+        for name in self.schema.categorical:
+            if name in self.schema.multi_hot:  # ids, and a length, an offset and a start
+                total += self.list_elements[name] * self.id_dtype.itemsize + 16
+            else:
+                total += self.id_dtype.itemsize + (20 if self.jagged else 0)
+        return total
 
     @functools.cached_property
     def list_elements(self) -> dict[str, float]:
@@ -115,7 +120,7 @@ class Dataset:
 
     def read_footer(self, path: Path) -> pq.FileMetaData:
         """Read the footer of a file with these columns; see :func:`read_footer`."""
-        return read_footer(path, self.schema, self.weights)
+        return read_footer(path, self.schema)
 
     def fingerprint(self) -> dict[str, int | str]:
         """Return counts, and a digest of file names, sizes, row groups and columns."""
@@ -126,7 +131,7 @@ class Dataset:
             [dataclasses.astuple(group) for group in self.row_groups],
             # not all fields: states of before there were more must still be read
             [schema.label, schema.dense, schema.categorical, schema.table_sizes, schema.multi_hot],
-            sorted(self.weights.items()),
+            [],
         ]
         if self.cuts:
             value.append(sorted(self.cuts.items()))
@@ -170,7 +175,6 @@ def columns_to_read(schema: TableSchema, label: str = "") -> TableSchema:
 def read_dataset(
     path: Path | str,
     schema: TableSchema | None = None,
-    weights: dict[str, str] | None = None,
     label: str = "",
 ) -> Dataset:
     """Read a split's schema and the footers of its files (from ``_metadata`` where it is fresh).
@@ -178,40 +182,31 @@ def read_dataset(
     Args:
         path: a directory of parquet files, or one file.
         schema: the columns; by default what ``.merlin/schema.json`` beside the files says.
-        weights: multi-hot column → the list column that holds its ids' weights.
         label: the label to read; "" for the main one.
 
     Raises:
         BadInputError: there is no such directory, no parquet file or no schema in it, a file has
             no readable footer, or ``_metadata`` names a missing file.
         SchemaError: a column is missing from a file, or its type cannot be converted.
-        SettingsError: weights of a column that is not multi-hot, or there is no such label.
+        SettingsError: there is no such label.
     """
-    path, weights = Path(path), dict(weights or {})
+    path = Path(path)
     single = path.is_file()
     directory = path.parent if single else path
     files = [path] if single else _files(directory)
     given = schema or TableSchema.read(directory)
     schema = columns_to_read(given, label)
-    for name in weights:
-        if name not in schema.multi_hot:
-            raise SettingsError(
-                f"weights for column {name}, which is not multi-hot",
-                f"multi-hot are: {', '.join(schema.multi_hot) or 'none'}",
-            )
-    collected = {} if single else _read_collected(directory, schema, weights, files)
+    collected = {} if single else _read_collected(directory, schema, files)
     row_groups = []
     for number, file in enumerate(files):
         rows = collected.get(file.name)
         if rows is None:
-            footer = read_footer(file, schema, weights)
+            footer = read_footer(file, schema)
             rows = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
         row_groups += [RowGroup(number, index, count) for index, count in enumerate(rows)]
     sizes = tuple(file.stat().st_size for file in files)
     weighted = bool(given.weight)
-    return Dataset(
-        directory, schema, tuple(files), sizes, tuple(row_groups), weights, weighted=weighted
-    )
+    return Dataset(directory, schema, tuple(files), sizes, tuple(row_groups), weighted=weighted)
 
 
 def _files(directory: Path) -> list[Path]:
@@ -226,17 +221,17 @@ def _files(directory: Path) -> list[Path]:
     return files
 
 
-def read_footer(path: Path, schema: TableSchema, weights: dict[str, str]) -> pq.FileMetaData:
+def read_footer(path: Path, schema: TableSchema) -> pq.FileMetaData:
     """Read a file's footer and check its columns.
 
-    Raises as :func:`nvt_loader.parquet.columns.check_columns`, and :class:`BadInputError` if the
+    Raises as :func:`nvt_loader.parquet.dataset.check_columns`, and :class:`BadInputError` if the
     file has no footer.
     """
     try:
         footer = pq.read_metadata(path)
     except (pa.ArrowException, OSError) as error:
         raise BadInputError(f"{path}: not a whole parquet file: {error}", REWRITE) from error
-    check_columns(footer.schema.to_arrow_schema(), schema, path, weights)
+    check_columns(footer.schema.to_arrow_schema(), schema, path)
     return footer
 
 
@@ -263,13 +258,13 @@ def check_unchanged(dataset: Dataset, row_group: int, footer: pq.FileMetaData) -
 
 
 def _read_collected(
-    directory: Path, schema: TableSchema, weights: dict[str, str], files: list[Path]
+    directory: Path, schema: TableSchema, files: list[Path]
 ) -> dict[str, list[int]]:
     """Read ``_metadata``: file name → rows of its row groups, for files not written after it."""
     path = directory / "_metadata"
     if not path.exists():
         return {}
-    footer = read_footer(path, schema, weights)
+    footer = read_footer(path, schema)
     rows: dict[str, list[int]] = {}
     for i in range(footer.num_row_groups):
         group = footer.row_group(i)
@@ -299,3 +294,56 @@ def _suggest(directory: Path) -> str:
         close = difflib.get_close_matches(directory.name, siblings, n=1, cutoff=0.4)
         return f"did you mean {directory.parent / (close or siblings)[0]}?"
     return "give the directory of a split that `python -m etl run` wrote, as …/split/train"
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column type holds a list in each row."""
+    return (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a column type can be read as float32."""
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+
+
+def check_columns(found: pa.Schema, schema: TableSchema, path: Path) -> None:
+    """Refuse a file that lacks a column or holds it in a type that cannot be converted.
+
+    Raises:
+        SchemaError: the message names file and column.
+    """
+    wanted = dict.fromkeys([schema.label, *schema.dense], "numbers")
+    wanted |= dict.fromkeys(schema.categorical, "integer ids")
+    wanted |= dict.fromkeys(schema.multi_hot, "lists of integer ids")
+    for name, what in wanted.items():
+        index = found.get_field_index(name)
+        if index < 0:
+            close = difflib.get_close_matches(name, set(found.names) - wanted.keys(), n=1)
+            raise SchemaError(
+                f"{path}: column {name} is missing" + (f" (there is {close[0]})" if close else ""),
+                "all files of a split need the columns of its .merlin/schema.json",
+            )
+        kind = found.field(index).type
+        lists = is_list(kind)
+        inner = kind.value_type if lists else kind
+        fits = pa.types.is_integer(inner) if "ids" in what else is_number(inner)
+        if lists != what.startswith("lists") or not fits:
+            raise SchemaError(
+                f"{path}: column {name} is {kind}, not {what}",
+                "write labels and dense features as float32, ids as int32, multi-hot ids as "
+                "list<int32>, and say in the schema which columns are lists",
+            )
+
+
+def find_leaves(footer: pq.FileMetaData, columns: Iterable[str]) -> dict[str, int]:
+    """Return the number of the leaf that holds the values of each column, flat or a list."""
+    fields = footer.schema.to_arrow_schema()
+    first = itertools.accumulate((_count_leaves(field.type) for field in fields), initial=0)
+    leaves = dict(zip(fields.names, first, strict=False))  # leaves' paths are ambiguous
+    return {name: leaves[name] for name in columns}
+
+
+def _count_leaves(kind: pa.DataType) -> int:
+    return sum(_count_leaves(kind.field(i).type) for i in range(kind.num_fields)) or 1

@@ -20,8 +20,13 @@ from nvt_torchrec.nvt_loader.parquet.arrow_reader import ArrowReader
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
 from nvt_torchrec.nvt_loader.parquet.dataset import REWRITE, Dataset, check_file, check_unchanged
 from nvt_torchrec.nvt_loader.parquet.page_reader import OpenRowGroup, PageReader
-from nvt_torchrec.nvt_loader.parquet.row_chunks import CpuRows, Decoder, RowChunk, Target
-from nvt_torchrec.nvt_loader.plan import RowGroupSlice
+from nvt_torchrec.nvt_loader.parquet.row_chunks import (
+    CpuRows,
+    Decoder,
+    RowChunk,
+    RowGroupSlice,
+    Target,
+)
 
 #: Footers kept, so that a shuffled epoch does not parse one for each row group.
 FOOTERS = 64

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from nvt_torchrec.nvt_loader.native import pointer
+from nvt_torchrec.nvt_loader.parquet.kernels import pointer
 from nvt_torchrec.nvt_loader.parquet.pages import varint
 
 #: Indices of at most so many bits are unpacked eight at a time: four, and a shift, fit a word.

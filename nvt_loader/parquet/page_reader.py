@@ -19,13 +19,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from isal import isal_zlib
 
-from nvt_torchrec.nvt_loader.buffers import Buffers
 from nvt_torchrec.nvt_loader.parquet import pages
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.dictionary_indices import CURSOR_FIELDS
 from nvt_torchrec.nvt_loader.parquet.page_values import open_columns, read_into, read_rows
-from nvt_torchrec.nvt_loader.parquet.row_chunks import RowChunk, Target
+from nvt_torchrec.nvt_loader.parquet.row_chunks import Buffers, RowChunk, Target
 
 #: Row groups of which it is kept where their columns lie.
 ROW_GROUPS = 1024
@@ -171,7 +170,7 @@ class OpenRowGroup:
         addresses, none = np.zeros((2, len(self.dataset.row_bytes)), np.int64)
         addresses[self.numbers] = found
         owner = [*self.owner, memory]
-        chunk = RowChunk(rows, addresses, self.dataset.row_bytes, none, none, owner)
+        chunk = RowChunk(rows, addresses, self.dataset.row_bytes, none, owner)
         for i in np.flatnonzero(largest >= self.columns.limits).tolist():
             self.checker.refuse(chunk, int(self.numbers[i]), self.file)
         return chunk

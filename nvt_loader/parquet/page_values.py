@@ -9,8 +9,6 @@ import numba
 import numpy as np
 
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.nvt_loader.kernels import copy_rows, largest_of
-from nvt_torchrec.nvt_loader.native import pointer
 from nvt_torchrec.nvt_loader.parquet.dictionary_indices import (
     BITS,
     END,
@@ -22,6 +20,7 @@ from nvt_torchrec.nvt_loader.parquet.dictionary_indices import (
     WORDS,
     read_indices,
 )
+from nvt_torchrec.nvt_loader.parquet.kernels import copy_rows, largest_of, pointer
 from nvt_torchrec.nvt_loader.parquet.pages import (
     BODY,
     BYTES,
@@ -245,8 +244,8 @@ def read_into(
     """Read the next ``rows`` rows of all columns and copy them to their places in a block.
 
     Args:
-        labels, dense, ids, copies, batch, first, rows: as :func:`nvt_loader.kernels.copy_rows`
-            takes them.
+        labels, dense, ids, copies, batch, first, rows: as
+            :func:`nvt_loader.parquet.kernels.copy_rows` takes them.
         order: int64 [columns], the column chunk of each of the schema's columns.
         limits: uint64 [chunks], the bound that each column's numbers must stay below.
         cursors, pages, first_page, chunks, checked: as :func:`read_rows` takes them.

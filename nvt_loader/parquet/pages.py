@@ -12,7 +12,7 @@ import numba
 import numpy as np
 
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.nvt_loader.native import pointer
+from nvt_torchrec.nvt_loader.parquet.kernels import pointer
 
 #: A column chunk is a row of int64: its address and bytes; its values; bytes of a value; whether
 #: values may be missing, are floats, are compressed with Snappy (1 or 0).

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nvt_torchrec.base.errors import OutputError
-from nvt_torchrec.base.files.directories import new_directory
+from nvt_torchrec.base.files.atomic import new_directory
 
 
 def test_files_and_names_are_durable_before_the_directory_appears(tmp_path: Path, monkeypatch):

@@ -159,11 +159,13 @@ def write_workflow(path: Path, generation: int, spec: FeatureSpec = SPEC) -> Non
         )
         for number in range(generation + 1)
     )
+    statistics = {name: {"mean": 0.0, "std": 1.0} for name in spec.normalized_names}
     observed = dict.fromkeys(("null", "oov", "unique"), 0)
     counted = {
         name: {"values": count, "observed": observed} for name, count in VALUES[generation].items()
     }
     vocabularies = describe_vocabularies(spec, counted, dict.fromkeys(counted, directory))
+    statistics = {name: {"mean": 0.0, "std": 1.0} for name in spec.normalized_names}
     WorkflowDescription(
-        path, spec, {}, vocabularies, {}, DIGESTS[generation], files, lineage
+        path, spec, statistics, vocabularies, {}, DIGESTS[generation], files, lineage
     ).write()

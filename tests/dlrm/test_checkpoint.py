@@ -16,6 +16,7 @@ from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.dlrm.checkpoint.record import FORMAT, CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.store import check_destination, load_model
 from nvt_torchrec.dlrm.model import build_dlrm
+from tests.dlrm.generations import DIGESTS, write_workflow
 from tests.dlrm.runs import train_here
 
 
@@ -23,8 +24,7 @@ from tests.dlrm.runs import train_here
 def saved(data, tmp_path_factory) -> Path:
     """A checkpoint below the workflow that made its data."""
     workflow = data.parents[1] / "workflow"
-    workflow.mkdir()
-    (workflow / "metadata.json").write_text('{"digest": "abc"}')
+    write_workflow(workflow, 0)
     path = tmp_path_factory.mktemp("saved") / "checkpoint"
     train_here(f"--binary_path={data}", f"--save_checkpoint_path={path}", "--learning_rate=0.1")
     shutil.rmtree(workflow)
@@ -46,7 +46,7 @@ def change_model_file(path: Path, **values) -> None:
 def test_a_checkpoint_holds_what_is_listed_and_nothing_is_left_beside(saved):
     value = vars(CheckpointRecord.read(saved))
     assert sorted(value["files"]) == sorted({p.name for p in saved.iterdir()} - {"model.json"})
-    assert value["training"]["workflow_digest"] == "abc"
+    assert value["training"]["workflow_digest"] == DIGESTS[0]
     assert set(value["versions"]) == {"torch", "torchrec", "numpy"}
     assert [p.name for p in saved.parent.iterdir()] == ["checkpoint"]
 

@@ -21,6 +21,7 @@ from nvt_torchrec.dlrm.checkpoint.writer import finished
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import process_group
 from tests.dlrm.conftest import TABLE_SIZES
+from tests.dlrm.generations import DIGESTS, write_workflow
 from tests.dlrm.resuming import (
     STEPS,
     adam_flags,
@@ -230,16 +231,14 @@ def _moved(data: Path, path: Path) -> Path:
 def test_data_that_moved_without_their_workflow(data, whole, tmp_path, monkeypatch):
     """What the checkpoints say of the workflow stays known to those that follow."""
     first = _moved(data, tmp_path)
-    workflow = first.parents[1] / "workflow"
-    workflow.mkdir()
-    (workflow / "metadata.json").write_text('{"digest": "abc"}')
+    write_workflow(first.parents[1] / "workflow", 0)
     train_until_pulled(monkeypatch, 20, *flags_of(first, tmp_path))
     (resumed,) = finished(tmp_path / "steps")[-1:]
-    assert CheckpointRecord.read(resumed).training["workflow_digest"] == "abc"
+    assert CheckpointRecord.read(resumed).training["workflow_digest"] == DIGESTS[0]
     second = first.rename(tmp_path / "split")
     train_here(*flags_of(second, tmp_path), "--resume")
     assert_same(tmp_path / "final", whole / "final")
-    assert CheckpointRecord.read(tmp_path / "final").training["workflow_digest"] == "abc"
+    assert CheckpointRecord.read(tmp_path / "final").training["workflow_digest"] == DIGESTS[0]
 
 
 def test_another_workflow_is_refused(data, started):
@@ -248,10 +247,8 @@ def test_another_workflow_is_refused(data, started):
     value["training"]["workflow_digest"] = "another"
     (path / "model.json").write_text(json.dumps(value | {"blake2b": FORMAT.digest(value)}))
     split = _moved(data, started)
-    workflow = split.parents[1] / "workflow"
-    workflow.mkdir()
-    (workflow / "metadata.json").write_text('{"digest": "abc"}')
-    with pytest.raises(SchemaError, match="data of workflow another, these are of abc"):
+    write_workflow(split.parents[1] / "workflow", 0)
+    with pytest.raises(SchemaError, match=f"data of workflow another, these are of {DIGESTS[0]}"):
         train_here(*flags_of(split, started), "--resume")
 
 

@@ -27,8 +27,7 @@ from nvt_torchrec.formats.missing import is_missing
 from nvt_torchrec.formats.rows import RawRows, empty_rows
 from nvt_torchrec.formats.spec.columns import InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.workflows.graph import build
-from nvt_torchrec.workflows.store import load, save
+from nvt_torchrec.workflows.store import build, load, save
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.logs import CRITEO, Reference, random_rows, write_day, write_log
 from tests.workflows.random_specs import feature_specs, random_raw_rows

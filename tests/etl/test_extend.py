@@ -410,7 +410,8 @@ def test_check_knows_the_tables_of_each_generation(extended, tmp_path: Path) -> 
     pq.write_table(changed, path, compression="none")
     found = [str(finding) for finding in check(output) if finding.kind == "id range"]
     assert len(found) == 1
-    assert f"train/part.0.parquet: row group 0, column cat_3: id {largest}, the table" in found[0]
+    assert "train/part.0.parquet: row group 0, row 5, column cat_3" in found[0]
+    assert f"id {largest}, the table" in found[0]
 
 
 def test_check_warns_without_the_state(extended, tmp_path: Path) -> None:

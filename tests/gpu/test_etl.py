@@ -26,8 +26,7 @@ from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.rows import RawRows, empty_rows
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.workflows.graph import build
-from nvt_torchrec.workflows.store import load, save
+from nvt_torchrec.workflows.store import build, load, save
 from tests.etl.runs import assert_is, parts, read_split, settings, tree
 from tests.logs import CRITEO, write_log
 from tests.workflows.random_specs import Oracle, random_raw_rows

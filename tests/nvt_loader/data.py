@@ -47,15 +47,13 @@ def make_columns(
 def make_lists(
     columns: dict[str, np.ndarray], names: tuple[str, ...], *, seed: int
 ) -> dict[str, pa.Array]:
-    """Columns as lists of 0 to 4 ids (their rows' ids among them), and columns of weights."""
+    """Columns as lists of 0 to 4 ids, their rows' ids among them."""
     lists = {}
     for i, name in enumerate(names):
         rng = np.random.default_rng([seed, i])
         offsets = np.append(0, np.cumsum(rng.integers(0, 5, len(columns[name])))).astype(np.int32)
         ids = rng.choice(columns[name], offsets[-1]) if len(columns[name]) else columns[name]
-        weights = rng.integers(1, 9, offsets[-1]).astype(np.float32) / 8
         lists[name] = pa.ListArray.from_arrays(offsets, pa.array(ids, pa.int32()))
-        lists[f"{name}_weight"] = pa.ListArray.from_arrays(offsets, pa.array(weights))
     return lists
 
 
@@ -98,8 +96,7 @@ def write_split(
             counted through the splits in the order train, valid, test.
         row_group_rows: rows of a row group, at most.
         seed: of the features and labels.
-        multi_hot: categorical columns that become lists of 0 to 4 ids, each with a further column
-            ``…_weight`` of as many floats.
+        multi_hot: categorical columns that become lists of 0 to 4 ids.
     """
     schema = TableSchema(
         label="label",

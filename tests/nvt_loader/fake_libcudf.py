@@ -108,6 +108,9 @@ io = SimpleNamespace(
 )
 
 
+CUDF_READER = "nvt_torchrec.nvt_loader.cuda.cudf_reader"
+
+
 class Blocks(CpuBuilder):
     """What :class:`nvt_loader.cuda.builders.CudfBuilder` does, in CPU memory."""
 
@@ -120,7 +123,7 @@ class Blocks(CpuBuilder):
         super().__init__(dataset, device, threads)
         stream = SimpleNamespace(device=self._device, cuda_stream=0)
         reader = sys.modules["nvt_torchrec.nvt_loader.cuda.cudf_reader"].CudfReader
-        ahead = importlib.import_module("nvt_torchrec.nvt_loader.cuda.read_ahead")
+        ahead = importlib.import_module("nvt_torchrec.nvt_loader.cuda.cudf_reader")
         self.reading = ahead.ReadAhead([(reader(dataset, stream), None) for _ in range(2)])
         self.decode = self.reading.decode
         self.starter = CpuBuilder(dataset, device, threads) if self.starts_on_cpu else None
@@ -139,13 +142,9 @@ def install(patch: pytest.MonkeyPatch) -> None:
     choose = gpu.choose_builder
     calls.clear()
     patch.setitem(sys.modules, "pylibcudf", sys.modules[__name__])
-    for name in ("cudf_reader", "read_ahead"):
-        patch.setitem(
-            sys.modules, f"nvt_torchrec.nvt_loader.cuda.{name}", None
-        )  # and back at the end
-        del sys.modules[f"nvt_torchrec.nvt_loader.cuda.{name}"]
-    for name in ("cudf_reader", "read_ahead"):
-        importlib.import_module(f"nvt_torchrec.nvt_loader.cuda.{name}")
+    patch.setitem(sys.modules, CUDF_READER, None)  # and back at the end
+    del sys.modules[CUDF_READER]
+    importlib.import_module(CUDF_READER)
     patch.setattr(
         "nvt_torchrec.nvt_loader.loader.choose_builder",
         lambda dataset, device: choose(dataset, device) if dataset.undersampling else Blocks,

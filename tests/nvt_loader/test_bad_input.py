@@ -15,7 +15,7 @@ from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.parquet import checks, page_reader
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.nvt_loader.parquet.decoder import cpu_decoder
-from nvt_torchrec.nvt_loader.plan import RowGroupSlice
+from nvt_torchrec.nvt_loader.parquet.row_chunks import RowGroupSlice
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import WRITER, write_split
 from tests.nvt_loader.helper import assert_same

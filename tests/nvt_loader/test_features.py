@@ -12,7 +12,7 @@ import torch
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.nvt_loader import KJTLoader, accounting, memory
+from nvt_torchrec.nvt_loader import KJTLoader, memory, options
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.nvt_loader.plan import Plan
 from tests.manifests import write_manifest
@@ -194,7 +194,7 @@ def test_map_and_transforms(train):
 def test_a_budget_bounds_what_is_held(tmp_path):
     write_split(tmp_path, {"train": [40000]}, row_group_rows=20000)
     dataset = read_dataset(tmp_path / "train")
-    width = memory.row_bytes(dataset)
+    width = dataset.batch_row_bytes
     for mib, batch, window, shards in ((1, 64, 0, 1), (4, 64, 0, 8), (64, 2048, 131072, 8)):
         size = mib << 20
         demand = memory.Demand(batch, window, shards)
@@ -247,7 +247,7 @@ def test_rows_against_the_manifest(tmp_path):
     write(130)
     KJTLoader(split / "train", 8, device="cpu")
     KJTLoader(split / "valid", 8, device="cpu")
-    accounting.check_manifest(read_dataset(split / "train"))
+    options.check_manifest(read_dataset(split / "train"))
     write(131)
     with pytest.raises(SchemaError, match=r"130 rows, but the ETL wrote 131 \(.*manifest\.json"):
         KJTLoader(split / "train", 8, device="cpu")

@@ -17,14 +17,13 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cuda import builders as gpu
-from nvt_torchrec.nvt_loader.memory import HELD_BLOCKS, device_bytes, row_bytes
+from nvt_torchrec.nvt_loader.memory import HELD_BLOCKS, device_bytes
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import assert_same, limit_rows, rows_of
 
 LISTS = ("cat_0", "cat_2")
-WEIGHTS = {"cat_0": "cat_0_weight"}
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def test_the_same_batches_as_a_cpu(
 ):
     write_split(tmp_path, {"train": [1000, 0, 300]}, multi_hot=lists)
     options = {"shuffle": shuffle, "world_size": world_size, "virtual_shards": shards}
-    options |= {"rank": world_size - 1, "device": "cpu", "weights": WEIGHTS if lists else None}
+    options |= {"rank": world_size - 1, "device": "cpu"}
     expected = list(KJTLoader(tmp_path / "train", batch_size, **options))
     fake_libcudf.install(monkeypatch)
     found = list(KJTLoader(tmp_path / "train", batch_size, **options))
@@ -129,14 +128,14 @@ def test_row_groups_on_the_device_are_within_the_budget(tmp_path, libcudf, monke
         groups = ahead.decode.__self__._groups.values()
         held.append(100 * sum(group.reading is not None for group in groups))
 
-    ahead = sys.modules["nvt_torchrec.nvt_loader.cuda.read_ahead"].ReadAhead
+    ahead = sys.modules["nvt_torchrec.nvt_loader.cuda.cudf_reader"].ReadAhead
     wait = ahead.finish
     monkeypatch.setattr(ahead, "finish", counting)
     monkeypatch.setattr("nvt_torchrec.nvt_loader.memory.POOL_BYTES", 0)
     options = {"shuffle": shuffle, "shuffle_window": 800, "device": "cpu"}
     loader = KJTLoader(tmp_path / "train", 400, **options)
     list(loader)
-    width = row_bytes(read_dataset(tmp_path / "train"))
+    width = read_dataset(tmp_path / "train").batch_row_bytes
     demand, on_device = loader._demand()
     assert on_device
     most = device_bytes(loader._dataset, demand, loader._budget(), on_device=True)
@@ -202,7 +201,7 @@ def test_a_row_group_that_two_shards_share_is_decoded_once_for_a_block(tmp_path,
 
 def test_calls_are_bounded(tmp_path, libcudf, monkeypatch):
     write_split(tmp_path, {"train": [1000, 1000]}, row_group_rows=100)
-    width = row_bytes(read_dataset(tmp_path / "train"))
+    width = read_dataset(tmp_path / "train").batch_row_bytes
     expected = rows_of(KJTLoader(tmp_path / "train", 64, device="cpu"))
     monkeypatch.setattr(
         sys.modules["nvt_torchrec.nvt_loader.cuda.cudf_reader"], "CALL_BYTES", 300 * width
@@ -239,11 +238,11 @@ def test_lists_are_cut_to_the_rows_of_a_block(tmp_path, libcudf, monkeypatch):
 
     def measured(dataset, chunks, *rest):
         for chunk in chunks:
-            sizes.append((chunk.rows, [len(values) for _, values, _ in chunk.lists]))
+            sizes.append((chunk.rows, [len(values) for _, values in chunk.lists]))
         return build(dataset, chunks, *rest)
 
     monkeypatch.setattr(gpu, "build_on_device", measured)
-    list(KJTLoader(tmp_path / "train", 40, device="cpu", weights=WEIGHTS))
+    list(KJTLoader(tmp_path / "train", 40, device="cpu"))
     assert len(sizes) >= 25
     assert all(max(elements) <= 4 * rows for rows, elements in sizes)
 
@@ -290,7 +289,7 @@ def gpu_blocks(kind: str):
 def test_batches_on_the_gpu(tmp_path, monkeypatch, kind, lists, shuffle):
     write_split(tmp_path, {"train": [1000, 0, 300]}, multi_hot=lists)
     train = tmp_path / "train"
-    options = {"shuffle": shuffle, "weights": WEIGHTS if lists else None}
+    options = {"shuffle": shuffle}
     monkeypatch.setattr("nvt_torchrec.nvt_loader.loader.choose_builder", gpu_blocks(kind))
     found = list(KJTLoader(train, 64, device="cuda", **options))
     assert all(batch.labels.is_cuda and batch.sparse_features.lengths().is_cuda for batch in found)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
-from nvt_torchrec.nvt_loader.batch import LoaderBatch
+from nvt_torchrec.nvt_loader.cpu.blocks import LoaderBatch
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import row_numbers

@@ -27,7 +27,7 @@ def train(tmp_path_factory):
 def test_what_every_rank_holds(train, world_size, shards, threads):
     """Counted from the plan: blocks, the windows that are decoded at a time, chunks ahead."""
     dataset, size, batch = read_dataset(train), 8 << 20, 64
-    width = memory.row_bytes(dataset)
+    width = dataset.batch_row_bytes
     for window in (1, 4096, 1 << 16, 1 << 20):
         plan = Plan(1 << 24, batch * world_size, shards, window_rows=window)
         for rank in {0, world_size // 2, world_size - 1}:
@@ -51,7 +51,7 @@ def test_what_every_rank_holds(train, world_size, shards, threads):
 @pytest.mark.parametrize("read", [1.0, 1.5, 8.0, 64.0])
 def test_the_budget_is_within_the_memory(train, read, whole):
     dataset = read_dataset(train)
-    width = memory.row_bytes(dataset)
+    width = dataset.batch_row_bytes
     for mib, batch, window, shards in ((1, 64, 0, 1), (4, 64, 0, 8), (64, 2048, 8192, 2)):
         size = mib << 20
         demand = memory.Demand(batch, window, shards, read)
@@ -78,7 +78,7 @@ def test_the_default_grows_as_needed(train):
                 continue
             budget = memory.divide_memory(wide, None, demand, on_device=on_device)
             held = memory.held_rows(demand, budget, whole=on_device)
-            assert memory.row_bytes(wide) * held <= 4 * usual
+            assert wide.batch_row_bytes * held <= 4 * usual
             assert budget.block_rows >= batch
     with pytest.raises(SettingsError, match="256 MiB is too little"):  # what is given is a bound
         memory.divide_memory(wide, 256 << 20, memory.Demand(4096, shards=16))
@@ -88,7 +88,7 @@ def test_the_default_grows_as_needed(train):
 
 
 def test_a_large_batch_needs_no_setting(train):
-    width = memory.row_bytes(read_dataset(train))
+    width = read_dataset(train).batch_row_bytes
     batch = int(2 * memory.LOADER_MEMORY / width / memory.HELD_BLOCKS)
     loader = KJTLoader(train, batch, device="cpu")
     assert [len(batch.labels) for batch in loader] == [40000]

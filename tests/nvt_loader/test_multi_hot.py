@@ -1,4 +1,4 @@
-"""List columns become jagged features: right ids, lengths, offsets and weights."""
+"""List columns become jagged features: right ids, lengths and offsets."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ import pytest
 import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
-from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
-from nvt_torchrec.nvt_loader.memory import row_bytes
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import all_ranks, assert_same, global_rows, read_rows, rows_of
 
 LISTS = ("cat_0", "cat_2")
-WEIGHTS = {name: f"{name}_weight" for name in LISTS}
 ROWS = 1580
 
 
@@ -38,15 +36,12 @@ def bags(jagged, row: int) -> list[float]:
     return jagged.values()[begin:end].tolist()
 
 
-@pytest.mark.parametrize("weights", [None, WEIGHTS, {"cat_2": "cat_2_weight"}])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(("batch_size", "world_size", "shards"), [(64, 1, None), (7, 3, 1)])
-def test_batches_hold_the_lists_of_the_files(
-    train, batch_size, world_size, shards, shuffle, weights
-):
+def test_batches_hold_the_lists_of_the_files(train, batch_size, world_size, shards, shuffle):
     expected = read_rows(train)
     seen = []
-    options = {"shuffle": shuffle, "virtual_shards": shards, "weights": weights}
+    options = {"shuffle": shuffle, "virtual_shards": shards}
     for loader in all_ranks(train, batch_size, world_size, shuffle_window=512, **options):
         for batch in loader:
             kjt, size = batch.sparse_features, batch.labels.shape[0]
@@ -60,25 +55,14 @@ def test_batches_hold_the_lists_of_the_files(
                 assert bags(parts["cat_1"], i) == [want["cat_1"]]
                 assert bags(parts["cat_2"], i) == want["cat_2"]
                 assert batch.labels[i] == want["label"]
-                if weights:
-                    assert_weights(parts, i, want, weights)
             seen += rows_of([batch])
     assert sorted(seen) == list(range(ROWS))
     assert any(not row["cat_0"] for row in expected.values())  # there are empty lists
 
 
-def assert_weights(parts, i, want, weights):
-    for key, part in parts.items():
-        found = part.weights()[part.offsets()[i] : part.offsets()[i + 1]].tolist()
-        ids = want[key] if isinstance(want[key], list) else [want[key]]
-        assert found == (want[weights[key]] if key in weights else [1.0] * len(ids))
-
-
 def assert_derived(kjt):
     """What the loader gives is what TorchRec derives from the lengths alone."""
-    derived = type(kjt)(
-        kjt.keys(), kjt.values(), weights=kjt.weights_or_none(), lengths=kjt.lengths()
-    )
+    derived = type(kjt)(kjt.keys(), kjt.values(), lengths=kjt.lengths())
     assert kjt.values().dtype == kjt.lengths().dtype == kjt.offsets().dtype == torch.int32
     assert torch.equal(kjt.offsets(), derived.offsets())
     assert kjt.length_per_key() == derived.length_per_key()
@@ -151,9 +135,9 @@ def lists_of(train, name):
     "kind", [pa.list_(pa.int64()), pa.large_list(pa.int32()), pa.list_(pa.uint16())]
 )
 def test_lists_of_another_type_are_converted(small, kind):
-    expected = list(KJTLoader(small, 16, weights=WEIGHTS, device="cpu"))
+    expected = list(KJTLoader(small, 16, device="cpu"))
     rewrite(small, cat_0=pa.array(lists_of(small, "cat_0"), kind))
-    assert_same(list(KJTLoader(small, 16, weights=WEIGHTS, device="cpu")), expected)
+    assert_same(list(KJTLoader(small, 16, device="cpu")), expected)
 
 
 def test_only_empty_lists(small):
@@ -162,15 +146,14 @@ def test_only_empty_lists(small):
         assert batch.sparse_features.length_per_key()[0] == 0
 
 
-@pytest.mark.parametrize("weights", [None, {"cat_0": "cat_0_weight"}])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_a_block_without_a_single_id(small, shuffle, weights):
+def test_a_block_without_a_single_id(small, shuffle):
     """All categorical columns are lists, and none of a block's lists has an id in it."""
     empty = pa.array([[]] * 100, pa.list_(pa.int32()))
     names = ("cat_0", "cat_1", "cat_2")
-    rewrite(small, cat_0_weight=empty.cast(pa.list_(pa.float32())), **dict.fromkeys(names, empty))
+    rewrite(small, **dict.fromkeys(names, empty))
     schema = dataclasses.replace(TableSchema.read(small), multi_hot=names)
-    options = {"schema": schema, "shuffle": shuffle, "weights": weights, "device": "cpu"}
+    options = {"schema": schema, "shuffle": shuffle, "device": "cpu"}
     embed = bag_collection()
     rows = 0
     for batch in KJTLoader(small, 16, **options):
@@ -209,28 +192,7 @@ def test_an_id_of_a_list_outside_its_table(small, kind, value):
     ]
 
 
-def test_weights_that_do_not_fit(small):
-    with pytest.raises(SettingsError, match="column cat_1, which is not multi-hot"):
-        KJTLoader(small, 16, weights={"cat_1": "cat_0_weight"}, device="cpu")
-    with pytest.raises(SchemaError, match="column nope is missing"):
-        KJTLoader(small, 16, weights={"cat_0": "nope"}, device="cpu")
-    weights = lists_of(small, "cat_0_weight")
-    weights[70] = [1.0] * (len(weights[70]) + 1)
-    rewrite(small, cat_0_weight=pa.array(weights, pa.list_(pa.float32())))
-    with pytest.raises(SchemaError, match=r"cat_0_weight has \d weights for \d ids"):
-        list(KJTLoader(small, 16, weights=WEIGHTS, device="cpu"))
-    lists = lists_of(small, "cat_0")
-    weights[70], lists[70] = [0.5, float("nan")], [1, 1]
-    rewrite(
-        small,
-        cat_0=pa.array(lists, pa.list_(pa.int32())),
-        cat_0_weight=pa.array(weights, pa.list_(pa.float32())),
-    )
-    with pytest.raises(SchemaError, match="cat_0_weight holds nan"):
-        list(KJTLoader(small, 16, weights=WEIGHTS, device="cpu"))
-
-
 def test_bytes_of_a_row(train):
     lists = [len(ids) for row in read_rows(train).values() for ids in (row["cat_0"], row["cat_2"])]
-    found = row_bytes(read_dataset(train))
+    found = read_dataset(train).batch_row_bytes
     assert found == pytest.approx(4 * 4 + 24 + 2 * (4 * np.mean(lists) + 16), rel=0.2)

@@ -14,15 +14,14 @@ import torch
 
 from nvt_torchrec.base.errors import ClickLogError, SchemaError
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.nvt_loader.blocks import Source
+from nvt_torchrec.nvt_loader.cpu.blocks import Source
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.parquet import page_reader, pages
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.nvt_loader.parquet.decoder import cpu_decoder
 from nvt_torchrec.nvt_loader.parquet.page_reader import PageReader
-from nvt_torchrec.nvt_loader.parquet.shard_reader import ShardReader
-from nvt_torchrec.nvt_loader.plan import RowGroupSlice
+from nvt_torchrec.nvt_loader.parquet.row_chunks import RowGroupSlice, ShardReader
 
 SCHEMA = TableSchema(
     "label", ("int_0", "int_1"), ("cat_0", "cat_1", "cat_2", "cat_3"), (2, 300, 7000, 10**6)

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.nvt_loader.parquet.arrow_reader import keep_rows
+from nvt_torchrec.nvt_loader.parquet.row_chunks import RowGroupSlice
 from nvt_torchrec.nvt_loader.plan import (
     Plan,
-    RowGroupSlice,
     Span,
     assign_rows,
     default_virtual_shards,
     epoch_order,
     find_remainder,
-    keep_rows,
     row_group_slices,
     stream_starts,
     window_order,

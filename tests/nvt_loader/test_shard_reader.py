@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.nvt_loader.buffers import Buffers
-from nvt_torchrec.nvt_loader.parquet.shard_reader import ShardReader
-from nvt_torchrec.nvt_loader.plan import RowGroupSlice
+from nvt_torchrec.nvt_loader.parquet.row_chunks import Buffers, RowGroupSlice, ShardReader
 
 
 @dataclasses.dataclass

@@ -69,7 +69,7 @@ def test_resume_is_the_rest_of_the_run(train, trained, shuffle):
 def test_resume_on_another_world_size(train, before, after, shuffle):
     options = {"shuffle": shuffle, "shuffle_window": 288}
     loaders = all_ranks(train, 96 // before, before, **options)
-    expected = global_rows(loaders)
+    expected = global_batches(loaders)
     loaders = all_ranks(train, 96 // before, before, **options)
     for loader in loaders:
         iterator = iter(loader)
@@ -80,25 +80,7 @@ def test_resume_on_another_world_size(train, before, after, shuffle):
     resumed = all_ranks(train, 96 // after, after, **options)
     for loader in resumed:
         loader.load_state_dict(states[0])
-    assert global_rows(resumed) == expected[3:]
-    assert sorted(sum(global_rows(resumed), [])) == list(range(757))  # noqa: RUF017
-
-
-@pytest.mark.parametrize("shuffle", ["none", "row_groups", "rows"])
-@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 1), (1, 8)])
-def test_the_next_batches_on_another_world_size_are_equal(train, before, after, shuffle):
-    options = {"shuffle": shuffle, "shuffle_window": 288, "seed": 2}
-    expected = global_batches(all_ranks(train, 96 // before, before, **options))
-    loaders = all_ranks(train, 96 // before, before, **options)
-    for loader in loaders:
-        iterator = iter(loader)
-        for _ in range(6):
-            next(iterator)
-    state = through_json(loaders[0].state_dict(trained_steps=4))
-    resumed = all_ranks(train, 96 // after, after, **options)
-    for loader in resumed:
-        loader.load_state_dict(state)
-    assert_same(global_batches(resumed), expected[4:])
+    assert_same(global_batches(resumed), expected[3:])
 
 
 @pytest.mark.parametrize(("shards", "ranks"), [(1, 1), (2, 2), (3, 3)])

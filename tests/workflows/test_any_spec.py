@@ -24,8 +24,7 @@ from nvt_torchrec.formats.missing import is_missing
 from nvt_torchrec.formats.rows import RawRows, empty_rows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.workflows.frames import to_table
-from nvt_torchrec.workflows.graph import build
-from nvt_torchrec.workflows.store import load, save
+from nvt_torchrec.workflows.store import build, load, save
 from tests.workflows.random_specs import Oracle, feature_specs, random_raw_rows
 
 _SETTINGS = settings(

@@ -16,13 +16,13 @@ import nvtabular
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from nvtabular import ops
 
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError, SettingsError
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.workflows import nodes, writer
-from nvt_torchrec.workflows.graph import build, realize
-from nvt_torchrec.workflows.store import load
+from nvt_torchrec.workflows.store import build, load, nodes_of, realize
 
 SPEC = FeatureSpec(
     label="label",
@@ -225,6 +225,19 @@ def test_functions_are_taken_from_one_module(copy: Path) -> None:
             match=f"function {module}.{name} is not in nvt_torchrec.workflows.functions",
         ):
             realize(records, copy)
+
+
+def test_a_workflow_from_when_the_package_had_another_name(saved: Path, copy: Path) -> None:
+    def rename(records: list) -> None:
+        for record in records:
+            if record["op_class"] == nodes.LAMBDA:
+                record["op_params"]["f"]["module"] = "workflows.functions"
+
+    _change_graph(copy, rename)
+    assert '"workflows.functions"' in (copy / "graph.json").read_text()
+    assert workflows.inspect(copy).digest == workflows.inspect(saved).digest
+    functions = [node.op.f for node in nodes_of(load(copy), ops.LambdaOp)]
+    assert functions == [node.op.f for node in nodes_of(load(saved), ops.LambdaOp)] != []
 
 
 def test_operators_are_those_of_the_spec(copy: Path) -> None:

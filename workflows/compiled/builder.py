@@ -26,11 +26,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nvt_torchrec.base.arrays import to_numpy
+from nvt_torchrec.base.arrays import string_parts, to_numpy
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import Format
 from nvt_torchrec.base.files.atomic import atomic_path, output_errors, together
-from nvt_torchrec.base.strings import string_parts
 from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES

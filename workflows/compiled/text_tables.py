@@ -13,7 +13,6 @@ from numba import types
 
 from nvt_torchrec.base.hashing import murmur3_of_bytes
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.workflows.compiled.intrinsics import eight_bytes, prefetch
 from nvt_torchrec.workflows.compiled.tables import (
     AHEAD,
     IDS,
@@ -29,7 +28,9 @@ from nvt_torchrec.workflows.compiled.tables import (
     READ_WORDS,
     TALLY,
     WORDS,
+    eight_bytes,
     mix64,
+    prefetch,
     read_only,
     slot_of,
 )

@@ -10,10 +10,9 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import rows_to_arrow, to_arrow
+from nvt_torchrec.base.arrays import rows_to_arrow, string_parts, to_arrow
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.mapping import MappedArray
-from nvt_torchrec.base.strings import string_parts
 from nvt_torchrec.formats.missing import WORD_BITS, bit_of, word_of
 from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows
 from nvt_torchrec.formats.schema import TableSchema

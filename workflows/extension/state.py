@@ -38,8 +38,14 @@ from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpe
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.moments import COUNT, normalized
-from nvt_torchrec.workflows.values import differ_from_next, empty_values, is_text, order_by_value
-from nvt_torchrec.workflows.vocabulary import PendingValues, has_pending
+from nvt_torchrec.workflows.vocabulary import (
+    PendingValues,
+    differ_from_next,
+    empty_values,
+    has_pending,
+    is_text,
+    order_by_value,
+)
 
 FORMAT = Format("nvt-torchrec extension state", 1, "the state of a workflow that can be extended")
 STATE_FILE = "state.json"

@@ -10,16 +10,18 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.formats.schema import LARGEST_TABLE
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
 from nvt_torchrec.workflows.extension.state import VocabularyState
-from nvt_torchrec.workflows.values import (
+from nvt_torchrec.workflows.vocabulary import (
+    FittedVocabulary,
+    PendingValues,
     Values,
     concatenate,
     differ_from_next,
+    kept_pending,
     order_by,
     order_by_value,
     replaced,
     take,
 )
-from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, kept_pending
 
 
 @dataclasses.dataclass(frozen=True)

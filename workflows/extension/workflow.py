@@ -35,9 +35,13 @@ from nvt_torchrec.workflows.extension.vocabulary import (
     extend_vocabulary,
 )
 from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
-from nvt_torchrec.workflows.stored_vocabulary import read_vocabulary
-from nvt_torchrec.workflows.values import Values, empty_values
-from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues
+from nvt_torchrec.workflows.vocabulary import (
+    FittedVocabulary,
+    PendingValues,
+    Values,
+    empty_values,
+    read_vocabulary,
+)
 from nvt_torchrec.workflows.writer import Descent, Fitted, write_generation
 
 log = logging.getLogger(__name__)
@@ -146,7 +150,7 @@ def extend_workflow(
 
     def extend(name: str) -> ExtendedVocabulary:
         column = columns[name]
-        known = read_vocabulary(workflow, description, column)
+        known = read_vocabulary(description, column)
         counted = _day_of(counts, name, column, encoder)
         return extend_vocabulary(
             column, known, before.vocabularies[name], counted, retire_after_days

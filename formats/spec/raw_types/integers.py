@@ -145,7 +145,7 @@ class Hex32(_Integer):
     def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
         if kinds != {str}:
             return super().from_usual(values, kinds)
-        from nvt_torchrec.base.strings import strings
+        from nvt_torchrec.base.arrays import strings
         from nvt_torchrec.formats.spec.raw_types.number_text import parse_hexadecimal
 
         if not "".join(values).isascii():

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nvt_torchrec.base.arrays import mask_to_numpy, to_numpy
-from nvt_torchrec.base.strings import string_array, string_parts
+from nvt_torchrec.base.arrays import mask_to_numpy, string_array, string_parts, to_numpy
 from nvt_torchrec.formats.spec.limits import LARGEST_FLOAT32
 from nvt_torchrec.formats.spec.raw_types.base import HEX_DIGIT, RANGE, SYNTAX, Parsed, RawType
 

@@ -112,7 +112,7 @@ class Label(RawType):
         return self.syntax
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
-        from nvt_torchrec.base.strings import is_one_of
+        from nvt_torchrec.base.arrays import is_one_of
         from nvt_torchrec.formats.spec.raw_types.number_text import parse_floats, with_point
 
         rule = read.label

@@ -27,7 +27,7 @@ class String(RawType):
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
         import pyarrow as pa
 
-        from nvt_torchrec.base.strings import blanked, string_array, string_parts
+        from nvt_torchrec.base.arrays import blanked, string_array, string_parts
 
         code = np.zeros(len(texts), np.uint8)
         offsets, data = string_parts(texts)
@@ -77,6 +77,6 @@ class String(RawType):
         return array, np.fromiter(map(len, values), np.int64, len(values)) == 0
 
     def array(self, values: list) -> np.ndarray | pa.StringArray:
-        from nvt_torchrec.base.strings import strings
+        from nvt_torchrec.base.arrays import strings
 
         return strings(values)

@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nvt_torchrec.base.arrays import null_mask, to_numpy
-from nvt_torchrec.base.strings import string_array, string_parts
+from nvt_torchrec.base.arrays import null_mask, string_array, string_parts, to_numpy
 from nvt_torchrec.formats.spec.raw_types.base import RANGE, SYNTAX, Parsed, RawType
 from nvt_torchrec.formats.spec.raw_types.number_text import cast, lengths, scaled
 from nvt_torchrec.formats.spec.times import DIRECTIVES, EPOCHS, ISO

@@ -1,6 +1,10 @@
 """Compiled loops of the CPU path: columns into batch-major memory, without the interpreter lock.
 
-Floats are copied as their bits.
+The loops take addresses (of Arrow's buffers, of a file's bytes), so that one call handles all
+columns and nothing is compiled again for another number of columns; the caller keeps the memory
+alive. Addresses, and loops that count from zero, also let the compiler use vector instructions,
+which an index that might be negative prevents. Addresses need no alignment on the processors that
+PyTorch runs on. Floats are copied as their bits.
 
 *Copies* say which consecutive rows go where. For flat blocks they are int64 [copies, 5]: step,
 chunk, first row in the chunk, rows, place in the batch. For lists they are int64 [copies, 4], in
@@ -12,9 +16,21 @@ from __future__ import annotations
 
 import numba
 import numpy as np
+from numba import types
+from numba.extending import intrinsic
 
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.nvt_loader.native import pointer
+
+
+@intrinsic
+def pointer(_context, address):
+    """Return the memory at an address, for ``numba.carray``."""
+
+    def generate(context, builder, _signature, values):
+        return builder.inttoptr(values[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(address), generate
+
 
 #: Rows of which several columns are interleaved at a time: what fits a core's cache.
 TILE_ROWS = 256
@@ -100,7 +116,7 @@ def find_copies(found, steps, width, begin, end, first, chunk_rows, first_chunk)
     Args:
         found: int64 [steps + chunks, 5], the result.
         steps: the steps of the block.
-        width, begin, end, first: see :class:`nvt_loader.blocks.Source`.
+        width, begin, end, first: see :class:`nvt_loader.cpu.blocks.Source`.
         chunk_rows: int64 [chunks], the rows of each chunk; together those of all steps.
         first_chunk: the number of the first chunk.
 

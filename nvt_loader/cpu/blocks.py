@@ -10,16 +10,54 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
+from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.nvt_loader.batch import LoaderBatch
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
-from nvt_torchrec.nvt_loader.parquet.shard_reader import ShardReader
+from nvt_torchrec.nvt_loader.parquet.row_chunks import ShardReader
+
+
+@dataclasses.dataclass
+class LoaderBatch(Batch):
+    """A batch that TorchRec's training pipelines carry as they do :class:`Batch`.
+
+    Attributes:
+        weights: float32 [B], the weight of each row; None if the data have none.
+    """
+
+    weights: torch.Tensor | None = None
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
+        """Copy the batch to ``device``."""
+        weights = self.weights
+        if weights is not None:
+            weights = weights.to(device=device, non_blocking=non_blocking)
+        return self._with(super().to(device, non_blocking), weights)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keep the memory until the work that is queued on ``stream`` by then is done."""
+        super().record_stream(stream)
+        if self.weights is not None:
+            self.weights.record_stream(stream)
+
+    def pin_memory(self) -> Self:
+        """Copy the batch to page-locked memory."""
+        weights = None if self.weights is None else self.weights.pin_memory()
+        return self._with(super().pin_memory(), weights)
+
+    def _with(self, batch: Batch, weights: torch.Tensor | None) -> Self:
+        return dataclasses.replace(
+            self,
+            dense_features=batch.dense_features,
+            sparse_features=batch.sparse_features,
+            labels=batch.labels,
+            weights=weights,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +104,6 @@ class JaggedBlock:
         labels: float32 [steps, B].
         dense: float32 [steps, B, dense columns].
         values: int32 or int64 [ids of all steps].
-        weights: float32 [ids of all steps], or None.
         lengths: int32 [steps, categorical columns · B].
         offsets: int32 [steps, categorical columns · B + 1], in each step from 0.
         bounds: where the ids of each step and column begin in ``values``, and where the last ones
@@ -77,7 +114,6 @@ class JaggedBlock:
     labels: torch.Tensor
     dense: torch.Tensor
     values: torch.Tensor
-    weights: torch.Tensor | None
     lengths: torch.Tensor
     offsets: torch.Tensor
     bounds: Sequence[int]
@@ -114,7 +150,6 @@ class JaggedBlock:
                 self.dense[step],
                 self.values[begin:end],
                 row_weights,
-                weights=None if self.weights is None else self.weights[begin:end],
                 lengths=self.lengths[step],
                 offsets=self.offsets[step],
                 offset_per_key=[bound - begin for bound in bounds],
@@ -164,7 +199,6 @@ def empty_block(dataset: Dataset, steps: int, device: torch.device) -> FlatBlock
         labels,
         dense,
         torch.empty(0, dtype=dtype, device=device),
-        torch.empty(0, device=device) if dataset.weights else None,
         torch.empty(steps, 0, dtype=torch.int32, device=device),
         torch.zeros(steps, 1, dtype=torch.int32, device=device),
         [0] * (steps * columns + 1),
