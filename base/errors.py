@@ -19,8 +19,8 @@ class ClickLogError(Exception):
     """Base of all errors that the input or the caller causes, not a defect of this project.
 
     Args:
-        what: what is wrong, with the file, row or column and the value.
-        remedy: what to do about it.
+        what: What is wrong, with the file, row or column and the value.
+        remedy: What to do about it.
     """
 
     def __init__(self, what: str, remedy: str = "") -> None:
@@ -66,8 +66,8 @@ def exit_status(
     """Run ``main`` and return its exit status; report expected errors in one message.
 
     Args:
-        main: returns the exit status; None is 0.
-        report: prints a message; to stderr by default.
+        main: Returns the exit status; None is 0.
+        report: Prints a message; to stderr by default.
 
     Returns:
         The status that ``main`` returned; 2 after a :class:`ClickLogError` or too little memory,
