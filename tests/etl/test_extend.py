@@ -22,7 +22,7 @@ from nvt_torchrec.clicklog.readers.raw import Block, read_block
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.check.findings import ERROR
 from nvt_torchrec.etl.commands.check import check
-from nvt_torchrec.etl.engines.dask import transform_frame
+from nvt_torchrec.etl.engines.nvtabular import transform_frame
 from nvt_torchrec.etl.report.data import collect
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.etl_output import EtlOutput
@@ -119,7 +119,7 @@ def test_an_interrupted_day_is_finished_by_the_other_engine(
     def counted_again(*arguments, **options) -> None:
         raise AssertionError("this block was counted before")
 
-    monkeypatch.setattr("nvt_torchrec.etl.engines.tasks._count_block", counted_again)
+    monkeypatch.setattr("nvt_torchrec.etl.engines.workers._count_block", counted_again)
     add(output, raw[0] / "day_3", scheduler=dask_client.scheduler.address, resume=True)
     add(other, raw[0] / "day_3")
     assert differences(content(output), content(other)) == []
