@@ -83,7 +83,7 @@ EXCEPTIONS = {
 }
 #: Outside of ``nvt_compat`` and the measurements: the modules that import NVTabular or Merlin.
 NVTABULAR_MODULES = {
-    "etl.engines.dask",
+    "etl.engines.nvtabular",
     "etl.pickled_workflow",
     "workflows.store",
 }
