@@ -6,10 +6,9 @@ import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time:
 
 # isort: split
 import os
-import sys
 
 from nvt_torchrec.base.command_line import run_subcommand
-from nvt_torchrec.base.errors import run_command
+from nvt_torchrec.base.errors import end_process, run_command
 
 #: Subcommand → its module and its help.
 COMMANDS = {
@@ -52,5 +51,10 @@ def main(argv: list[str] | None = None) -> int:
     return run_command(lambda: run_subcommand("python -m etl", __doc__, COMMANDS, argv))
 
 
+def command() -> None:
+    """Run a subcommand, and end the process."""
+    end_process(main())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

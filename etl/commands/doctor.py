@@ -361,13 +361,6 @@ class DoctorSettings(Settings):
     """The settings of ``python -m etl doctor``."""
 
     json: bool = flag("print the diagnoses as JSON", False)
-    measure: bool = flag(
-        "also time both engines of the ETL on a synthetic log: --engine auto takes the faster one "
-        "from then on; takes a few minutes", False
-    )  # fmt: skip
-    seconds: float = flag(
-        "approximate run time of the slower engine", 30.0, above=0, needs="--measure"
-    )
 
 
 DESCRIPTION = __doc__
@@ -377,11 +370,6 @@ SETTINGS = (DoctorSettings,)
 def run(settings: DoctorSettings) -> int:
     """Check this machine and print the report; return the exit status."""
     diagnoses = examine()
-    if settings.measure:
-        from nvt_torchrec.etl.engines.measured import measure  # imports Numba, which takes seconds
-
-        found = measure(settings.seconds)
-        diagnoses.append(Diagnosis("ETL engine", OK, f"auto takes {found.winner}: {found}"))
     if settings.json:
         print(json.dumps([dataclasses.asdict(diagnosis) for diagnosis in diagnoses], indent=1))
     else:
