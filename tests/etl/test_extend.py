@@ -130,7 +130,7 @@ def test_dask_names_the_first_bad_row(raw, base, dask_client, tmp_path: Path) ->
     lines = (raw[0] / "day_3").read_text().splitlines(keepends=True)
     lines[40:40] = ["bad\n"] * 2
     (tmp_path / "day_3").write_text("".join(lines))
-    with pytest.raises(BadRowError, match="day_3, line 41: 1 fields instead of 7"):
+    with pytest.raises(BadRowError, match="day_3, line 41: 1 field instead of 7"):
         add(output, tmp_path / "day_3", scheduler=dask_client.scheduler.address)
 
 
@@ -284,7 +284,7 @@ def test_a_compressed_day_with_bad_rows(raw, base, extended, tmp_path: Path) -> 
     assert manifest["rows"] == {"in": 197, "out": 196, "rejected": 1}
     assert manifest["inputs"][-1]["rows"] == {"in": 46, "out": 45, "rejected": 1}
     rejected = (output / "rejected" / "day_3.gz.tsv").read_bytes().splitlines()
-    assert rejected[1].split(b"\t")[1:] == [b"8", b"1 fields instead of 7", b"bad row"]
+    assert rejected[1].split(b"\t")[1:] == [b"8", b"1 field instead of 7", b"bad row"]
     assert_sound(output)
     # without the bad row, the day is what it was
     other = copy_of(base, tmp_path / "other")
