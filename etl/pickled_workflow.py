@@ -31,6 +31,7 @@ from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.workflows.store import nodes_of
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary
@@ -148,8 +149,8 @@ def _merged(
             "give the spec of the rows that the workflow was fitted on",
         )
     for column in given.categorical:
-        text = imported[column.name].raw == "string"
-        if text != (column.raw == "string"):
+        text = RAW_TYPES[imported[column.name].raw].is_text
+        if text != RAW_TYPES[column.raw].is_text:
             raise SchemaError(
                 f"column {column.name}: {column.raw} in the spec, its vocabulary is "
                 f"{'text' if text else 'integers'}",
@@ -267,11 +268,11 @@ def _fitted(workflow: nvtabular.Workflow, spec: FeatureSpec) -> Fitted:
     vocabularies = {}
     for column in spec.categorical:
         table = pq.read_table(files[column.name])
-        kind = pa.string() if column.raw == "string" else pa.int64()
+        kind = pa.string() if RAW_TYPES[column.raw].is_text else pa.int64()
         values = table[column.name].cast(kind).combine_chunks()
         counts = table[f"{column.name}_size"].cast(pa.int64()).to_numpy()
         vocabularies[column.name] = FittedVocabulary(
-            values if column.raw == "string" else values.to_numpy(),
+            values if RAW_TYPES[column.raw].is_text else values.to_numpy(),
             counts,
             {"null": 0, "oov": 0, "unique": int(counts.sum())},
         )
@@ -327,10 +328,10 @@ def _probe(spec: FeatureSpec, path: Path) -> pd.DataFrame:
         values: list = known.take(pa.array(some, pa.int64())).to_pylist()
         values = (values + [None] * _PROBE_ROWS)[:_PROBE_ROWS]
         values[3] = None
-        values[5] = "no such value" if column.raw == "string" else 2**40 + 5
+        values[5] = "no such value" if RAW_TYPES[column.raw].is_text else 2**40 + 5
         if column.multi_hot:
             columns[column.name] = [[value] if value is not None else [] for value in values]
-        elif column.raw == "string":
+        elif RAW_TYPES[column.raw].is_text:
             columns[column.name] = np.array(values, dtype=object)
         else:
             columns[column.name] = np.array(values, dtype=np.float64)

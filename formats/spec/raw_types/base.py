@@ -125,11 +125,6 @@ class RawType:
         """Whether values are numbers without a fraction."""
         return "int" in self.dtype
 
-    @property
-    def vocabulary_type(self) -> str:
-        """The Arrow type of a vocabulary's values: "string" or "int64"."""
-        return "string" if self.is_text else "int64"
-
     def contains(self, number: int | float) -> bool:
         """Return whether a number lies within the limits; NaN does not."""
         return self.least <= number <= self.most
