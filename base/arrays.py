@@ -112,9 +112,9 @@ def is_one_of(texts: pa.Array, wanted: Sequence[str], *, trimmed: bool = False) 
     """Return which texts are among some, bool [n].
 
     Args:
-        texts: string or binary array without nulls; UTF-8.
-        wanted: the texts to find.
-        trimmed: whether ``texts`` are without the spaces around them; then ``wanted`` are taken
+        texts: String or binary array without nulls; UTF-8.
+        wanted: The texts to find.
+        trimmed: Whether ``texts`` are without the spaces around them; then ``wanted`` are taken
             without them too.
     """
     import pyarrow.compute as pc

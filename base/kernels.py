@@ -49,7 +49,7 @@ def compiled(*signatures, nogil: bool = True):
     Args:
         signatures: Numba types to compile for at import; calls with other types fail. Without
             signatures, the function is compiled at its first call with each combination of types.
-        nogil: release the interpreter's lock. Reacquiring it takes microseconds; pass ``False`` for
+        nogil: Release the interpreter's lock. Reacquiring it takes microseconds; pass ``False`` for
             functions that take no longer than that.
     """
 

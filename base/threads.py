@@ -21,12 +21,12 @@ def in_order(
     """Yield the results in the order of the tasks; only a few tasks and results are held at a time.
 
     Args:
-        work: called in a thread with each task. If it raises, the error is raised here, and tasks
+        work: Called in a thread with each task. If it raises, the error is raised here, and tasks
             that have not begun are dropped.
-        tasks: taken one by one, as threads become free.
-        threads: number of threads.
-        name: prefix of the threads' names.
-        ahead: how many more tasks than threads may be running, or done and not yet taken.
+        tasks: Taken one by one, as threads become free.
+        threads: Number of threads.
+        name: Prefix of the threads' names.
+        ahead: How many more tasks than threads may be running, or done and not yet taken.
     """
     pool = ThreadPoolExecutor(threads, name)
     pending: deque[Future[_Result]] = deque()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
+import gc
 import os
-import sys
 
 from nvt_torchrec.base.command_line import run_subcommand
-from nvt_torchrec.base.errors import run_command
+from nvt_torchrec.base.errors import end_process, run_command
 
 #: Subcommand → its module and its help.
 COMMANDS = {
@@ -49,8 +49,15 @@ def main(argv: list[str] | None = None) -> int:
     """Run a subcommand; returns the exit status."""
     # Before Arrow is loaded: its own allocator keeps what was freed, tens of MB for each thread.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    # Imports make many objects, of which none is garbage: looking for some takes 0.1 s.
+    gc.set_threshold(100_000)
     return run_command(lambda: run_subcommand("python -m etl", __doc__, COMMANDS, argv))
 
 
+def command() -> None:
+    """Run a subcommand, and end the process."""
+    end_process(main())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -33,12 +33,11 @@ EXTENDING_FILE = ".extending"
 NAME_LETTERS = 8  # of the directory of a run's state
 #: What a run creates in its output directory.
 OWN = (WORK_DIRECTORY, *NAMES)
-#: Below the directory of a run's state, beside its journal: decompressed days; what the cpu engine
-#: has counted; what NVTabular and, for extensions, the workers of the dask engine have counted; the
-#: digest of the fitted workflow; where units were cut; the parts until all of them are there;
-#: rejected rows by unit; the state of shuffling; Dask's own files.
-COPIES, FIT, CATEGORIES, COUNTS, FITTED_FILE, CUTS_FILE = (
-    "decompressed", "fit", "categories", "counts", "fit.json", "cuts.json",
+#: Below the directory of a run's state, beside its journal: decompressed days; what was counted;
+#: what NVTabular has counted; the digest of the fitted workflow; where units were cut; the parts
+#: until all of them are there; rejected rows by unit; the state of shuffling; Dask's own files.
+COPIES, FIT, CATEGORIES, FITTED_FILE, CUTS_FILE = (
+    "decompressed", "fit", "categories", "fit.json", "cuts.json",
 )  # fmt: skip
 PARTS, REJECTED, SHUFFLE, DASK = "parts", "rejected", "shuffle", "dask"
 #: The times by which a log is split, counted; and the cuts that follow from them.

@@ -31,6 +31,7 @@ from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.workflows.store import nodes_of
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary
@@ -49,29 +50,29 @@ def import_workflow(
     """Convert ``source/workflow.pkl`` into ``target/workflow``.
 
     Args:
-        source: a directory that NVTabular's ``Workflow.save`` wrote.
-        target: the directory ``workflow`` is made in it.
-        trust_pickle: run the code in the pickle.
-        spec: name or path of a spec of the raw rows with the columns of the workflow. Without it,
-            columns with vocabularies of integers get raw type ``int``, of text ``string``.
+        source: A directory that NVTabular's ``Workflow.save`` wrote.
+        target: The directory in which ``workflow`` is made.
+        trust_pickle: Whether to run the code in the pickle.
+        spec: The name or path of a spec of the raw rows with the columns of the workflow. Without
+            it, columns with vocabularies of integers get raw type ``int``, of text ``string``.
 
     Raises:
-        BadInputError: the pickle is not trusted, or cannot be opened.
-        SchemaError: the workflow has an operator or setting that this project's graph lacks.
+        BadInputError: The pickle is not trusted, or cannot be opened.
+        SchemaError: The workflow has an operator or setting that this project's graph lacks.
         OutputError: ``target/workflow`` exists, or cannot be written.
     """
     workflow = _open(source, trust_pickle)
-    found = _spec(workflow, load_spec(spec) if spec else None)
+    written = _spec(workflow, load_spec(spec) if spec else None)
     path = EtlOutput(target).workflow
     with new_directory(path) as unchecked:
         try:
-            write_workflow(unchecked, found, _fitted(workflow, found))
+            write_workflow(unchecked, written, _fitted(workflow, written))
         except (KeyError, OSError, pa.ArrowException) as error:
             raise BadInputError(
                 f"{source}: a vocabulary cannot be imported: {error}",
                 "copy the whole directory that Workflow.save wrote",
             ) from error
-        _compare(workflow, found, unchecked)
+        _compare(workflow, written, unchecked)
     return workflows.inspect(path)
 
 
@@ -132,10 +133,10 @@ def _merged(
     given: FeatureSpec, labels: list[str], dense: list, categorical: list, transform: str
 ) -> FeatureSpec:
     """The given spec with the workflow's policies."""
-    found = {column.name: column for column in [*dense, *categorical]}
+    imported = {column.name: column for column in [*dense, *categorical]}
     names = [*given.dense_names, *given.categorical_names]
-    if set(names) != set(found) or (labels and labels != [given.label]):
-        differing = sorted(set(names) ^ set(found)) or [given.label]
+    if set(names) != set(imported) or (labels and labels != [given.label]):
+        differing = sorted(set(names) ^ set(imported)) or [given.label]
         raise SchemaError(
             f"the spec and the workflow differ in columns: {', '.join(differing[:5])}",
             "give the spec of the rows that the workflow was fitted on",
@@ -148,8 +149,8 @@ def _merged(
             "give the spec of the rows that the workflow was fitted on",
         )
     for column in given.categorical:
-        text = found[column.name].raw == "string"
-        if text != (column.raw == "string"):
+        text = RAW_TYPES[imported[column.name].raw].is_text
+        if text != RAW_TYPES[column.raw].is_text:
             raise SchemaError(
                 f"column {column.name}: {column.raw} in the spec, its vocabulary is "
                 f"{'text' if text else 'integers'}",
@@ -159,12 +160,13 @@ def _merged(
         given,
         dense=tuple(
             dataclasses.replace(
-                column, fill=found[column.name].fill, transform=found[column.name].transform
+                column, fill=imported[column.name].fill, transform=imported[column.name].transform
             )
             for column in given.dense
         ),
         categorical=tuple(
-            dataclasses.replace(found[column.name], raw=column.raw) for column in given.categorical
+            dataclasses.replace(imported[column.name], raw=column.raw)
+            for column in given.categorical
         ),
         dense_transform=transform,
     )
@@ -266,11 +268,11 @@ def _fitted(workflow: nvtabular.Workflow, spec: FeatureSpec) -> Fitted:
     vocabularies = {}
     for column in spec.categorical:
         table = pq.read_table(files[column.name])
-        kind = pa.string() if column.raw == "string" else pa.int64()
+        kind = pa.string() if RAW_TYPES[column.raw].is_text else pa.int64()
         values = table[column.name].cast(kind).combine_chunks()
         counts = table[f"{column.name}_size"].cast(pa.int64()).to_numpy()
         vocabularies[column.name] = FittedVocabulary(
-            values if column.raw == "string" else values.to_numpy(),
+            values if RAW_TYPES[column.raw].is_text else values.to_numpy(),
             counts,
             {"null": 0, "oov": 0, "unique": int(counts.sum())},
         )
@@ -283,9 +285,9 @@ def _compare(workflow: nvtabular.Workflow, spec: FeatureSpec, path: Path) -> Non
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="LogOp: ")  # of the rows made here
         expected = workflow.transform(frame.copy())
-    found = workflows.load(path).transform(frame.copy())
+    actual = workflows.load(path).transform(frame.copy())
     for column in spec.categorical:
-        theirs, ours = (_flat(each[column.name]) for each in (expected, found))
+        theirs, ours = (_flat(each[column.name]) for each in (expected, actual))
         if not np.array_equal(theirs, ours):
             raise SchemaError(
                 f"column {column.name}: ids differ, for example {theirs[theirs != ours][:1]} of "
@@ -296,7 +298,7 @@ def _compare(workflow: nvtabular.Workflow, spec: FeatureSpec, path: Path) -> Non
             )
     for dense in spec.dense:
         name = dense.name
-        theirs, ours = (each[name].to_numpy().astype(np.float64) for each in (expected, found))
+        theirs, ours = (each[name].to_numpy().astype(np.float64) for each in (expected, actual))
         wrong = np.isfinite(theirs) & ~np.isclose(theirs, ours, rtol=1e-4, atol=1e-5)
         if wrong.any() or not np.isfinite(theirs).any():
             at = int(np.argmax(wrong))
@@ -326,10 +328,10 @@ def _probe(spec: FeatureSpec, path: Path) -> pd.DataFrame:
         values: list = known.take(pa.array(some, pa.int64())).to_pylist()
         values = (values + [None] * _PROBE_ROWS)[:_PROBE_ROWS]
         values[3] = None
-        values[5] = "no such value" if column.raw == "string" else 2**40 + 5
+        values[5] = "no such value" if RAW_TYPES[column.raw].is_text else 2**40 + 5
         if column.multi_hot:
             columns[column.name] = [[value] if value is not None else [] for value in values]
-        elif column.raw == "string":
+        elif RAW_TYPES[column.raw].is_text:
             columns[column.name] = np.array(values, dtype=object)
         else:
             columns[column.name] = np.array(values, dtype=np.float64)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from nvt_torchrec.base.errors import OutputError
-from nvt_torchrec.base.files.atomic import write_json
-from nvt_torchrec.base.files.journal import Journal, refuse_changes
+from nvt_torchrec.base.files.journal import refuse_changes
 from nvt_torchrec.clicklog.readers.raw import DayFile, find_days
-from nvt_torchrec.etl import fitted, output, split_pass, staging
-from nvt_torchrec.etl.engines import choice
+from nvt_torchrec.etl import output, split_pass
+from nvt_torchrec.etl.engines.engine import resolve
 from nvt_torchrec.etl.engines.hardware import cores
 from nvt_torchrec.etl.finish import (
     check_rows,
@@ -25,22 +21,19 @@ from nvt_torchrec.etl.finish import (
     quarantine,
     without_empty_parts,
 )
-from nvt_torchrec.etl.labels import one_label_remedy, one_label_splits
 from nvt_torchrec.etl.plan import Plan, make_plan
-from nvt_torchrec.etl.progress import RowsBar, StageTimer
 from nvt_torchrec.etl.results import UnitResult
 from nvt_torchrec.etl.settings import EtlSettings
-from nvt_torchrec.etl.state import (
-    already_finished,
-    begin_or_resume,
-    check_cuts,
-    plan_record,
-    recorded,
-)
+from nvt_torchrec.etl.stages import Stages
+from nvt_torchrec.etl.state import already_finished, begin_or_resume, plan_record
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+
+if TYPE_CHECKING:
+    from nvt_torchrec.workflows.writer import Fitted
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +49,7 @@ def run(settings: EtlSettings) -> Manifest:
         BadRowError: A row is malformed; the message names file, line, column and value.
         OutputError: The output directory holds something else, or cannot be written.
     """
-    settings = choice.resolve(settings)
+    settings = resolve(settings)
     days = _files(settings)
     now = plan_record(settings.to_dict(), days)
     with output.claimed(
@@ -84,103 +77,55 @@ class _Run:
     resumed: bool
 
     def __post_init__(self) -> None:
-        self.output = self.settings.output_path
-        self.paths = EtlOutput(self.output)
-        self.workflow, self.split_root = self.paths.workflow, self.paths.splits
+        self.paths = EtlOutput(self.settings.output_path)
         self.parts = self.work / output.PARTS
-        self.stage = StageTimer()
+        self.stages = Stages(self.settings, self.work, self.paths, self.resumed)
 
     def execute(self) -> Manifest:
-        with self.stage("read the input"):
-            threads = self.settings.workers or cores()
-            plan = make_plan(
-                staging.staged(self.days, self.settings, self.work, threads),
-                self.settings.spec,
+        spec = self.settings.spec
+        plan = self.stages.read(
+            self.days,
+            lambda days: make_plan(
+                days,
+                spec,
                 block_bytes=self.settings.block_mb << 20,
                 limit_rows=self.settings.limit_rows,
-            )
-        _log_plan(plan, self.settings.spec)
-        plan = self._prepared(plan)
-        check_cuts(self.work, plan.units, self.settings.input_path)
-        done = self._fit_and_transform(plan)
-        quarantine(
-            done,
-            self.settings.spec,
-            self.work,
-            self.paths.rejected,
-            self.settings.max_bad_fraction,
+            ),
         )
-        check_splits(done, self.settings.spec)
-        if self.settings.shuffle != "none":
-            with self.stage("shuffle"):
-                self._shuffle(done)
-        return self._finish(plan, done)
-
-    def _prepared(self, plan: Plan) -> Plan:
-        """Return the plan with what the division of rows needs; nothing is read by days."""
-        if self.settings.spec.split.by == "days":
-            return plan
-        with self.stage("split"), RowsBar("split", plan) as bar:
-            plan = split_pass.prepared(
-                plan,
-                self.settings.spec,
-                self.work,
-                threads=self.settings.workers or cores(),
-                reject=self.settings.reject,
-                report=bar.update,
-            )
-        rule = split_pass.describe(plan, self.settings.spec)
-        if self.settings.spec.split.by == "time":
+        _log_plan(plan, spec)
+        plan = self.stages.divide(plan)
+        if spec.split.by == "time":
+            rule = split_pass.describe(plan, spec)
             log.info(
                 "valid from %s on, test from %s on (UTC)", rule["valid_from"], rule["test_from"]
             )
-        return plan
+        results = self.stages.count_and_encode(
+            plan,
+            "train",
+            lambda engine, report: self._fit(engine.fit(plan.train_blocks, report), plan),
+        )
+        quarantine(results, spec, self.work, self.paths.rejected, self.settings.max_bad_fraction)
+        check_splits(results, spec)
+        if self.settings.shuffle != "none":
+            with self.stages.timer("shuffle"):
+                self._shuffle(results)
+        return self._finish(plan, results)
 
-    def _fit_and_transform(self, plan: Plan) -> list[UnitResult]:
-        """Return the results of all units, in the order of the plan."""
-        results = recorded(self.work, plan.units)
-        finished = {result.unit for result in results}
-        missing = [unit for unit in plan.units if unit not in finished]
-        shuffling = Journal(self.work / output.SHUFFLE).begun
-        if shuffling and any(unit.split == "train" for unit in missing):
-            raise OutputError(  # a part that is encoded again would not be shuffled
-                f"{self.work}: records of finished parts are damaged", "begin again with --restart"
-            )
-        is_fitted = fitted.is_whole(self.paths, self.work)
-        if self.resumed:
-            state = "fitted" if is_fitted else "not fitted"
-            log.info("%s; %d of %d parts are written", state, len(finished), len(plan.units))
-        with contextlib.ExitStack() as stack:
-            if missing or not is_fitted:
-                with self.stage("start workers"):
-                    engine = stack.enter_context(choice.start(self.settings, self.work))
-            if not is_fitted:
-                with self.stage("fit"), RowsBar("fit", plan, "train") as bar:
-                    self._fit(engine, plan, bar, parts_done=bool(results))
-                stack.enter_context(output.deleted_meanwhile(self.work / output.FIT))
-            if missing:
-                done = sum(result.lines for result in results)
-                with self.stage("transform"), RowsBar("transform", plan, initial=done) as bar:
-                    for result in engine.transform(missing, self.workflow):
-                        bar.update(result.lines)
-                        results.append(result)
-        by_unit = {result.unit: result for result in results}
-        return [by_unit[unit] for unit in plan.units]
+    def _fit(self, fitted: Fitted, plan: Plan) -> WorkflowDescription:
+        """Write the workflow and, unless it is NVTabular's, its state for extensions."""
+        from nvt_torchrec.workflows.extension.workflow import write_base_state
+        from nvt_torchrec.workflows.writer import write_workflow
 
-    def _fit(self, engine: choice.Engine, plan: Plan, bar: RowsBar, *, parts_done: bool) -> None:
-        from nvt_torchrec.workflows import inspect
-
-        for directory in (self.workflow, self.paths.extension):
-            shutil.rmtree(directory, ignore_errors=True)
-        engine.fit(plan.train_blocks, plan.train_days, self.paths, bar.update)
-        before, now = fitted.recorded_digest(self.work), inspect(self.workflow).digest
-        if parts_done and before not in (None, now):
-            raise OutputError(
-                f"{self.workflow}: fitted again, it has digest {now}; the finished parts were "
-                f"encoded with {before}",
-                "discard them and begin again with --restart",
-            )
-        fitted.record_workflow(self.work, now)
+        description = write_workflow(
+            self.paths.workflow,
+            self.settings.spec,
+            fitted,
+            threads=self.settings.workers or cores(),
+            days=plan.train_days,
+        )
+        if self.settings.engine != "nvtabular":
+            write_base_state(self.paths.extension, description, fitted, plan.train_days)
+        return description
 
     def _shuffle(self, results: list[UnitResult]) -> None:
         from nvt_torchrec.etl.shuffle.training_rows import Part, shuffle
@@ -202,37 +147,27 @@ class _Run:
     def _finish(self, plan: Plan, results: list[UnitResult]) -> Manifest:
         from nvt_torchrec.etl.manifest import make_manifest
         from nvt_torchrec.etl.parquet import write_descriptions
-        from nvt_torchrec.etl.report.page import write_report
         from nvt_torchrec.workflows import inspect
 
-        description = inspect(self.workflow)
-        with self.stage("describe"):
+        spec, splits = self.settings.spec, self.paths.splits
+        description = inspect(self.paths.workflow)
+        with self.stages.timer("describe"):
             plan, results, names = without_empty_parts(plan, results)
-            files = list(names.values())
-            with output.named_errors(self.split_root):
-                move_parts(self.parts, self.split_root, names)
-            sizes = check_rows(plan, results, self.split_root)
-            write_descriptions(self.split_root, files, description.table_schema)
+            with output.named_errors(splits):
+                move_parts(self.parts, splits, names)
+            sizes = check_rows(plan, results, splits)
+            write_descriptions(splits, list(names.values()), description.table_schema)
         refuse_changes(
             self.record,
             plan_record(self.settings.to_dict(), _files(self.settings)),
-            self.output,
+            self.paths.root,
             "the inputs were changed during the run; begin again with --restart",
         )
-        spec = self.settings.spec
         rule = None if spec.split.by == "days" else split_pass.describe(plan, spec)
         manifest = make_manifest(self.record, self.days, results, sizes, description, rule)
-        timings = self.stage.timings(
-            resumed=self.resumed, rows=manifest["rows"]["in"], text_bytes=plan.text_bytes()
-        )
-        write_json(self.paths.timings, timings)
-        write_report(self.paths.report, manifest, description)
-        manifest.write(self.paths.manifest)
-        output.release(self.output)
+        self.stages.finish(manifest, description, plan, manifest["rows"]["in"])
+        output.release(self.paths.root)
         log.info("wrote %s", self.paths.manifest)
-        if warnings := one_label_splits(manifest["splits"]):
-            remedy = one_label_remedy(manifest["splits"], manifest.split)
-            log.warning("warning: %s\n  -> %s", "\nwarning: ".join(warnings), remedy)
         return manifest
 
 

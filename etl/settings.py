@@ -15,6 +15,8 @@ from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.toml_file import load_spec
 
 ENGINES = ("auto", "cpu", "dask")
+#: NVTabular's own operators cannot extend what they fitted.
+RUN_ENGINES = (*ENGINES, "nvtabular")
 ON_BAD_ROWS = ("error", "quarantine")
 SHUFFLES = ("none", "file", "full")
 STATISTICS = ("frozen", "update")
@@ -73,9 +75,10 @@ class EtlSettings(Settings):
     limit_rows: int | None = flag("use the first N rows of each day only", None, least=1)
     block_mb: int = flag("MiB of text per unit of work", 64, least=1)
     engine: str = flag(
-        "cpu: threads of this machine; dask: NVTabular, on GPUs or on a cluster; auto: dask with "
-        "a --scheduler, else the faster one, if `etl doctor --measure` has measured that, else "
-        "dask if there is a GPU, else cpu", "auto", choices=ENGINES
+        "cpu: threads of this machine; dask: workers of a cluster, on their GPUs if they have any, "
+        "with the same result; nvtabular: NVTabular's own operators on such workers, whose output "
+        "cannot be extended; auto: dask with a --scheduler or a GPU, else cpu", "auto",
+        choices=RUN_ENGINES
     )
     workers: int | None = flag(
         "number of threads or processes (default: one per core; with GPUs, one per GPU)", None,
@@ -175,8 +178,7 @@ class ExtendSettings(Settings):
         "MiB of text per unit of work (default: as in the run)", None, least=1
     )
     engine: str = flag(
-        "cpu: threads of this machine; dask: processes, or a cluster, that run the same code; "
-        "auto: dask if there is a --scheduler, else cpu", "auto", choices=ENGINES
+        "as in `etl run`: cpu, dask, or auto", "auto", choices=ENGINES
     )
     workers: int | None = flag(
         "number of threads or processes (default: one per core)", None, least=1,

@@ -20,16 +20,16 @@ class EtlOutput:
     """An output directory, which need not exist.
 
     Attributes:
-        root: the directory.
-        splits: the directory of ``train``, ``valid`` and ``test``.
-        workflow: the directory of the saved workflow.
-        extension: the directory of what the next extension of the workflow needs to know, beside
+        root: The directory.
+        splits: The directory of ``train``, ``valid`` and ``test``.
+        workflow: The directory of the saved workflow.
+        extension: The directory of what the next extension of the workflow needs to know, beside
             the workflow itself.
-        rejected: the directory of the rows that were left out.
-        report: the page that shows what the data look like.
-        timings: how long the run took.
-        manifest: what the run read, did and wrote.
-        drift: how days that were added, or compared with it, differ from those before.
+        rejected: The directory of the rows that were left out.
+        report: The page that shows what the data look like.
+        timings: How long the run took.
+        manifest: What the run read, did and wrote.
+        drift: How days that were added, or compared with it, differ from those before.
     """
 
     def __init__(self, root: Path) -> None:
@@ -66,7 +66,7 @@ class EtlOutput:
         """Check that the output is not between two generations.
 
         Raises:
-            BadInputError: the switch to a new generation was interrupted, or is under way.
+            BadInputError: The switch to a new generation was interrupted, or is under way.
         """
         if (self.root / SWITCH_FILE).exists():
             raise BadInputError(

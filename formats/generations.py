@@ -32,11 +32,11 @@ class Generation:
 
     Attributes:
         number: 0 for the workflow that was fitted, then 1, 2, ….
-        digest: its digest. A day that adds nothing gives a generation with the digest of its
+        digest: Its digest. A day that adds nothing gives a generation with the digest of its
             parent.
-        days: the days that were counted in this generation and in none before it, increasing.
-        values: by vocabulary, how many values it had then.
-        reused: by vocabulary, how many ids were given to another value in this generation;
+        days: The days that were counted in this generation and in none before it, increasing.
+        values: By vocabulary, how many values it had then.
+        reused: By vocabulary, how many ids were given to another value in this generation;
             vocabularies without such ids may be left out.
     """
 
@@ -68,12 +68,12 @@ def check_lineage(lineage: Sequence[Generation], digest: str, values: Mapping[st
     """Check that generations are a line of descent that ends with a workflow.
 
     Args:
-        lineage: the generations; none for a workflow without a line of descent.
-        digest: the digest of the workflow.
-        values: by vocabulary, how many values it has.
+        lineage: The generations; none for a workflow without a line of descent.
+        digest: The digest of the workflow.
+        values: By vocabulary, how many values it has.
 
     Raises:
-        ValueError: they are not.
+        ValueError: They are not.
     """
     for number, generation in enumerate(lineage):
         if generation.number != number:
@@ -128,7 +128,7 @@ def read_reused(
         By vocabulary, int64 [n] in ascending order; without vocabularies that have none.
 
     Raises:
-        BadInputError: the file cannot be read, or is not that of the generation.
+        BadInputError: The file cannot be read, or is not that of the generation.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -141,20 +141,20 @@ def read_reused(
         kinds = dict(zip(table.column_names, table.schema.types, strict=True))
         if kinds != {"vocabulary": pa.string(), "id": pa.int64()}:
             raise ValueError(f"columns {kinds}")
-        names, numbers = (table[name].combine_chunks() for name in ("vocabulary", "id"))
-        if names.null_count or numbers.null_count:
+        names, column = (table[name].combine_chunks() for name in ("vocabulary", "id"))
+        if names.null_count or column.null_count:
             raise ValueError("nulls")
         encoded = names.dictionary_encode()
-        ids, places = to_numpy(numbers), to_numpy(encoded.indices)
-        found = {name: ids[places == i] for i, name in enumerate(encoded.dictionary.to_pylist())}
+        ids, places = to_numpy(column), to_numpy(encoded.indices)
+        reused = {name: ids[places == i] for i, name in enumerate(encoded.dictionary.to_pylist())}
         expected = {name: count for name, count in generation.reused.items() if count}
-        if {name: len(own) for name, own in found.items()} != expected:
+        if {name: len(ids) for name, ids in reused.items()} != expected:
             raise ValueError("not the numbers of ids in metadata.json")
-        for name, own in found.items():
+        for name, numbers in reused.items():
             first = first_ids[name]
-            inside = first <= own[0] and own[-1] < first + generation.values[name]
-            if not (inside and (np.diff(own) > 0).all()):
+            inside = first <= numbers[0] and numbers[-1] < first + generation.values[name]
+            if not (inside and (np.diff(numbers) > 0).all()):
                 raise ValueError(f"ids that are not those of vocabulary {name}, in ascending order")
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise BadInputError(f"{file}: damaged: {error}", _COPY_AGAIN) from error
-    return found
+    return reused

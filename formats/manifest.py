@@ -157,7 +157,7 @@ class Manifest(_ByKey):
 
     def _names_days(self) -> bool:
         """Return whether it says the days of all splits and parts, as version 3 does."""
-        complete = all(own.keys() == set(SPLITS) for own in (self.days, self.next_parts))
+        complete = all(by.keys() == set(SPLITS) for by in (self.days, self.next_parts))
         return complete and all(file.day is not None for file in self.files)
 
     def fingerprints(self) -> dict[str, Any]:

@@ -19,9 +19,9 @@ class Jagged:
     """A list of values in each of ``n`` rows.
 
     Attributes:
-        offsets: integers [n + 1]: row i holds ``values[offsets[i]:offsets[i + 1]]``. The first is
+        offsets: Integers [n + 1]: row i holds ``values[offsets[i]:offsets[i + 1]]``. The first is
             0, the last the number of values. int64 in raw rows.
-        values: of all rows, one after the other.
+        values: Of all rows, one after the other.
     """
 
     offsets: np.ndarray
@@ -43,12 +43,12 @@ class BadRow:
     """A row that breaks the spec.
 
     Attributes:
-        line: index of the line (in parquet, of the row) within the block, from 0.
-        what: the column, its value and what was expected.
-        column: name of the column; "" if the row as a whole is wrong.
-        text: the raw line without its end (of a line that is too long, the beginning); of parquet,
+        line: Index of the line (in parquet, of the row) within the block, from 0.
+        what: The column, its value and what was expected.
+        column: Name of the column; "" if the row as a whole is wrong.
+        text: The raw line without its end (of a line that is too long, the beginning); of parquet,
             the row's columns as JSON.
-        remedy: what to do about it, where it is more than to correct the row.
+        remedy: What to do about it, where it is more than to correct the row.
     """
 
     line: int
@@ -71,13 +71,13 @@ class RawRows:
         label: uint8 [n], 0 or 1, the main label; None for a log without a label column.
         dense: [dense columns, n]; int32 if all of them are, else float64; 0 where missing.
         dense_missing: uint64 [words, n], the mask of missing values (:mod:`formats.missing`).
-        categorical: by column, the values (:data:`CategoryValues`); 0, "" or the empty list where
+        categorical: By column, the values (:data:`CategoryValues`); 0, "" or the empty list where
             missing. For specs with ``is_criteo_format`` uint32 [categorical columns, n].
         categorical_missing: uint64 [words, n], likewise.
         line: int64 [n], the line of each row, from 0; lines of bad rows are not in it.
-        bad: bad rows, which are in none of the columns; without ``reject`` the first ones only.
-        bad_count: number of bad rows.
-        lines: lines of the text, or rows of parquet, counted independently of parsing, so that a
+        bad: Bad rows, which are in none of the columns; without ``reject`` the first ones only.
+        bad_count: Number of bad rows.
+        lines: Lines of the text, or rows of parquet, counted independently of parsing, so that a
             reader that loses rows is noticed.
         more_labels: uint8 [further labels, n], 0 or 1; None if the spec has one label, or the rows
             have none.
@@ -137,8 +137,8 @@ def with_bad_rows(rows: RawRows, bad: Sequence[BadRow]) -> RawRows:
     """Add bad rows that the parser did not see.
 
     Args:
-        rows: the parsed rows; their line numbers do not count the bad rows.
-        bad: the bad rows in order; their line numbers count all lines.
+        rows: The parsed rows; their line numbers do not count the bad rows.
+        bad: The bad rows in order; their line numbers count all lines.
     """
     # how many of the parsed lines come before each bad row
     places = np.array([row.line - i for i, row in enumerate(bad)], np.int64)

@@ -29,13 +29,13 @@ class TableSchema:
     """Columns of the training parquet, in order, and the rows each embedding table needs.
 
     Attributes:
-        label: name of the main label's column (float32).
-        dense: names of the dense columns (float32).
-        categorical: names of the id columns (int32).
-        table_sizes: per categorical column, 1 + its largest possible id.
-        multi_hot: the categorical columns that hold a list of ids in each row (list<int32>).
-        more_labels: names of the columns of further labels (float32).
-        weight: name of the column with the weights of the rows (float32); "" for none.
+        label: Name of the main label's column (float32).
+        dense: Names of the dense columns (float32).
+        categorical: Names of the id columns (int32).
+        table_sizes: Per categorical column, 1 + its largest possible id.
+        multi_hot: The categorical columns that hold a list of ids in each row (list<int32>).
+        more_labels: Names of the columns of further labels (float32).
+        weight: Name of the column with the weights of the rows (float32); "" for none.
     """
 
     label: str
@@ -112,8 +112,8 @@ class TableSchema:
         """Read ``directory/.merlin/schema.json``.
 
         Raises:
-            BadInputError: there is none, or it is damaged.
-            SchemaError: it has no label, or a categorical column without a table size.
+            BadInputError: There is none, or it is damaged.
+            SchemaError: It has no label, or a categorical column without a table size.
         """
         path = Path(directory) / SCHEMA_FILE
         again = "copy it again, or run the ETL again"

@@ -18,8 +18,8 @@ def cut_last_day(rows: int, *, only_day: bool = False) -> dict[str, tuple[int, i
     day to train on: there the first 80 % of the rows are for training, and the rest is halved.
 
     Args:
-        rows: rows of the last day.
-        only_day: whether the log has no other day.
+        rows: Rows of the last day.
+        only_day: Whether the log has no other day.
     """
     train = rows - rows // 5 if only_day else 0
     valid = train + (rows - train + 1) // 2
@@ -33,9 +33,9 @@ class RowRule:
     Attributes:
         by: ``share``: the value is a hash of the row's place; ``column``: a hash of its key;
             ``time``: its time, in microseconds since 1970.
-        cuts: ascending: rows whose value is below the first are train, below the second valid, all
+        cuts: Ascending: rows whose value is below the first are train, below the second valid, all
             others test. With one cut there are no test rows.
-        seed: of the hash.
+        seed: Of the hash.
     """
 
     by: str

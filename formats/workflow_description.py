@@ -256,7 +256,7 @@ class WorkflowDescription:
         file = self.path / vocabulary.file
         try:
             with pq.ParquetFile(file, page_checksum_verification=True) as opened:
-                values, counts = (found.combine_chunks() for found in opened.read().columns)
+                values, counts = (chunks.combine_chunks() for chunks in opened.read().columns)
             kinds = [pa.string() if RAW_TYPES[column.raw].is_text else pa.int64(), pa.int64()]
             if [values.type, counts.type] != kinds or values.null_count or counts.null_count:
                 raise ValueError("its columns are not values and counts without nulls")
@@ -402,7 +402,7 @@ class _Metadata:
                 raise ValueError(f"{what}.{missing} is missing")
         values = {name: self.vocabularies[name].values for name in self.spec.vocabularies}
         check_lineage(self.lineage, self.digest, values)
-        counted = {name: dataclasses.asdict(own) for name, own in self.vocabularies.items()}
+        counted = {name: dataclasses.asdict(counts) for name, counts in self.vocabularies.items()}
         describe_vocabularies(self.spec, counted, dict.fromkeys(values, ""))  # checks the numbers
 
     def directory(self, vocabulary: str) -> str:
@@ -417,4 +417,4 @@ class _Metadata:
         for vocabulary in self.spec.vocabularies:
             directory = self.directory(vocabulary)
             names |= {f"{directory}/{kind}.{vocabulary}.parquet" for kind in ("unique", "meta")}
-        return names | {own.reused_file for own in self.lineage if own.reused_file}
+        return names | {g.reused_file for g in self.lineage if g.reused_file}

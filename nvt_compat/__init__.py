@@ -22,8 +22,8 @@ were wrong, and can be deleted alone once upstream does not need it:
 =================  =======================================================================
 
 Raises:
-    UnsupportedStackError: at import, for a combination of versions outside the supported table.
-    PatchError: a function to be patched is not as expected.
+    UnsupportedStackError: At import, for a combination of versions outside the supported table.
+    PatchError: A function to be patched is not as expected.
 """
 
 from nvt_torchrec.base.versions import check_etl_stack

@@ -24,7 +24,7 @@ def _hash_series(ser) -> np.ndarray:
     undefined.
 
     Raises:
-        TypeError: a series of anything else.
+        TypeError: A series of anything else.
     """
     from merlin.core import dispatch
 

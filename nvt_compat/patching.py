@@ -23,7 +23,7 @@ def replace(module: ModuleType | type, name: str, value: Any, *, expect: str) ->
     """Replace ``module.name``, whose source must contain ``expect``.
 
     Raises:
-        PatchError: it is missing, or its source does not contain ``expect``.
+        PatchError: It is missing, or its source does not contain ``expect``.
     """
     old = getattr(module, name, None)
     if old is None:
@@ -40,11 +40,11 @@ def edit(function: Callable, *edits: tuple[str, str]) -> None:
     """Recompile a module-level function with expressions of its source replaced.
 
     Args:
-        function: the function; decorators are applied again.
-        edits: pairs (expression, replacement); each expression must occur exactly once.
+        function: The function; decorators are applied again.
+        edits: Pairs (expression, replacement); each expression must occur exactly once.
 
     Raises:
-        PatchError: an expression does not occur exactly once, or the function was edited before
+        PatchError: An expression does not occur exactly once, or the function was edited before
             (its file does not show that: the earlier edits would be lost).
     """
     if getattr(function, "__nvt_compat__", False):

@@ -23,7 +23,7 @@ def key_like_vocabulary(column, vocabulary):
     float64, and merging float64 with int64 keys compares by value.
 
     Raises:
-        TypeError: strings for a vocabulary of numbers, where a cast would read hexadecimal digits
+        TypeError: Strings for a vocabulary of numbers, where a cast would read hexadecimal digits
             as decimal, or numbers for a vocabulary of strings, where none would be found.
     """
     dtype = vocabulary.dtype

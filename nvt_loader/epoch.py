@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nvt_torchrec.nvt_loader import plan as planning
-from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch, Source
+from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch, ShardRows
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.memory import PREFETCH_BLOCKS, READ_AHEAD, Budget
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
@@ -24,10 +24,10 @@ class Position:
     """How far an epoch has got.
 
     Attributes:
-        epoch: the epoch, counted from 0.
-        step: steps of the epoch drawn so far, those before a resume included.
-        first: the step at which this iterator began.
-        rows: rows of this rank that this iterator has delivered.
+        epoch: The epoch, counted from 0.
+        step: Steps of the epoch drawn so far, those before a resume included.
+        first: The step at which this iterator began.
+        rows: Rows of this rank that this iterator has delivered.
     """
 
     epoch: int
@@ -41,9 +41,9 @@ class Order:
     """What determines the order of the rows besides the plan.
 
     Attributes:
-        shuffle: one of :data:`nvt_loader.plan.SHUFFLES`.
-        seed: the seed of the permutations.
-        rank, world_size: the rank that gets the batches, and the number of ranks.
+        shuffle: One of :data:`nvt_loader.plan.SHUFFLES`.
+        seed: The seed of the permutations.
+        rank, world_size: The rank that gets the batches, and the number of ranks.
     """
 
     shuffle: str
@@ -98,7 +98,7 @@ def produce_blocks(
 
     def sources_of(
         readers: list[ShardReader], window: int = 0, begin: int = 0, end: int = 0
-    ) -> list[Source]:
+    ) -> list[ShardRows]:
         sources, place = [], 0
         for span, reader in zip(spans, readers, strict=True):
             permutation = None
@@ -111,7 +111,7 @@ def produce_blocks(
                     shard=span.shard,
                     window=window,
                 )
-            sources.append(Source(reader, span.width, span.begin, span.end, place, permutation))
+            sources.append(ShardRows(reader, span.width, span.begin, span.end, place, permutation))
             place += span.end - span.begin
         return sources
 
@@ -133,7 +133,7 @@ def produce_blocks(
     if plan.steps > plan.full_steps:
         first, last = (assigned.remainder[0] + row for row in plan.last_step(rank, world_size))
         size = last - first
-        sources = [Source(read([(first, last)]), size, 0, size, 0)] if size else []
+        sources = [ShardRows(read([(first, last)]), size, 0, size, 0)] if size else []
         yield slice(0, 1), builder.build(1, size, sources)
 
 

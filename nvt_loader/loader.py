@@ -70,40 +70,40 @@ class KJTLoader:
     error, and so is a split with another number of rows than the ETL's manifest says.
 
     Args:
-        path: directory of one split, as ``OUT/criteo_binary/split/train``; or one parquet file.
-        batch_size: rows of a batch *of this rank*.
-        rank: number of this rank.
-        world_size: number of ranks.
+        path: Directory of one split, as ``OUT/criteo_binary/split/train``; or one parquet file.
+        batch_size: Rows of a batch *of this rank*.
+        rank: Number of this rank.
+        world_size: Number of ranks.
         shuffle: "none" (False), "row_groups" or "rows" (True); another order in every epoch.
-        seed: seed of the permutations; the same on all ranks.
-        drop_last: leave out the last step if it is not full.
-        device: device of the batches; None is the current CUDA device, or the CPU without one.
-        virtual_shards: places in the data that a batch takes rows from, at most
+        seed: Seed of the permutations; the same on all ranks.
+        drop_last: Leave out the last step if it is not full.
+        device: Device of the batches; None is the current CUDA device, or the CPU without one.
+        virtual_shards: Places in the data that a batch takes rows from, at most
             ``batch_size * world_size``; by default 8. Batches depend on it and not on the world
             size. Ranks read no rows in common if it is a multiple of ``world_size``; otherwise they
             share virtual shards, which costs time and, where rows are shuffled, memory.
-        shuffle_window: rows of a window, over all virtual shards.
-        schema: the columns; by default ``.merlin/schema.json`` beside the files. With a schema, the
+        shuffle_window: Rows of a window, over all virtual shards.
+        schema: The columns; by default ``.merlin/schema.json`` beside the files. With a schema, the
             files may be any parquet: numbers of other types are converted.
-        table_sizes: rows of the embedding tables, instead of the schema's.
-        hash_indices: map ids outside their table into it, instead of refusing them.
-        id_dtype: type of the ids, "int32" or "int64".
-        undersampling_rate: share of the negative rows to keep, the same ones in each epoch. If a
+        table_sizes: Rows of the embedding tables, instead of the schema's.
+        hash_indices: Map ids outside their table into it, instead of refusing them.
+        id_dtype: Type of the ids, "int32" or "int64".
+        undersampling_rate: Share of the negative rows to keep, the same ones in each epoch. If a
             model trained on them predicts p, the probability is ``p / (p + (1 - p) / rate)``.
-        limit_batches: end each epoch after so many steps.
-        loader_memory: most bytes for blocks, decoded columns and shuffling windows; by default
+        limit_batches: End each epoch after so many steps.
+        loader_memory: Most bytes for blocks, decoded columns and shuffling windows; by default
             256 MiB, or 1 GiB where libcudf decodes, and up to four times that if large batches or
             rows of many columns take more. Row groups in use are not counted.
-        decode_threads: threads that decode; by default two where there are two processors.
-        selection: the files of the split to read, and those to sample; by default all files.
-        transforms: functions of a batch, applied in order before those of :meth:`map`.
-        label: the label that ``labels`` holds, if the data have several; by default the main one.
+        decode_threads: Threads that decode; by default two where there are two processors.
+        selection: The files of the split to read, and those to sample; by default all files.
+        transforms: Functions of a batch, applied in order before those of :meth:`map`.
+        label: The label that ``labels`` holds, if the data have several; by default the main one.
 
     Raises:
-        BadInputError: a missing directory, file or schema, or a file that cannot be read.
-        SchemaError: a missing column or one of another type, a null, an id outside its table, or a
+        BadInputError: A missing directory, file or schema, or a file that cannot be read.
+        SchemaError: A missing column or one of another type, a null, an id outside its table, or a
             split with another number of rows than the manifest says.
-        SettingsError: a setting out of its range, or too little ``loader_memory``.
+        SettingsError: A setting out of its range, or too little ``loader_memory``.
     """
 
     def __init__(
@@ -261,13 +261,13 @@ class KJTLoader:
         """Return how far training has got, as a few numbers that are the same on all ranks.
 
         Args:
-            trained_steps: steps *of the newest iterator's epoch* that were trained, counted from
+            trained_steps: Steps *of the newest iterator's epoch* that were trained, counted from
                 the epoch's beginning, including those before a resume. A training pipeline draws
                 batches ahead (TrainPipelineSparseDist: two), which must come again after a resume.
                 None counts every batch that was drawn as trained.
 
         Raises:
-            SettingsError: fewer steps were drawn, or more before the epoch was resumed.
+            SettingsError: Fewer steps were drawn, or more before the epoch was resumed.
         """
         position = self._current or self._next
         step = position.step if trained_steps is None else trained_steps
@@ -291,8 +291,8 @@ class KJTLoader:
         The world size may differ if ``batch_size * world_size`` is the same.
 
         Raises:
-            SchemaError: the data have changed since the state was written.
-            SettingsError: a setting has changed, or the state has another version.
+            SchemaError: The data have changed since the state was written.
+            SettingsError: A setting has changed, or the state has another version.
         """
         check_state(state, self._identity(), self._dataset.directory)
         self._plan = dataclasses.replace(self._plan, virtual_shards=state["virtual_shards"])
@@ -306,7 +306,7 @@ class KJTLoader:
         rows at the end of its epoch.
 
         Raises:
-            SchemaError: on every rank, if the sum is not :attr:`epoch_rows` (without the rows that
+            SchemaError: On every rank, if the sum is not :attr:`epoch_rows` (without the rows that
                 were trained before a resume).
         """
         first = self._current.first if self._current else 0

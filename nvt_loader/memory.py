@@ -50,12 +50,12 @@ class Demand:
     """The rows that one rank has to hold at once.
 
     Attributes:
-        batch: rows of a batch of this rank.
-        window: this rank's rows of a shuffling window; 0 if rows are not shuffled.
-        shards: virtual shards that this rank reads.
-        read: rows read for each row of this rank; more than 1 where other ranks read the same
+        batch: Rows of a batch of this rank.
+        window: This rank's rows of a shuffling window; 0 if rows are not shuffled.
+        shards: Virtual shards that this rank reads.
+        read: Rows read for each row of this rank; more than 1 where other ranks read the same
             virtual shards.
-        threads: virtual shards that are decoded at the same time.
+        threads: Virtual shards that are decoded at the same time.
     """
 
     batch: int
@@ -82,9 +82,9 @@ class Budget:
     """How many rows are held where.
 
     Attributes:
-        block_rows: rows of a block, at most (but always one step, or a whole shuffling window).
-        first_rows: rows of the first block.
-        decode_rows: rows decoded at a time for each virtual shard of a rank.
+        block_rows: Rows of a block, at most (but always one step, or a whole shuffling window).
+        first_rows: Rows of the first block.
+        decode_rows: Rows decoded at a time for each virtual shard of a rank.
     """
 
     block_rows: int
@@ -99,8 +99,8 @@ def held_rows(demand: Demand, budget: Budget, *, whole: bool) -> float:
     shards that are decoded at the same time.
 
     Args:
-        demand, budget: of the loader.
-        whole: all rows that are read for a block are decoded before the block is made: lists, and
+        demand, budget: Of the loader.
+        whole: All rows that are read for a block are decoded before the block is made: lists, and
             whatever libcudf decodes.
     """
     decoded = demand.read if whole and not demand.window else 0.0
@@ -130,14 +130,14 @@ def divide_memory(
     """Divide ``memory`` bytes: half to blocks, half to decoded columns and a shuffling window.
 
     Args:
-        dataset: the data.
-        memory: bytes for blocks, decoded columns and a shuffling window; None: the default, or what
+        dataset: The data.
+        memory: Bytes for blocks, decoded columns and a shuffling window; None: the default, or what
             is needed at least, up to :data:`MOST_GROWTH` times the default.
-        demand: what the rank has to hold.
-        on_device: libcudf decodes, whole row groups.
+        demand: What the rank has to hold.
+        on_device: Libcudf decodes, whole row groups.
 
     Raises:
-        SettingsError: the memory is too little for a step or a window.
+        SettingsError: The memory is too little for a step or a window.
     """
     width = dataset.batch_row_bytes
     whole = on_device or dataset.jagged

@@ -35,7 +35,7 @@ def check_options(
     """Check options of :class:`nvt_loader.loader.KJTLoader`, each within its range.
 
     Raises:
-        SettingsError: one is out of its range.
+        SettingsError: One is out of its range.
     """
     _check(batch_size=(batch_size, 1), seed=(seed, 0), shuffle_window=(shuffle_window, 1))
     if limit_batches is not None:
@@ -65,14 +65,14 @@ def configure(
     """Check a dataset against the ETL's manifest, and add a loader's options.
 
     Args:
-        dataset: the files and columns.
-        table_sizes: rows of the embedding tables; None: the schema's.
-        selection: the files to read; None: all.
-        options: further fields of the dataset.
+        dataset: The files and columns.
+        table_sizes: Rows of the embedding tables; None: the schema's.
+        selection: The files to read; None: all.
+        options: Further fields of the dataset.
 
     Raises:
-        SchemaError: the split has another number of rows than the manifest says.
-        SettingsError: another number of table sizes than of columns.
+        SchemaError: The split has another number of rows than the manifest says.
+        SettingsError: Another number of table sizes than of columns.
     """
     schema = dataset.schema
     if table_sizes is not None:
@@ -118,8 +118,8 @@ def check_manifest(dataset: Dataset) -> None:
     """Compare a split's footers with the ETL's ``OUT/manifest.json``, where there is one.
 
     Raises:
-        SchemaError: the split has other rows than the ETL wrote.
-        BadInputError: the manifest is damaged.
+        SchemaError: The split has other rows than the ETL wrote.
+        BadInputError: The manifest is damaged.
     """
     parents = dataset.directory.absolute().parents
     if len(parents) < 3 or parents[0].name != "split":
@@ -152,7 +152,7 @@ def check_sum(found: int, plan: Plan, first_step: int, world_size: int) -> None:
     """Compare the rows of all ranks' epochs with the plan's (collective).
 
     Raises:
-        SchemaError: they are not the same; on every rank.
+        SchemaError: They are not the same; on every rank.
     """
     if world_size > 1:
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"

@@ -55,9 +55,9 @@ class Span:
     """The part of every step that a rank takes from one virtual shard.
 
     Attributes:
-        shard: number of the virtual shard.
+        shard: Number of the virtual shard.
         width: g, the rows that the shard gives to a full step.
-        begin, end: which of these rows the rank takes.
+        begin, end: Which of these rows the rank takes.
     """
 
     shard: int
@@ -74,9 +74,9 @@ class Plan:
         rows: N, rows of the stream.
         global_batch: G, rows of a full step over all ranks.
         virtual_shards: V, at most G.
-        drop_last: leave out the last step when it has fewer than G rows.
-        limit: steps after which an epoch ends, or None.
-        window_rows: rows of a shuffling window, over all virtual shards.
+        drop_last: Leave out the last step when it has fewer than G rows.
+        limit: Steps after which an epoch ends, or None.
+        window_rows: Rows of a shuffling window, over all virtual shards.
     """
 
     rows: int
@@ -178,8 +178,8 @@ class Assignment:
     """Which rows of an epoch's stream belong to which virtual shard.
 
     Attributes:
-        shards: for each virtual shard the ranges of the stream that make up its rows, in order.
-        remainder: the range of the last, smaller step, or of the rows that ``drop_last`` leaves
+        shards: For each virtual shard the ranges of the stream that make up its rows, in order.
+        remainder: The range of the last, smaller step, or of the rows that ``drop_last`` leaves
             out.
     """
 
@@ -201,9 +201,9 @@ def assign_rows(plan: Plan, starts: np.ndarray, remainder: int | None = None) ->
     """Assign the rows of the stream to the virtual shards: K · g to each, every row once.
 
     Args:
-        plan: the plan.
+        plan: The plan.
         starts: int64 [row_groups + 1], from :func:`stream_starts`.
-        remainder: the first of the ``N % G`` rows behind the full steps, from
+        remainder: The first of the ``N % G`` rows behind the full steps, from
             :func:`find_remainder`; by default they are the last rows of the stream.
     """
     total, size = plan.full_steps * plan.global_batch, plan.remainder_rows
@@ -308,8 +308,8 @@ def row_group_slices(
     Args:
         starts: int64 [row_groups + 1], from :func:`stream_starts`.
         order: int64 [row_groups], from :func:`epoch_order`.
-        begin: the first row.
-        end: one after the last row, at most N.
+        begin: The first row.
+        end: One after the last row, at most N.
     """
     if begin >= end:
         return

@@ -29,8 +29,8 @@ def check_state(state: dict[str, Any], mine: dict[str, Any], directory: Path) ->
     """Refuse a state of other data or settings.
 
     Raises:
-        SchemaError: the data have changed since the state was written.
-        SettingsError: a setting has changed, or the state has another version.
+        SchemaError: The data have changed since the state was written.
+        SettingsError: A setting has changed, or the state has another version.
     """
     if state.get("version") != STATE_VERSION:
         raise SettingsError(

@@ -49,7 +49,7 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
             "report",
             "shuffle",
         },
-        "drift": set(),
+        "drift": {"report"},
         "engines": set(),
         "extend": {"drift", "engines", "report"},
         "guess": set(),
@@ -83,7 +83,7 @@ EXCEPTIONS = {
 }
 #: Outside of ``nvt_compat`` and the measurements: the modules that import NVTabular or Merlin.
 NVTABULAR_MODULES = {
-    "etl.engines.dask",
+    "etl.engines.nvtabular",
     "etl.pickled_workflow",
     "workflows.store",
 }

@@ -25,14 +25,14 @@ class VocabularyDifference:
     """What was added to a vocabulary.
 
     Attributes:
-        name: of the vocabulary.
-        before: how many values it had.
-        added: the values with new ids, in the order of these.
-        first_id: the id of the first of them.
-        reused: its ids that were given to other values.
-        lost: the values that had these ids.
-        gained: the values that have them now; where an id was given back, the same.
-        raw: the raw type of the values.
+        name: Of the vocabulary.
+        before: How many values it had.
+        added: The values with new ids, in the order of these.
+        first_id: The id of the first of them.
+        reused: Its ids that were given to other values.
+        lost: The values that had these ids.
+        gained: The values that have them now; where an id was given back, the same.
+        raw: The raw type of the values.
     """
 
     name: str
@@ -69,14 +69,14 @@ def difference(before: Path, after: Path, examples: int) -> str:
     """Return as text what extending added to a workflow.
 
     Args:
-        before: the directory of a workflow.
-        after: the directory of one of its descendants.
-        examples: how many values to show of each vocabulary.
+        before: The directory of a workflow.
+        after: The directory of one of its descendants.
+        examples: How many values to show of each vocabulary.
 
     Raises:
-        BadInputError: a workflow is damaged.
+        BadInputError: A workflow is damaged.
         SchemaError: ``after`` does not descend from ``before``; the message names what differs.
-        SettingsError: it is the other way round.
+        SettingsError: It is the other way round.
     """
     old, new = inspect(before), inspect(after)
     since = check_descent(before, old, after, new)
@@ -95,7 +95,7 @@ def check_descent(
     """Return the number of the generation of ``after``'s line of descent that ``before`` is.
 
     Raises:
-        SchemaError: it is none of them; the message names what differs.
+        SchemaError: It is none of them; the message names what differs.
         SettingsError: ``before`` descends from ``after``.
     """
     ancestor = new.ancestor(old.digest)
@@ -116,27 +116,27 @@ def _what_differs(
     before: Path, old: WorkflowDescription, after: Path, new: WorkflowDescription
 ) -> str:
     """Return, in words, the first thing that two workflows do not have in common."""
-    specs = [json.loads(json.dumps(one.spec.to_dict() | {"input": None})) for one in (old, new)]
-    if found := first_difference(*specs, "spec"):
-        return found
+    specs = [json.loads(json.dumps(w.spec.to_dict() | {"input": None})) for w in (old, new)]
+    if text := first_difference(*specs, "spec"):
+        return text
     common = [a for a, b in zip(old.lineage, new.lineage, strict=False) if a == b]
     if common:
         days = [
-            days_text([day for one in lineage[len(common) :] for day in one.days]) or "none"
+            days_text([day for after in lineage[len(common) :] for day in after.days]) or "none"
             for lineage in (old.lineage, new.lineage)
         ]
         return (
             f"they parted after generation {common[-1].number} ({common[-1].digest[:12]}…), since "
             f"when one counted day {days[0]} and the other day {days[1]}"
         )
-    for path, one in ((before, old), (after, new)):
-        if not one.lineage:
+    for path, workflow in ((before, old), (after, new)):
+        if not workflow.lineage:
             return f"{path} has no line of descent: it was imported, or made before there was one"
     if old.lineage[0].days != new.lineage[0].days:
-        first, second = (days_text(one.lineage[0].days) for one in (old, new))
+        first, second = (days_text(workflow.lineage[0].days) for workflow in (old, new))
         return f"they were fitted on different days, {first} and {second}"
-    if found := first_difference(old.statistics, new.statistics, "statistics"):
-        return found
+    if text := first_difference(old.statistics, new.statistics, "statistics"):
+        return text
     for name, columns in old.spec.vocabularies.items():
         pair = [read_vocabulary(d, columns[0]).values for d in (old, new)]
         shorter = min(map(len, pair))
@@ -156,11 +156,11 @@ def compare_vocabularies(
     """Return what was added to each vocabulary; hashed columns have none.
 
     Raises:
-        BadInputError: a vocabulary is damaged, or an id has another value although the line of
+        BadInputError: A vocabulary is damaged, or an id has another value although the line of
             descent does not say so.
     """
     reused = new.reused_ids(since)
-    found = []
+    differences = []
     for name, columns in new.spec.vocabularies.items():
         column = columns[0]
         if column.hash_buckets:
@@ -178,7 +178,7 @@ def compare_vocabularies(
                 f"another value than in {before}, from which it descends",
                 _COPY_AGAIN,
             )
-        found.append(
+        differences.append(
             VocabularyDifference(
                 name=name,
                 before=size,
@@ -190,7 +190,7 @@ def compare_vocabularies(
                 raw=column.raw,
             )
         )
-    return found
+    return differences
 
 
 def _unequal(first: Values, second: Values) -> np.ndarray:
@@ -206,9 +206,11 @@ def _unequal(first: Values, second: Values) -> np.ndarray:
 
 def _head(before: Path, old: WorkflowDescription, after: Path, new: WorkflowDescription) -> str:
     lines = []
-    for path, one in ((before, old), (after, new)):
-        days = days_text([day for generation in one.lineage for day in generation.days])
-        lines.append(f"{path}: generation {one.generation} ({one.digest[:12]}…), days {days}")
+    for path, workflow in ((before, old), (after, new)):
+        days = days_text([day for generation in workflow.lineage for day in generation.days])
+        lines.append(
+            f"{path}: generation {workflow.generation} ({workflow.digest[:12]}…), days {days}"
+        )
     return "\n".join(lines)
 
 

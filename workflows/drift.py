@@ -242,8 +242,8 @@ class Drift:
 
     def measure(self, name: str, column: str = "") -> Measure | None:
         """Return a measure, for example ``drift.measure("PSI", "cat_3")``; None without it."""
-        found = (m for m in self.measures if (m.name, m.column) == (name, column))
-        return next(found, None)
+        same = (m for m in self.measures if (m.name, m.column) == (name, column))
+        return next(same, None)
 
     def write(self, directory: Path) -> Path:
         """Write the result as JSON, and return its path. Raises :class:`OutputError`."""
@@ -271,22 +271,22 @@ def compare(now: Counted, then: Counted, thresholds: Thresholds) -> list[Measure
     """
     tests = len(now.cells) + len(now.missing) + len(now.unseen) + 3
     measures = _Measures(thresholds, thresholds.false_alarm_rate / tests)
-    found = [measures.label_rate(now, then), measures.row_count(now, then)]
+    results = [measures.label_rate(now, then), measures.row_count(now, then)]
     limit = thresholds.malformed_share
-    found.append(measures.share("malformed rows", "", now.malformed, then.malformed, limit))
+    results.append(measures.share("malformed rows", "", now.malformed, then.malformed, limit))
     for name in then.cells:
         if name in thresholds.ignore:
             continue
-        found.append(measures.psi(name, now.cells[name], then.cells[name]))
+        results.append(measures.psi(name, now.cells[name], then.cells[name]))
         limit = thresholds.missing_rate
-        found.append(
+        results.append(
             measures.share("missing rate", name, now.missing[name], then.missing[name], limit, abs)
         )
         if name in now.unseen:
             unseen = then.unseen.get(name)
             limit = thresholds.unseen_share
-            found.append(measures.share("unseen share", name, now.unseen[name], unseen, limit))
-    return [measure for measure in found if measure is not None]
+            results.append(measures.share("unseen share", name, now.unseen[name], unseen, limit))
+    return [measure for measure in results if measure is not None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -330,8 +330,11 @@ class _Measures:
         return Measure("label rate", "", [positives, rows], total, change, _finite(limit), flagged)
 
     def row_count(self, now: Counted, then: Counted) -> Measure | None:
-        """Measure the change of the number of rows; None if it says nothing."""
-        if not (now.whole and then.whole):
+        """Measure the change of the number of rows; None if it says nothing.
+
+        Of a single day nothing is known of how days differ, and it may be a log of many days.
+        """
+        if not (now.whole and then.whole) or len(then.days) < 2:
             return None
         rows, before = now.days[0][1], [rows for _, rows in then.days]
         # Rows come at many moments of a day, at each of them with a small probability.

@@ -29,9 +29,9 @@ def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False) -> pd.DataF
     int64 or strings; missing values are null, missing lists empty.
 
     Args:
-        rows: parsed rows; without labels the frame has no columns of labels and weight.
-        spec: the columns.
-        gpu: return a ``cudf.DataFrame`` on the current device.
+        rows: Parsed rows; without labels the frame has no columns of labels and weight.
+        spec: The columns.
+        gpu: Return a ``cudf.DataFrame`` on the current device.
     """
     if gpu:
         return joined([to_table(rows, spec)], gpu=True)

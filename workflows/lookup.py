@@ -31,10 +31,10 @@ class Meaning:
     """The meaning of an id.
 
     Attributes:
-        id: the id.
+        id: The id.
         kind: ``padding``, ``null``, ``oov`` (out of vocabulary, or hashed) or ``value``.
-        value: the value as in a raw log; None unless ``kind`` is ``value``.
-        count: number of occurrences in the days counted (in generation 0 the training days), in
+        value: The value as in a raw log; None unless ``kind`` is ``value``.
+        count: Number of occurrences in the days counted (in generation 0 the training days), in
             all columns of the vocabulary; None where they are not counted: padding, and the ids of
             hashed columns.
     """
@@ -49,8 +49,8 @@ def meaning_of(path: Path | str, column: str, number: int) -> Meaning:
     """Return what an id of a column stands for.
 
     Raises:
-        BadInputError: there is no saved workflow, or it is damaged.
-        SettingsError: there is no such column, or its table has no such id.
+        BadInputError: There is no saved workflow, or it is damaged.
+        SettingsError: There is no such column, or its table has no such id.
     """
     description = inspect(path)
     spec, vocabulary = _column(description, column), description.vocabularies[column]
@@ -85,13 +85,13 @@ def id_of(path: Path | str, column: str, text: str) -> Meaning:
     """Return the id of a value and its meaning.
 
     Args:
-        path: the workflow's directory.
-        column: name of a categorical column.
-        text: the value as in a raw log; "" is a missing value.
+        path: The workflow's directory.
+        column: Name of a categorical column.
+        text: The value as in a raw log; "" is a missing value.
 
     Raises:
-        BadInputError: there is no saved workflow, or it is damaged.
-        SettingsError: there is no such column, the text is not a value of it, or the value has no
+        BadInputError: There is no saved workflow, or it is damaged.
+        SettingsError: There is no such column, the text is not a value of it, or the value has no
             id because a missing list is an empty list.
     """
     description = inspect(path)

@@ -55,9 +55,9 @@ def fitted(
     """Return the content of ``graph.json``.
 
     Args:
-        spec: the columns.
-        statistics: mean and std per normalized dense column.
-        sizes: number of values of each vocabulary, by its name.
+        spec: The columns.
+        statistics: Mean and std per normalized dense column.
+        sizes: Number of values of each vocabulary, by its name.
     """
     records = unfitted(spec)
     known = {column["name"]: column for column in _input_schema(spec)}

@@ -16,7 +16,7 @@ def report(path: Path | str) -> str:
     """Return operators, vocabularies, out-of-vocabulary policy, statistics and sizes as text.
 
     Raises:
-        BadInputError, SchemaError: see :func:`workflows.description.inspect`.
+        BadInputError, SchemaError: See :func:`workflows.description.inspect`.
     """
     path = Path(path)
     description = inspect(path)

@@ -46,8 +46,8 @@ def build(spec: FeatureSpec, categories_path: Path | str = "./") -> nvtabular.Wo
     Hashed columns need no fitting: they get an empty vocabulary, a file below ``categories_path``.
 
     Args:
-        spec: columns, vocabulary policies and the dense transform.
-        categories_path: directory to which fitting writes the vocabularies.
+        spec: Columns, vocabulary policies and the dense transform.
+        categories_path: Directory to which fitting writes the vocabularies.
 
     Raises:
         SettingsError: NVTabular would use one name for two columns or vocabularies.
@@ -70,11 +70,11 @@ def realize(records: list[nodes.Record], directory: Path | None = None) -> nvtab
     """Return the Workflow of a list of records, made of known operators and functions only.
 
     Args:
-        records: parents before children, the output last.
-        directory: directory of the artifacts of fitted records; None: the Workflow is unfitted.
+        records: Parents before children, the output last.
+        directory: Directory of the artifacts of fitted records; None: the Workflow is unfitted.
 
     Raises:
-        BadInputError: an unknown operator or function.
+        BadInputError: An unknown operator or function.
     """
     made: dict[int, WorkflowNode] = {}
     for record in records:
@@ -164,8 +164,8 @@ def save(workflow: Workflow, spec: FeatureSpec, path: Path | str) -> WorkflowDes
     """Write a fitted workflow that :func:`workflows.store.build` made from ``spec``.
 
     Raises:
-        SchemaError: the workflow is not fitted, or a statistic is not finite.
-        OutputError: the directory cannot be written.
+        SchemaError: The workflow is not fitted, or a statistic is not finite.
+        OutputError: The directory cannot be written.
     """
     return write_workflow(path, spec, fitted_state(workflow, spec))
 
@@ -177,14 +177,14 @@ def load(path: Path | str, *, label: bool = True) -> Workflow:
     functions are looked up by name in :mod:`workflows.store` and :mod:`workflows.functions`.
 
     Args:
-        path: directory that :func:`save` wrote.
-        label: whether labels and weight are passed through (training), or there are none
+        path: Directory that :func:`save` wrote.
+        label: Whether labels and weight are passed through (training), or there are none
             (inference).
 
     Raises:
-        BadInputError: there is no saved workflow, or one of its files is missing, damaged or
+        BadInputError: There is no saved workflow, or one of its files is missing, damaged or
             replaced.
-        SchemaError: it was saved in another version of the format.
+        SchemaError: It was saved in another version of the format.
     """
     path = Path(path).resolve()
     description = inspect(path)
@@ -200,7 +200,7 @@ def fitted_state(workflow: Workflow, spec: FeatureSpec) -> Fitted:
     """Return the fitted state of a Workflow that :func:`workflows.store.build` made from ``spec``.
 
     Raises:
-        SchemaError: it is not fitted.
+        SchemaError: It is not fitted.
     """
     statistics = {}
     for node in nodes_of(workflow, ops.Normalize):

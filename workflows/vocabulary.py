@@ -42,7 +42,7 @@ def concatenate(parts: Sequence[Values], column: str) -> Values:
     """Join values of one raw type.
 
     Raises:
-        SettingsError: they are strings of more than 2 GiB, of the column that is named.
+        SettingsError: They are strings of more than 2 GiB, of the column that is named.
     """
     if not is_text(parts[0]):
         return np.concatenate(parts)
@@ -112,7 +112,7 @@ class FittedVocabulary:
             ties by value (numbers by size, strings by their UTF-8 bytes). What a later generation
             adds follows behind, in the same order.
         counts: int64 [n], number of occurrences of each value in the days counted.
-        observed: rows of the days counted (for lists: ids) that were ``null``, ``oov`` (without an
+        observed: Rows of the days counted (for lists: ids) that were ``null``, ``oov`` (without an
             id of their own) and ``unique`` (in the vocabulary). Missing lists have no ids and are
             not counted. All 0 for a hashed column, whose values are not counted.
     """
@@ -130,7 +130,7 @@ class PendingValues:
     """Values that were seen and have no id.
 
     Attributes:
-        values: distinct, in ascending order (numbers by size, strings by their UTF-8 bytes).
+        values: Distinct, in ascending order (numbers by size, strings by their UTF-8 bytes).
         counts: int64 [n], number of occurrences of each, at least 1.
     """
 
@@ -156,10 +156,10 @@ def finish(
     vocabulary share a policy: pass any of the columns, with the counts over all of them.
 
     Args:
-        values: distinct values, in any order: int64 [n] or a string array without nulls.
+        values: Distinct values, in any order: int64 [n] or a string array without nulls.
         counts: int64 [n], at least 1.
-        column: the column whose policy is applied.
-        nulls: number of rows in which a single-hot column was missing.
+        column: The column whose policy is applied.
+        nulls: Number of rows in which a single-hot column was missing.
     """
     return apply_policy(values, counts, column, nulls)[0]
 
@@ -208,7 +208,7 @@ def kept_pending(values: Values, keys: list[np.ndarray]) -> np.ndarray:
     """Return which values are kept as pending, :data:`PENDING_LIMIT` at most.
 
     Args:
-        values: distinct, in any order.
+        values: Distinct, in any order.
         keys: int64 [n] each; those with the smallest keys are kept, the first key decides, then the
             next one, then the value.
 

@@ -69,14 +69,14 @@ class Fitted:
     """The result of fitting a spec on the training days.
 
     Attributes:
-        statistics: per normalized dense column ``{"mean": float, "std": float}`` of the values
+        statistics: Per normalized dense column ``{"mean": float, "std": float}`` of the values
             before normalization (after the logarithm, if there is one); std has n − 1 in its
             denominator and is 0 for fewer than two rows.
-        vocabularies: by ``column.vocabulary_name``.
-        pending: by vocabulary, the values that were seen and have no id; vocabularies without such
+        vocabularies: By ``column.vocabulary_name``.
+        pending: By vocabulary, the values that were seen and have no id; vocabularies without such
             values may be left out. Not part of the saved workflow, see
             :mod:`workflows.extension.state`.
-        moments: of the dense columns, see :mod:`workflows.moments`; None if nothing is normalized,
+        moments: Of the dense columns, see :mod:`workflows.moments`; None if nothing is normalized,
             or if the workflow will not be extended. Not part of the saved workflow either.
     """
 
@@ -91,10 +91,10 @@ class Descent:
     """What is new in a generation, and what it descends from.
 
     Attributes:
-        days: the days that were counted in it, and in none before.
-        ancestors: the generations before it.
-        reused: by vocabulary, the ids that it gave to other values, int64.
-        parent: the directory of the generation before; None for generation 0.
+        days: The days that were counted in it, and in none before.
+        ancestors: The generations before it.
+        reused: By vocabulary, the ids that it gave to other values, int64.
+        parent: The directory of the generation before; None for generation 0.
     """
 
     days: tuple[int, ...]
@@ -123,17 +123,17 @@ def write_workflow(
     without it is not a saved workflow.
 
     Args:
-        path: the workflow's directory.
-        spec: the columns.
-        fitted: their statistics and vocabularies.
-        threads: number of threads that write and compile vocabularies and compute digests; the
+        path: The workflow's directory.
+        spec: The columns.
+        fitted: Their statistics and vocabularies.
+        threads: Number of threads that write and compile vocabularies and compute digests; the
             bytes do not depend on it.
-        days: the days it was fitted on, increasing: it becomes generation 0 of a line of descent.
+        days: The days it was fitted on, increasing: it becomes generation 0 of a line of descent.
             None for a workflow that cannot be extended, such as an imported one.
 
     Raises:
-        SchemaError: a vocabulary or a statistic is missing, or a statistic is not finite.
-        OutputError: the directory cannot be written.
+        SchemaError: A vocabulary or a statistic is missing, or a statistic is not finite.
+        OutputError: The directory cannot be written.
     """
     descent = None if days is None else Descent(tuple(days))
     return write_generation(path, spec, fitted, descent, threads=threads)
@@ -159,17 +159,17 @@ def write_generation(
 
     def write_vocabulary(column: CategoricalColumn) -> dict[str, FileEntry]:
         described = vocabularies[column.name]
-        with deferred() as own:
+        with deferred() as written:
             files = _write_vocabulary(path, described, column, fitted.vocabularies[described.name])
-        waiting.extend(own)
+        waiting.extend(written)
         return files
 
     with removed_on_error() as waiting:
         with ThreadPoolExecutor(threads) as pool:
             digest = pool.submit(_digest, spec, statistics, fitted)
             first = [columns[0] for columns in spec.vocabularies.values()]
-            found = list(pool.map(write_vocabulary, first))
-        files = {name: description for own in found for name, description in own.items()}
+            written = list(pool.map(write_vocabulary, first))
+        files = {name: entry for entries in written for name, entry in entries.items()}
         values = {name: len(fitted.vocabularies[name]) for name in spec.vocabularies}
         description = WorkflowDescription(
             path=path,
@@ -305,10 +305,10 @@ def _versions() -> dict[str, str]:
     NVTabular's loader compares those of Python, nvtabular and pandas with its own. If they differ,
     it prints that of nvtabular and then looks for a pickle, which is not there.
     """
-    found = {"python": sys.version}
+    versions = {"python": sys.version}
     for name in _VERSIONS_OF:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    if "nvtabular" in found:
-        found["nvtabular"] += " (to open it, import nvt_torchrec.nvt_compat before nvtabular)"
-    return found
+            versions[name] = metadata.version(name)
+    if "nvtabular" in versions:
+        versions["nvtabular"] += " (to open it, import nvt_torchrec.nvt_compat before nvtabular)"
+    return versions

@@ -27,12 +27,12 @@ class Format:
     """A kind of file.
 
     Attributes:
-        name: what the file holds under ``format``; "" for a file without.
-        version: the version that this program writes and reads.
-        what: the file in errors, with its article.
-        version_key: where the file holds its version.
-        digest_key: where the file holds the digest of the rest of it; "" for a file without.
-        foreign: the error for a file of another format.
+        name: What the file holds under ``format``; "" for a file without.
+        version: The version that this program writes and reads.
+        what: The file in errors, with its article.
+        version_key: Where the file holds its version.
+        digest_key: Where the file holds the digest of the rest of it; "" for a file without.
+        foreign: The error for a file of another format.
     """
 
     name: str
@@ -70,15 +70,15 @@ class Format:
         """The content of a file, checked.
 
         Args:
-            kind: what the content must be, see :func:`base.files.validation.parse`.
-            file: its path.
-            remedy: what to do about a damaged file.
-            other_format: what to do about a file of another format; "": ``remedy``.
-            other_version: what to do about a file of another version; "": ``remedy``.
+            kind: What the content must be, see :func:`base.files.validation.parse`.
+            file: Its path.
+            remedy: What to do about a damaged file.
+            other_format: What to do about a file of another format; "": ``remedy``.
+            other_version: What to do about a file of another version; "": ``remedy``.
 
         Raises:
-            BadInputError: it is missing or damaged.
-            SchemaError: it has another version.
+            BadInputError: It is missing or damaged.
+            SchemaError: It has another version.
         """
         value = read_json(file, self.what, remedy)
         if not isinstance(value, dict) or value.get("format", "") != self.name:
@@ -137,7 +137,7 @@ def check_sizes(directory: Path, files: Mapping[str, FileEntry], remedy: str) ->
     """Check that files, by relative path, lie in a directory and have their sizes.
 
     Raises:
-        BadInputError: one does not; ``remedy`` says what to do about that.
+        BadInputError: One does not; ``remedy`` says what to do about that.
     """
     for name, entry in files.items():
         file = directory / name
@@ -153,7 +153,7 @@ def check_digests(directory: Path, files: Mapping[str, FileEntry], remedy: str) 
     """Read files, by relative path, and compare their digests.
 
     Raises:
-        BadInputError: one differs or cannot be read; ``remedy`` says what to do about that.
+        BadInputError: One differs or cannot be read; ``remedy`` says what to do about that.
     """
     for name, entry in files.items():
         try:

@@ -51,7 +51,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     :func:`deferred` and :func:`together` of the same thread, fsync and renaming come later.
 
     Raises:
-        OutputError: the directory cannot be written, or the disk is full.
+        OutputError: The directory cannot be written, or the disk is full.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
@@ -134,7 +134,7 @@ def publish(written: Sequence[Written]) -> None:
     """Make written files durable under their names: sync all, rename, sync their directories.
 
     Raises:
-        OutputError: a file cannot be written; those that are not in place are removed.
+        OutputError: A file cannot be written; those that are not in place are removed.
     """
     try:
         _at_once(_sync_file, written)
@@ -204,7 +204,7 @@ def lock(marker: IO, directory: Path) -> None:
     The lock ends when the file is closed or the process ends, even by SIGKILL.
 
     Raises:
-        OutputError: another process holds it.
+        OutputError: Another process holds it.
     """
     try:
         fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -219,12 +219,12 @@ def locked(marker: Path, directory: Path) -> Iterator[IO[str]]:
     """Yield the marker file, open and locked, so that no other program writes to ``directory``.
 
     Args:
-        marker: is created if need be, and stays.
-        directory: is named in errors.
+        marker: Is created if need be, and stays.
+        directory: Is named in errors.
 
     Raises:
-        OutputError: another process holds the lock.
-        OSError: the marker cannot be opened.
+        OutputError: Another process holds the lock.
+        OSError: The marker cannot be opened.
     """
     while True:
         with open(marker, "a+", encoding="utf-8") as file:
@@ -266,12 +266,12 @@ def read_json(path: Path | str, what: str, remedy: str = "") -> Any:
     """Read a JSON file that this project wrote.
 
     Args:
-        path: of the file.
-        what: describes it in errors.
-        remedy: what to do about a damaged file; by default, copying it or making it again.
+        path: Of the file.
+        what: Describes it in errors.
+        remedy: What to do about a damaged file; by default, copying it or making it again.
 
     Raises:
-        BadInputError: the file is missing or not JSON, an object has a key twice, or values are
+        BadInputError: The file is missing or not JSON, an object has a key twice, or values are
             nested deeper than this project writes them.
     """
     try:

@@ -57,11 +57,11 @@ class Journal:
         """The plan that the job was begun with; None if it was not begun.
 
         Args:
-            kind: what the plan must be, see :func:`base.files.validation.parse`.
-            remedy: what to do about a damaged plan.
+            kind: What the plan must be, see :func:`base.files.validation.parse`.
+            remedy: What to do about a damaged plan.
 
         Raises:
-            BadInputError: it is damaged.
+            BadInputError: It is damaged.
         """
         file = self.directory / PLAN_FILE
         if not self.begun:
@@ -77,10 +77,10 @@ class Journal:
         """The records of the finished units, by name.
 
         Args:
-            kind: what a record must be; a unit whose record is damaged is left out.
+            kind: What a record must be; a unit whose record is damaged is left out.
 
         Raises:
-            BadInputError: a record cannot be read now, which says nothing about its unit.
+            BadInputError: A record cannot be read now, which says nothing about its unit.
         """
         found: dict[str, T] = {}
         for file in self._files():
@@ -112,9 +112,9 @@ def refuse_changes(before: dict[str, Any], now: dict[str, Any], path: Path, reme
     """Raise :class:`OutputError`, which lists the changes, unless two plans are the same.
 
     Args:
-        before, now: the plans; see :func:`changes`.
-        path: what the job writes.
-        remedy: what to do about changes.
+        before, now: The plans; see :func:`changes`.
+        path: What the job writes.
+        remedy: What to do about changes.
     """
     changed = changes(before, now)
     if changed:

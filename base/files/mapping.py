@@ -25,17 +25,17 @@ class MappedArray:
     """An array in a file.
 
     Args:
-        path: a ``.npy`` file, version 1, in C order.
-        dtype: the type that the array must have.
-        dimensions: the number of dimensions that the array must have.
-        writable: make the array writable, as PyTorch requires; nothing is written to the file.
+        path: A ``.npy`` file, version 1, in C order.
+        dtype: The type that the array must have.
+        dimensions: The number of dimensions that the array must have.
+        writable: Make the array writable, as PyTorch requires; nothing is written to the file.
 
     Attributes:
-        values: the array.
+        values: The array.
 
     Raises:
-        OSError: the file cannot be opened.
-        ValueError: the file holds something else.
+        OSError: The file cannot be opened.
+        ValueError: The file holds something else.
     """
 
     def __init__(

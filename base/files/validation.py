@@ -27,15 +27,15 @@ def parse(kind: type[T], value: Any, source: Path | str, remedy: str = "") -> T:
     """``value``, read from JSON, as ``kind``.
 
     Args:
-        kind: a dataclass, ``dict[str, X]``, ``list[X]``, ``tuple[X, ...]``, ``X | None``, ``bool``,
+        kind: A dataclass, ``dict[str, X]``, ``list[X]``, ``tuple[X, ...]``, ``X | None``, ``bool``,
             ``int`` (64 bits), ``float`` (finite), ``str`` or ``Any``. Dataclasses may raise
             ValueError or errors of this project in ``__post_init__``.
-        value: the value that was read.
-        source: the file, for errors.
-        remedy: what to do about a damaged file.
+        value: The value that was read.
+        source: The file, for errors.
+        remedy: What to do about a damaged file.
 
     Raises:
-        BadInputError: the value is not of this type.
+        BadInputError: The value is not of this type.
     """
     try:
         return convert(kind, value)

@@ -29,7 +29,7 @@ from nvt_torchrec.formats.spec.toml_file import load_spec
 ETL = "TSV to parquet"
 #: Text per unit of work for the two memory lines, MiB, and how much longer the second log is.
 _UNIT_MB, _FACTOR = 8, 20
-OURS, OURS_DASK = "ours cpu", "ours dask"
+OURS, OURS_DASK, OURS_NVTABULAR = "ours cpu", "ours dask", "ours nvtabular"
 NVTABULAR_NAME, POLARS_STAGED = "nvtabular 23.8", "polars staged"
 
 
@@ -106,6 +106,7 @@ def _systems(log: Log, slow: int) -> list[System]:
         systems.peer(log, POLARS, POLARS_STAGED, "--stage", "disk", case=ETL),
         systems.peer(log, DUCKDB, "duckdb", "--threads", str(log.threads), case=ETL),
         systems.ours(log, "dask", OURS_DASK, ETL, repeats=slow),
+        systems.ours(log, "nvtabular", OURS_NVTABULAR, ETL, repeats=slow),
         systems.peer(log, NVTABULAR, NVTABULAR_NAME, case=ETL, repeats=slow),
         repeated(1),
         repeated(_FACTOR),
@@ -122,6 +123,7 @@ def _compare(table: Table, log: Log) -> None:
     reference = systems.our_output(systems.output_of(log, OURS, ETL))
     for system, output, but_for in (
         (OURS_DASK, systems.our_output, ""),
+        (OURS_NVTABULAR, systems.our_output, ""),
         ("polars", systems.frames_output, ""),
         (POLARS_STAGED, systems.frames_output, ""),
         ("duckdb", systems.frames_output, "order"),  # its joins do not keep it

@@ -29,7 +29,7 @@ from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
 
 if TYPE_CHECKING:
-    from nvt_torchrec.etl.engines.device_blocks import Card
+    from nvt_torchrec.etl.engines.device.blocks import Card
 
 #: More than a row group.
 _ROWS = 150_000
@@ -40,7 +40,7 @@ _LINES += b"0" + 13 * b"\t-2147483648" + 26 * b"\t0" + b"\n0" + 39 * b"\t" + b"\
 
 def card(args: GpuSettings, device: torch.device) -> Iterator[Result]:
     """Parse, count, encode and write a small log as the ETL's workers do."""
-    from nvt_torchrec.etl.engines.device import worker_card
+    from nvt_torchrec.etl.engines.device.workers import worker_card
 
     with tempfile.TemporaryDirectory() as folder:
         synthesize(folder, SyntheticSettings(1, _ROWS, cardinality_scale=0.05))
@@ -63,10 +63,10 @@ def compared(there: Card, block: Block, spec: FeatureSpec, directory: Path) -> I
     Yields:
         The milliseconds of each step, with the time in which its kernels were compiled.
     """
-    from nvt_torchrec.etl.engines import cpu
-    from nvt_torchrec.etl.engines.device import LANE_THREADS
-    from nvt_torchrec.etl.engines.device_blocks import count_block, merge_runs
-    from nvt_torchrec.etl.engines.device_parquet import write_on_device
+    from nvt_torchrec.etl.engines import block as host_functions
+    from nvt_torchrec.etl.engines.device.blocks import count_block, merge_runs
+    from nvt_torchrec.etl.engines.device.parquet import write_on_device
+    from nvt_torchrec.etl.engines.device.workers import LANE_THREADS
     from nvt_torchrec.workflows import compiled
     from nvt_torchrec.workflows.compiled.device import DeviceWorkflow
 
@@ -88,7 +88,7 @@ def compared(there: Card, block: Block, spec: FeatureSpec, directory: Path) -> I
     blocks = [block] * LANE_THREADS
     count = functools.partial(count_block, there, spec=spec, reject=False)
     runs = in_order(count, blocks, LANE_THREADS, "lane")
-    run, host = merge_runs(there, list(runs)), cpu.count_block(block, spec, reject=False)
+    run, host = merge_runs(there, list(runs)), host_functions.count_block(block, spec, reject=False)
     yield _result(f"count and merge {len(blocks)} blocks at once", begin)
     _same("count: missing values", run.nulls, len(blocks) * host.nulls)
     _same("count: moments", run.moments, np.concatenate([host.moments] * len(blocks)))
@@ -123,10 +123,11 @@ def compared(there: Card, block: Block, spec: FeatureSpec, directory: Path) -> I
 
 def write_fitted(directory: Path, block: Block, spec: FeatureSpec) -> None:
     """Write a workflow fitted on the block, as ``directory/workflow``."""
-    from nvt_torchrec.etl.engines import cpu
+    from nvt_torchrec.etl.engines import fitting, threads
     from nvt_torchrec.workflows import write_workflow
 
-    fitted = cpu.fit([block], spec, directory / "fit", workers=1, reject=False)
+    threads.count([block], spec, directory / "fit", workers=1, reject=False)
+    fitted = fitting.fit([block], spec, directory / "fit")
     write_workflow(directory / "workflow", spec, fitted)
 
 

@@ -21,7 +21,7 @@ from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.toml_file import load_spec
 
 if TYPE_CHECKING:
-    from nvt_torchrec.etl.engines.device_blocks import Card
+    from nvt_torchrec.etl.engines.device.blocks import Card
 
 CASE = "ETL"
 _COPIED = 256 << 20
@@ -44,7 +44,7 @@ def copies(args: GpuSettings, device: torch.device) -> Iterator[Result]:
 
 def stages(args: GpuSettings, device: torch.device) -> Iterator[Result]:
     """Measure the stages of a block of 64 MiB of the log, or of a day if that is smaller."""
-    from nvt_torchrec.etl.engines.device import worker_card
+    from nvt_torchrec.etl.engines.device.workers import worker_card
 
     spec = load_spec()
     days = find_days(str(ensure_log(args)))
@@ -57,8 +57,8 @@ def of_block(
 ) -> Iterator[Result]:
     """Measure each stage of a block on a card alone; ``device`` is the card, as torch names it."""
     from benchmarks.gpu.card import write_fitted
-    from nvt_torchrec.etl.engines.device_blocks import count_rows
-    from nvt_torchrec.etl.engines.device_parquet import write_on_device
+    from nvt_torchrec.etl.engines.device.blocks import count_rows
+    from nvt_torchrec.etl.engines.device.parquet import write_on_device
     from nvt_torchrec.workflows import compiled
     from nvt_torchrec.workflows.compiled.device import DeviceWorkflow
 

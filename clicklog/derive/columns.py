@@ -12,20 +12,45 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nvt_torchrec.base.arrays import string_array, strings
-from nvt_torchrec.clicklog.derive.times import (
-    DAY,
-    day_of_month,
-    hour_of_day,
-    month_of_year,
-    weekday_of,
-)
+from nvt_torchrec.base.arrays import blanked, strings
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.reading import CROSS_SEPARATOR, Derivation
 from nvt_torchrec.formats.spec.times import parse_iso
 
+#: Microseconds.
+HOUR = 3_600_000_000
+DAY = 24 * HOUR
+#: 1970-01-01 was a Thursday, and Monday is 0.
+_FIRST_WEEKDAY = 3
 #: Above this, :func:`log_square` takes the logarithm, so that 0, 1 and 2 stay apart.
 _LEAST_LOGARITHM = 2
+
+
+def hour_of_day(times: np.ndarray) -> np.ndarray:
+    """Return 0 to 23."""
+    return times // HOUR % 24  # NumPy rounds down, also below 0
+
+
+def weekday_of(times: np.ndarray) -> np.ndarray:
+    """Return 0 for Monday to 6 for Sunday."""
+    return (times // DAY + _FIRST_WEEKDAY) % 7
+
+
+def day_of_month(times: np.ndarray) -> np.ndarray:
+    """Return 1 to 31."""
+    days = _days(times)
+    return (days - days.astype("M8[M]").astype("M8[D]")).astype(np.int64) + 1
+
+
+def month_of_year(times: np.ndarray) -> np.ndarray:
+    """Return 1 to 12."""
+    return _days(times).astype("M8[M]").astype(np.int64) % 12 + 1
+
+
+def _days(times: np.ndarray) -> np.ndarray:
+    return (times // DAY).astype("M8[D]")
+
+
 _PARTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "hour": hour_of_day,
     "weekday": weekday_of,
@@ -77,16 +102,4 @@ def log_square(numbers: np.ndarray) -> np.ndarray:
 def cross(first: pa.StringArray, second: pa.StringArray, missing: np.ndarray) -> pa.StringArray:
     """Join the texts of two columns; "" where either is missing."""
     joined = pc.binary_join_element_wise(first, second, strings([CROSS_SEPARATOR])[0])
-    if not missing.any():
-        return joined
-    # gather the others' bytes: Arrow's own choice between two arrays makes an array with nulls
-    offsets, data = (
-        np.frombuffer(buffer, kind)
-        for buffer, kind in zip(joined.buffers()[1:], (np.int32, np.uint8), strict=True)
-    )
-    offsets = offsets[: len(joined) + 1]
-    lengths = np.diff(offsets)
-    kept = data[: offsets[-1]][np.repeat(~missing, lengths)]
-    begin = np.zeros(len(offsets), np.int32)
-    np.cumsum(np.where(missing, 0, lengths), out=begin[1:])
-    return string_array(begin, kept)
+    return blanked(joined, missing)

@@ -12,7 +12,7 @@ from typing import IO
 
 import numpy as np
 
-from nvt_torchrec.clicklog.text.fields import (
+from nvt_torchrec.clicklog.text.row_ends import (
     NO_LIMIT,
     OPEN_ON_LINE,
     OPEN_TO_END,

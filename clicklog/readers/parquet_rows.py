@@ -171,7 +171,7 @@ def _to_rows(table: pa.Table | pa.RecordBatch, spec: FeatureSpec, *, label: bool
         return json.dumps(value, default=_readable, ensure_ascii=False).encode()
 
     converted = (convert_array(columns[read.source], read) for read in plan.reads)
-    return assemble(spec, converted, {}, text, rows=len(table), label=label, reject=reject)
+    return assemble(spec, converted, text, rows=len(table), label=label, reject=reject)
 
 
 def convert_column(array: pa.Array, read: Read, source: str) -> Converted:

@@ -107,14 +107,7 @@ def _values(array: pa.Array, read: Read) -> Converted:
         of_numbers = kind.as_texts(array, read)
         if of_numbers is None:
             parsed = kind.from_arrow(array, read)
-            integer = pa.types.is_integer(array.type)
-            return Converted(
-                parsed.values,
-                parsed.missing,
-                parsed.code,
-                _shown(array),
-                (lambda row: str(array[row].as_py())) if integer else None,
-            )
+            return Converted(parsed.values, parsed.missing, parsed.code, _shown(array))
         texts = of_numbers
     null = null_mask(texts[0])
     column = convert(blanked(_narrow(texts[0]), null).view(pa.binary()), texts[1])

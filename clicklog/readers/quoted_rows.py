@@ -13,7 +13,7 @@ import numpy as np
 
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine
 from nvt_torchrec.clicklog.readers.lines import read_chunks
-from nvt_torchrec.clicklog.text.fields import NO_LIMIT, count_rows, delimiter_bytes, skip_rows
+from nvt_torchrec.clicklog.text.row_ends import NO_LIMIT, count_rows, delimiter_bytes, skip_rows
 
 _SCAN_BYTES = 8 << 20
 

@@ -14,14 +14,12 @@ from nvt_torchrec.clicklog.readers.line_chunks import LongLine
 from nvt_torchrec.clicklog.readers.lines import (
     BYTE_ORDER_MARK,
     after_preamble,
+    count_newlines,
     preamble_lines,
     read_chunks,
     read_up_to,
     text_begin,
 )
-from nvt_torchrec.clicklog.text.fast_rows import count_newlines
-from nvt_torchrec.clicklog.text.field_rules import as_utf8
-from nvt_torchrec.clicklog.text.fields import count_rows
 from nvt_torchrec.clicklog.text.line_layout import (
     LineLayout,
     first_line_of,
@@ -29,7 +27,8 @@ from nvt_torchrec.clicklog.text.line_layout import (
     plain_layout,
     plain_layouts,
 )
-from nvt_torchrec.clicklog.text.parse import parse_rows
+from nvt_torchrec.clicklog.text.parse import as_utf8, parse_rows
+from nvt_torchrec.clicklog.text.row_ends import count_rows
 from nvt_torchrec.formats.rows import BadRow, RawRows, with_bad_rows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 

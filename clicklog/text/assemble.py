@@ -12,7 +12,7 @@ from nvt_torchrec.base.arrays import mask_to_arrow
 from nvt_torchrec.clicklog.derive.columns import derive
 from nvt_torchrec.clicklog.derive.keys import hash_texts
 from nvt_torchrec.clicklog.text.convert import Converted, describe_value
-from nvt_torchrec.clicklog.text.remedies import remedy_of
+from nvt_torchrec.clicklog.text.remedies import correct_or, value_remedy
 from nvt_torchrec.formats.missing import add_missing, empty_mask
 from nvt_torchrec.formats.rows import (
     DESCRIBED_BAD_ROWS,
@@ -30,7 +30,6 @@ from nvt_torchrec.formats.spec.reading import Read
 def assemble(
     spec: FeatureSpec,
     columns: Iterable[Converted],
-    wrong: dict[int, str],
     text: Callable[[int], bytes],
     *,
     rows: int,
@@ -42,39 +41,36 @@ def assemble(
     Args:
         spec: the columns.
         columns: what ``spec.read_plan(label=label)`` reads, in its order.
-        wrong: error messages of rows that are malformed as a whole, by row.
         text: returns the raw text of a row.
         rows: number of rows, bad ones included.
         label: whether rows have labels.
         reject: describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
     """
     plan = spec.read_plan(label=label)
-    errors: dict[int, tuple[str, str]] = {row: ("", what) for row, what in wrong.items()}
-    wrong_values: dict[int, tuple[Converted, Read]] = {}
-    found: list[Converted] = []
+    errors: dict[int, tuple[Read, str, int]] = {}
+    converted: list[Converted] = []
     for index, (read, column) in enumerate(zip(plan.reads, columns, strict=True)):
         for row in np.flatnonzero(column.code).tolist():
             if row not in errors:  # the first wrong field of a row is described
-                what = describe_value(read, column.show(row), int(column.code[row]))
-                errors[row] = read.source, what
-                wrong_values[row] = column, read
+                code = int(column.code[row])
+                errors[row] = read, describe_value(read, column.show(row), code), code
         if index in (plan.weight, plan.key):
             role = "weight" if index == plan.weight else "column by which rows are split"
             for row in np.flatnonzero(column.missing).tolist():
                 what = f"column {read.source}: {column.show(row)}: the {role} must not be missing"
-                errors.setdefault(row, (read.source, what))
-        found.append(column)
-    labels = [found[index].values for index in plan.labels]
-    weight = None if plan.weight is None else found[plan.weight].values.astype(np.float32)
-    key = None if plan.key is None else _key(found[plan.key].values)
+                errors.setdefault(row, (read, what, 0))
+        converted.append(column)
+    labels = [converted[index].values for index in plan.labels]
+    weight = None if plan.weight is None else converted[plan.weight].values.astype(np.float32)
+    key = None if plan.key is None else _key(converted[plan.key].values)
     dense = np.zeros((len(spec.dense), rows), dense_dtype(spec))
     categorical: list[CategoryValues] = []
     missing = [empty_mask(len(spec.dense), rows), empty_mask(len(spec.categorical), rows)]
     for j, column in enumerate(spec.dense):
-        dense[j], absent = _feature(column, [found[index] for index in plan.dense[j]])
+        dense[j], absent = _feature(column, [converted[index] for index in plan.dense[j]])
         add_missing(missing[0], j, absent)
     for j, column in enumerate(spec.categorical):
-        values, absent = _feature(column, [found[index] for index in plan.categorical[j]])
+        values, absent = _feature(column, [converted[index] for index in plan.categorical[j]])
         add_missing(missing[1], j, absent)
         categorical.append(values)
     line = np.arange(rows, dtype=np.int64)
@@ -90,11 +86,6 @@ def assemble(
         line = line[good]
         categorical = [_take(values, good) for values in categorical]
     shown = sorted(errors) if reject else sorted(errors)[:DESCRIBED_BAD_ROWS]
-    remedies = {  # of the first ones: it takes longer than to describe an error
-        row: remedy_of(*wrong_values[row], row)
-        for row in shown[:DESCRIBED_BAD_ROWS]
-        if row in wrong_values
-    }
     return RawRows(
         label=labels[0] if labels else None,
         dense=dense,
@@ -102,16 +93,18 @@ def assemble(
         categorical=np.stack(categorical) if spec.is_criteo_format else categorical,
         categorical_missing=missing[1],
         line=line,
-        bad=[
-            BadRow(row, errors[row][1], errors[row][0], text(row), remedies.get(row, ""))
-            for row in shown
-        ],
+        bad=[_bad_row(row, *errors[row], text(row)) for row in shown],
         bad_count=len(errors),
         lines=rows,
         more_labels=np.stack(labels[1:]) if len(labels) > 1 else None,
         weight=weight,
         key=key,
     )
+
+
+def _bad_row(row: int, read: Read, what: str, code: int, text: bytes) -> BadRow:
+    remedy = correct_or(value_remedy(read, code)) if code else ""
+    return BadRow(row, what, read.source, text, remedy)
 
 
 def _feature(

@@ -31,14 +31,12 @@ class Converted:
         missing: bool [n].
         code: uint8 [n], 0 or the code of an error, see :mod:`formats.spec.raw_types.base`.
         show: returns the wrong value of a row with a code, as Python writes it.
-        text: of text, returns the whole wrong field of a row with a code; None: not from text.
     """
 
     values: CategoryValues
     missing: np.ndarray
     code: np.ndarray
     show: Callable[[int], str]
-    text: Callable[[int], str] | None = None
 
 
 def show_field(field: bytes) -> str:
@@ -49,6 +47,11 @@ def show_field(field: bytes) -> str:
 def describe_value(read: Read, value: str, code: int) -> str:
     """Return what is wrong with a value, which is as :attr:`Converted.show` returns it."""
     return f"column {read.source}: {value}: {RAW_TYPES[read.raw].message(code)}"
+
+
+def describe_count(fields: int, wanted: int) -> str:
+    """Return what is wrong with a line that has another number of fields."""
+    return f"{fields} field{'s' * (fields != 1)} instead of {wanted}"
 
 
 def fields_of(values: list[bytes]) -> pa.Array:
@@ -73,7 +76,6 @@ def convert(fields: pa.Array, read: Read) -> Converted:
         parsed.missing,
         parsed.code,
         lambda row: show_field(fields[row].as_py()),
-        lambda row: fields[row].as_py().decode("utf-8", "surrogateescape"),
     )
 
 
@@ -122,5 +124,4 @@ def of_items(offsets: np.ndarray, items: Converted) -> Converted:
         lengths == 0,
         code,
         lambda row: items.show(item_of[row]),
-        items.text and (lambda row: items.text(item_of[row])),
     )

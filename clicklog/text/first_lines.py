@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.clicklog.text.fields import NO_LIMIT, delimiter_bytes, skip_rows
+from nvt_torchrec.clicklog.text.row_ends import NO_LIMIT, delimiter_bytes, skip_rows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 #: How many lines decide whether there is a label, so that one malformed line does not.

@@ -13,7 +13,7 @@ from nvt_torchrec.clicklog.text.first_lines import (
     header_names,
     split_line,
 )
-from nvt_torchrec.clicklog.text.line_remedies import field_count_remedy, header_remedy
+from nvt_torchrec.clicklog.text.remedies import FIRST_LINES, HEADER
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 
@@ -90,7 +90,7 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
                 )
             raise BadInputError(
                 f"{source}: column {name} is not in the header",
-                header_remedy(head, spec, columns) or _where_else(name, names),
+                f"{_where_else(name, names)}; {HEADER}",
             )
     return LineLayout(tuple(names), label, len(first_line_of(head, spec)) + 1)
 
@@ -127,7 +127,6 @@ def _layout_by_count(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     names = [name or '""' for name in spec.file_columns(label=True)]
     less = f" ({' or '.join(map(str, others))} without the label)" if others else ""
     raise BadRowError(
-        f"{source}, line 1: {counts[0]} {kind} fields",
-        f"{needed} are needed{less}: {', '.join(names[:2])} … {names[-1]}"
-        f"{field_count_remedy(whole, spec, needed)}",
+        f"{source}, line 1: {counts[0]} {kind} field{'s' * (counts[0] != 1)}",
+        f"{needed} are needed{less}: {', '.join(names[:2])} … {names[-1]}; {FIRST_LINES}",
     )

@@ -5,16 +5,14 @@ One compiled pass without the interpreter lock, so that threads parse in paralle
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.clicklog.text.convert import describe_value, show_field
+from nvt_torchrec.clicklog.text.convert import describe_count, describe_value, show_field
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines, longest_row, parse_row
-from nvt_torchrec.clicklog.text.line_remedies import line_remedy
-from nvt_torchrec.clicklog.text.remedies import remedy
+from nvt_torchrec.clicklog.text.remedies import correct_or, line_remedy, value_remedy
 from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types.base import FIELD_COUNT, HEX_DIGIT, RANGE, SYNTAX
@@ -57,16 +55,7 @@ def parse_criteo(
         bad = np.zeros((bad_count, 7), np.int64)
         _parse(buffer, label, longest, *columns, bad)
     reads = spec.read_plan(label=label).reads
-    described = [_describe(buffer, reads, *map(int, entry)) for entry in bad[:bad_count]]
-    for index, one in enumerate(described[:DESCRIBED_BAD_ROWS]):
-        code, column, begin, end = map(int, bad[index, 1:5])
-        if code == FIELD_COUNT:
-            hint = line_remedy(one.text, spec, code, len(reads))
-        else:
-            text = _field(buffer, begin, end, last=column == len(reads) - 1)
-            hint = remedy(text.decode("utf-8", "surrogateescape"), reads[column], code)
-        if hint:
-            described[index] = dataclasses.replace(one, remedy=f"correct the file, or {hint}")
+    described = [_describe(buffer, spec, reads, *map(int, entry)) for entry in bad[:bad_count]]
     return RawRows(
         label=labels[:rows] if label else None,
         dense=dense[:, :rows],
@@ -88,6 +77,7 @@ def _field(buffer: np.ndarray, begin: int, end: int, *, last: bool) -> bytes:
 
 def _describe(
     buffer: np.ndarray,
+    spec: FeatureSpec,
     reads: Sequence[Read],
     line: int,
     code: int,
@@ -99,10 +89,12 @@ def _describe(
 ) -> BadRow:
     text = bytes(buffer[line_begin:line_end]).removesuffix(b"\r")
     if code == FIELD_COUNT:
-        return BadRow(line, f"{column} fields instead of {len(reads)}", "", text)
+        what = describe_count(column, len(reads))
+        return BadRow(line, what, "", text, line_remedy(text, spec, code))
     read = reads[column]
     value = show_field(_field(buffer, begin, end, last=column == len(reads) - 1))
-    return BadRow(line, describe_value(read, value, code), read.source, text)
+    remedy = correct_or(value_remedy(read, code))
+    return BadRow(line, describe_value(read, value, code), read.source, text, remedy)
 
 
 @compiled()

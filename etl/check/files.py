@@ -2,180 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
-import re
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
+from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.files.atomic import TEMPORARY
-from nvt_torchrec.etl.check.findings import ERROR, NOTE, WARNING, Finding
+from nvt_torchrec.etl.check.output import AGAIN, OTHER_NAMES, Output
 from nvt_torchrec.etl.output import EXTENDING_FILE, UNFINISHED_FILE, WORK_DIRECTORY
-from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.formats.manifest import Manifest
-from nvt_torchrec.formats.schema import SCHEMA_FILE, TableSchema
+from nvt_torchrec.formats.manifest import PartFile
 from nvt_torchrec.formats.splits import SPLITS
 
-AGAIN = "restore the file, or run the ETL again"
-#: Names of splits in other projects, and ours.
-_OTHER_NAMES = {"validation": "valid", "val": "valid", "eval": "valid", "training": "train"}
 
-
-@dataclasses.dataclass
-class Output:
-    """An output directory, as far as it could be read.
-
-    Attributes:
-        path: The path that was given.
-        root: The directory of the splits; the paths of files are relative to it.
-        splits: The parquet files of each split, ``part.2`` before ``part.10``.
-        footers: The footers of the files that have a valid one.
-        schema: The columns and table sizes; None without a schema.
-        manifest: The manifest; None without one that can be read.
-        findings: The findings so far.
-        sizes: By file, the table sizes by column when it was written; only for files of which a
-            generation is known.
-    """
-
-    path: Path
-    root: Path
-    splits: dict[str, list[str]]
-    footers: dict[str, pq.FileMetaData]
-    schema: TableSchema | None
-    manifest: Manifest | None
-    findings: list[Finding]
-    sizes: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
-
-    @property
-    def split_rule(self) -> dict[str, Any] | None:
-        """The manifest's rule by which rows were split; None by days, and if it is unknown."""
-        rule = self.manifest.split if self.manifest else None
-        return rule if rule and isinstance(rule.get("by"), str) else None
-
-    def error(self, kind: str, where: Any, what: str, remedy: str) -> None:
-        """Add a finding that training fails on, or is wrong with."""
-        self.findings.append(Finding(ERROR, kind, str(where), what, remedy))
-
-    def warning(self, kind: str, where: Any, what: str, remedy: str) -> None:
-        """Add a finding that training may be wrong with."""
-        self.findings.append(Finding(WARNING, kind, str(where), what, remedy))
-
-    def note(self, kind: str, where: Any, what: str, remedy: str = "") -> None:
-        """Add a finding for information."""
-        self.findings.append(Finding(NOTE, kind, str(where), what, remedy))
-
-
-def find(path: Path) -> Output:
-    """Find the splits at ``path``; read footers, schema and manifest.
-
-    Raises:
-        BadInputError: The directory does not exist, contains no parquet file, or is between two
-            generations.
-    """
-    if not path.is_dir():
-        raise BadInputError(f"{path}: no such directory", "give the OUT of a run")
-    EtlOutput(path).check_whole()
-    root, splits = _find_splits(path)
-    if not splits and not (path / UNFINISHED_FILE).exists():
-        raise BadInputError(
-            f"{path}: no parquet file in it, nor in train, valid or test below it",
-            "give the OUT of a run, or a directory of splits",
-        )
-    output = Output(path, root, splits, {}, None, None, [])
-    for file in [file for files in splits.values() for file in files]:
-        try:
-            output.footers[file] = pq.read_metadata(root / file)
-        except (OSError, pa.ArrowException) as error:
-            output.error("footer", file, f"not a parquet file: {error}", AGAIN)
-    _read_schema(output)
-    _read_manifest(output)
-    return output
-
-
-def _find_splits(path: Path) -> tuple[Path, dict[str, list[str]]]:
-    for root in (EtlOutput(path).splits, path):
-        names = [*SPLITS, *_OTHER_NAMES]
-        splits = {name: _parquet_files(root / name, root) for name in names}
-        splits = {name: files for name, files in splits.items() if files}
-        if splits:
-            return root, splits
-    files = _parquet_files(path, path.parent)
-    return path.parent, {path.name: files} if files else {}
-
-
-def _parquet_files(directory: Path, root: Path) -> list[str]:
-    """List the files that the loader reads, in its order."""
-    files = [path for path in directory.glob("*.parquet") if path.name[0] not in "._"]
-    files.sort(
-        key=lambda path: [
-            int(word) if word.isdigit() else word for word in re.split(r"(\d+)", path.name)
-        ]
-    )
-    return [str(path.relative_to(root)) for path in files]
-
-
-def _read_schema(output: Output) -> None:
-    """Read the schema of all splits: that of their directory, or else of the first split."""
-    directories = [output.root, *(output.root / split for split in output.splits)]
-    found = [directory for directory in directories if (directory / SCHEMA_FILE).exists()]
-    for directory in found:
-        try:
-            schema = TableSchema.read(directory)
-        except ClickLogError as error:
-            output.error(
-                "schema",
-                directory / SCHEMA_FILE,
-                error.what,
-                "write it with TableSchema.write of nvt_torchrec.formats.schema: it needs "
-                "intDomain.max and tags",
-            )
-            continue
-        if output.schema is None:
-            output.schema = schema
-        elif schema != output.schema:
-            output.error(
-                "schema",
-                directory / SCHEMA_FILE,
-                f"different from {found[0] / SCHEMA_FILE}",
-                "all splits need the same schema: copy the right one",
-            )
-    for split in output.splits:
-        if not (output.root / split / SCHEMA_FILE).exists():
-            output.error(
-                "schema",
-                output.root / split,
-                f"no {SCHEMA_FILE}",
-                f"copy it from {found[0]}" if found else "the loader reads table sizes from it",
-            )
-
-
-def _read_manifest(output: Output) -> None:
-    file = EtlOutput(output.path).manifest
-    if not file.exists():
-        if not (output.path / UNFINISHED_FILE).exists():
-            output.note(
-                "manifest",
-                output.path,
-                f"no {file.name}: made elsewhere, so rows and files are not compared with it",
-            )
-        return
-    try:
-        output.manifest = Manifest.read(file)
-    except SchemaError as error:
-        what = error.what.removeprefix(f"{file}: ")
-        output.warning("manifest", file, f"{what}; it is not used", error.remedy)
-    except BadInputError as error:
-        output.error("manifest", file, error.what.removeprefix(f"{file}: "), error.remedy)
-
-
-def check(output: Output) -> None:
-    """Check that all splits exist, and the columns of their files."""
+def check(output: Output, *, workers: int) -> None:
+    """Check that all splits exist, the columns of their files, and what describes the files."""
     _check_unfinished(output)
     _check_splits(output)
     _check_columns(output)
+    _check_metadata(output)
+    _check_hugectr(output)
+    _check_digests(output, workers)
 
 
 def _check_unfinished(output: Output) -> None:
@@ -203,14 +53,14 @@ def _check_unfinished(output: Output) -> None:
 
 def _check_splits(output: Output) -> None:
     for name in output.splits:
-        if name in _OTHER_NAMES:
+        if name in OTHER_NAMES:
             output.warning(
                 "splits",
                 output.root / name,
-                f"training reads {_OTHER_NAMES[name]}",
-                f"rename the directory to {_OTHER_NAMES[name]}",
+                f"training reads {OTHER_NAMES[name]}",
+                f"rename the directory to {OTHER_NAMES[name]}",
             )
-    known = {_OTHER_NAMES.get(name, name) for name in output.splits}
+    known = {OTHER_NAMES.get(name, name) for name in output.splits}
     for name in SPLITS:
         if known & set(SPLITS) and name not in known and len(output.splits) > 1:
             output.warning("splits", output.root / name, "no parquet file", f"add a split {name}")
@@ -220,62 +70,182 @@ def _check_splits(output: Output) -> None:
 
 
 def _check_columns(output: Output) -> None:
-    """Compare names, order, types and nullability with the schema, or else with the first file."""
+    """Compare names, types and order with the schema, or else with the first file."""
     wanted = output.schema.arrow if output.schema else None
-    report = output.note if output.manifest is None else output.warning
-    nullable: dict[tuple, list[str]] = {}
     for file, footer in output.footers.items():
-        found = footer.schema.to_arrow_schema()
+        schema = footer.schema.to_arrow_schema()
         if wanted is None:
-            wanted = found.remove_metadata()
+            wanted = schema.remove_metadata()
         for field in wanted:
-            _check_column(output, file, found, field)
-        extra = [name for name in found.names if name not in wanted.names]
-        if extra:
-            report(
-                "columns",
-                file,
-                f"columns {', '.join(extra)} are not in the schema",
-                "nothing to do: the loader ignores them",
+            _check_column(output, file, schema, field)
+        if output.manifest is None:
+            continue  # files made elsewhere may have more columns, in any order
+        if extra := [name for name in schema.names if name not in wanted.names]:
+            output.warning(
+                "columns", file, f"columns {', '.join(extra)} are not in the schema", AGAIN
             )
-        order = list(dict.fromkeys(name for name in found.names if name in wanted.names))
+        order = list(dict.fromkeys(name for name in schema.names if name in wanted.names))
         if order != [name for name in wanted.names if name in order]:
-            report(
+            output.warning(
                 "columns",
                 file,
                 f"columns in another order than the schema's: {', '.join(order[:5])} …",
                 "the loader reads columns by name, HugeCTR by order",
             )
-        nullables = {field.name for field in found if field.nullable}
-        names = tuple(name for name in order if name in nullables)
-        if output.schema and names:
-            nullable.setdefault(names, []).append(file)
-    for names, files in nullable.items():
-        report(
-            "columns",
-            files[0] + (f" and {len(files) - 1} more" if len(files) > 1 else ""),
-            f"nullable columns: {', '.join(names[:5])}" + (" …" if len(names) > 5 else ""),
-            "nothing to do as long as they contain no null",
-        )
 
 
-def _check_column(output: Output, file: str, found: pa.Schema, field: pa.Field) -> None:
-    index = found.get_field_index(field.name)
+def _check_column(output: Output, file: str, schema: pa.Schema, field: pa.Field) -> None:
+    index = schema.get_field_index(field.name)
     if index < 0:
-        count = found.names.count(field.name)
+        count = schema.names.count(field.name)
         what = f"occurs {count} times" if count else "missing"
         output.error("columns", f"{file}: column {field.name}", what, AGAIN)
-    elif not _same_type(found.field(index).type, field.type):
+    elif not _same_type(schema.field(index).type, field.type):
         output.error(
             "columns",
             f"{file}: column {field.name}",
-            f"{found.field(index).type} instead of {field.type}",
+            f"{schema.field(index).type} instead of {field.type}",
             "write ids as int32 (or lists of int32), dense features and labels as float32",
         )
 
 
-def _same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
+def _same_type(written: pa.DataType, wanted: pa.DataType) -> bool:
     """Compare types without the names of list elements and nullability."""
-    if pa.types.is_list(found) and pa.types.is_list(wanted):
-        return found.value_type == wanted.value_type
-    return found == wanted
+    if pa.types.is_list(written) and pa.types.is_list(wanted):
+        return written.value_type == wanted.value_type
+    return written == wanted
+
+
+def _check_metadata(output: Output) -> None:
+    """Check ``_metadata`` of all splits together and of each."""
+    if list(output.splits) != [output.path.name]:  # else the one above lists other splits too
+        _check_metadata_file(output, output.root, {file: file for file in output.footers})
+    for split, files in output.splits.items():
+        names = {Path(file).name: file for file in files if file in output.footers}
+        _check_metadata_file(output, output.root / split, names)
+
+
+def _check_metadata_file(output: Output, directory: Path, names: dict[str, str]) -> None:
+    """Compare ``_metadata`` with the footers; ``names`` are the files by their name in it."""
+    path = directory / "_metadata"
+    if not path.exists():
+        if output.manifest is not None:
+            output.error("_metadata", path, "missing", AGAIN)
+        return
+    try:
+        footer = pq.read_metadata(path)
+    except (OSError, pa.ArrowException) as error:
+        output.error("_metadata", path, f"not parquet metadata: {error}", "delete it")
+        return
+    listed: dict[str, list[int]] = {}
+    for i in range(footer.num_row_groups):
+        group = footer.row_group(i)
+        listed.setdefault(group.column(0).file_path, []).append(group.num_rows)
+    remedy = "delete it if the files are right, or run the ETL again"
+    for name in sorted(listed.keys() - names.keys()):
+        output.error("_metadata", path, f"lists {name}, which does not exist", remedy)
+    for name, file in names.items():
+        file_footer = output.footers[file]
+        rows = [file_footer.row_group(i).num_rows for i in range(file_footer.num_row_groups)]
+        if name not in listed and rows:
+            output.error("_metadata", path, f"does not list {name}", remedy)
+        elif rows != listed.get(name, []):
+            output.error(
+                "_metadata",
+                path,
+                f"lists row groups of {_short(listed[name])} rows in {name}, it has {_short(rows)}",
+                remedy,
+            )
+
+
+def _short(values: list[int]) -> str:
+    shown = ", ".join(map(str, values[:4]))
+    return f"{shown} … ({len(values)})" if len(values) > 4 else shown or "0"
+
+
+def _check_hugectr(output: Output) -> None:
+    """Check HugeCTR's two files, where they exist or should."""
+    for split, files in output.splits.items():
+        directory = output.root / split
+        checks = (("_file_list.txt", _check_file_list), ("_metadata.json", _check_metadata_json))
+        for name, check_file in checks:
+            path = directory / name
+            if path.exists():
+                _check_readable(output, path, check_file, files)
+            elif output.manifest is not None:
+                output.error("HugeCTR", path, "missing", AGAIN)
+
+
+def _check_readable(output: Output, path: Path, check_file: Callable, files: list[str]) -> None:
+    try:
+        check_file(output, path, files)
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        output.error("HugeCTR", path, f"damaged: {error!r}", AGAIN)
+
+
+def _check_file_list(output: Output, path: Path, files: list[str]) -> None:
+    count, *listed = path.read_text(encoding="utf-8").splitlines()
+    wanted = [Path(file).name for file in files]
+    if int(count) != len(listed) or [Path(file).name for file in listed] != wanted:
+        output.error(
+            "HugeCTR",
+            path,
+            f"counts {count} files and lists {len(listed)}, but {len(files)} exist",
+            "run the ETL again",
+        )
+    missing = [file for file in listed if not Path(file).exists()]
+    if missing:
+        output.warning(
+            "HugeCTR",
+            path,
+            f"{len(missing)} of its paths do not exist, the first is {missing[0]}",
+            "if the directory was moved, replace in this file "
+            f"{Path(missing[0]).parent} by {path.parent.resolve()}",
+        )
+
+
+def _check_metadata_json(output: Output, path: Path, files: list[str]) -> None:
+    value = json.loads(path.read_text(encoding="utf-8"))
+    listed = {file["file_name"]: file["num_rows"] for file in value["file_stats"]}
+    wanted = {
+        Path(file).name: output.footers[file].num_rows for file in files if file in output.footers
+    }
+    if listed != wanted:
+        name = sorted(dict(listed.items() ^ wanted.items()))[0]
+        output.error(
+            "HugeCTR",
+            path,
+            f"lists {name} with {listed.get(name)} rows, it has {wanted.get(name)}",
+            "run the ETL again",
+        )
+    if output.schema is None:
+        return
+    place = {name: i for i, name in enumerate(output.schema.columns)}
+    for kind, names in (
+        ("labels", output.schema.labels),
+        ("conts", output.schema.dense),
+        ("cats", output.schema.categorical),
+    ):
+        listed = [(column["col_name"], column["index"]) for column in value[kind]]
+        if listed != [(name, place[name]) for name in names]:
+            output.error(
+                "HugeCTR", path, f"{kind} differ from the schema's columns", "run the ETL again"
+            )
+
+
+def _check_digests(output: Output, workers: int) -> None:
+    """Compare the digests of parts that a GPU wrote, which have no page checksums."""
+    files = output.manifest.files if output.manifest else []
+    parts = [part for part in files if part.sha256 and part.file in output.footers]
+
+    def difference(part: PartFile) -> str:
+        entry = FileEntry(part.bytes, sha256=part.sha256)
+        try:
+            return entry.difference(output.root / part.file)
+        except OSError as error:
+            return f"cannot be read: {error}"
+
+    with ThreadPoolExecutor(workers, "check") as pool:
+        for part, what in zip(parts, pool.map(difference, parts), strict=True):
+            if what:
+                output.error("digest", part.file, what, AGAIN)

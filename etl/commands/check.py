@@ -13,7 +13,7 @@ from nvt_torchrec.etl.settings import threads_flag
 
 #: For the command's help.
 DESCRIPTION = (
-    "Verifies what `python -m etl run` and `import` write, and training data made elsewhere: "
+    "Verifies what `python -m etl run` and `extend` write, and training data made elsewhere: "
     "directories train, valid, test of parquet files with .merlin/schema.json. Prints a line for "
     "each finding. Exit status: 0 if all findings are notes, 1 if not, 2 if there is nothing to "
     "check."
@@ -36,18 +36,13 @@ def check(
         BadInputError: There is nothing to check: no directory, or no parquet file; or the output is
             between two generations.
     """
-    from nvt_torchrec.etl.check import digests as check_digests
-    from nvt_torchrec.etl.check import files as check_files
-    from nvt_torchrec.etl.check import generations as check_generations
-    from nvt_torchrec.etl.check import records as check_records
-    from nvt_torchrec.etl.check import rows as check_rows
+    from nvt_torchrec.etl.check import files, records, rows
+    from nvt_torchrec.etl.check.output import find
 
-    output = check_files.find(Path(path))
-    check_files.check(output)
-    check_records.check(output)
-    check_digests.check(output, workers=workers)
-    check_generations.check(output)
-    check_rows.check(output, workers=workers, report=report)
+    output = find(Path(path))
+    files.check(output, workers=workers)
+    records.check(output)
+    rows.check(output, workers=workers, report=report)
     order = {ERROR: 0, WARNING: 1, NOTE: 2}
     return sorted(output.findings, key=lambda finding: order[finding.severity])
 

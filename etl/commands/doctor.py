@@ -1,4 +1,4 @@
-"""Check what this machine offers: driver, CUDA, RAPIDS, PyTorch, FBGEMM, NVLink, memory, storage.
+"""Check what this machine offers: driver, CUDA, RAPIDS, PyTorch, FBGEMM, NVLink, memory.
 
 Exit status 0: nothing is wrong. That includes machines without a GPU, where the CPU engine and the
 CPU trainer do the work. 1: something is wrong, and its remedy is printed below it. Packages are
@@ -95,10 +95,6 @@ _PATH_FILES = (
     "packages in a PYTHONPATH lack what their .pth files do: "
     "put `import site; site.addsitedir(DIRECTORY)` into DIRECTORY/sitecustomize.py"
 )
-
-
-#: PCIe paths between two GPUs, by NVML's number and as ``nvidia-smi topo -m`` abbreviates them.
-_PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,23 +254,16 @@ def check_links(gpus: list) -> Diagnosis:
     """Check that all GPUs are connected by NVLink, which the all-to-all of training uses."""
     if len(gpus) < 2:
         return Diagnosis("NVLink", NOTE, "fewer than two GPUs: nothing to connect")
-    slow = []
-    nvlink = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
-    for (a, one), (b, other) in combinations(enumerate(gpus), 2):
-        status = _ask(None, pynvml.nvmlDeviceGetP2PStatus, one, other, nvlink)
-        if status != pynvml.NVML_P2P_STATUS_OK:
-            path = _ask(None, pynvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
-            slow.append(f"{a}-{b} {_PATHS.get(path, 'unknown')}")
-    if slow:
-        words = f"missing between some GPUs ({', '.join(slow)}): their messages go over PCIe"
+    missing = [
+        f"{i}-{j}"
+        for (i, gpu), (j, other) in combinations(enumerate(gpus), 2)
+        if _ask(None, pynvml.nvmlDeviceGetP2PStatus, gpu, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        != pynvml.NVML_P2P_STATUS_OK
+    ]
+    if missing:
+        words = f"missing between some GPUs ({', '.join(missing)}): their messages go over PCIe"
         return Diagnosis("NVLink", NOTE, words, "nvidia-smi nvlink --status; nvidia-smi topo -m")
-    links = range(pynvml.NVML_NVLINK_MAX_LINKS)
-    active = sum(_ask(0, pynvml.nvmlDeviceGetNvLinkState, gpus[0], link) for link in links)
-    field = pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON
-    values = _ask([], pynvml.nvmlDeviceGetFieldValues, gpus[0], [field])
-    speed = active * sum(value.value.uiVal for value in values) / 1000
-    words = f"between all {len(gpus)} GPUs" + (f", {speed:g} GB/s from GPU 0" if speed else "")
-    return Diagnosis("NVLink", OK, words)
+    return Diagnosis("NVLink", OK, f"between all {len(gpus)} GPUs")
 
 
 def check_memory(gpus: list, host: int, shared: int) -> list[Diagnosis]:
@@ -290,23 +279,6 @@ def check_memory(gpus: list, host: int, shared: int) -> list[Diagnosis]:
             Diagnosis("/dev/shm", WRONG, words, "docker run --ipc=host, or --shm-size=16g")
         )
     return found
-
-
-def check_storage(gpus: int, fs: bool, cufile: bool, mode: str) -> Diagnosis:
-    """Check GPUDirect Storage (KvikIO, cuFile): reads from disk straight into GPU memory."""
-    if not gpus:
-        return Diagnosis("GPUDirect", NOTE, "no GPU to read into")
-    if not cufile:
-        return Diagnosis("GPUDirect", NOTE, "no libcufile: reads go through main memory", _INSTALL)
-    if mode.lower() in ("on", "true", "1", "yes"):
-        words = f"KVIKIO_COMPAT_MODE={mode}: reads go through main memory"
-        return Diagnosis("GPUDirect", NOTE, words, "unset KVIKIO_COMPAT_MODE")
-    if not fs:
-        words = "no kernel module nvidia-fs: KvikIO reads through main memory"
-        return Diagnosis(
-            "GPUDirect", NOTE, words, "sudo apt install nvidia-fs-dkms, if the disks support it"
-        )
-    return Diagnosis("GPUDirect", OK, "nvidia-fs and libcufile; KvikIO chooses by file system")
 
 
 def check_stack(check: Callable[[], None], subject: str) -> Diagnosis:
@@ -336,12 +308,6 @@ def examine() -> list[Diagnosis]:
         check_rapids(gpus, cudf),
         *check_memory(handles, host, shared),
         check_links(handles),
-        check_storage(
-            gpus,
-            Path("/proc/driver/nvidia-fs").exists(),
-            bool(installed_version("nvidia-cufile") or installed_version("nvidia-cufile-cu13")),
-            os.environ.get("KVIKIO_COMPAT_MODE", ""),
-        ),
     ]
 
 
@@ -361,13 +327,6 @@ class DoctorSettings(Settings):
     """The settings of ``python -m etl doctor``."""
 
     json: bool = flag("print the diagnoses as JSON", False)
-    measure: bool = flag(
-        "also time both engines of the ETL on a synthetic log: --engine auto takes the faster one "
-        "from then on; takes a few minutes", False
-    )  # fmt: skip
-    seconds: float = flag(
-        "approximate run time of the slower engine", 30.0, above=0, needs="--measure"
-    )
 
 
 DESCRIPTION = __doc__
@@ -377,11 +336,6 @@ SETTINGS = (DoctorSettings,)
 def run(settings: DoctorSettings) -> int:
     """Check this machine and print the report; return the exit status."""
     diagnoses = examine()
-    if settings.measure:
-        from nvt_torchrec.etl.engines.measured import measure  # imports Numba, which takes seconds
-
-        found = measure(settings.seconds)
-        diagnoses.append(Diagnosis("ETL engine", OK, f"auto takes {found.winner}: {found}"))
     if settings.json:
         print(json.dumps([dataclasses.asdict(diagnosis) for diagnosis in diagnoses], indent=1))
     else:

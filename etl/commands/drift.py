@@ -152,7 +152,7 @@ def as_text(drift: Drift, *, all_columns: bool = False) -> str:
         else:
             mark = "  << drift" if measure.flagged else ""
             lines.append(f"  {measure.name:15} {_changed(measure)}{mark}")
-    rest = [name for name, own in columns.items() if not any(m.flagged for m in own.values())]
+    rest = [name for name, of in columns.items() if not any(m.flagged for m in of.values())]
     shown = [name for name in columns if all_columns or name not in rest]
     if shown:
         width = max(len("column"), *map(len, shown))

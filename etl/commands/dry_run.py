@@ -13,7 +13,8 @@ from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.clicklog.readers.lines import unpacked_head
 from nvt_torchrec.clicklog.readers.raw import DayFile, find_days
 from nvt_torchrec.clicklog.readers.text_rows import end_of_rows
-from nvt_torchrec.etl.engines.choice import resolve
+from nvt_torchrec.etl.engines.device import supports
+from nvt_torchrec.etl.engines.engine import resolve
 from nvt_torchrec.etl.engines.hardware import BLOCKS_AT_ONCE, cores, gpu_count
 from nvt_torchrec.etl.output import check_output
 from nvt_torchrec.etl.plan import make_plan
@@ -26,12 +27,12 @@ from nvt_torchrec.formats.spec.split import BY_DAYS
 from nvt_torchrec.formats.splits import SPLITS
 
 #: Rows of the sample by engine: what it processes within seconds.
-SAMPLE_ROWS = {"cpu": 100_000, "dask": 20_000}
-#: Memory of a dask worker that NVTabular works in, in multiples of its block: raw text, typed
-#: columns, merged codes.
+SAMPLE_ROWS = {"cpu": 100_000, "dask": 100_000, "nvtabular": 20_000}
+#: Memory of a worker that NVTabular works in, in multiples of its block: raw text, typed columns,
+#: merged codes.
 MEMORY_PER_BLOCK = 12
-#: Bytes of memory of each further thread of the cpu engine: a block and its columns.
-MEMORY_PER_THREAD = 120 << 20
+#: Bytes of memory of a thread: a block and its columns; of a Dask worker without any data.
+MEMORY_PER_THREAD, MEMORY_PER_WORKER = 120 << 20, 250 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,14 +208,15 @@ def _measure(settings: EtlSettings, sample: EtlSettings, size: Size, directory: 
 
 
 def _worker_memory(settings: EtlSettings, size: Size) -> int:
-    """Return the bytes of main memory that a worker of the dask engine takes for its blocks."""
-    from nvt_torchrec.etl.engines import device  # which imports Dask
-    from nvt_torchrec.etl.engines.device_blocks import host_bytes
-
+    """Return the bytes of main memory that a Dask worker takes for its blocks."""
     block, gpu = settings.block_mb << 20, gpu_count() > 0
-    if gpu and device.supports(settings.spec) and settings.spec.split.by in ("days", "files"):
+    if settings.engine == "nvtabular":
+        return BLOCKS_AT_ONCE[gpu] * block * MEMORY_PER_BLOCK
+    if gpu and supports(settings.spec) and settings.spec.split.by in ("days", "files"):
+        from nvt_torchrec.etl.engines.device.blocks import host_bytes
+
         return host_bytes(settings.spec, block, round(block * size.rows / size.text_bytes))
-    return BLOCKS_AT_ONCE[gpu] * block * MEMORY_PER_BLOCK
+    return MEMORY_PER_WORKER + MEMORY_PER_THREAD
 
 
 def _existing(path: Path) -> Path:

@@ -10,6 +10,9 @@ from nvt_torchrec.base.command_line import Settings, flag
 
 logger = logging.getLogger(__name__)
 
+#: MiB of text that are read from the beginning of a file.
+HEAD_MB = 8
+
 #: For the command's help.
 DESCRIPTION = (
     "Reads the head of a file (text, also compressed, or parquet), and writes a feature spec for "
@@ -32,11 +35,31 @@ class GuessSettings(Settings):
         metavar="COLUMN"
     )
     delimiter: str = flag("delimiter of the fields (default: detected)", "")
-    head_mb: int = flag("MiB of text to read from the beginning", 8, least=1, most=1024)
+    head_mb: int = flag("MiB of text to read from the beginning", HEAD_MB, least=1, most=1024)
     # fmt: on
 
 
 SETTINGS = (GuessSettings,)
+
+
+def guess(path: str, *, label: str = "", delimiter: str = "", head_mb: int = HEAD_MB) -> str:
+    """Return a first spec for a file as TOML; the same file gives the same text.
+
+    Args:
+        path: A file of text, also compressed, or parquet; local or a URL.
+        label: The name of the label's column, or its number from 1 on; "" to find it.
+        delimiter: What is between the fields of text; "" to find it.
+        head_mb: MiB of text to read from the beginning.
+
+    Raises:
+        BadInputError: The file cannot be read, or no column can be the label.
+    """
+    from nvt_torchrec.etl.guess.roles import assign
+    from nvt_torchrec.etl.guess.sample import take_sample
+    from nvt_torchrec.etl.guess.toml_text import to_toml
+
+    sample = take_sample(path, head_mb << 20, delimiter)
+    return to_toml(assign(sample, path, label), sample, path)
 
 
 def run(settings: GuessSettings) -> None:
@@ -48,7 +71,6 @@ def run(settings: GuessSettings) -> None:
     """
     from nvt_torchrec.base.errors import OutputError
     from nvt_torchrec.base.files.atomic import output_errors, write_text
-    from nvt_torchrec.etl.guess.run import guess
 
     if settings.output and settings.output.exists():
         raise OutputError(

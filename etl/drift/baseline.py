@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from nvt_torchrec.base.arrays import to_numpy
 from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.etl.report.data import count_ids
 from nvt_torchrec.formats.day_names import name_of
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
@@ -200,32 +201,17 @@ def _unseen(
     if spec.split.by in ("share", "column"):
         return {}  # held-out rows are of the same days, so they have fewer values that are new
     held_out = [manifest.splits[split] for split in ("valid", "test")]
-    lists = _count_ids(output, manifest, [c.name for c in columns if c.multi_hot])
+    lists = count_ids(output.splits, manifest, [c.name for c in columns if c.multi_hot])
     present = {
-        c.name: sum(split["rows"] - split["missing"][c.name] for split in held_out) for c in columns
-    } | lists
+        c.name: lists[c.name]["valid"] + lists[c.name]["test"]
+        if c.multi_hot
+        else sum(split["rows"] - split["missing"][c.name] for split in held_out)
+        for c in columns
+    }
     return {
         c.name: (sum(split["out_of_vocabulary"][c.name] for split in held_out), present[c.name])
         for c in columns
     }
-
-
-def _count_ids(output: EtlOutput, manifest: Manifest, names: list[str]) -> dict[str, int]:
-    """Count the ids of columns of lists in valid and test, from the footers."""
-    splits = manifest.splits
-    # Footers count an empty list as a value.
-    totals = {
-        name: -sum(splits[split]["missing"][name] for split in ("valid", "test")) for name in names
-    }
-    files = [part.file for part in manifest.files if part.split != "train"]
-    for file in files if names else ():
-        footer = pq.read_metadata(output.splits / file)
-        for group in map(footer.row_group, range(footer.num_row_groups)):
-            for chunk in map(group.column, range(group.num_columns)):
-                name = chunk.path_in_schema.split(".")[0]
-                if name in totals:
-                    totals[name] += chunk.num_values
-    return totals
 
 
 def result_name(path: str) -> str:

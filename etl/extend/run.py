@@ -6,19 +6,15 @@ depend on how days are grouped into commands.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError, OutputError
-from nvt_torchrec.base.files.atomic import write_json
 from nvt_torchrec.base.files.journal import refuse_changes
 from nvt_torchrec.clicklog.readers.raw import DayFile, find_days
-from nvt_torchrec.etl import fitted, split_pass, staging
-from nvt_torchrec.etl.engines import day_engine
+from nvt_torchrec.etl.engines.engine import Engine, Report, resolve
 from nvt_torchrec.etl.engines.hardware import cores
 from nvt_torchrec.etl.extend.checks import check_extendable, check_flags, new_days
 from nvt_torchrec.etl.extend.claim import Claim, claimed
@@ -26,15 +22,16 @@ from nvt_torchrec.etl.extend.splits import Assignment, assign_all, renamed_parts
 from nvt_torchrec.etl.extend.stage import NEXT, link_parts, next_manifest, planned_switch
 from nvt_torchrec.etl.extend.switch import switch
 from nvt_torchrec.etl.finish import check_rows, quarantine, without_empty_parts
-from nvt_torchrec.etl.labels import one_label_remedy, one_label_splits
-from nvt_torchrec.etl.output import FIT, named_errors
+from nvt_torchrec.etl.output import named_errors
 from nvt_torchrec.etl.plan import Plan, make_day_plan
-from nvt_torchrec.etl.progress import RowsBar, StageTimer
-from nvt_torchrec.etl.results import NoTrainingRowsError, UnitResult
+from nvt_torchrec.etl.progress import RowsBar
+from nvt_torchrec.etl.results import UnitResult
 from nvt_torchrec.etl.settings import ExtendSettings
-from nvt_torchrec.etl.state import begin_or_resume, check_cuts, plan_record, recorded
+from nvt_torchrec.etl.stages import Stages
+from nvt_torchrec.etl.state import begin_or_resume, plan_record
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
 
 log = logging.getLogger(__name__)
@@ -106,23 +103,23 @@ class _Day:
     def __post_init__(self) -> None:
         self.output = self.settings.output_path
         self.paths = EtlOutput(self.output)
-        self.spec = inspect(self.paths.workflow).spec
         before = self.manifest["settings"]
-        self.reading = self.settings.day_settings(
-            self.spec, before["block_mb"], before["limit_rows"]
+        self.reading = resolve(
+            self.settings.day_settings(
+                inspect(self.paths.workflow).spec, before["block_mb"], before["limit_rows"]
+            )
         )
-        self.stage = StageTimer()
 
     def add(self) -> None:
         """Add the day: make the next generation, and switch the output to it."""
         self.record = plan_record(self._described(), [self.day])
         self.work = self.claim.begin()
         self.next = EtlOutput(self.work / NEXT)
-        self.resumed = begin_or_resume(self.work, self.record, self.output)
-        with self.stage("read the input"):
-            (file,) = staging.staged([self.day], self.reading, self.work, 1)
-            renamed, first_parts = self._renamed()
-            plan = self._plan(file, first_parts)
+        resumed = begin_or_resume(self.work, self.record, self.output)
+        self.stages = Stages(self.reading, self.work, self.next, resumed)
+        renamed, first_parts = self._renamed()
+        plan = self.stages.read([self.day], lambda days: self._plan(days[0], first_parts))
+        plan = self.stages.divide(plan)
         log.info(
             "%s: %.1f MB in %d blocks for %s",
             self.day.name,
@@ -130,28 +127,32 @@ class _Day:
             len(plan.blocks),
             " and ".join(dict.fromkeys(unit.split for unit in plan.units)),
         )
-        check_cuts(self.work, plan.units, self.settings.input_path)
-        results = self._count_and_transform(plan)
+        results = self.stages.count_and_encode(
+            plan,
+            "train" if self.assignment is None else None,
+            lambda engine, report: self._extend_workflow(engine, plan, report),
+        )
         quarantine(
             results,
-            self.spec,
+            self.reading.spec,
             self.work,
             self.next.rejected,
             self.settings.max_bad_fraction,
             shown=self.paths.rejected,
         )
-        self._measure_drift(file, plan)
+        self._measure_drift(plan)
         manifest, new = self._stage(plan, renamed, first_parts, results)
-        generation = manifest["generation"]
         switch(
             self.output,
             self.work,
-            planned_switch(self.output, self.work, generation, renamed, new),
+            planned_switch(self.output, self.work, manifest["generation"], renamed, new),
         )
         self.claim.end()
-        own = manifest["by_day_and_split"][str(self.day.day)]
-        rows = ", ".join(f"{split} {counts['rows']:,} rows" for split, counts in own.items())
-        log.info("%s: %s is generation %d: %s", self.output, self.day.name, generation, rows)
+        counts = manifest["by_day_and_split"][str(self.day.day)]
+        rows = ", ".join(f"{split} {count['rows']:,} rows" for split, count in counts.items())
+        log.info(
+            "%s: %s is generation %d: %s", self.output, self.day.name, manifest["generation"], rows
+        )
 
     def _described(self) -> dict[str, Any]:
         """Return what the result depends on beside the input, JSON-ready."""
@@ -183,102 +184,39 @@ class _Day:
         return renamed_parts(self.manifest["files"], self.assignment, self.manifest["next_parts"])
 
     def _plan(self, file: DayFile, first_parts: dict[str, int]) -> Plan:
-        """Plan the parts of the day, with what the division of its rows needs."""
-        plan = make_day_plan(
+        return make_day_plan(
             file,
-            self.spec,
+            self.reading.spec,
             () if self.assignment is None else self.assignment[self.day.day],
             first_parts,
             block_bytes=self.reading.block_mb << 20,
             limit_rows=self.reading.limit_rows,
         )
-        return split_pass.prepared(
-            plan,
-            self.spec,
-            self.work,
-            threads=self.settings.workers or cores(),
-            reject=self.reading.reject,
-        )
 
-    def _count_and_transform(self, plan: Plan) -> list[UnitResult]:
-        """Return the results of all units, in the order of the plan."""
-        results = recorded(self.work, plan.units)
-        finished = {result.unit for result in results}
-        missing = [unit for unit in plan.units if unit not in finished]
-        extended = fitted.is_whole(self.next, self.work)
-        if self.resumed:
-            state = "counted" if extended else "not counted"
-            log.info("%s; %d of %d parts are written", state, len(finished), len(plan.units))
-        with contextlib.ExitStack() as stack:
-            if missing or not extended:
-                with self.stage("start workers"):
-                    engine = stack.enter_context(self._engine())
-            if not extended:
-                counted = "train" if self.assignment is None else None
-                with self.stage("fit"), RowsBar("count", plan, counted) as bar:
-                    self._extend_workflow(engine, plan, bar, parts_done=bool(results))
-            if missing:
-                done = sum(result.lines for result in results)
-                with self.stage("transform"), RowsBar("transform", plan, initial=done) as bar:
-                    for result in engine.transform(missing, self.next.workflow):
-                        bar.update(result.lines)
-                        results.append(result)
-        by_unit = {result.unit: result for result in results}
-        return [by_unit[unit] for unit in plan.units]
-
-    def _engine(self) -> contextlib.AbstractContextManager[day_engine.DayEngine]:
-        return day_engine.start(
-            self.settings.engine,
-            self.spec,
-            self.work,
-            workers=self.settings.workers,
-            scheduler=self.settings.scheduler,
-            reject=self.reading.reject,
-        )
-
-    def _extend_workflow(
-        self, engine: day_engine.DayEngine, plan: Plan, bar: RowsBar, *, parts_done: bool
-    ) -> None:
+    def _extend_workflow(self, engine: Engine, plan: Plan, report: Report) -> WorkflowDescription:
         from nvt_torchrec.workflows.extension.workflow import extend_workflow
 
         blocks = plan.train_blocks if self.assignment is None else plan.blocks
-        try:
-            counts = engine.count(self.day.day, blocks, bar.update)
-        except NoTrainingRowsError:  # nothing to resume
-            shutil.rmtree(self.work / FIT, ignore_errors=True)
-            raise
-        with named_errors(self.output):
-            for directory in (self.next.workflow, self.next.extension):
-                shutil.rmtree(directory, ignore_errors=True)
-                directory.parent.mkdir(parents=True, exist_ok=True)
-        before = fitted.recorded_digest(self.work)
-        description = extend_workflow(
+        return extend_workflow(
             self.paths.workflow,
             self.paths.extension,
-            counts,
+            engine.count_day(self.day.day, blocks, report),
             self.next.workflow,
             self.next.extension,
             update_statistics=self.settings.statistics == "update",
             retire_after_days=self.settings.retire_after_days,
             threads=self.settings.workers or cores(),
         )
-        if parts_done and before not in (None, description.digest):
-            raise OutputError(
-                f"{self.work}: counted again, the workflow has digest {description.digest}; the "
-                f"finished parts were encoded with {before}",
-                "discard them and begin again with --restart",
-            )
-        fitted.record_workflow(self.work, description.digest)
-        shutil.rmtree(self.work / FIT, ignore_errors=True)
 
-    def _measure_drift(self, file: DayFile, plan: Plan) -> None:
+    def _measure_drift(self, plan: Plan) -> None:
         """Compare the day with the days counted before, as ``python -m etl drift`` does."""
         from nvt_torchrec.etl.drift.baseline import result_name
         from nvt_torchrec.etl.drift.measure import measure_drift
 
+        (file,) = plan.days
         if (self.next.drift / f"{result_name(file.source)}.json").exists():  # by an earlier process
             return
-        with self.stage("drift"), RowsBar("drift", plan) as bar:
+        with self.stages.timer("drift"), RowsBar("drift", plan) as bar:
             drift = measure_drift(
                 self.output,
                 file,
@@ -308,14 +246,13 @@ class _Day:
             The manifest, and the names in OUT of the day's parts, by those that they have now.
         """
         from nvt_torchrec.etl.parquet import write_descriptions
-        from nvt_torchrec.etl.report.page import write_report
 
         description = inspect(self.next.workflow)
         plan, results, new = without_empty_parts(plan, results, first_parts)
         next_parts = dict(first_parts)
         for file in new.values():
             next_parts[file.split("/")[0]] += 1
-        with self.stage("describe"), named_errors(self.next.splits):
+        with self.stages.timer("describe"), named_errors(self.next.splits):
             files = [file["file"] for file in self.manifest["files"]]
             splits = link_parts(self.output, self.work, files, renamed, new)
             sizes = check_rows(plan, results, splits)
@@ -336,17 +273,8 @@ class _Day:
             self.output,
             "the input was changed while it was added; begin again with --restart",
         )
-        timings = self.stage.timings(
-            resumed=self.resumed,
-            rows=sum(result.lines for result in results),
-            text_bytes=plan.text_bytes(),
-        )
-        write_json(self.next.timings, timings)
-        write_report(self.next.report, manifest, description)
-        manifest.write(self.next.manifest)
-        if warnings := one_label_splits(manifest["splits"]):
-            remedy = one_label_remedy(manifest["splits"], manifest.split)
-            log.warning("warning: %s\n  -> %s", "\nwarning: ".join(warnings), remedy)
+        rows = sum(result.lines for result in results)
+        self.stages.finish(manifest, description, plan, rows)
         return manifest, new
 
     def _check_splits(self, manifest: Manifest) -> None:

@@ -67,15 +67,15 @@ def find_dialect(text: str, path: str, delimiter: str = "") -> Dialect:
     """
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     lines = [line for line in lines[: _TRIED + _PREAMBLE] if line][:_TRIED]
-    found = [_try(lines, each) for each in _candidates(text, delimiter)]
-    good = [(dialect, share) for dialect, share in found if dialect.fields > 1 and share >= _ENOUGH]
+    tried = [_try(lines, each) for each in _candidates(text, delimiter)]
+    good = [(dialect, share) for dialect, share in tried if dialect.fields > 1 and share >= _ENOUGH]
     if not good and '"' in text:  # lines in the middle of a field
-        found = [_try_whole(text, each) for each in _candidates(text, delimiter)]
-        good = [(dialect, share) for dialect, share in found if dialect.fields > 1]
+        tried = [_try_whole(text, each) for each in _candidates(text, delimiter)]
+        good = [(dialect, share) for dialect, share in tried if dialect.fields > 1]
         good = [(dialect, share) for dialect, share in good if share >= _ENOUGH]
     if not good:
         if len(lines) == 1:
-            good = [(dialect, 1.0) for dialect, _ in found if dialect.fields > 1]
+            good = [(dialect, 1.0) for dialect, _ in tried if dialect.fields > 1]
         if not good:
             raise BadInputError(
                 f"{path}: one column, or rows with different numbers of fields: {lines[0]:.60}",
@@ -193,14 +193,14 @@ def _split(line: str, delimiter: str) -> list[str]:
 
 
 def _read(text: str, delimiter: str) -> list[list[str]]:
-    several = len(delimiter) > 1
-    if several:
+    stands_in = len(delimiter) > 1
+    if stands_in:
         text = text.replace(delimiter, _STAND_IN)
     try:
         source = io.StringIO(text, newline="")
-        rows = list(csv.reader(source, delimiter=_STAND_IN if several else delimiter))
+        rows = list(csv.reader(source, delimiter=_STAND_IN if stands_in else delimiter))
     except csv.Error:  # a field longer than the module allows: an open quote, mostly
-        return [line.split(_STAND_IN if several else delimiter) for line in text.split("\n")]
-    if several:
+        return [line.split(_STAND_IN if stands_in else delimiter) for line in text.split("\n")]
+    if stands_in:
         rows = [[field.replace(_STAND_IN, delimiter) for field in row] for row in rows]
     return rows

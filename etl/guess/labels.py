@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.etl.guess.sample import Sample
+from nvt_torchrec.etl.guess.sample import SampledFile
 from nvt_torchrec.etl.guess.values import Profile
 
 _LABEL_NAMES = re.compile(
@@ -33,7 +33,7 @@ def chosen_label(columns: list[Profile], path: str, label: str) -> int:
     raise BadInputError(f"{path}: no column {label!r} for the label", f"it has {known}")
 
 
-def find_label(sample: Sample, path: str) -> int:
+def find_label(sample: SampledFile, path: str) -> int:
     """Return the position of the column that looks most like a label.
 
     Raises:
@@ -49,7 +49,7 @@ def find_label(sample: Sample, path: str) -> int:
     return best
 
 
-def _label_score(column: Profile, j: int, sample: Sample) -> int:
+def _label_score(column: Profile, j: int, sample: SampledFile) -> int:
     """How much a column looks like a label; 0: it is none."""
     if column.kind in ("empty", "time") or column.multi_hot:
         return 0

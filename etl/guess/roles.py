@@ -9,7 +9,7 @@ from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.guess.labels import chosen_label, find_label, label_rule
-from nvt_torchrec.etl.guess.sample import Sample
+from nvt_torchrec.etl.guess.sample import SampledFile
 from nvt_torchrec.etl.guess.times import to_time
 from nvt_torchrec.etl.guess.values import Profile, fits
 
@@ -68,7 +68,7 @@ class Guess:
     names: list[str]
 
 
-def assign(sample: Sample, path: str, label: str = "") -> Guess:
+def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
     """Decide what becomes of each column.
 
     Args:
@@ -87,8 +87,8 @@ def assign(sample: Sample, path: str, label: str = "") -> Guess:
     for j, column in enumerate(columns):
         if j == at:
             continue
-        own, reason = _features(column, columns, is_criteo=_is_criteo(sample, at))
-        features += own
+        added, reason = _features(column, columns, is_criteo=_is_criteo(sample, at))
+        features += added
         if reason:
             unread[column.name or f"column {j + 1}"] = reason
     if not any(feature.kind == "categorical" for feature in features):
@@ -98,7 +98,7 @@ def assign(sample: Sample, path: str, label: str = "") -> Guess:
     return Guess(rule, label_why, split, split_why, features, unread, [c.name for c in columns])
 
 
-def _named(sample: Sample, label: int) -> list[Profile]:
+def _named(sample: SampledFile, label: int) -> list[Profile]:
     """Give names to the columns of a file without a header."""
     if any(column.name for column in sample.columns):
         return sample.columns
@@ -118,7 +118,7 @@ def _named(sample: Sample, label: int) -> list[Profile]:
     return result
 
 
-def _is_criteo(sample: Sample, label: int) -> bool:
+def _is_criteo(sample: SampledFile, label: int) -> bool:
     """Whether the columns are those of Criteo's logs: then all 13 counts are dense."""
     kinds = [column.kind for column in sample.columns]
     return (
@@ -268,8 +268,8 @@ def _of_time(column: Profile) -> tuple[list[Feature], str]:
     first, last = min(times), max(times)
     says = _says(column, f"times from {first:%Y-%m-%d} to {last:%Y-%m-%d}")
     if re.search(r"birth|dob", column.name, re.IGNORECASE):
-        own = {"raw": "float", "derive": "age", "reference": f"{last:%Y-%m-%d}", **options}
-        return [Feature(f"{column.name}_age", "dense", own, says, column.name)], ""
+        age = {"raw": "float", "derive": "age", "reference": f"{last:%Y-%m-%d}", **options}
+        return [Feature(f"{column.name}_age", "dense", age, says, column.name)], ""
     kinds = ["weekday"] if all((t.hour, t.minute) == (0, 0) for t in times) else ["hour", "weekday"]
     return [
         Feature(
@@ -301,10 +301,11 @@ def _with_a_category(
             f"{path}: no column can be categorical", "a spec needs at least one: add a column"
         )
     chosen = min(able, key=lambda column: column.distinct)
-    own = dataclasses.replace(_categorical(chosen), name=chosen.name)
-    own = dataclasses.replace(own, why=f"{own.why}; a spec needs a categorical column")
+    category = _categorical(chosen)
+    why = f"{category.why}; a spec needs a categorical column"
+    category = dataclasses.replace(category, why=why)
     kept = [feature for feature in features if feature.name != chosen.name]
-    return [*kept, own], {name: why for name, why in unread.items() if name != chosen.name}
+    return [*kept, category], {name: why for name, why in unread.items() if name != chosen.name}
 
 
 def _buckets(column: Profile) -> Feature:
@@ -331,7 +332,7 @@ def _without_clashes(features: list[Feature], label: str) -> list[Feature]:
     return result
 
 
-def _split(columns: list[Profile], label: int, sample: Sample) -> tuple[dict[str, Any], str]:
+def _split(columns: list[Profile], label: int, sample: SampledFile) -> tuple[dict[str, Any], str]:
     """Return the keys of ``[split]`` and why."""
     times = [
         column

@@ -27,7 +27,7 @@ _PLACES, _PLACE_BYTES = (0.25, 0.5, 0.75, 1.0), 256 << 10
 
 
 @dataclasses.dataclass(frozen=True)
-class Sample:
+class SampledFile:
     """What the rows of a sample show.
 
     Attributes:
@@ -51,7 +51,7 @@ class Sample:
     notes: tuple[str, ...] = ()
 
 
-def take_sample(path: str, head_bytes: int, delimiter: str = "") -> Sample:
+def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
     """Read a part of a file, text (also compressed) or parquet.
 
     Args:
@@ -92,7 +92,7 @@ def _head(path: str, head_bytes: int) -> tuple[bytes, bool]:
     return head[:cut], False
 
 
-def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> Sample:
+def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile:
     check_text(head, path)
     text, encoding = decode(head, path)
     dialect = find_dialect(text, path, delimiter)
@@ -134,7 +134,7 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> Sample:
         keys["list_separator"] = ";"  # the default is the delimiter here
     quirk = "has one field less than the rows" if short else "repeats names"
     notes = (f"The header {quirk}, so columns are named by position here.",)
-    return Sample(
+    return SampledFile(
         profiles,
         len(rows),
         seen_all,
@@ -227,7 +227,7 @@ def _input_keys(dialect: Dialect, encoding: str, header: bool, empty_end: bool) 
     return keys
 
 
-def _of_parquet(path: str) -> Sample:
+def _of_parquet(path: str) -> SampledFile:
     filesystem, name = filesystem_of(path)
     try:
         with filesystem.open(name, "rb") as file, pq.ParquetFile(file) as parquet:
@@ -240,7 +240,9 @@ def _of_parquet(path: str) -> Sample:
     if not batch:
         raise BadInputError(f"{path}: no rows", "pass a file with rows")
     profiles = [_of_array(batch.column(j), field) for j, field in enumerate(batch.schema)]
-    return Sample(profiles, len(batch), len(batch) == total, {"format": "parquet"}, header=True)
+    return SampledFile(
+        profiles, len(batch), len(batch) == total, {"format": "parquet"}, header=True
+    )
 
 
 def _of_array(array: pa.Array, field: pa.Field) -> Profile:
@@ -265,17 +267,17 @@ def _of_array(array: pa.Array, field: pa.Field) -> Profile:
         none = profile([], field.name)
         why = f"columns of type {held} are not read"
         return dataclasses.replace(none, rows=len(values), unread=why)
-    found = profile([_text(value) for value in values], field.name, lists=False)
+    scalars = profile([_text(value) for value in values], field.name, lists=False)
     if pa.types.is_floating(held) or pa.types.is_decimal(held):
         return (
-            found
-            if found.kind == "empty"
-            else dataclasses.replace(found, kind="float", lenient=False)
+            scalars
+            if scalars.kind == "empty"
+            else dataclasses.replace(scalars, kind="float", lenient=False)
         )
-    if not pa.types.is_integer(held) and not pa.types.is_boolean(held) and found.kind != "hex32":
-        kind = found.kind if found.kind in ("empty", "time") else "string"
-        return dataclasses.replace(found, kind=kind)
-    return found
+    if not pa.types.is_integer(held) and not pa.types.is_boolean(held) and scalars.kind != "hex32":
+        kind = scalars.kind if scalars.kind in ("empty", "time") else "string"
+        return dataclasses.replace(scalars, kind=kind)
+    return scalars
 
 
 def _text(value: Any) -> str:

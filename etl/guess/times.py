@@ -52,14 +52,14 @@ def time_format(values: Iterable[str], name: str) -> str | None:
         return _of_digits(texts) if not name or _NAMED.search(name) else None
     if _SERVER_LOG.fullmatch(texts[0]) and _all_match(texts, "%d/%b/%Y:%H:%M:%S %z"):
         return "%d/%b/%Y:%H:%M:%S %z"
-    found = [
+    formats = [
         its_format + suffix
         for date, its_format in _PATTERNS
         for clock, suffix in _CLOCKS
         if re.fullmatch(date + clock, texts[0]) and _all_match(texts, its_format + suffix)
     ]
     # 01/03, 02/03, … may be days of March or of different months: the rows of a log are near
-    return min(found, key=lambda each: _span(texts, each), default=None)
+    return min(formats, key=lambda each: _span(texts, each), default=None)
 
 
 def to_time(text: str, time_format: str) -> datetime.datetime:

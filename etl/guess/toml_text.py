@@ -7,12 +7,12 @@ import textwrap
 from typing import Any
 
 from nvt_torchrec.etl.guess.roles import Feature, Guess
-from nvt_torchrec.etl.guess.sample import Sample
+from nvt_torchrec.etl.guess.sample import SampledFile
 
 _WIDTH = 100
 
 
-def to_toml(guess: Guess, sample: Sample, path: str) -> str:
+def to_toml(guess: Guess, sample: SampledFile, path: str) -> str:
     """Return a feature spec as text."""
     lines = _comment(_about(sample, path))
     lines += [f"# {note}" for note in sample.notes]
@@ -41,7 +41,7 @@ def to_toml(guess: Guess, sample: Sample, path: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _about(sample: Sample, path: str) -> str:
+def _about(sample: SampledFile, path: str) -> str:
     name = path.rstrip("/").rsplit("/", 1)[-1]
     part = "all" if sample.whole else "some"
     text = (
@@ -60,12 +60,12 @@ def _shown(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)[:80]
 
 
-def _trims(sample: Sample, guess: Guess) -> bool:
+def _trims(sample: SampledFile, guess: Guess) -> bool:
     at = guess.names.index(guess.label["name"])
     return sample.columns[at].trim
 
 
-def _columns(guess: Guess, sample: Sample) -> list[str]:
+def _columns(guess: Guess, sample: SampledFile) -> list[str]:
     """Return ``columns`` of a text without a header; [] where the order of the spec says it."""
     if not sample.positional:
         return []

@@ -106,23 +106,23 @@ def profile(
     nulls = _null_texts(counts, decimal)
     counts = Counter({text: often for text, often in counts.items() if text not in nulls})
     missing = len(values) - sum(counts.values())
-    found = Profile(name, "empty", len(values), counts, nulls, missing, trim, decimal=decimal)
+    texts = Profile(name, "empty", len(values), counts, nulls, missing, trim, decimal=decimal)
     if not counts:
-        return found
+        return texts
     format = time_format(counts, name if named else "")
     if format is not None:
-        return dataclasses.replace(found, kind="time", time_format=format)
-    numbers = _as_numbers(found) or _as_hex(found)
+        return dataclasses.replace(texts, kind="time", time_format=format)
+    numbers = _as_numbers(texts) or _as_hex(texts)
     if numbers:
         return numbers
     separator = _list_separator(counts) if lists else ""
     if not separator:
-        return dataclasses.replace(found, kind="string")
+        return dataclasses.replace(texts, kind="string")
     items: Counter[str] = Counter()
     for text, often in counts.items():
         for item in text.split(separator):
             items[item] += often
-    of_items = dataclasses.replace(found, counts=items)
+    of_items = dataclasses.replace(texts, counts=items)
     numbers = _as_numbers(of_items) or _as_hex(of_items)
     kind = numbers.kind if numbers and numbers.kind != "float" and not numbers.lenient else "string"
     return dataclasses.replace(of_items, kind=kind, separator=separator, multi_hot=True)
@@ -211,8 +211,8 @@ def _list_separator(counts: Counter[str]) -> str:
     fewer than the texts, because they come back in other lists.
     """
     for separator in _SEPARATORS:
-        several = [text for text in counts if separator in text]
-        if len(several) < max(2, 0.1 * len(counts)):
+        divided = [text for text in counts if separator in text]
+        if len(divided) < max(2, 0.1 * len(counts)):
             continue
         lists = [text.split(separator) for text in counts]
         items = {item for each in lists for item in each}

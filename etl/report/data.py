@@ -125,7 +125,7 @@ def collect(output: Path, manifest: Manifest, description: WorkflowDescription) 
         vocabulary.name: _read_counts(EtlOutput(output).workflow / vocabulary.file, vocabulary)
         for vocabulary in description.vocabularies.values()
     }
-    ids = _count_ids(split_root, manifest, [c.name for c in spec.categorical if c.multi_hot])
+    ids = count_ids(split_root, manifest, [c.name for c in spec.categorical if c.multi_hot])
     categorical = []
     for column in spec.categorical:
         vocabulary = description.vocabularies[column.name]
@@ -186,7 +186,7 @@ def _shares(
     return {split: splits[split][key][name] / max(1, totals[split]) for split in SPLITS}
 
 
-def _count_ids(split_root: Path, manifest: Manifest, names: list[str]) -> dict[str, dict[str, int]]:
+def count_ids(split_root: Path, manifest: Manifest, names: list[str]) -> dict[str, dict[str, int]]:
     """Count the ids in each split, for columns of lists; footers count an empty list as a value."""
     if not names:
         return {}
@@ -194,13 +194,13 @@ def _count_ids(split_root: Path, manifest: Manifest, names: list[str]) -> dict[s
         name: {split: -manifest["splits"][split]["missing"][name] for split in SPLITS}
         for name in names
     }
-    for part in manifest["files"]:
-        footer = pq.read_metadata(split_root / part["file"])
+    for part in manifest.files:
+        footer = pq.read_metadata(split_root / part.file)
         for group in map(footer.row_group, range(footer.num_row_groups)):
             for chunk in map(group.column, range(group.num_columns)):
                 name = chunk.path_in_schema.split(".")[0]
                 if name in totals:
-                    totals[name][part["file"].split("/")[0]] += chunk.num_values
+                    totals[name][part.split] += chunk.num_values
     return totals
 
 
@@ -259,7 +259,7 @@ def _sample_dense(
     split_root: Path, manifest: Manifest, names: Sequence[str]
 ) -> dict[str, np.ndarray]:
     """Read the dense columns as float64: every n-th row of the first row group of some parts."""
-    train = [part for part in manifest["files"] if part["file"].startswith("train/")]
+    train = [part for part in manifest.files if part["file"].startswith("train/")]
     files = [part["file"] for part in train if part["rows"]]  # all rows of a part may be rejected
     count = min(SAMPLED_ROW_GROUPS, len(files))
     samples: dict[str, list[np.ndarray]] = {name: [] for name in names}

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.clicklog.derive.columns import log_square
-from nvt_torchrec.clicklog.derive.times import DAY, HOUR
+from nvt_torchrec.clicklog.derive.columns import DAY, HOUR, log_square
 from nvt_torchrec.formats.spec.limits import LARGEST_FLOAT32
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.reading import CROSS_SEPARATOR, Derivation

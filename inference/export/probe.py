@@ -127,14 +127,7 @@ def _numbers(kinds: set[str], edges: list[float], count: int, rng: np.random.Gen
 def _categories(
     read: Read, known: list, count: int, rng: np.random.Generator, *, crossed: bool
 ) -> list:
-    kind = RAW_TYPES[read.raw]
-    unseen: list = {
-        "hex32": [kind.least, kind.most, 0x9E3779B9],
-        "int": [kind.least, kind.most, -1, 0],
-        "string": ["never seen", "é"],
-    }[read.raw]
-    if crossed:
-        unseen = known
+    unseen = known if crossed else list(RAW_TYPES[read.raw].probes)
 
     def sample() -> Any:
         pool = known if known and rng.random() < 0.7 else unseen

@@ -59,7 +59,7 @@ def read_columns(columns: Any, spec: FeatureSpec) -> RawRows:
     text = read_as_text(reads)
     converted = [_convert(arrays[read.source], read, text=read.source in text) for read in reads]
     count = counts[sources[0]]
-    rows = assemble(spec, converted, {}, lambda row: b"", rows=count, label=False, reject=False)
+    rows = assemble(spec, converted, lambda row: b"", rows=count, label=False, reject=False)
     if rows.bad:
         bad = rows.bad[0]
         reason = bad.what.removeprefix(f"column {bad.column}: ")

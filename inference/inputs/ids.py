@@ -16,9 +16,9 @@ from nvt_torchrec.clicklog.readers.lines import filesystem_of, stream_chunks
 from nvt_torchrec.clicklog.readers.stream import UnparsedRows
 from nvt_torchrec.clicklog.readers.text_rows import header_lines, quotes_of
 from nvt_torchrec.clicklog.text.convert import convert
-from nvt_torchrec.clicklog.text.field_rules import as_utf8
-from nvt_torchrec.clicklog.text.fields import gather, split_lines
+from nvt_torchrec.clicklog.text.delimited import split_rows
 from nvt_torchrec.clicklog.text.line_layout import header_names
+from nvt_torchrec.clicklog.text.parse import as_utf8
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types.base import MESSAGES, NOT_UTF8
 from nvt_torchrec.formats.spec.reading import Read
@@ -45,17 +45,13 @@ class IdColumns:
             return {}
         if piece.block is not None:
             return self._read_parquet(piece, lines)
-        slots = [self.names.index(n) if n in self.names else -1 for n in self.available]
-        found = split_lines(
-            as_utf8(piece.text, piece.spec.input.encoding),
-            np.array(slots, np.int32),
-            delimiter=piece.spec.input.delimiter,
-            quoted=piece.spec.input.format == "csv",
-            quoted_newlines=piece.spec.input.quoted_newlines,
-        )
+        places = sorted(map(self.available.index, self.names))
+        text = as_utf8(piece.text, piece.spec.input.encoding)
+        split = split_rows(text, piece.spec.input, len(self.available), places)
+        rows = to_arrow(np.searchsorted(split.line, lines))
         columns = {}
-        for k, name in enumerate(self.names):
-            fields = gather(found.data, found.begin[k][lines], found.end[k][lines])
+        for name in self.names:
+            fields = split.columns[places.index(self.available.index(name))].take(rows)
             column = convert(fields, Read(name, "string"))
             if column.code.any():
                 row = int(column.code.argmax())

@@ -18,13 +18,13 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.clicklog.text.convert import Converted
-from nvt_torchrec.clicklog.text.remedies import keys_that_take
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.reading import Read
 from nvt_torchrec.formats.spec.times import EPOCHS, time_text
 from nvt_torchrec.inference.errors import InvalidRowError
 from nvt_torchrec.inference.inputs.columns import convert_values
 from nvt_torchrec.inference.inputs.rules import read_as_text
+from nvt_torchrec.inference.inputs.trial_keys import keys_that_take
 from nvt_torchrec.inference.inputs.values import is_missing
 
 #: Longer values are not looked at: a remedy would repeat them.

@@ -1,38 +1,19 @@
 """The OpenAPI description of ``POST /predict``, as far as it follows from a feature spec.
 
-pydantic makes the JSON schemas, FastAPI the rest. Requests are not validated by them: that would
-cost more than scoring a row does.
+The raw types give the JSON schemas, FastAPI the rest. Requests are not validated by them: that
+would cost more than scoring a row does.
 """
 
 from __future__ import annotations
 
-import datetime
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, Field, TypeAdapter
-from typing_extensions import TypedDict
+from pydantic import BaseModel, Field
 
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.reading import Read
-from nvt_torchrec.formats.spec.times import EPOCHS
 from nvt_torchrec.inference.inputs.rules import read_as_text
-
-
-def _integer(raw: str) -> Any:
-    return Annotated[int, Field(ge=RAW_TYPES[raw].least, le=RAW_TYPES[raw].most)]
-
-
-_VALUES: dict[str, Any] = {
-    "int32": _integer("int32"),
-    "int": _integer("int"),
-    "hex32": Annotated[str, Field(pattern="^[0-9a-fA-F]{0,8}$")] | _integer("hex32"),
-    "float": float,
-    "string": str,
-    "time": str | int | float,
-}
-_EXAMPLES = {"int32": 1, "float": 0.5, "int": 7, "hex32": "68fd1e64", "string": "a", "time": ""}
-_TIME = datetime.datetime(2014, 10, 30, 12, tzinfo=datetime.UTC)
 
 
 class Probabilities(BaseModel):
@@ -77,7 +58,9 @@ def request_body(spec: FeatureSpec) -> dict[str, Any]:
         name: _value(source_reads, text=name in text) for name, source_reads in sources.items()
     }
     row = _schema("Row", values)
-    lists = _schema("Columns", {name: list[value] for name, value in values.items()})
+    lists = _schema(
+        "Columns", {name: {"type": "array", "items": value} for name, value in values.items()}
+    )
     forms = {"rows": {"type": "array", "items": row}, "columns": lists}
     schemas = [
         {"type": "object", "required": [name], "properties": {name: schema}}
@@ -90,28 +73,22 @@ def request_body(spec: FeatureSpec) -> dict[str, Any]:
     return {"required": True, "content": content}
 
 
-def _schema(name: str, types: dict[str, Any]) -> dict[str, Any]:
-    return TypeAdapter(TypedDict(name, types)).json_schema()
+def _schema(name: str, properties: dict[str, Any]) -> dict[str, Any]:
+    required = list(properties)
+    return {"type": "object", "title": name, "properties": properties, "required": required}
 
 
-def _value(reads: list[Read], *, text: bool) -> Any:
-    """Return the type of a source, which may be read in several ways."""
-    value: Any = _VALUES[reads[0].raw]
-    for read in reads[1:]:
-        value |= _VALUES[read.raw]
-    if text:
-        value |= str
-    return (list[value] if reads[0].multi_hot else value) | None
+def _value(reads: list[Read], *, text: bool) -> dict[str, Any]:
+    """Return the schema of a source, which may be read in several ways."""
+    types = [one for read in reads for one in RAW_TYPES[read.raw].json_types]
+    types += RAW_TYPES["string"].json_types * text
+    types = [one for index, one in enumerate(types) if one not in types[:index]]
+    if reads[0].multi_hot:
+        items = types[0] if len(types) == 1 else {"anyOf": types}
+        types = [{"type": "array", "items": items}]
+    return {"anyOf": [*types, {"type": "null"}]}
 
 
 def _example(read: Read) -> Any:
-    value = _EXAMPLES[read.raw]
-    if read.raw == "time":
-        value = _time_example(read.time_format)
+    value = RAW_TYPES[read.raw].example_of(read)
     return [value] if read.multi_hot else value
-
-
-def _time_example(time_format: str) -> int | str:
-    if time_format in EPOCHS:
-        return int(_TIME.timestamp()) * 1_000_000 // EPOCHS[time_format]
-    return _TIME.strftime(time_format) if time_format else _TIME.isoformat(" ")

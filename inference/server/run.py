@@ -130,7 +130,7 @@ class _Workers(Multiprocess):
             mark_process_dead(pid)
             if self._started:
                 log.warning("worker %d ended; another one was started", pid)
-            else:  # another one would fail in the same way
+            elif not self.signal_queue:  # nobody ended it: another one would fail in the same way
                 self.status = 2
                 self.should_exit.set()
         if not self._started and all(worker.is_ready() for worker in self.processes):

@@ -106,9 +106,9 @@ class JaggedBlock:
         values: int32 or int64 [ids of all steps].
         lengths: int32 [steps, categorical columns · B].
         offsets: int32 [steps, categorical columns · B + 1], in each step from 0.
-        bounds: where the ids of each step and column begin in ``values``, and where the last ones
+        bounds: Where the ids of each step and column begin in ``values``, and where the last ones
             end: steps · columns + 1 integers.
-        row_weights: as in :class:`FlatBlock`.
+        row_weights: As in :class:`FlatBlock`.
     """
 
     labels: torch.Tensor
@@ -158,15 +158,15 @@ class JaggedBlock:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class ShardRows:
     """What a virtual shard gives to a block: ``steps · width`` rows, some of them for this rank.
 
     Attributes:
-        reader: reads the shard's rows.
+        reader: Reads the shard's rows.
         width: g, the shard's rows in each step.
-        begin, end: which of those rows are this rank's.
-        first: where in each batch they go.
-        order: a function that returns the order of the rows (int64 [steps · width], the row at
+        begin, end: Which of those rows are this rank's.
+        first: Where in each batch they go.
+        order: A function that returns the order of the rows (int64 [steps · width], the row at
             each place), or None if they are not shuffled.
     """
 
@@ -178,7 +178,7 @@ class Source:
     order: Callable[[], np.ndarray] | None = None
 
     @property
-    def drawn(self) -> Source:
+    def drawn(self) -> ShardRows:
         """The source after its rows have been shuffled, which leaves only this rank's."""
         if self.order is None:
             return self
@@ -212,7 +212,7 @@ def take_weights(dataset: Dataset, block: Block) -> Block:
     """Move the weights of the rows out of the dense features, of which they are the first column.
 
     Raises:
-        SchemaError: a weight is negative.
+        SchemaError: A weight is negative.
     """
     if not dataset.weighted:
         return block

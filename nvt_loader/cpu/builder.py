@@ -12,7 +12,7 @@ import torch
 from nvt_torchrec.nvt_loader.cpu.blocks import (
     FlatBlock,
     JaggedBlock,
-    Source,
+    ShardRows,
     empty_block,
     take_weights,
 )
@@ -49,7 +49,7 @@ class CpuBuilder:
         )
 
     def build(
-        self, steps: int, batch: int, sources: list[Source], following: Sequence[int] = ()
+        self, steps: int, batch: int, sources: list[ShardRows], following: Sequence[int] = ()
     ) -> FlatBlock | JaggedBlock:
         """Build the block of ``steps`` batches of ``batch`` rows from the rows of all sources.
 
@@ -63,7 +63,7 @@ class CpuBuilder:
         copies = RowCopies(parts, [source.drawn for source in sources], steps, batch)
         return build_jagged(self._dataset, parts, copies, self.tensors)
 
-    def _build_flat(self, steps: int, batch: int, sources: list[Source]) -> FlatBlock:
+    def _build_flat(self, steps: int, batch: int, sources: list[ShardRows]) -> FlatBlock:
         schema = self._dataset.schema
         shape = (steps, batch)
         dtype = torch.int64 if self._dataset.id_dtype.itemsize == 8 else torch.int32
@@ -74,7 +74,7 @@ class CpuBuilder:
         )
         memory = flat(labels), flat(dense), flat(ids)
 
-        def fill(source: Source) -> None:
+        def fill(source: ShardRows) -> None:
             drawn = source.drawn
             target = Target(*memory, source_copies(drawn, steps, [steps * drawn.width], 0), batch)
             first = 0
@@ -86,8 +86,8 @@ class CpuBuilder:
         self._decode_ahead(sources)
         return FlatBlock(labels, dense, ids)
 
-    def _take(self, steps: int, sources: list[Source]) -> list[list[RowChunk]]:
-        def take(source: Source) -> list[RowChunk]:
+    def _take(self, steps: int, sources: list[ShardRows]) -> list[list[RowChunk]]:
+        def take(source: ShardRows) -> list[RowChunk]:
             return [chunk for rows in self._rows(source, steps) for chunk in rows.chunks()]
 
         if any(source.order or source.reader.left < steps * source.width for source in sources):
@@ -97,7 +97,7 @@ class CpuBuilder:
         self._decode_ahead(sources)
         return parts
 
-    def _rows(self, source: Source, steps: int) -> Iterable[CpuRows]:
+    def _rows(self, source: ShardRows, steps: int) -> Iterable[CpuRows]:
         """Take a source's rows for some steps; if they are shuffled, only this rank's, in order."""
         parts = source.reader.take(steps * source.width)
         if source.order is None:
@@ -106,7 +106,7 @@ class CpuBuilder:
         order = source.order().reshape(steps, -1)[:, source.begin : source.end]
         return [permuted(chunks, order.ravel(), self._dataset, self.buffers)]
 
-    def _share(self, function: Callable[[Source], Any], sources: list[Source]) -> list[Any]:
+    def _share(self, function: Callable[[ShardRows], Any], sources: list[ShardRows]) -> list[Any]:
         """Apply a function to each source, in this thread and the pool's."""
         if self._pool is None:
             return list(map(function, sources))
@@ -119,7 +119,7 @@ class CpuBuilder:
         ]
         return found[::-1]
 
-    def _decode_ahead(self, sources: list[Source]) -> None:
+    def _decode_ahead(self, sources: list[ShardRows]) -> None:
         if self._pool is not None:
             for source in sources:
                 source.reader.decode_ahead(self._pool)
@@ -148,7 +148,7 @@ class CpuBuilder:
         """Make the block usable by the caller; ``steps`` are those that it draws."""
         return steps, block
 
-    def read_ahead(self, sources: list[Source], following: Sequence[int]) -> None:
+    def read_ahead(self, sources: list[ShardRows], following: Sequence[int]) -> None:
         """Begin to read the next blocks, before the first one is built."""
 
     def close(self) -> None:

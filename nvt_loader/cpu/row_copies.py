@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from nvt_torchrec.nvt_loader.cpu.blocks import Source
+from nvt_torchrec.nvt_loader.cpu.blocks import ShardRows
 from nvt_torchrec.nvt_loader.parquet.kernels import copy_rows, find_copies
 from nvt_torchrec.nvt_loader.parquet.row_chunks import RowChunk
 
@@ -30,12 +30,12 @@ class RowCopies:
     """The copies that make a block of several sources; see :mod:`nvt_loader.parquet.kernels`.
 
     Attributes:
-        steps, batch: the block's steps, and the rows of a batch.
+        steps, batch: The block's steps, and the rows of a batch.
         bounds: int64 [steps + 1], the first copy of each step, and the number of copies.
     """
 
     def __init__(
-        self, parts: list[list[RowChunk]], sources: list[Source], steps: int, batch: int
+        self, parts: list[list[RowChunk]], sources: list[ShardRows], steps: int, batch: int
     ) -> None:
         self.steps, self.batch = steps, batch
         found, chunks = [], 0
@@ -57,7 +57,7 @@ class RowCopies:
         return found
 
 
-def source_copies(source: Source, steps: int, rows: list[int], first_chunk: int) -> np.ndarray:
+def source_copies(source: ShardRows, steps: int, rows: list[int], first_chunk: int) -> np.ndarray:
     """Return the copies of one source, whose chunks have these numbers of rows.
 
     They are int64 [copies, 5]; the chunks are numbered from ``first_chunk`` on.

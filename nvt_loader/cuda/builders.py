@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, Source, take_weights
+from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, ShardRows, take_weights
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cuda.device_rows import build_on_device, decoded_rows
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
@@ -92,7 +92,7 @@ class CudfBuilder(PinnedBuilder):
         self.starter = PinnedBuilder(dataset, device, threads)
 
     def build(
-        self, steps: int, batch: int, sources: list[Source], following: Sequence[int] = ()
+        self, steps: int, batch: int, sources: list[ShardRows], following: Sequence[int] = ()
     ) -> FlatBlock | JaggedBlock:
         """Build a block as :meth:`CpuBuilder.build` does, on the device."""
         rows = [part for source in sources for part in source.reader.take(steps * source.width)]
@@ -104,7 +104,7 @@ class CudfBuilder(PinnedBuilder):
             self._dataset, decoded_rows(rows), sources, steps, batch, self._device
         )
 
-    def read_ahead(self, sources: list[Source], following: Sequence[int]) -> None:
+    def read_ahead(self, sources: list[ShardRows], following: Sequence[int]) -> None:
         """Begin to decode the next blocks, a call of libcudf for each."""
         for steps in itertools.accumulate(following):
             parts = [

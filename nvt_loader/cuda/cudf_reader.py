@@ -65,8 +65,8 @@ class CudfReader:
         """Decode those row groups that are not decoded yet.
 
         Raises:
-            BadInputError: a file cannot be read or has changed since planning.
-            SchemaError: a null, infinity or NaN, or an id outside its table.
+            BadInputError: A file cannot be read or has changed since planning.
+            SchemaError: A null, infinity or NaN, or an id outside its table.
         """
         wanted = {group.number: group for group in groups if group.decoded is None}
         for numbers in self._calls(sorted(wanted)):

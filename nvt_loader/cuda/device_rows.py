@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import torch
 
-from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, Source, empty_block
+from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, ShardRows, empty_block
 from nvt_torchrec.nvt_loader.parquet.checks import Checker, refuse_non_finite
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
@@ -26,10 +26,10 @@ class DeviceRows:
     """Consecutive rows on a device.
 
     Attributes:
-        rows: the number of rows.
+        rows: The number of rows.
         floats: float32 [rows, 1 + dense columns], the label first.
         ids: int [rows, categorical columns that are not multi-hot].
-        lists: per multi-hot column offsets (int32 [rows + 1]) and ids.
+        lists: Per multi-hot column offsets (int32 [rows + 1]) and ids.
     """
 
     rows: int
@@ -71,7 +71,7 @@ def slices(wanted: Sequence[tuple[DeviceRows, int, int]]) -> list[DeviceRows]:
     ends = [
         offsets[at]
         for rows, begin, end in wanted
-        for offsets, _, _ in rows.lists
+        for offsets, _ in rows.lists
         for at in (begin, end)
     ]
     ends = torch.stack(ends).view(-1, 2).tolist()
@@ -87,9 +87,9 @@ class DeviceRowGroup:
     """A row group that is decoded with the others that the same block needs.
 
     Attributes:
-        number: its number in file order.
-        decoded: its rows, once they are decoded.
-        reading: the task that decodes it, once there is one.
+        number: Its number in file order.
+        decoded: Its rows, once they are decoded.
+        reading: The task that decodes it, once there is one.
     """
 
     number: int
@@ -123,7 +123,7 @@ def decoded_rows(parts: Sequence[DeviceRowGroupSlice]) -> list[DeviceRows]:
 def build_on_device(
     dataset: Dataset,
     chunks: list[DeviceRows],
-    sources: list[Source],
+    sources: list[ShardRows],
     steps: int,
     batch: int,
     device: torch.device,
@@ -223,9 +223,9 @@ class DeviceChecker:
         """Return the rows with their ids in the loader's dtype. Raises :class:`SchemaError`.
 
         Args:
-            rows: rows with ids as int32 or int64.
-            file: the number of the file that the rows are from.
-            unsigned: the columns whose ids were uint64; those from 2⁶³ on are negative now.
+            rows: Rows with ids as int32 or int64.
+            file: The number of the file that the rows are from.
+            unsigned: The columns whose ids were uint64; those from 2⁶³ on are negative now.
         """
         schema, path = self._dataset.schema, self._dataset.files[file]
         broken = ~rows.floats.isfinite().all(dim=0)

@@ -30,7 +30,7 @@ class _Columns:
         numbers: int64, which of the schema's columns are read.
         indices: int64 [all columns], where those are in a batch.
         plain: int64, those that need no conversion.
-        others: those that are converted, and the lists.
+        others: Those that are converted, and the lists.
     """
 
     numbers: np.ndarray
@@ -53,8 +53,8 @@ class ArrowReader:
         Only the schema's columns ``numbers`` are read; the others have no address.
 
         Raises:
-            SchemaError: a null, infinity or NaN, or an id outside its table.
-            pa.ArrowException, OSError: the file cannot be read.
+            SchemaError: A null, infinity or NaN, or an id outside its table.
+            pa.ArrowException, OSError: The file cannot be read.
         """
         dataset = self._dataset
         group = dataset.row_groups[part.row_group]

@@ -108,7 +108,7 @@ class Checker:
         """Return the ids of categorical column ``i`` with those outside its table mapped into it.
 
         Raises:
-            SchemaError: an id is outside the table and ``hash_indices`` is off. The message names
+            SchemaError: An id is outside the table and ``hash_indices`` is off. The message names
                 file, column, id and table size.
         """
         name, size = self._dataset.schema.categorical[i], int(self._sizes[i])
@@ -156,10 +156,10 @@ class Checker:
         """Refuse infinity and NaN; refuse or map ids outside their tables.
 
         Args:
-            chunk: the rows.
-            arrays: the chunk's list columns.
-            numbers: which columns to check.
-            file: the number of the file that the rows are from.
+            chunk: The rows.
+            arrays: The chunk's list columns.
+            numbers: Which columns to check.
+            file: The number of the file that the rows are from.
         """
         if not chunk.rows:
             return
@@ -191,7 +191,7 @@ class Checker:
         """Refuse a flat column that has a number at its limit or above, or map its ids.
 
         Raises:
-            SchemaError: the message names file, column and value.
+            SchemaError: The message names file, column and value.
         """
         if number < self._first_id:
             name = self._dataset.schema.columns[number]
@@ -216,7 +216,7 @@ def refuse_non_finite(column: np.ndarray, name: str, path: Path) -> NoReturn:
     """Refuse infinity and NaN, which one training step spreads over the whole model.
 
     Raises:
-        SchemaError: the message names file, column and value.
+        SchemaError: The message names file, column and value.
     """
     found = column[~np.isfinite(column)]
     raise SchemaError(

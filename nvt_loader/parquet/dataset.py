@@ -40,18 +40,18 @@ class Dataset:
     """A split on disk, and how the loader reads it.
 
     Attributes:
-        directory: the split's directory.
-        schema: the columns that are read, and table sizes: one label, and the weight of the rows
+        directory: The split's directory.
+        schema: The columns that are read, and table sizes: one label, and the weight of the rows
             as the first dense column.
-        files: the parquet files, ``part.2`` before ``part.10``.
-        sizes: the files' sizes in bytes.
-        row_groups: all row groups in the order of the files.
-        id_dtype: the type of the ids that the loader hands out.
-        hash_indices: map ids outside their table into it.
-        undersampling: share of the negative rows that is kept, and the seed; None keeps all.
-        kept: rows of each row group that undersampling keeps.
-        cuts: row group → which of its rows (after undersampling) are read; of others all are.
-        weighted: whether the first dense column is the weight of the rows.
+        files: The parquet files, ``part.2`` before ``part.10``.
+        sizes: The files' sizes in bytes.
+        row_groups: All row groups in the order of the files.
+        id_dtype: The type of the ids that the loader hands out.
+        hash_indices: Map ids outside their table into it.
+        undersampling: Share of the negative rows that is kept, and the seed; None keeps all.
+        kept: Rows of each row group that undersampling keeps.
+        cuts: Row group → which of its rows (after undersampling) are read; of others all are.
+        weighted: Whether the first dense column is the weight of the rows.
     """
 
     directory: Path
@@ -150,11 +150,11 @@ def columns_to_read(schema: TableSchema, label: str = "") -> TableSchema:
     """Return the schema of what is read: one label, and the weight as the first dense column.
 
     Args:
-        schema: the schema of the files.
-        label: the label; "" for the main one.
+        schema: The schema of the files.
+        label: The label; "" for the main one.
 
     Raises:
-        SettingsError: there is no such label.
+        SettingsError: There is no such label.
     """
     if label and label not in schema.labels:
         close = difflib.get_close_matches(label, schema.labels, n=1)
@@ -180,15 +180,15 @@ def read_dataset(
     """Read a split's schema and the footers of its files (from ``_metadata`` where it is fresh).
 
     Args:
-        path: a directory of parquet files, or one file.
-        schema: the columns; by default what ``.merlin/schema.json`` beside the files says.
-        label: the label to read; "" for the main one.
+        path: A directory of parquet files, or one file.
+        schema: The columns; by default what ``.merlin/schema.json`` beside the files says.
+        label: The label to read; "" for the main one.
 
     Raises:
-        BadInputError: there is no such directory, no parquet file or no schema in it, a file has
+        BadInputError: There is no such directory, no parquet file or no schema in it, a file has
             no readable footer, or ``_metadata`` names a missing file.
-        SchemaError: a column is missing from a file, or its type cannot be converted.
-        SettingsError: there is no such label.
+        SchemaError: A column is missing from a file, or its type cannot be converted.
+        SettingsError: There is no such label.
     """
     path = Path(path)
     single = path.is_file()
@@ -312,7 +312,7 @@ def check_columns(found: pa.Schema, schema: TableSchema, path: Path) -> None:
     """Refuse a file that lacks a column or holds it in a type that cannot be converted.
 
     Raises:
-        SchemaError: the message names file and column.
+        SchemaError: The message names file and column.
     """
     wanted = dict.fromkeys([schema.label, *schema.dense], "numbers")
     wanted |= dict.fromkeys(schema.categorical, "integer ids")

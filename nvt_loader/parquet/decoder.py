@@ -106,10 +106,10 @@ class LazyRows:
     """Rows of an open row group that are decoded when they are used, in their order.
 
     Attributes:
-        dataset, opened: the data and the row group.
-        part: which rows of the row group.
-        most: the most rows that are decoded at a time.
-        arrow: decodes a slice, so many rows at a time, where ``opened`` cannot.
+        dataset, opened: The data and the row group.
+        part: Which rows of the row group.
+        most: The most rows that are decoded at a time.
+        arrow: Decodes a slice, so many rows at a time, where ``opened`` cannot.
     """
 
     dataset: Dataset

@@ -42,9 +42,9 @@ def plain_addresses(addresses, record_batch, numbers, indices, sizes):
 
     Args:
         addresses: int64 [columns], the result.
-        record_batch: address of a struct ArrowArray of Arrow's C data interface.
-        numbers: which elements of ``addresses`` to write.
-        indices: for each element of ``numbers`` its column in the record batch.
+        record_batch: Address of a struct ArrowArray of Arrow's C data interface.
+        numbers: Which elements of ``addresses`` to write.
+        indices: For each element of ``numbers`` its column in the record batch.
         sizes: int64 [columns], bytes of a value.
     """
     # struct ArrowArray: length, null_count, offset, n_buffers, n_children, buffers, children, …
@@ -67,13 +67,13 @@ def copy_rows(labels, dense, ids, addresses, copies, batch, first, rows):
     """Copy rows [first, first + rows) of a source to their places in a block.
 
     Args:
-        labels, dense, ids: the block's memory, flat: [steps, B], [steps, B, dense columns], [steps,
+        labels, dense, ids: The block's memory, flat: [steps, B], [steps, B, dense columns], [steps,
             categorical columns, B].
         addresses: int64 [columns], where row ``first`` lies: label, dense, categorical.
         copies: int64 [copies, 5], from :func:`find_copies` with all rows of the source in one
             chunk.
         batch: B.
-        first, rows: which rows of the source.
+        first, rows: Which rows of the source.
     """
     places = len(labels)
     columns = len(dense) // max(places, 1)
@@ -115,10 +115,10 @@ def find_copies(found, steps, width, begin, end, first, chunk_rows, first_chunk)
 
     Args:
         found: int64 [steps + chunks, 5], the result.
-        steps: the steps of the block.
-        width, begin, end, first: see :class:`nvt_loader.cpu.blocks.Source`.
+        steps: The steps of the block.
+        width, begin, end, first: See :class:`nvt_loader.cpu.blocks.ShardRows`.
         chunk_rows: int64 [chunks], the rows of each chunk; together those of all steps.
-        first_chunk: the number of the first chunk.
+        first_chunk: The number of the first chunk.
 
     Returns:
         The number of copies.
@@ -230,11 +230,11 @@ def list_values(target, starts, values, offsets, is_list, stride, copies, steps)
     The rows of a copy follow one another in source and target, so its elements are copied at once.
 
     Args:
-        target: the values of a block, flat.
+        target: The values of a block, flat.
         starts: int64 [steps · columns · B], where the elements of each row and column begin in
             ``target``, in the order of :func:`list_lengths`.
         values: int64 [chunks, columns], addresses of the elements; 0 leaves the target as it is.
-        offsets, is_list, stride, copies, steps: as :func:`list_lengths` takes them.
+        offsets, is_list, stride, copies, steps: As :func:`list_lengths` takes them.
     """
     base, size = target.ctypes.data, target.itemsize
     for step in range(len(steps) - 1):

@@ -41,11 +41,11 @@ class ColumnChunks:
     Attributes:
         numbers: int64 [chunks], which of the schema's columns each is.
         chunks: int64 [chunks, CHUNK_FIELDS]; ADDRESS counts from the first byte that is read.
-        byte_ranges: the parts of the file to read: first byte and number of bytes.
-        codecs: the codec of each chunk, None if it is not compressed.
+        byte_ranges: The parts of the file to read: first byte and number of bytes.
+        codecs: The codec of each chunk, None if it is not compressed.
         order: int64 [chunks], the chunks in the order of the schema.
         starts: int64 [chunks], bytes of a row in the chunks before.
-        row_bytes: bytes of a row.
+        row_bytes: Bytes of a row.
         limits: uint64 [chunks], the bound that each column's numbers must stay below.
     """
 
@@ -74,7 +74,7 @@ class PageReader:
         cannot be read after all.
 
         Raises:
-            OSError: the file cannot be read.
+            OSError: The file cannot be read.
         """
         columns = self._columns(row_group, footer)
         if columns is None:
@@ -118,14 +118,14 @@ class OpenRowGroup:
     """Hands out the rows of a row group, from the first to the last.
 
     Attributes:
-        dataset, checker: the data, and the checks of its columns.
-        columns: the column chunks that are read here.
-        file: the number of the row group's file.
-        state: cursors, pages, first pages and column chunks, as the loops take them.
+        dataset, checker: The data, and the checks of its columns.
+        columns: The column chunks that are read here.
+        file: The number of the row group's file.
+        state: Cursors, pages, first pages and column chunks, as the loops take them.
         checked: bool [chunks], the columns whose values are checked row by row.
-        owner: the objects that keep the pages' memory alive.
-        buffers: memory for decoded values.
-        broken: whether rows could not be read; then none can be any more.
+        owner: The objects that keep the pages' memory alive.
+        buffers: Memory for decoded values.
+        broken: Whether rows could not be read; then none can be any more.
     """
 
     dataset: Dataset
@@ -159,7 +159,7 @@ class OpenRowGroup:
         """Read the next rows; None if they cannot be read here.
 
         Raises:
-            SchemaError: infinity or NaN, or an id outside its table.
+            SchemaError: Infinity or NaN, or an id outside its table.
         """
         memory = self.buffers.take(rows * self.columns.row_bytes)
         targets = memory.ctypes.data + rows * self.columns.starts

@@ -88,8 +88,8 @@ def open_columns(cursors, largest, pages, first_page, chunks):
         cursors: int64 [chunks, CURSOR_FIELDS], set to before the first row.
         largest: uint64 [chunks], the result: the largest number in the dictionary of a column
             whose pages are all indices (of floats, the bits of the magnitude); of others 2**64 - 1.
-        pages: from :func:`find_pages`; BODY and BYTES are moved past the levels.
-        first_page, chunks: as :func:`find_pages` takes them.
+        pages: From :func:`find_pages`; BODY and BYTES are moved past the levels.
+        first_page, chunks: As :func:`find_pages` takes them.
 
     Returns:
         Whether the pages can be read here.
@@ -164,11 +164,11 @@ def read_rows(addresses, largest, cursors, pages, first_page, chunks, targets, c
             page lie in that page, others are written to the column's target.
         largest: uint64 [chunks], a result: the largest number of these rows, as in
             :func:`open_columns`.
-        cursors, pages, first_page, chunks: as :func:`open_columns` takes them.
+        cursors, pages, first_page, chunks: As :func:`open_columns` takes them.
         targets: int64 [chunks], addresses of memory for ``rows`` values. With 0 everywhere the rows
             are skipped.
         checked: bool [chunks], the columns whose largest number is needed.
-        rows: the number of rows, at most as many as are left.
+        rows: The number of rows, at most as many as are left.
 
     Returns:
         Whether the rows could be read.
@@ -244,11 +244,11 @@ def read_into(
     """Read the next ``rows`` rows of all columns and copy them to their places in a block.
 
     Args:
-        labels, dense, ids, copies, batch, first, rows: as
+        labels, dense, ids, copies, batch, first, rows: As
             :func:`nvt_loader.parquet.kernels.copy_rows` takes them.
         order: int64 [columns], the column chunk of each of the schema's columns.
         limits: uint64 [chunks], the bound that each column's numbers must stay below.
-        cursors, pages, first_page, chunks, checked: as :func:`read_rows` takes them.
+        cursors, pages, first_page, chunks, checked: As :func:`read_rows` takes them.
 
     Returns:
         Whether the rows could be read and all numbers are below their limits. If not, the block is

@@ -42,7 +42,7 @@ class Target:
     """Where the rows of a source go in a block in CPU memory.
 
     Attributes:
-        labels, dense, ids: the block's memory, flat; floats as their bits.
+        labels, dense, ids: The block's memory, flat; floats as their bits.
         copies: int64 [copies, 5], from :func:`nvt_loader.parquet.kernels.find_copies`.
         batch: B.
     """
@@ -79,11 +79,11 @@ class RowChunk:
     """Rows in CPU memory, column by column: label, dense, categorical.
 
     Attributes:
-        rows: the number of rows.
+        rows: The number of rows.
         addresses: int64 [columns], where the first row lies; of a list column, its int32 offset.
         sizes: int64 [columns], bytes from one row to the next at that address.
         values: int64 [columns], the address of a list column's elements; 0 for other columns.
-        owner: the objects that keep the memory alive.
+        owner: The objects that keep the memory alive.
     """
 
     rows: int
@@ -134,11 +134,11 @@ class ShardReader:
         """Read ``slices`` with ``decoder``.
 
         Args:
-            decoder: decodes a slice, so many rows at a time.
-            slices: what to read.
-            first: rows that are decoded at a time in the first slice; fewer, so that they come
+            decoder: Decodes a slice, so many rows at a time.
+            slices: What to read.
+            first: Rows that are decoded at a time in the first slice; fewer, so that they come
                 sooner.
-            rows: rows that are decoded at a time in the others. While so many rows are there to be
+            rows: Rows that are decoded at a time in the others. While so many rows are there to be
                 taken, nothing is decoded ahead.
         """
         sizes = iter([first])

@@ -6,16 +6,14 @@ import csv
 import dataclasses
 import io
 
-import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
-from nvt_torchrec.clicklog.text.delimited import parse_delimited
-from nvt_torchrec.clicklog.text.fields import split_lines
+from nvt_torchrec.clicklog.text.delimited import split_rows
 from nvt_torchrec.clicklog.text.line_layout import layout_of, plain_layout
-from nvt_torchrec.clicklog.text.parse import parse_rows
+from nvt_torchrec.clicklog.text.parse import parse_delimited, parse_rows
 from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, empty_rows
 from nvt_torchrec.formats.spec.feature_spec import (
     CategoricalColumn,
@@ -107,6 +105,15 @@ def _rows(draw, spec: FeatureSpec) -> list[list[str]]:
     return rows
 
 
+def check_split(line: str, input_format: InputFormat, expected: list[str] | None) -> None:
+    """Check the fields of a line; None: its quotes are wrong."""
+    width = len(expected) if expected else 1
+    found = split_rows((line + "\n").encode(), input_format, width, range(width))
+    assert bool(found.errors) == (expected is None)
+    if expected is not None:
+        assert [column.to_pylist() for column in found.columns] == [[f.encode()] for f in expected]
+
+
 def _expected(lines: list[str], spec: FeatureSpec) -> tuple[list[list], list[int], list[int]]:
     good, kept, bad = [], [], []
     for number, line in enumerate(lines):
@@ -187,31 +194,7 @@ def test_quotes_are_read_as_by_csv(lines: list[str]) -> None:
             expected = split(line, spec)
         except csv.Error:
             expected = None
-        width = len(expected) if expected else 1
-        slots = np.arange(width, dtype=np.int32)
-        found = split_lines((line + "\n").encode(), slots, delimiter=",", quoted=True)
-        if expected is None:
-            assert found.code[0]
-        else:
-            assert not found.code[0]
-            assert [
-                found.data[found.begin[j, 0] : found.end[j, 0]].tobytes().decode()
-                for j in range(width)
-            ] == expected
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(width=64), min_size=1), st.integers(0, 17))
-def test_floats_are_rounded_correctly(values: list[float], digits: int) -> None:
-    spec = FeatureSpec(
-        "l", (DenseColumn("x", raw="float"),), (CategoricalColumn("c"),), input=InputFormat("csv")
-    )
-    texts = [f"{value:.{digits}e}" for value in values]
-    assume(all(abs(float(text)) <= LARGEST for text in texts))
-    rows = parse_rows(
-        "".join(f"1,{text},\n" for text in texts).encode(), spec, plain_layout(spec, label=True)
-    )
-    assert rows.dense[0].tolist() == [float(text) for text in texts]
+        check_split(line, InputFormat("csv"), expected)
 
 
 @pytest.mark.parametrize(
@@ -312,24 +295,13 @@ def test_label_told_by_the_fields_of_most_lines() -> None:
         layout_of(b"a,b\n", "x", spec)
 
 
-def test_other_separators() -> None:
-    spec = FeatureSpec(
-        "click",
-        (),
-        (CategoricalColumn("tags", raw="string", multi_hot=True),),
-        input=InputFormat("csv", delimiter=";", list_separator=" "),
-    )
-    rows = parse_rows(b'1;"a b"\n0;c|d\n', spec, plain_layout(spec, label=True))
-    assert as_lists(rows, spec) == [[1, ["a", "b"]], [0, ["c|d"]]]
-
-
 def test_blocks_beyond_32_bits_are_refused() -> None:
     class Huge(bytes):
         def __len__(self) -> int:
             return 2**31
 
     with pytest.raises(SettingsError, match="smaller --block_mb"):
-        split_lines(Huge(), np.zeros(1, np.int32), delimiter=",", quoted=False)
+        split_rows(Huge(), CSV.input, 1, [0])
 
 
 _FIELD = st.one_of(

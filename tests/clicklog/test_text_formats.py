@@ -25,13 +25,14 @@ from nvt_torchrec.clicklog.readers.raw import (
     read_block_chunks,
 )
 from nvt_torchrec.clicklog.readers.stream import stream_rows, stream_unparsed
-from nvt_torchrec.clicklog.text.fields import split_lines
+from nvt_torchrec.clicklog.text.delimited import split_rows
 from nvt_torchrec.formats.spec.feature_spec import (
     CategoricalColumn,
     DenseColumn,
     FeatureSpec,
     InputFormat,
 )
+from tests.clicklog.test_text import check_split
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ODD = st.text(st.sampled_from('a":,\n\r|'), max_size=8)
@@ -85,18 +86,9 @@ def _reference_split(line: str, delimiter: str) -> list[str] | None:
 @example(['a:::"x::b'], "::")
 def test_delimiters_of_several_characters(lines: list[str], delimiter: str) -> None:
     for line in lines:
-        expected = _reference_split(line, delimiter)
-        width = len(expected) if expected else 1
-        slots = np.arange(width, dtype=np.int32)
-        text = (line + "\n").encode()
-        found = split_lines(text, slots, delimiter=delimiter, quoted=True)
-        assert bool(found.code[0]) == (expected is None)
-        if expected is not None:
-            fields = [
-                found.data[found.begin[j, 0] : found.end[j, 0]].tobytes().decode()
-                for j in range(width)
-            ]
-            assert fields == expected
+        check_split(
+            line, InputFormat("csv", delimiter=delimiter), _reference_split(line, delimiter)
+        )
 
 
 def test_a_file_with_such_a_delimiter(tmp_path: Path) -> None:
@@ -267,15 +259,10 @@ def test_chunks_of_rows_with_quoted_line_breaks(text: str, chunk, limit, delimit
         else:
             again = naive_rows(bytes(one), 10**6, delimiter.encode())
             assert {kind for _, kind in again} == {"good"}
-            lines = split_lines(
-                one,
-                np.zeros(1, np.int32),
-                delimiter=delimiter,
-                quoted=True,
-                quoted_newlines=True,
-            )
-            ends = lines.line_begin[1:].tolist()
-            assert ends[:-1] == np.cumsum([len(row) for row, _ in again]).tolist()[:-1]
+            own = InputFormat("csv", delimiter=delimiter, quoted_newlines=True)
+            split = split_rows(one, own, 1, [0])
+            rows = [split.row(row) for row in range(len(split))]
+            assert rows == [row.removesuffix(b"\n") for row, _ in again]
             found += again
             begin += len(one)
     assert begin == len(whole)

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.clicklog.text.delimited import parse_delimited
-from nvt_torchrec.clicklog.text.line_layout import plain_layout
 from nvt_torchrec.clicklog.text.tokenizer import parse_criteo
 from nvt_torchrec.formats.missing import is_missing
 from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS
@@ -59,7 +56,7 @@ def test_values_come_back(rows, digits, upper, newline, last_newline) -> None:
     [
         ("0\t1\t2\ta", "4 fields instead of 5"),
         ("0\t1\t2\ta\tb\tc", "6 fields instead of 5"),
-        ("", "1 fields instead of 5"),
+        ("", "1 field instead of 5"),
         ("2\t1\t2\ta\tb", "column label: '2': expected a label of 0 or 1"),
         ("\t1\t2\ta\tb", "column label: '': expected a label of 0 or 1"),
         ("10\t1\t2\ta\tb", "column label: '10': expected a label of 0 or 1"),
@@ -114,30 +111,6 @@ def test_rejecting_describes_every_bad_row() -> None:
         (i, line) for i, line in enumerate(lines) if i % 3
     ]
     assert parsed.dense[0].tolist() == list(range(0, 3 * DESCRIBED_BAD_ROWS, 3))
-
-
-FIELDS = st.one_of(
-    st.sampled_from(["", "0", "-", "-0", "+1", "1.0", " 1", "g", "\r", "00000000", "123456789"]),
-    st.integers(-(2**33), 2**33).map(str),
-    st.integers(0, 2**33).map("{:x}".format),
-    st.integers(0, 2**33).map("{:020}".format),  # leading zeros are no part of a number's size
-)
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.tuples(st.sampled_from("01"), *[FIELDS] * 4), max_size=8),
-    st.sampled_from(["\n", "\r\n"]),
-)
-def test_it_reads_what_the_reader_of_any_spec_reads(rows, newline: str) -> None:
-    """The same text with a header is read by :mod:`clicklog.text.delimited`, to the same rows."""
-    text = newline.join("\t".join(row) for row in rows).encode()
-    mine = parse_criteo(text, SPEC, label=True, reject=True)
-    other = parse_delimited(text, SPEC, plain_layout(SPEC, label=True), reject=True)
-    for name in ("label", "dense", "dense_missing", "categorical", "categorical_missing", "line"):
-        assert np.array_equal(getattr(mine, name), getattr(other, name)), name
-    assert [(bad.line, bad.text) for bad in mine.bad] == [(bad.line, bad.text) for bad in other.bad]
-    assert mine.lines == other.lines
 
 
 def test_leading_zeros() -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.etl.engines import fitting, threads
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.workflows.writer import Fitted
 from tests.logs import CRITEO, Reference
 
 #: Files that tell of the run rather than of its result.
@@ -21,6 +26,15 @@ def settings(raw: Path, output: Path, spec=CRITEO, **options: Any) -> EtlSetting
     """Settings of a run with the cpu engine, or of dask with ``scheduler``."""
     options.setdefault("engine", "dask" if "scheduler" in options else "cpu")
     return EtlSettings(str(raw), output, spec, **options)
+
+
+def fit(
+    blocks: list[Block], spec: FeatureSpec, directory: Path, workers: int = 2, reject: bool = False,
+    report: Callable[[float], object] = lambda rows: None,
+) -> Fitted:  # fmt: skip
+    """What the cpu engine fits on blocks."""
+    threads.count(blocks, spec, directory, workers=workers, reject=reject, report=report)
+    return fitting.fit(blocks, spec, directory)
 
 
 def parts(output: Path, split: str) -> list[Path]:

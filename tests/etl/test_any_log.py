@@ -46,12 +46,12 @@ def good_lines(lines: list[str], spec, names: list[str]) -> list[str]:
     return good
 
 
-@pytest.mark.parametrize("engine", ["cpu", "dask"])
+@pytest.mark.parametrize("engine", ["cpu", "nvtabular"])
 def test_random_specs(
     engine: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    options = {}
-    if engine == "dask":
+    options = {"engine": engine}
+    if engine == "nvtabular":
         options["scheduler"] = request.getfixturevalue("dask_client").scheduler.address
 
     @_SETTINGS

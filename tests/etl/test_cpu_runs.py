@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, OutputError
-from nvt_torchrec.etl.engines import cpu_runs
+from nvt_torchrec.etl.engines import runs as cpu_runs
 from nvt_torchrec.etl.engines.counting import count, merge
-from nvt_torchrec.etl.engines.cpu_runs import Run, Runs
+from nvt_torchrec.etl.engines.runs import Run, Runs
 from nvt_torchrec.workflows.moments import merge_moments
 
 _WORDS = pa.array(["", "a", "é", "a", "日本"], pa.string())

@@ -82,7 +82,7 @@ def test_killed_and_resumed(raw: Path, whole, dask_client) -> None:
     shutil.rmtree(output, ignore_errors=True)
     scheduler = dask_client.scheduler.address
     for flags, reached in (
-        (["--scheduler", scheduler], ".work/*/categories"),
+        (["--scheduler", scheduler], ".work/*/fit/*.npz"),
         (["--workers", "2", "--resume"], ".work/*/units/*.json"),
     ):
         process = _start(raw, output, *flags)
@@ -107,11 +107,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 def test_several_blocks_at_once(raw: Path, tmp_path: Path, dask_client, monkeypatch) -> None:
-    """As workers with GPUs take them; here by pandas. Sums are rounded elsewhere."""
-    options = {"block_mb": 1, "scheduler": dask_client.scheduler.address}
+    """As NVTabular on GPUs takes them; here by pandas. Sums are rounded elsewhere."""
+    options = {"engine": "nvtabular", "block_mb": 1, "scheduler": dask_client.scheduler.address}
     for output, at_once in ((tmp_path / "one", 1), (tmp_path / "three", 3)):
         monkeypatch.setattr(
-            "nvt_torchrec.etl.engines.dask.BLOCKS_AT_ONCE", {True: at_once, False: at_once}
+            "nvt_torchrec.etl.engines.nvtabular.BLOCKS_AT_ONCE", {True: at_once, False: at_once}
         )
         run(settings(raw, output, **options))
     one, three = tmp_path / "one", tmp_path / "three"
@@ -130,7 +130,8 @@ def test_the_fit_reads_each_block_once(raw: Path, tmp_path: Path, dask_client) -
 
     dask_client.run_on_scheduler(_forget_events)
     set_dask_client(None)  # as another user of Merlin in this process may have left it
-    run(settings(raw, tmp_path / "out", block_mb=1, scheduler=dask_client.scheduler.address))
+    scheduler = dask_client.scheduler.address
+    run(settings(raw, tmp_path / "out", engine="nvtabular", block_mb=1, scheduler=scheduler))
     read = [rows for _, rows in dask_client.get_events("etl-rows")]
     assert len(read) > 3
     assert sum(read) == 300 * (30 + 20) + 2 * read[0]
@@ -200,7 +201,7 @@ def test_a_cluster_that_loses_all_workers(
     thread = threading.Thread(target=leave)
     thread.start()
     with pytest.raises(WorkerLostError, match=r"no worker for 3 s\n.*--resume"):
-        run(settings(raw, output, block_mb=1, scheduler=cluster.scheduler.address))
+        run(settings(raw, output, engine="nvtabular", scheduler=cluster.scheduler.address))
     thread.join()
     assert not (output / "manifest.json").exists()
 

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers.raw import Block, find_days, read_block
-from nvt_torchrec.etl.engines import cpu as engine_cpu
-from nvt_torchrec.etl.engines import cpu_runs, syncing
+from nvt_torchrec.etl.engines import block as block_functions
+from nvt_torchrec.etl.engines import runs as cpu_runs
+from nvt_torchrec.etl.engines import syncing, threads
 from nvt_torchrec.etl.plan import Plan, make_plan
 from nvt_torchrec.formats.missing import is_missing
 from nvt_torchrec.formats.rows import RawRows, empty_rows
@@ -29,6 +30,7 @@ from nvt_torchrec.formats.spec.columns import InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.workflows.store import build, load, save
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
+from tests.etl.runs import fit
 from tests.logs import CRITEO, Reference, random_rows, write_day, write_log
 from tests.workflows.random_specs import feature_specs, random_raw_rows
 
@@ -38,18 +40,13 @@ def _settings(examples: int) -> settings:
     return settings(max_examples=examples, deadline=None, suppress_health_check=checks)
 
 
-def fit(blocks: list[Block], spec: FeatureSpec, directory: Path, **options) -> Fitted:
-    options = {"workers": 2, "reject": False, **options}
-    return engine_cpu.fit(blocks, spec, directory, **options)
-
-
 def plan_of(log: Path, spec: FeatureSpec = CRITEO, block_bytes: int = 1 << 20) -> Plan:
     return make_plan(find_days(str(log)), spec, block_bytes=block_bytes)
 
 
 def transform(plan: Plan, workflow: Path, out: Path, **options) -> list:
     options = {"workers": 2, "reject": False, **options}
-    return list(engine_cpu.transform(plan.units, workflow, out / "parts", out / "work", **options))
+    return list(threads.encode(plan.units, workflow, out / "parts", out / "work", **options))
 
 
 def vocabulary(fitted: Fitted, name: str) -> tuple[list, list, dict]:
@@ -87,7 +84,7 @@ def test_any_cut_and_any_workers(
     plan = plan_of(directory / "raw", block_bytes=block_bytes)
     whole = fit(plan_of(directory / "raw").train_blocks, CRITEO, directory / "whole", workers=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_cpu, "PIECE_BYTES", piece_bytes)
+        patch.setattr(block_functions, "PIECE_BYTES", piece_bytes)
         patch.setattr(cpu_runs, "FAN_IN", fan_in)
         cut = fit(plan.train_blocks, CRITEO, directory / "cut", workers=workers)
         alone = fit(plan.train_blocks, CRITEO, directory / "alone", workers=1)
@@ -190,7 +187,7 @@ def test_the_same_workflow_as_nvtabular_for_any_spec(
         write_parquet(directory / f"day_{day}.parquet", spec, raw)
     plan = make_plan(find_days(str(directory)), spec, block_bytes=block_bytes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_cpu, "PIECE_BYTES", 300)
+        patch.setattr(block_functions, "PIECE_BYTES", 300)
         ours = write_workflow(
             directory / "ours", spec, fit(plan.train_blocks, spec, directory / "runs")
         )
@@ -227,7 +224,7 @@ def test_row_groups_are_those_of_one_table(tmp_path: Path, monkeypatch) -> None:
     plan = plan_of(tmp_path / "raw")
     write_workflow(tmp_path / "workflow", CRITEO, fit(plan.train_blocks, CRITEO, tmp_path / "fit"))
     monkeypatch.setattr("nvt_torchrec.etl.parquet.ROW_GROUP_ROWS", 25)
-    monkeypatch.setattr(engine_cpu, "PIECE_BYTES", 2000)
+    monkeypatch.setattr(block_functions, "PIECE_BYTES", 2000)
     results = transform(plan, tmp_path / "workflow", tmp_path)
     part = tmp_path / "parts" / plan.units[0].file
     groups = pq.ParquetFile(part).metadata
@@ -248,7 +245,7 @@ def bad_log(tmp_path: Path) -> tuple[Plan, list[list[list[str]]]]:
 
 def test_the_first_bad_row_is_named(bad_log, tmp_path: Path, monkeypatch) -> None:
     plan, _ = bad_log
-    monkeypatch.setattr(engine_cpu, "PIECE_BYTES", 700)
+    monkeypatch.setattr(block_functions, "PIECE_BYTES", 700)
     for workers in (1, 4):
         with pytest.raises(BadRowError, match=r"day_0, line 32: .*int_3.*'x1'"):
             fit(plan.train_blocks, CRITEO, tmp_path / f"fit{workers}", workers=workers)
@@ -256,7 +253,7 @@ def test_the_first_bad_row_is_named(bad_log, tmp_path: Path, monkeypatch) -> Non
 
 def test_bad_rows_are_left_out_and_numbered(bad_log, tmp_path: Path, monkeypatch) -> None:
     plan, days = bad_log
-    monkeypatch.setattr(engine_cpu, "PIECE_BYTES", 700)
+    monkeypatch.setattr(block_functions, "PIECE_BYTES", 700)
     fitted = fit(plan.train_blocks, CRITEO, tmp_path / "fit", reject=True)
     good = [row for i, row in enumerate(days[0]) if i not in (31, 33)]
     good += [row for i, row in enumerate(days[1]) if i != 7]
@@ -296,14 +293,14 @@ def test_a_fit_goes_on_where_it_ended(tmp_path_factory, lost, stop, workers) -> 
     assert sum(done) == 120
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_runs, "FAN_IN", 3)
-        count_block = engine_cpu.count_block
+        count_block = threads.count_block
 
         def failing(block: Block, *args):
             if block == blocks[min(stop, len(blocks) - 1)]:
                 raise OSError("the plug is pulled")
             return count_block(block, *args)
 
-        patch.setattr(engine_cpu, "count_block", failing)
+        patch.setattr(threads, "count_block", failing)
         with pytest.raises(OSError, match="plug"):
             fit(blocks, CRITEO, directory / "runs", workers=workers)
         files = sorted((directory / "runs").glob("*.npz"))
@@ -320,7 +317,7 @@ def test_a_fit_goes_on_where_it_ended(tmp_path_factory, lost, stop, workers) -> 
             counted.append(block)
             return count_block(block, *args)
 
-        patch.setattr(engine_cpu, "count_block", noted)
+        patch.setattr(threads, "count_block", noted)
         done = []
         again = fit(blocks, CRITEO, directory / "runs", workers=workers, report=done.append)
     assert_same(again, whole, exactly=False)

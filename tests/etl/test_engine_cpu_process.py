@@ -14,16 +14,17 @@ import json, sys
 from pathlib import Path
 from nvt_torchrec.clicklog.readers.raw import find_days
 from nvt_torchrec.formats.spec.toml_file import load_spec
-from nvt_torchrec.etl.engines import cpu as engine_cpu
+from nvt_torchrec.etl.engines import fitting, threads
 from nvt_torchrec.etl.plan import make_plan
 from nvt_torchrec.workflows.writer import write_workflow
 
 raw, out = sys.argv[1], Path(sys.argv[2])
 plan = make_plan(find_days(raw), load_spec(), block_bytes=5000)
 options = {"workers": 2, "reject": False}
-fitted = engine_cpu.fit(plan.train_blocks, load_spec(), out / "fit", **options)
+threads.count(plan.train_blocks, load_spec(), out / "fit", **options)
+fitted = fitting.fit(plan.train_blocks, load_spec(), out / "fit")
 write_workflow(out / "workflow", load_spec(), fitted)
-list(engine_cpu.transform(plan.units, out / "workflow", out / "parts", out / "work", **options))
+list(threads.encode(plan.units, out / "workflow", out / "parts", out / "work", **options))
 heavy = {"nvtabular", "merlin", "dask", "distributed", "pandas", "torch", "cudf", "sklearn"}
 heavy.add("scipy.linalg")
 print(json.dumps(sorted(heavy & sys.modules.keys())))
@@ -42,16 +43,17 @@ import resource, sys
 from pathlib import Path
 from nvt_torchrec.clicklog.readers.raw import find_days
 from nvt_torchrec.formats.spec.toml_file import load_spec
-from nvt_torchrec.etl.engines import cpu as engine_cpu
+from nvt_torchrec.etl.engines import fitting, threads
 from nvt_torchrec.etl.plan import make_plan
 from nvt_torchrec.workflows.writer import write_workflow
 
 raw, out = sys.argv[1], Path(sys.argv[2])
 plan = make_plan(find_days(raw), load_spec(), block_bytes=4 << 20)
 options = {"workers": 2, "reject": False}
-fitted = engine_cpu.fit(plan.train_blocks, load_spec(), out / "fit", **options)
+threads.count(plan.train_blocks, load_spec(), out / "fit", **options)
+fitted = fitting.fit(plan.train_blocks, load_spec(), out / "fit")
 write_workflow(out / "workflow", load_spec(), fitted)
-for _ in engine_cpu.transform(
+for _ in threads.encode(
     plan.units, out / "workflow", out / "parts", out / "work", **options
 ):
     pass

@@ -22,7 +22,7 @@ from nvt_torchrec.clicklog.readers.raw import Block, read_block
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.check.findings import ERROR
 from nvt_torchrec.etl.commands.check import check
-from nvt_torchrec.etl.engines.dask import transform_frame
+from nvt_torchrec.etl.engines.nvtabular import transform_frame
 from nvt_torchrec.etl.report.data import collect
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.etl_output import EtlOutput
@@ -119,7 +119,7 @@ def test_an_interrupted_day_is_finished_by_the_other_engine(
     def counted_again(*arguments, **options) -> None:
         raise AssertionError("this block was counted before")
 
-    monkeypatch.setattr("nvt_torchrec.etl.engines.tasks._count_block", counted_again)
+    monkeypatch.setattr("nvt_torchrec.etl.engines.workers._count_block", counted_again)
     add(output, raw[0] / "day_3", scheduler=dask_client.scheduler.address, resume=True)
     add(other, raw[0] / "day_3")
     assert differences(content(output), content(other)) == []
@@ -130,7 +130,7 @@ def test_dask_names_the_first_bad_row(raw, base, dask_client, tmp_path: Path) ->
     lines = (raw[0] / "day_3").read_text().splitlines(keepends=True)
     lines[40:40] = ["bad\n"] * 2
     (tmp_path / "day_3").write_text("".join(lines))
-    with pytest.raises(BadRowError, match="day_3, line 41: 1 fields instead of 7"):
+    with pytest.raises(BadRowError, match="day_3, line 41: 1 field instead of 7"):
         add(output, tmp_path / "day_3", scheduler=dask_client.scheduler.address)
 
 
@@ -284,7 +284,7 @@ def test_a_compressed_day_with_bad_rows(raw, base, extended, tmp_path: Path) -> 
     assert manifest["rows"] == {"in": 197, "out": 196, "rejected": 1}
     assert manifest["inputs"][-1]["rows"] == {"in": 46, "out": 45, "rejected": 1}
     rejected = (output / "rejected" / "day_3.gz.tsv").read_bytes().splitlines()
-    assert rejected[1].split(b"\t")[1:] == [b"8", b"1 fields instead of 7", b"bad row"]
+    assert rejected[1].split(b"\t")[1:] == [b"8", b"1 field instead of 7", b"bad row"]
     assert_sound(output)
     # without the bad row, the day is what it was
     other = copy_of(base, tmp_path / "other")
@@ -410,7 +410,8 @@ def test_check_knows_the_tables_of_each_generation(extended, tmp_path: Path) -> 
     pq.write_table(changed, path, compression="none")
     found = [str(finding) for finding in check(output) if finding.kind == "id range"]
     assert len(found) == 1
-    assert f"train/part.0.parquet: row group 0, column cat_3: id {largest}, the table" in found[0]
+    assert "train/part.0.parquet: row group 0, row 5, column cat_3" in found[0]
+    assert f"id {largest}, the table" in found[0]
 
 
 def test_check_warns_without_the_state(extended, tmp_path: Path) -> None:

@@ -21,11 +21,11 @@ from nvt_torchrec.base.errors import (
 from nvt_torchrec.base.files.atomic import locked
 from nvt_torchrec.etl.check.findings import NOTE
 from nvt_torchrec.etl.commands.check import check
-from nvt_torchrec.etl.extend.run import _Day
 from nvt_torchrec.etl.extend.splits import assign_all, days_after
 from nvt_torchrec.etl.output import EXTENDING_FILE
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
+from nvt_torchrec.etl.stages import Stages
 from nvt_torchrec.formats.etl_output import SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.extended import SMALL, add, content, copy_of, differences, make_base, write_days
@@ -334,14 +334,14 @@ def test_another_command_after_an_interruption(raw, output, tmp_path: Path, monk
 
 def test_an_input_that_changes_meanwhile(raw, output, tmp_path: Path, monkeypatch) -> None:
     shutil.copy(raw / "day_4", tmp_path)
-    transform = _Day._count_and_transform
+    count_and_encode = Stages.count_and_encode
 
-    def change(self, plan):
-        results = transform(self, plan)
+    def change(self, *arguments):
+        results = count_and_encode(self, *arguments)
         os.utime(tmp_path / "day_4", (1, 1))
         return results
 
-    monkeypatch.setattr(_Day, "_count_and_transform", change)
+    monkeypatch.setattr(Stages, "count_and_encode", change)
     with pytest.raises(OutputError, match=r"modified: .* before"):
         add(output, tmp_path / "day_4")
 

@@ -9,7 +9,7 @@ import pytest
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.raw import find_days
-from nvt_torchrec.etl.engines import cpu
+from nvt_torchrec.etl.engines import fitting, threads
 from nvt_torchrec.etl.plan import make_plan
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.rows import RawRows
@@ -21,7 +21,7 @@ from nvt_torchrec.formats.spec.feature_spec import (
 )
 from nvt_torchrec.workflows.extension.state import STATE_FILE, read_state
 from nvt_torchrec.workflows.moments import COUNT, normalized, statistics
-from tests.etl.runs import settings, tree
+from tests.etl.runs import fit, settings, tree
 from tests.etl.test_engine_cpu import write_parquet
 from tests.logs import CRITEO, write_log
 from tests.workflows.random_specs import Oracle, random_raw_rows
@@ -92,7 +92,7 @@ def test_state_of_the_cpu_engine(raw, done: Path) -> None:
 def test_blocks_change_nothing(raw, done: Path, tmp_path: Path) -> None:
     blocks = make_plan(find_days(str(raw[0])), SPEC, block_bytes=900).train_blocks
     assert len(blocks) > 5
-    fitted = cpu.fit(blocks, SPEC, tmp_path / "fit", workers=3, reject=False)
+    fitted = fit(blocks, SPEC, tmp_path / "fit", workers=3)
     state = read_state(done / "extension", workflows.inspect(done / "workflow"))
     for name, own in state.vocabularies.items():
         assert fitted.pending[name].values.tolist() == own.pending.values.tolist()
@@ -150,11 +150,9 @@ def test_nothing_to_count_for_extensions(dask_client, tmp_path: Path) -> None:
 
 
 def test_workers_that_write_elsewhere(raw, tmp_path: Path) -> None:
-    from nvt_torchrec.etl.engines import dask
-
     blocks = make_plan(find_days(str(raw[0])), SPEC, block_bytes=1 << 20).train_blocks
     with pytest.raises(BadInputError, match=r"2 of 2 blocks were not counted there\n.*same path"):
-        dask._with_counts(workflows.Fitted({}, {}), blocks, SPEC, {"rare"}, tmp_path)
+        fitting.fit(blocks, SPEC, tmp_path)
 
 
 @pytest.mark.parametrize("lost", ["state.json", "pending.users.parquet"])
@@ -166,7 +164,7 @@ def test_a_lost_state_is_made_again(raw, done: Path, tmp_path: Path, monkeypatch
         raise OSError("the plug is pulled")
 
     with monkeypatch.context() as patch:
-        patch.setattr(cpu, "transform", fail)
+        patch.setattr(threads, "encode", fail)
         with pytest.raises(OSError, match="plug"):
             run(settings(raw[0], output, SPEC))
     assert tree(output / "extension") == tree(done / "extension")
@@ -178,7 +176,7 @@ def test_a_lost_state_is_made_again(raw, done: Path, tmp_path: Path, monkeypatch
 
 def test_a_restart_discards_it(raw, tmp_path: Path, monkeypatch) -> None:
     output = tmp_path / "out"
-    monkeypatch.setattr(cpu, "transform", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr(threads, "encode", lambda *args, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(settings(raw[0], output, SPEC))
     (output / "extension" / "stale").touch()

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.etl.commands.guess import guess
 from nvt_torchrec.etl.guess.dialect import find_dialect, split_rows
-from nvt_torchrec.etl.guess.run import guess
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.toml_file import load_spec
 from tests.lookalikes.logs import LOGS

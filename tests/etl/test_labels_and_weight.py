@@ -28,12 +28,12 @@ def log(tmp_path_factory: pytest.TempPathFactory):
     return directory / "raw", spec, days
 
 
-@pytest.fixture(scope="module", params=["cpu", "dask"])
+@pytest.fixture(scope="module", params=["cpu", "nvtabular"])
 def output(log, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of each engine."""
-    options = {"engine": "cpu"}
-    if request.param == "dask":
-        options = {"scheduler": request.getfixturevalue("dask_client").scheduler.address}
+    options = {"engine": request.param}
+    if request.param == "nvtabular":
+        options["scheduler"] = request.getfixturevalue("dask_client").scheduler.address
     raw, spec, _ = log
     path = tmp_path_factory.mktemp("etl") / "out"
     run(settings(raw, path, spec, days=frozenset({0, 1, 2}), **options))

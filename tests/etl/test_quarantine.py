@@ -88,8 +88,8 @@ def test_bad_rows_can_be_left_out(log, options, tmp_path: Path) -> None:
     raw_2 = "\t".join(days[2][40]).encode().replace("\ufffd".encode(), b"\xff")
     path_1, path_2 = str(raw / "day_1").encode(), str(raw / "day_2").encode()
     reason = (
-        b"column label: '7': expected a label of 0 or 1 -> correct the file, or set threshold, the "
-        b"least number that is 1, in [label] of the spec, for column label"
+        b"column label: '7': expected a label of 0 or 1 -> correct the file, or set positive, "
+        b"threshold or trim in [label] for column label in the spec"
     )
     assert _rejected(output) == {
         "day_1.tsv": [[path_1, b"11", reason, raw_1]],
@@ -113,7 +113,7 @@ def test_many_bad_rows(log, options, tmp_path: Path) -> None:
     (raw / "day_1.gz").write_bytes(gzip.compress(text))
     quarantine = settings(raw, output, **options, on_bad_rows="quarantine", block_mb=1)
     match = r"9000 of 15101 rows \(59.60%\).*max_bad_fraction 0.01; most in .*day_1.gz, 9000 of"
-    with pytest.raises(BadRowError, match=rf"{match} 15000:\n  line 51: 1 fields instead of 40\n"):
+    with pytest.raises(BadRowError, match=rf"{match} 15000:\n  line 51: 1 field instead of 40\n"):
         run(quarantine)
     assert not (output / "manifest.json").exists()
     written = _written(output / ".work")

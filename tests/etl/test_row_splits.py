@@ -31,7 +31,7 @@ from nvt_torchrec.formats.spec.split import Split
 from nvt_torchrec.formats.splits import SPLITS
 from tests.clicklog.reference_reader import key_of
 from tests.etl.findings import bad
-from tests.etl.runs import read_split, settings, tree
+from tests.etl.runs import fit, read_split, settings, tree
 
 SPEC = FeatureSpec(
     "label",
@@ -143,8 +143,7 @@ def test_every_row_goes_where_the_rule_says(
     tmp_path_factory, name: str, files, block_bytes, parquet, threads
 ) -> None:
     """Also with small blocks, which are many units, and in which a split may have no row."""
-    from nvt_torchrec.etl.engines import cpu
-    from nvt_torchrec.etl.engines.cpu import fit
+    from nvt_torchrec.etl.engines.threads import encode
     from nvt_torchrec.etl.state import recorded
     from nvt_torchrec.workflows.writer import write_workflow
 
@@ -158,7 +157,7 @@ def test_every_row_goes_where_the_rule_says(
     fitted = fit(plan.train_blocks, spec, directory / "fit", workers=threads, reject=False)
     write_workflow(directory / "workflow", spec, fitted)
     results = list(
-        cpu.transform(
+        encode(
             plan.units, directory / "workflow", directory / "parts", directory,
             workers=threads, reject=False,
         )
@@ -288,7 +287,7 @@ def test_shuffled_and_resumed(raw: Path, rows: list[Row], tmp_path: Path, monkey
     spec = _with(BY_TIME)
     run(settings(raw, tmp_path / "whole", spec, shuffle="full", seed=2))
     with monkeypatch.context() as patch:
-        patch.setattr("nvt_torchrec.etl.run._Run._fit_and_transform", _interrupted)
+        patch.setattr("nvt_torchrec.etl.stages.Stages.count_and_encode", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(settings(raw, tmp_path / "out", spec, shuffle="full", seed=2))
     monkeypatch.setattr("nvt_torchrec.etl.split_pass._count_times", _interrupted)

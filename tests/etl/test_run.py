@@ -32,6 +32,7 @@ from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.runs import assert_is, parts, read_split, settings, tree
 from tests.logs import CRITEO, write_day, write_log
+from tests.spec_logs import write_spec_log
 
 ROWS = [60, 50, 41]
 
@@ -42,12 +43,17 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list]:
     return directory, write_log(directory, ROWS)
 
 
-@pytest.fixture(scope="module", params=["cpu", "dask"])
+@pytest.fixture(scope="module", params=["cpu", "dask", "nvtabular"])
 def options(request: pytest.FixtureRequest) -> dict:
     """Of each engine."""
-    if request.param == "cpu":
-        return {"engine": "cpu"}
-    return {"scheduler": request.getfixturevalue("dask_client").scheduler.address}
+    return engine_options(request.param, request)
+
+
+def engine_options(engine: str, request: pytest.FixtureRequest) -> dict:
+    if engine == "cpu":
+        return {"engine": engine}
+    address = request.getfixturevalue("dask_client").scheduler.address
+    return {"engine": engine, "scheduler": address}
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +67,10 @@ def test_values(raw, done: Path) -> None:
     assert_is(done, raw[1])
 
 
-@pytest.mark.parametrize("engine", ["cpu", "dask"])
+@pytest.mark.parametrize("engine", ["cpu", "dask", "nvtabular"])
 def test_blocks_and_workers_change_nothing(raw, engine, tmp_path: Path, request) -> None:
     """Other partitions, one worker of its own: the same ids and statistics."""
-    shared = {"engine": engine}
-    if engine == "dask":
-        shared["scheduler"] = request.getfixturevalue("dask_client").scheduler.address
+    shared = engine_options(engine, request)
     big = tmp_path / "raw"
     for day, rows in enumerate(raw[1]):
         write_day(big / f"day_{day}", rows * 100)
@@ -285,20 +289,18 @@ def test_truncated_parquet_is_noticed(done: Path, tmp_path: Path) -> None:
         list(KJTLoader(copy / "valid", 8, device="cpu"))
 
 
-def test_both_engines_write_the_same_for_strings_and_lists(dask_client, tmp_path: Path) -> None:
+def test_nvtabular_writes_the_same_for_strings_and_lists(request, tmp_path: Path) -> None:
     spec = load_spec("retail")
-    flags = "--spec retail --days 3 --rows_per_day 400 --cardinality_scale 0.01"
-    assert main(["synthesize", "--output_path", str(tmp_path / "raw"), *flags.split()]) == 0
+    write_spec_log(tmp_path / "raw", spec, rows=400)
+    engines = ("cpu", "nvtabular")
     manifests = [
-        run(settings(tmp_path / "raw", tmp_path / name, spec, **options))
-        for name, options in (
-            ("cpu", {}), ("dask", {"scheduler": dask_client.scheduler.address})
-        )
-    ]  # fmt: skip
+        run(settings(tmp_path / "raw", tmp_path / engine, spec, **engine_options(engine, request)))
+        for engine in engines
+    ]
     for part in manifests[0]["files"]:
         one, other = (
             pq.read_table(tmp_path / name / "criteo_binary" / "split" / part["file"])
-            for name in ("cpu", "dask")
+            for name in engines
         )
         assert one.schema == other.schema
         for name in one.column_names:
@@ -309,3 +311,20 @@ def test_both_engines_write_the_same_for_strings_and_lists(dask_client, tmp_path
     for key in ("rows", "splits", "by_day", "num_embeddings_per_feature"):
         assert manifests[0][key] == manifests[1][key]
     assert sum(manifests[0]["splits"]["test"]["out_of_vocabulary"].values()) > 0
+
+
+def test_an_output_of_nvtabular_is_whole_but_cannot_be_extended(
+    raw, dask_client, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out, scheduler = tmp_path / "out", dask_client.scheduler.address
+    run(settings(raw[0], out, engine="nvtabular", scheduler=scheduler))
+    assert not (out / "extension").exists()
+    assert main(["check", str(out)]) == 0
+    assert "no problems found" in capsys.readouterr().out
+    write_day(tmp_path / "day_3", raw[1][0])
+    flags = ["--output_path", str(out), "--input_path", str(tmp_path / "day_3")]
+    assert main(["extend", *flags]) == 2
+    message = capsys.readouterr().err
+    assert "made with --engine nvtabular" in message
+    assert "--engine cpu" in message
+    assert main(["drift", str(out), "--input", str(tmp_path / "day_3")]) in (0, 3)

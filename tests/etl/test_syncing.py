@@ -16,12 +16,12 @@ import pytest
 from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.base.files.atomic import atomic_path, deferred, publish, together, write_text
 from nvt_torchrec.clicklog.readers.raw import find_days
-from nvt_torchrec.etl.engines import cpu as engine_cpu
+from nvt_torchrec.etl.engines import threads
 from nvt_torchrec.etl.engines.syncing import Syncer
 from nvt_torchrec.etl.plan import Plan, make_plan
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.workflows.writer import write_workflow
-from tests.etl.runs import settings
+from tests.etl.runs import fit, settings
 from tests.logs import CRITEO, write_log
 
 
@@ -38,7 +38,7 @@ def fitted(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, P
     directory = tmp_path_factory.mktemp("fitted")
     plan = make_plan(find_days(str(raw)), CRITEO, block_bytes=1500)
     options = {"workers": 1, "reject": False}
-    found = engine_cpu.fit(plan.train_blocks, CRITEO, directory / "fit", **options)
+    found = fit(plan.train_blocks, CRITEO, directory / "fit", **options)
     write_workflow(directory / "workflow", CRITEO, found)
     return plan, directory / "workflow"
 
@@ -121,7 +121,7 @@ def test_workers_go_on_while_the_disk_is_slow(fitted, tmp_path, monkeypatch) -> 
 
     def transform() -> None:
         options = {"workers": 2, "reject": False}
-        results.extend(engine_cpu.transform(plan.units, workflow, parts, work, **options))
+        results.extend(threads.encode(plan.units, workflow, parts, work, **options))
 
     thread = threading.Thread(target=transform)
     thread.start()
@@ -182,7 +182,7 @@ def test_what_is_noted_is_durable(raw: Path, tmp_path: Path, monkeypatch) -> Non
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", renamed)
     monkeypatch.setattr(Path, "unlink", deleted)
-    monkeypatch.setattr("nvt_torchrec.etl.engines.cpu_runs.FAN_IN", 2)
+    monkeypatch.setattr("nvt_torchrec.etl.engines.runs.FAN_IN", 2)
     plan = make_plan(find_days(str(raw)), CRITEO, block_bytes=1500)
     monkeypatch.setattr("nvt_torchrec.etl.run.make_plan", lambda *args, **options: plan)
     run(settings(raw, tmp_path / "out", workers=2))
@@ -234,7 +234,7 @@ def test_blocks_are_read_ahead(fitted, tmp_path: Path, monkeypatch) -> None:
 
     monkeypatch.setattr(os, "posix_fadvise", advised)
     options = {"workers": 1, "reject": False}
-    results = engine_cpu.transform(plan.units, workflow, tmp_path / "p", tmp_path / "w", **options)
+    results = threads.encode(plan.units, workflow, tmp_path / "p", tmp_path / "w", **options)
     for i, _ in enumerate(results, start=1):
         blocks = [unit.block for unit in plan.units[: i + 1]]
         assert asked[: i + 1] == [(block.path, block.begin, block.end) for block in blocks]

@@ -20,7 +20,7 @@ from nvt_torchrec import workflows
 from nvt_torchrec.base.hashing import murmur3_int
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.engines import cluster
-from nvt_torchrec.etl.engines.dask import transform_frame
+from nvt_torchrec.etl.engines.nvtabular import transform_frame
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.rows import RawRows, empty_rows

@@ -14,7 +14,7 @@ import torch
 
 from nvt_torchrec.base.errors import ClickLogError, SchemaError
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.nvt_loader.cpu.blocks import Source
+from nvt_torchrec.nvt_loader.cpu.blocks import ShardRows
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.parquet import page_reader, pages
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
@@ -88,7 +88,7 @@ def as_blocks(dataset, rows, begin=0):
     for first in range(begin, piece.end, rows):
         count = min(rows, piece.end - first)
         batch = 64 if count % 64 == 0 else count
-        block = blocks.build(count // batch, batch, [Source(reader, batch, 0, batch, 0)])
+        block = blocks.build(count // batch, batch, [ShardRows(reader, batch, 0, batch, 0)])
         columns = [block.labels, *block.dense.unbind(2), *block.ids.unbind(1)]
         found.append([column.flatten().numpy() for column in columns])
     columns = [np.concatenate(parts) for parts in zip(*found, strict=True)]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from distributed import Client, LocalCluster
 
-from nvt_torchrec.etl.engines import device
+from nvt_torchrec.etl.engines.device import workers as device
 from nvt_torchrec.etl.run import run
 from tests.etl.killed_split import stage_of
 from tests.etl.runs import settings, tree

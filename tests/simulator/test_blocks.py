@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.clicklog.readers.raw import Block
-from nvt_torchrec.etl.engines import cpu
-from nvt_torchrec.etl.engines.cpu_runs import Run
-from nvt_torchrec.etl.engines.device_blocks import LANES, Card, count_block, merge_runs
+from nvt_torchrec.etl.engines import block as host
+from nvt_torchrec.etl.engines.counting import merge
+from nvt_torchrec.etl.engines.device.blocks import LANES, Card, count_block, merge_runs
+from nvt_torchrec.etl.engines.runs import Run
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.workflows.moments import merge_moments
 from tests.simulator.device import SimulatedDevice
@@ -33,7 +34,7 @@ PIECE = 120
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(host, "PIECE_BYTES", PIECE)
 
 
 def assert_same(found: Run, expected: list[Run]) -> None:
@@ -42,7 +43,7 @@ def assert_same(found: Run, expected: list[Run]) -> None:
     moments = np.concatenate([run.moments for run in expected])
     np.testing.assert_array_equal(found.moments.view(np.int64), moments.view(np.int64))
     for v, counts in enumerate(found.counts):
-        merged = cpu.merge(run.counts[v] for run in expected)
+        merged = merge(run.counts[v] for run in expected)
         np.testing.assert_array_equal(counts.values, merged.values)
         np.testing.assert_array_equal(counts.counts, merged.counts)
         assert counts.values.dtype == merged.values.dtype
@@ -54,7 +55,7 @@ def check(path: Path, texts: list[bytes], spec: FeatureSpec = SPEC) -> None:
     blocks = [Block(str(path), begin, end, "log") for begin, end in itertools.pairwise(ends)]
     card = Card(SimulatedDevice())
     runs = [count_block(card, block, spec, reject=True) for block in blocks]
-    assert_same(merge_runs(card, runs), [cpu.count_block(block, spec, True) for block in blocks])
+    assert_same(merge_runs(card, runs), [host.count_block(block, spec, True) for block in blocks])
 
 
 values = st.sampled_from(["", "0", "1", "ff", "00000001"])

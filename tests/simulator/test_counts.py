@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.etl.engines.counting import Counts, count, merge
-from nvt_torchrec.etl.engines.device_counts import (
+from nvt_torchrec.etl.engines.device.counts import (
     count_on_device,
     merge_on_device,
     to_device,

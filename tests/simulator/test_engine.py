@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client, LocalCluster
 
-import nvt_torchrec.etl.engines
 from nvt_torchrec.base.errors import BadRowError, OutputError
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.etl.commands.check import check
-from nvt_torchrec.etl.engines import cpu, device
+from nvt_torchrec.etl.engines import block as host
+from nvt_torchrec.etl.engines.device import workers as device
 from nvt_torchrec.etl.plan import DividedBlock
 from nvt_torchrec.etl.results import LostRowsError
 from nvt_torchrec.etl.run import run
@@ -61,7 +59,7 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture(autouse=True)
 def gpus(client: Client, monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
-    """Let the engine ``dask`` find workers with a card; NVTabular's functions are not there."""
+    """Let the engine ``dask`` find workers with a card."""
     return simulate(client, monkeypatch)
 
 
@@ -74,16 +72,13 @@ def simulate(client: Client, monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice
 
     simulated = SimulatedDevice()
     fake_libcudf.install(monkeypatch)
-    nvtabular_engine = ModuleType("nvt_torchrec.etl.engines.dask")
-    monkeypatch.setitem(sys.modules, "nvt_torchrec.etl.engines.dask", nvtabular_engine)
-    monkeypatch.setattr(nvt_torchrec.etl.engines, "dask", nvtabular_engine, raising=False)
     monkeypatch.setattr("nvt_torchrec.etl.engines.cluster.cluster", cluster)
     monkeypatch.setattr(device, "make_device", lambda: simulated)
     monkeypatch.setattr(device, "gpu_memory", lambda: 1 << 30)
     # so that a block has several pieces and its part several row groups
-    monkeypatch.setattr(cpu, "PIECE_BYTES", 400)
-    for module in ("parquet", "engines.device_parquet"):
-        monkeypatch.setattr(f"etl.{module}.ROW_GROUP_ROWS", GROUP_ROWS)
+    monkeypatch.setattr(host, "PIECE_BYTES", 400)
+    for module in ("parquet", "engines.device.parquet"):
+        monkeypatch.setattr(f"nvt_torchrec.etl.{module}.ROW_GROUP_ROWS", GROUP_ROWS)
     return simulated
 
 
@@ -290,7 +285,7 @@ def test_lines_that_the_card_does_not_find_are_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "raw", 3)
-    monkeypatch.setattr("nvt_torchrec.etl.engines.device_blocks.count_newlines", lambda text: 10**6)
+    monkeypatch.setattr("nvt_torchrec.etl.engines.device.blocks.count_newlines", lambda text: 10**6)
     with pytest.raises(LostRowsError, match="1000000 lines, but the GPU found"):
         run(settings(tmp_path / "raw", tmp_path / "out", SPEC, engine="dask"))
 

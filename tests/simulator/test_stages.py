@@ -13,7 +13,7 @@ from benchmarks.gpu.card import compared
 from benchmarks.gpu.etl import of_block
 from benchmarks.gpu.worker import GpuSettings
 from nvt_torchrec.clicklog.readers.raw import Block
-from nvt_torchrec.etl.engines.device_blocks import Card
+from nvt_torchrec.etl.engines.device.blocks import Card
 from tests.logs import CRITEO, write_log
 from tests.simulator import fake_libcudf
 from tests.simulator.device import SimulatedDevice
@@ -57,7 +57,7 @@ def _parsed_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _counted_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nvt_torchrec.etl.engines import device_blocks
+    from nvt_torchrec.etl.engines.device import blocks as device_blocks
 
     merge = device_blocks.merge_on_device
 
@@ -82,7 +82,7 @@ def _encoded_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _written_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nvt_torchrec.etl.engines import device_parquet
+    from nvt_torchrec.etl.engines.device import parquet as device_parquet
 
     monkeypatch.setattr(device_parquet, "ROW_GROUP_ROWS", 4)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.etl.engines.dask import transform_frame
+from nvt_torchrec.etl.engines.nvtabular import transform_frame
 from nvt_torchrec.formats.rows import RawRows, empty_rows
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec

@@ -53,11 +53,11 @@ class TablePlace:
     """Where the table of a vocabulary is.
 
     Attributes:
-        begin: its first word in ``tables.npy``.
-        slots: how many slots it has.
-        wide: whether a slot is two words.
-        values: how many values it holds.
-        text: which string of ``text_begins.npy`` is its first; -1 for numbers.
+        begin: Its first word in ``tables.npy``.
+        slots: How many slots it has.
+        wide: Whether a slot is two words.
+        values: How many values it holds.
+        text: Which string of ``text_begins.npy`` is its first; -1 for numbers.
     """
 
     begin: int
@@ -90,14 +90,14 @@ def build(
     """Compile the workflow saved at ``path`` into ``path/compiled``.
 
     Args:
-        path: the directory, with the vocabularies in it.
-        description: what is saved there; needed only while it is not written yet.
-        threads: that make tables; the bytes do not depend on it.
+        path: The directory, with the vocabularies in it.
+        description: What is saved there; needed only while it is not written yet.
+        threads: That make tables; the bytes do not depend on it.
 
     Raises:
-        BadInputError: there is no saved workflow, or a vocabulary is damaged or differs from the
+        BadInputError: There is no saved workflow, or a vocabulary is damaged or differs from the
             description.
-        OutputError: the directory cannot be written.
+        OutputError: The directory cannot be written.
     """
     path = Path(path)
     if description is None:

@@ -78,7 +78,7 @@ class DensePlan:
         Args:
             values: [columns, n], int32 or float64.
             missing: uint64 [words, n], the mask of missing values.
-            out: the result.
+            out: The result.
         """
         from_table = values.dtype == np.int32 and len(self.looked_up) > 0
         if from_table:

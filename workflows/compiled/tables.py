@@ -281,8 +281,8 @@ def encode_hex(values, missing, bit, words, place, out, tally):
     Args:
         values: [n].
         missing: uint64 [n], with ``bit`` set where the value is missing; [0] if none is missing.
-        bit: the column's bit.
-        words: all tables.
+        bit: The column's bit.
+        words: All tables.
         place: int64 [``PLACE_FIELDS``], the place of the column's table.
         out: int32 [n], the result: 1 where missing, 2 … where out of vocabulary.
         tally: int64 [2], to which the numbers of missing and out-of-vocabulary values are added.

@@ -72,10 +72,10 @@ class CompiledWorkflow:
     """A fitted workflow without NVTabular: the same ids, the same float32.
 
     Attributes:
-        spec: the columns.
-        schema: of the data it writes.
-        digest: of the workflow it was compiled from; see :mod:`workflows.description`.
-        path: the directory of the workflow, without symbolic links.
+        spec: The columns.
+        schema: Of the data it writes.
+        digest: Of the workflow it was compiled from; see :mod:`workflows.description`.
+        path: The directory of the workflow, without symbolic links.
     """
 
     spec: FeatureSpec
@@ -96,7 +96,7 @@ class CompiledWorkflow:
         only the result is allocated.
 
         Raises:
-            BadInputError: a file of the compiled workflow was written to since it was opened.
+            BadInputError: A file of the compiled workflow was written to since it was opened.
         """
         for array in self._mapped:
             array.check()
@@ -108,10 +108,10 @@ class CompiledWorkflow:
         if isinstance(rows.categorical, np.ndarray):
             ids = np.empty(rows.categorical.shape, np.int32)
             for word, begin in zip(missing, range(0, len(ids), WORD_BITS), strict=False):
-                own = slice(begin, begin + WORD_BITS)
+                columns = slice(begin, begin + WORD_BITS)
                 tables.encode_hex_columns(
-                    rows.categorical[own], word, self._words, self._places[own], ids[own],
-                    tallies[own],
+                    rows.categorical[columns], word, self._words, self._places[columns],
+                    ids[columns], tallies[columns],
                 )  # fmt: skip
         else:
             ids = [
@@ -138,7 +138,7 @@ class CompiledWorkflow:
             the dense transform.
 
         Raises:
-            BadInputError: a file of the compiled workflow was written to since it was opened.
+            BadInputError: A file of the compiled workflow was written to since it was opened.
         """
         for array in self._mapped:
             array.check()
@@ -150,22 +150,22 @@ class CompiledWorkflow:
         The first value has place 0; values out of the vocabulary have place -1.
 
         Args:
-            column: the name of a column.
+            column: The name of a column.
             values: int64 [n] (raw hex32 and int), or a string array without nulls.
 
         Raises:
-            BadInputError: a file of the compiled workflow was written to since it was opened.
+            BadInputError: A file of the compiled workflow was written to since it was opened.
         """
         for array in self._mapped:
             array.check()
         j = self.spec.categorical_names.index(column)
-        own = self.spec.categorical[j]
+        described = self.spec.categorical[j]
         cells = values
         if isinstance(values, np.ndarray):
-            cells = values.astype(RAW_TYPES[own.raw].dtype)
-        ids = self._encode(j, own, cells, _NO_BITS, np.zeros(2, np.int64))
+            cells = values.astype(RAW_TYPES[described.raw].dtype)
+        ids = self._encode(j, described, cells, _NO_BITS, np.zeros(2, np.int64))
         assert isinstance(ids, np.ndarray)
-        return np.maximum(ids.astype(np.int64) - own.reserved_ids, -1)
+        return np.maximum(ids.astype(np.int64) - described.reserved_ids, -1)
 
     def _encode(
         self,
@@ -201,15 +201,15 @@ def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
     them, and the first lookups bring in the pages they touch.
 
     Args:
-        path: the workflow's directory.
-        verify: read the arrays, compare their checksums with those they were built with, and check
+        path: The workflow's directory.
+        verify: Read the arrays, compare their checksums with those they were built with, and check
             every id and offset in them. Without it, damaged arrays give wrong ids, but all of them
             are inside their column's table, and nothing is read outside of the arrays.
 
     Raises:
-        BadInputError: there is no saved workflow, it is not compiled, or a file is missing or
+        BadInputError: There is no saved workflow, it is not compiled, or a file is missing or
             damaged.
-        SchemaError: it was compiled from another workflow, or by another version of this program.
+        SchemaError: It was compiled from another workflow, or by another version of this program.
     """
     path = Path(path)
     description = inspect(path)
@@ -332,7 +332,7 @@ def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
     """The rows as a table of :attr:`TableSchema.arrow`, without a copy.
 
     Raises:
-        SchemaError: the rows lack a label or the weight.
+        SchemaError: The rows lack a label or the weight.
     """
     fields = schema.arrow
     columns = [to_arrow(_present(rows.label, "a label"))]

@@ -60,7 +60,7 @@ class VocabularyState:
     """What is remembered of a vocabulary.
 
     Attributes:
-        pending: values without an id.
+        pending: Values without an id.
         pending_days: int32, the day on which each was last seen.
         last_days: int32, by place in the vocabulary, the day on which each value was last seen;
             None for a vocabulary without ``max_table_size``, which never retires values.
@@ -76,10 +76,10 @@ class ExtensionState:
     """What is remembered beside a workflow.
 
     Attributes:
-        digest: of the workflow.
-        generation: of the workflow.
-        day: the last day that was counted.
-        vocabularies: by name; hashed columns are left out.
+        digest: Of the workflow.
+        generation: Of the workflow.
+        day: The last day that was counted.
+        vocabularies: By name; hashed columns are left out.
         moments: float64 [dense columns, 4] of all rows counted; None if nothing is normalized.
     """
 
@@ -128,19 +128,19 @@ def write_state(directory: Path, spec: FeatureSpec, state: ExtensionState) -> No
     """Write a state; ``state.json`` is removed first and written last.
 
     Raises:
-        OutputError: the directory cannot be written.
+        OutputError: The directory cannot be written.
     """
     remove(directory / STATE_FILE)
     files = _files(spec, state.generation)
     entries: dict[str, FileEntry] = {}
     with deferred() as written:
         for name in sorted(files["pending"]):
-            own = state.vocabularies[name]
-            values = own.pending.values
+            vocabulary = state.vocabularies[name]
+            values = vocabulary.pending.values
             table = {
                 "value": values if is_text(values) else to_arrow(values),
-                "count": to_arrow(own.pending.counts),
-                "last_day": to_arrow(own.pending_days),
+                "count": to_arrow(vocabulary.pending.counts),
+                "last_day": to_arrow(vocabulary.pending_days),
             }
             entries |= _write(directory, f"pending.{name}.parquet", table)
         for name in sorted(files["seen"]):
@@ -176,8 +176,8 @@ def read_state(directory: Path, description: WorkflowDescription) -> ExtensionSt
     """Read the state beside a workflow; every file is compared with its digest.
 
     Raises:
-        BadInputError: a file is missing or damaged.
-        SchemaError: the state belongs to another workflow, or has another version.
+        BadInputError: A file is missing or damaged.
+        SchemaError: The state belongs to another workflow, or has another version.
     """
     file = directory / STATE_FILE
     if not file.exists():
@@ -186,11 +186,11 @@ def read_state(directory: Path, description: WorkflowDescription) -> ExtensionSt
             _COPY_AGAIN,
         )
     record = FORMAT.read(_StateRecord, file, _COPY_AGAIN)
-    own = (description.digest, description.generation)
-    if (record.workflow_digest, record.generation) != own:
+    identity = (description.digest, description.generation)
+    if (record.workflow_digest, record.generation) != identity:
         raise SchemaError(
             f"{file}: the state of generation {record.generation} with digest "
-            f"{record.workflow_digest[:12]}…, the workflow is generation {own[1]} with digest "
+            f"{record.workflow_digest[:12]}…, the workflow is generation {identity[1]} with digest "
             f"{description.digest[:12]}…",
             _COPY_AGAIN,
         )
@@ -257,29 +257,29 @@ def _read_pending(
         values: pa.Array, counts: pa.Array, days: pa.Array
     ) -> tuple[PendingValues, np.ndarray]:
         numbers = values if text else to_numpy(values)
-        pending, own = PendingValues(numbers, to_numpy(counts)), to_numpy(days)
+        pending, last_days = PendingValues(numbers, to_numpy(counts)), to_numpy(days)
         if len(pending) != record.pending[name]:
             raise ValueError(f"{len(pending)} values instead of {record.pending[name]}")
         in_order = np.array_equal(order_by_value(numbers), np.arange(len(pending)))
         if not (in_order and differ_from_next(numbers).all()):
             raise ValueError("its values are not in ascending order")
         if len(pending) and not (
-            pending.counts.min() >= 1 and 0 <= own.min() <= own.max() <= record.day
+            pending.counts.min() >= 1 and 0 <= last_days.min() <= last_days.max() <= record.day
         ):
             raise ValueError("a count is below 1, or a day is not one that was counted")
-        return pending, own
+        return pending, last_days
 
     return _read(directory / f"pending.{name}.parquet", kinds, check)
 
 
 def _read_days(directory: Path, name: str, values: int, last: int) -> np.ndarray:
     def check(days: pa.Array) -> np.ndarray:
-        own = to_numpy(days)
-        if len(own) != values:
-            raise ValueError(f"{len(own)} days for {values} values")
-        if values and not 0 <= own.min() <= own.max() <= last:
+        numbers = to_numpy(days)
+        if len(numbers) != values:
+            raise ValueError(f"{len(numbers)} days for {values} values")
+        if values and not 0 <= numbers.min() <= numbers.max() <= last:
             raise ValueError("a day is not one that was counted")
-        return own
+        return numbers
 
     return _read(directory / f"seen.{name}.parquet", {"last_day": pa.int32()}, check)
 

@@ -29,11 +29,11 @@ class DayOfVocabulary:
     """What was counted of a vocabulary on one day.
 
     Attributes:
-        day: the day.
-        values: distinct values, in any order.
+        day: The day.
+        values: Distinct values, in any order.
         counts: int64 [n], at least 1.
         places: int64 [n], the place of each value in the vocabulary; -1 if it is not in it.
-        nulls: number of rows in which a single-hot column was missing.
+        nulls: Number of rows in which a single-hot column was missing.
     """
 
     day: int
@@ -48,10 +48,10 @@ class ExtendedVocabulary:
     """A vocabulary after a day.
 
     Attributes:
-        vocabulary: the values with ids.
-        state: what is remembered beside it.
+        vocabulary: The values with ids.
+        state: What is remembered beside it.
         reused: int64, the places whose values are others than before, ascending.
-        forgotten: how many pending values were forgotten, because there were too many.
+        forgotten: How many pending values were forgotten, because there were too many.
     """
 
     vocabulary: FittedVocabulary
@@ -99,8 +99,8 @@ def extend_vocabulary(
     the largest ids; they become pending, with their counts.
 
     Raises:
-        SchemaError: the vocabulary needs more ids than there are.
-        SettingsError: its strings have more than 2 GiB.
+        SchemaError: The vocabulary needs more ids than there are.
+        SettingsError: Its strings have more than 2 GiB.
     """
     day = counted.day
     inside = counted.places >= 0
@@ -186,10 +186,10 @@ def _exchanged(
     """Return the indices of pending values that get an id, and the places they get, in order.
 
     Args:
-        counts: of the values with ids.
-        last_days: on which they were last seen.
-        pending: the values without an id.
-        last_day: values last seen on this day, or before, are retired.
+        counts: Of the values with ids.
+        last_days: On which they were last seen.
+        pending: The values without an id.
+        last_day: Values last seen on this day, or before, are retired.
     """
     gaining = np.flatnonzero(pending.days > last_day)
     gaining = gaining[order_by([-pending.counts[gaining]], take(pending.values, gaining))]

@@ -54,13 +54,13 @@ class DayCounts:
     """What was counted on one day.
 
     Attributes:
-        day: the day.
-        values: by vocabulary, the distinct values in any order and how often each occurred, int64,
+        day: The day.
+        values: By vocabulary, the distinct values in any order and how often each occurred, int64,
             at least 1; over all columns that share the vocabulary. Vocabularies of which nothing
             was seen, and hashed columns, may be left out.
-        nulls: by vocabulary, number of rows in which a single-hot column was missing; 0 where left
+        nulls: By vocabulary, number of rows in which a single-hot column was missing; 0 where left
             out.
-        moments: of the dense columns on this day, float64 [dense columns, 4], see
+        moments: Of the dense columns on this day, float64 [dense columns, 4], see
             :mod:`workflows.moments`; None if nothing is normalized.
     """
 
@@ -76,14 +76,14 @@ def write_base_state(
     """Write the state of generation 0.
 
     Args:
-        directory: the directory of the state.
-        description: the workflow that was written of ``fitted``, with its days.
-        fitted: with pending values and moments.
-        days: the days it was fitted on, increasing.
+        directory: The directory of the state.
+        description: The workflow that was written of ``fitted``, with its days.
+        fitted: With pending values and moments.
+        days: The days it was fitted on, increasing.
 
     Raises:
-        SchemaError: the workflow is not generation 0, or ``fitted`` has no moments.
-        OutputError: the directory cannot be written.
+        SchemaError: The workflow is not generation 0, or ``fitted`` has no moments.
+        OutputError: The directory cannot be written.
     """
     spec, day = description.spec, days[-1]
     if description.generation != 0:
@@ -117,27 +117,27 @@ def extend_workflow(
     they are.
 
     Args:
-        workflow: the directory of the saved workflow.
-        state: the directory of its state.
-        counts: what was counted on a day after all that were counted before.
-        to_workflow: the directory of the extended workflow, another one.
-        to_state: the directory of its state.
-        update_statistics: compute mean and standard deviation of the dense columns again, over all
+        workflow: The directory of the saved workflow.
+        state: The directory of its state.
+        counts: What was counted on a day after all that were counted before.
+        to_workflow: The directory of the extended workflow, another one.
+        to_state: The directory of its state.
+        update_statistics: Compute mean and standard deviation of the dense columns again, over all
             days counted; otherwise they stay as they are. In either case the next generation can
             choose anew.
-        retire_after_days: in columns at their ``max_table_size``, give ids of values that were not
+        retire_after_days: In columns at their ``max_table_size``, give ids of values that were not
             seen for so many days to new values, see
             :func:`workflows.extension.vocabulary.extend_vocabulary`; None: never.
-        threads: number of threads; the bytes do not depend on it.
+        threads: Number of threads; the bytes do not depend on it.
 
     Returns:
         The description of the extended workflow.
 
     Raises:
-        BadInputError: workflow or state are damaged, or the workflow cannot be extended.
-        SchemaError: the state belongs to another workflow, or a vocabulary becomes too large.
-        SettingsError: the day is not after those counted, or ``retire_after_days`` is below 1.
-        OutputError: a directory cannot be written.
+        BadInputError: Workflow or state are damaged, or the workflow cannot be extended.
+        SchemaError: The state belongs to another workflow, or a vocabulary becomes too large.
+        SettingsError: The day is not after those counted, or ``retire_after_days`` is below 1.
+        OutputError: A directory cannot be written.
     """
     description = inspect(workflow)
     check_extensible(workflow, description)
@@ -160,8 +160,8 @@ def extend_workflow(
         extended = dict(zip(columns, pool.map(extend, columns), strict=True))
     moments = _merged(before.moments, counts.moments, spec)
     vocabularies = {
-        name: extended[name].vocabulary if name in extended else _hashed(own[0])
-        for name, own in spec.vocabularies.items()
+        name: extended[name].vocabulary if name in extended else _hashed(of_vocabulary[0])
+        for name, of_vocabulary in spec.vocabularies.items()
     }
     fitted = Fitted(
         statistics(moments, spec)
@@ -169,11 +169,14 @@ def extend_workflow(
         else description.statistics,
         vocabularies,
     )
-    reused = {name: one.reused + columns[name].reserved_ids for name, one in extended.items()}
+    reused = {
+        name: vocabulary.reused + columns[name].reserved_ids
+        for name, vocabulary in extended.items()
+    }
     descent = Descent((counts.day,), description.lineage, reused, workflow)
     after = write_generation(to_workflow, spec, fitted, descent, threads=threads)
     assert after.generation is not None
-    states = {name: one.state for name, one in extended.items()}
+    states = {name: vocabulary.state for name, vocabulary in extended.items()}
     write_state(
         to_state, spec, ExtensionState(after.digest, after.generation, counts.day, states, moments)
     )
@@ -212,9 +215,9 @@ def _check_day(
 def _day_of(
     counts: DayCounts, name: str, column: CategoricalColumn, encoder: CompiledWorkflow
 ) -> DayOfVocabulary:
-    values, own = counts.values.get(name, (empty_values(column.raw), _NO_COUNTS))
+    values, occurrences = counts.values.get(name, (empty_values(column.raw), _NO_COUNTS))
     places = encoder.find(column.name, values)
-    return DayOfVocabulary(counts.day, values, own, places, int(counts.nulls.get(name, 0)))
+    return DayOfVocabulary(counts.day, values, occurrences, places, int(counts.nulls.get(name, 0)))
 
 
 def _hashed(column: CategoricalColumn) -> FittedVocabulary:
@@ -257,7 +260,11 @@ def _log(
             else "no more values are unseen for as long as --retire_after_days"
         )
         log.warning("at max_table_size: %s\n  -> %s", ", ".join(waiting), remedy)
-    forgotten = [f"{name} ({one.forgotten})" for name, one in extended.items() if one.forgotten]
+    forgotten = [
+        f"{name} ({vocabulary.forgotten})"
+        for name, vocabulary in extended.items()
+        if vocabulary.forgotten
+    ]
     if forgotten:
         log.warning(
             "too many values wait for an id; the rarest were forgotten: %s", ", ".join(forgotten)

@@ -86,6 +86,7 @@ class RawType:
         dense: Whether dense columns can have this type.
         categorical: Whether categorical columns can have it.
         has_point: Whether its text may have a decimal point, for which ``decimal`` applies.
+        arrow_kinds: The kinds of Arrow types, besides text, from which values are read.
         keys: The keys of the specification to try for a text that is not of this type.
         wider: The raw type that holds numbers beyond the limits; "" for none.
         json_types: The JSON schemas of what a request may hold.
@@ -102,6 +103,7 @@ class RawType:
     dense: ClassVar[bool] = False
     categorical: ClassVar[bool] = False
     has_point: ClassVar[bool] = False
+    arrow_kinds: ClassVar[tuple[str, ...]] = ("integer",)
     keys: ClassVar[str] = "nulls or trim"
     wider: ClassVar[str] = ""
     json_types: ClassVar[tuple[dict[str, Any], ...]] = ()
@@ -122,11 +124,6 @@ class RawType:
     def is_whole(self) -> bool:
         """Whether values are numbers without a fraction."""
         return "int" in self.dtype
-
-    @property
-    def vocabulary_type(self) -> str:
-        """The Arrow type of a vocabulary's values: "string" or "int64"."""
-        return "string" if self.is_text else "int64"
 
     def contains(self, number: int | float) -> bool:
         """Return whether a number lies within the limits; NaN does not."""
@@ -168,7 +165,7 @@ class RawType:
         """Return whether values of an Arrow type, neither text nor lists, can be of this type."""
         import pyarrow as pa
 
-        return pa.types.is_integer(held)
+        return any(getattr(pa.types, f"is_{kind}")(held) for kind in self.arrow_kinds)
 
     def as_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
         """Return values that are no text as texts, and how these are read; None: as numbers."""

@@ -26,6 +26,7 @@ _JSON_HEX = {"type": "string", "pattern": "^[0-9a-fA-F]{0,8}$"}
 class _Integer(RawType):
     syntax = "expected an integer or a missing value"
     has_point = True
+    arrow_kinds = ("integer", "floating", "boolean")
 
     def __init__(self) -> None:
         self.json_types = ({"type": "integer", "minimum": self.least, "maximum": self.most},)
@@ -49,12 +50,6 @@ class _Integer(RawType):
         from nvt_torchrec.formats.spec.raw_types.number_text import parse_integers
 
         return parse_integers(texts, missing, read, self)
-
-    def fits(self, held: pa.DataType, read: Read) -> bool:
-        import pyarrow as pa
-
-        types = pa.types
-        return types.is_integer(held) or types.is_floating(held) or types.is_boolean(held)
 
     def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
         from nvt_torchrec.formats.spec.raw_types.arrow_numbers import whole_numbers

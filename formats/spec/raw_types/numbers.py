@@ -32,6 +32,7 @@ class Float(RawType):
     name, dtype, placeholder, dense, has_point = "float", "float64", 0.0, True, True
     syntax = "expected a number or a missing value"
     least, most = -LARGEST_FLOAT32, LARGEST_FLOAT32
+    arrow_kinds = ("integer", "floating", "boolean", "decimal")
     keys = "nulls, trim, lenient, thousands, or decimal in [input]"
     json_types = ({"type": "number"},)
     example = 0.5
@@ -45,13 +46,6 @@ class Float(RawType):
         from nvt_torchrec.formats.spec.raw_types.number_text import parse_floats
 
         return parse_floats(texts, missing, read)
-
-    def fits(self, held: pa.DataType, read: Read) -> bool:
-        import pyarrow as pa
-
-        types = pa.types
-        number = types.is_integer(held) or types.is_floating(held) or types.is_decimal(held)
-        return number or types.is_boolean(held)
 
     def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
         from nvt_torchrec.formats.spec.raw_types.arrow_numbers import any_numbers
@@ -104,6 +98,7 @@ class Label(RawType):
     name, dtype, has_point = "label", "uint8", True
     syntax = "expected a label of 0 or 1"
     least, most = 0, 1
+    arrow_kinds = Float.arrow_kinds
     keys = "positive, threshold or trim in [label]"
 
     @property
@@ -135,13 +130,6 @@ class Label(RawType):
         values = values.astype(np.uint8)
         values[code != 0] = 0
         return Parsed(values, missing, code)
-
-    def fits(self, held: pa.DataType, read: Read) -> bool:
-        import pyarrow as pa
-
-        types = pa.types
-        number = types.is_integer(held) or types.is_floating(held) or types.is_decimal(held)
-        return number or types.is_boolean(held)
 
     def as_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
         from nvt_torchrec.formats.spec.raw_types.arrow_numbers import label_texts

@@ -17,18 +17,23 @@ import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import null_mask, string_array, string_parts, to_numpy
 from nvt_torchrec.formats.spec.raw_types.base import RANGE, SYNTAX, Parsed, RawType
-from nvt_torchrec.formats.spec.raw_types.number_text import cast, lengths, scaled
+from nvt_torchrec.formats.spec.raw_types.number_text import cast, lengths, matches, scaled
 from nvt_torchrec.formats.spec.times import DIRECTIVES, EPOCHS, ISO
 
 _SECOND, _DAY = 1_000_000, 86_400_000_000
 #: Digits of a microsecond after the point of each unit.
 _SHIFTS = {"epoch_s": 6, "epoch_ms": 3, "epoch_us": 0}
+_DECIMAL_BYTES = np.zeros(256, bool)
+_DECIMAL_BYTES[list(b"0123456789-.")] = True
+_INT64_DIGITS = 18
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 _ISO = (
     "^(?P<Y>[0-9]{4})-(?P<m>[0-9]{2})-(?P<d>[0-9]{2})"
     r"(?:[T ](?P<H>[0-9]{2}):(?P<M>[0-9]{2})(?::(?P<S>[0-9]{2})(?:\.(?P<f>[0-9]+))?)?"
     "(?P<z>Z| UTC|[+-][0-9]{2}(?::?[0-9]{2})?)?)?$"
 )
+#: What Arrow reads in the same way.
+_PLAIN_ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?)?$"
 _LETTERS = {"p": "[aApP][mM]", "b": "[a-zA-Z]{3}", "z": "Z|[+-][0-9]{2}:?[0-9]{2}"}
 
 
@@ -46,7 +51,10 @@ def parse_times(texts: pa.Array, missing: np.ndarray, time_format: str, kind: Ra
     if time_format in EPOCHS:
         values, good, fits = _since_1970(texts, time_format, kind)
     else:
-        values, good = _by_pattern(texts, pattern_of(time_format))
+        values = _plain_iso(texts) if time_format == ISO else None
+        good = np.ones(len(texts), bool)
+        if values is None:
+            values, good = _by_pattern(texts, pattern_of(time_format))
         fits = (values >= kind.least) & (values <= kind.most)  # not by its offset, perhaps
     code = np.where(good, np.where(fits, 0, RANGE), SYNTAX).astype(np.uint8)
     values[code != 0] = 0
@@ -55,20 +63,24 @@ def parse_times(texts: pa.Array, missing: np.ndarray, time_format: str, kind: Ra
     return Parsed(values, missing, code)
 
 
+def _plain_iso(texts: pa.Array) -> np.ndarray | None:
+    """Return the microseconds of texts that are empty or plain times; None for others."""
+    if not (matches(texts, _PLAIN_ISO) | (lengths(texts) == 0)).all():
+        return None
+    return cast(texts, lengths(texts) == 0, pa.timestamp("us"))
+
+
 def _since_1970(
     texts: pa.Array, time_format: str, kind: RawType
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return microseconds, which texts are numbers, and which of them are within the limits."""
-    unit, good = EPOCHS[time_format], np.ones(len(texts), bool)
-    table = np.zeros(256, bool)
-    table[list(b"0123456789-")] = True
-    numbers = cast(texts, lengths(texts) == 0, pa.int64(), table)
+    shift, good = _SHIFTS[time_format], np.ones(len(texts), bool)
+    numbers = _decimals(texts, shift)
     if numbers is not None:
-        fits = (numbers >= -(-kind.least // unit)) & (numbers <= kind.most // unit)
-        return np.where(fits, numbers, 0) * unit, good, fits
+        return numbers, good, (numbers >= kind.least) & (numbers <= kind.most)
     values, fits = np.zeros(len(texts), np.int64), good.copy()
     for row, text in enumerate(texts.to_pylist()):
-        number = scaled(text, _SHIFTS[time_format])
+        number = scaled(text, shift)
         if number is None:
             good[row] = False
         elif kind.contains(number[0]):
@@ -76,6 +88,20 @@ def _since_1970(
         else:
             fits[row] = False
     return values, good, fits
+
+
+def _decimals(texts: pa.Array, shift: int) -> np.ndarray | None:
+    """Return numbers times ten to the power of ``shift``; None if they are not all plain ones."""
+    offsets, data = string_parts(texts)
+    if not _DECIMAL_BYTES[data[offsets[0] : offsets[-1]]].all():
+        return None
+    present = pc.if_else(pc.equal(texts, b""), pa.scalar(b"0", texts.type), texts)
+    try:
+        numbers = present.view(pa.string()).cast(pa.decimal128(_INT64_DIGITS, shift))
+    except pa.ArrowInvalid:  # an exponent, more digits after the point, or no number
+        return None
+    # 128 bits each, of which these numbers need the lower half
+    return np.frombuffer(numbers.buffers()[1], np.int64, 2 * len(numbers))[::2].copy()
 
 
 @functools.lru_cache(maxsize=64)

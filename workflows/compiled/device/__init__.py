@@ -50,8 +50,8 @@ class DeviceWorkflow:
         """Copy a workflow's tables to the card.
 
         Args:
-            device: the card.
-            workflow: of a spec with ``is_criteo_format``, whose dense columns have transforms of
+            device: The card.
+            workflow: Of a spec with ``is_criteo_format``, whose dense columns have transforms of
                 one function.
         """
         words, places, plan = workflow.host_arrays()

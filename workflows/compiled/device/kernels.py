@@ -32,12 +32,12 @@ def encode_columns(lanes, values, missing, words, places, out, tallies):
     """Look up the ids of all columns; column j is bit j of the missing values.
 
     Args:
-        lanes: how many threads share a column.
+        lanes: How many threads share a column.
         values: uint32 [columns, n].
         missing: uint64 [n].
         words: uint64, all tables, which are narrow.
         places: int64 [columns, fields].
-        out: the result, int32 [columns, n]: 1 where missing, 2 … where out of vocabulary.
+        out: The result, int32 [columns, n]: 1 where missing, 2 … where out of vocabulary.
         tallies: int64 [columns, 2], to which missing and out-of-vocabulary values are added.
     """
     thread = cuda.grid(1)
@@ -85,13 +85,13 @@ def look_up_dense(lanes, values, missing, fill, least, table, out, beyond):
     """Transform integers by the table of results.
 
     Args:
-        lanes: how many threads share a column.
+        lanes: How many threads share a column.
         values: int32 [columns, n].
         missing: uint64 [n], with bit j set where column j is missing.
         fill: int64 [columns], the values of missing ones.
         least: The smallest integer in the table; smaller ones count as it.
         table: float32 [columns, integers], the results from there on.
-        out: the result, float32 [columns, n]; undefined for integers beyond the table.
+        out: The result, float32 [columns, n]; undefined for integers beyond the table.
         beyond: int64 [columns], to which the number of integers beyond the table is added.
     """
     thread = cuda.grid(1)
@@ -118,7 +118,7 @@ def count_bits(lanes, missing, counts):
     """Count in how many rows each of the lowest bits is set.
 
     Args:
-        lanes: how many threads share a bit.
+        lanes: How many threads share a bit.
         missing: uint64 [n].
         counts: int64 [bits], to which the numbers are added.
     """

@@ -1,7 +1,7 @@
-"""The functions of the cpu engine as tasks on the workers of a Dask cluster.
+"""Count and encode blocks on the workers of a Dask cluster.
 
-Workers run the same compiled loops on the same blocks, so that what is written does not depend on
-where it was made. The workers need neither NVTabular nor pandas.
+Workers run the same functions on the same blocks as threads of this process do, so that what is
+written does not depend on where it was made.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,17 +20,16 @@ from distributed.client import ClosedClientError
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.files.atomic import publish
 from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.etl.engines.block import count_block, encode_block
 from nvt_torchrec.etl.engines.cluster import readable_errors
-from nvt_torchrec.etl.engines.cpu import count_block, day_counts, runs_of, write_block
-from nvt_torchrec.etl.engines.cpu_runs import Runs, run_name, write_run
-from nvt_torchrec.etl.engines.hardware import cores
+from nvt_torchrec.etl.engines.fitting import open_runs
+from nvt_torchrec.etl.engines.runs import run_name, write_run
 from nvt_torchrec.etl.plan import Unit, by_block
 from nvt_torchrec.etl.results import UnitResult
 from nvt_torchrec.etl.state import record
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.workflow_description import METADATA_FILE
 from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.extension.workflow import DayCounts
 
 if TYPE_CHECKING:
     from nvt_torchrec.workflows.compiled import CompiledWorkflow
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def count_day(
-    day: int,
+def count(
     blocks: list[Block],
     spec: FeatureSpec,
     directory: Path,
@@ -47,12 +45,12 @@ def count_day(
     *,
     reject: bool,
     report: Callable[[float], object],
-) -> DayCounts:
-    """Count what a workflow is extended by; see :func:`etl.engines.cpu.count_day`.
+) -> None:
+    """Count all blocks; see :func:`etl.engines.threads.count`.
 
     Raises:
         BadRowError: A row is malformed; of several such rows, the first in the order of ``blocks``.
-        BadInputError: A block cannot be read, or there are no rows.
+        BadInputError: A block cannot be read.
         OutputError: ``directory`` cannot be written.
         WorkerLostError: Workers ran out of memory.
     """
@@ -60,22 +58,15 @@ def count_day(
     task = functools.partial(_count_block, spec=spec, directory=directory, reject=reject)
     for rows in results(client, task, missing, [blocks[index] for index in missing]):
         report(rows)
-    with open_runs(directory, blocks, spec) as runs, ThreadPoolExecutor(cores(), "etl") as pool:
-        return day_counts(day, runs.files, spec, pool)
 
 
 def missing_blocks(
     directory: Path, blocks: list[Block], spec: FeatureSpec, report: Callable[[float], object]
 ) -> list[int]:
     """Return which blocks no run in the directory is over; report the rows of the others."""
-    with open_runs(directory, blocks, spec) as runs:
+    with open_runs(blocks, spec, directory) as runs:
         report(sum(int(run.array("rows")) for run in runs.files))
         return runs.missing
-
-
-def open_runs(directory: Path, blocks: list[Block], spec: FeatureSpec) -> Runs:
-    """Open the runs in a directory, in which all vocabularies are counted."""
-    return runs_of(blocks, spec, set(spec.vocabularies), directory)
 
 
 def _count_block(
@@ -89,7 +80,7 @@ def _count_block(
     return run.rows
 
 
-def transform(
+def encode(
     units: list[Unit],
     workflow_path: Path,
     parts: Path,
@@ -98,7 +89,7 @@ def transform(
     *,
     reject: bool,
 ) -> Iterator[UnitResult]:
-    """Transform units with a saved workflow; see :func:`etl.engines.cpu.transform`.
+    """Encode units with a saved workflow; see :func:`etl.engines.threads.encode`.
 
     Raises:
         BadRowError: A row is malformed. Of several errors the first is raised, and the remaining
@@ -106,7 +97,7 @@ def transform(
         OutputError: A part cannot be written.
         WorkerLostError: Workers ran out of memory.
     """
-    task = with_workflow(_transform_block, workflow_path, parts=parts, work=work, reject=reject)
+    task = with_workflow(_encode_block, workflow_path, parts=parts, work=work, reject=reject)
     for several in results(client, task, by_block(units)):
         yield from several
 
@@ -121,7 +112,7 @@ def with_workflow(task: Callable, workflow_path: Path, **options: Any) -> functo
     return functools.partial(task, workflow_path=str(workflow_path), digest=digest, **options)
 
 
-def _transform_block(
+def _encode_block(
     units: tuple[Unit, ...],
     *,
     workflow_path: str,
@@ -130,13 +121,13 @@ def _transform_block(
     work: Path,
     reject: bool,
 ) -> list[UnitResult]:
-    """Transform the units of a block in a worker; write their parts and records, durably."""
+    """Encode the units of a block in a worker; write their parts and records, durably."""
     log.debug("begin %s", units[0].file)
     workflow = _load_once(workflow_path, digest)
-    found, written = write_block(units, workflow, parts, work, reject=reject)
+    block_results, written = encode_block(units, workflow, parts, work, reject=reject)
     publish(written)
-    record(work, found)
-    return found
+    record(work, block_results)
+    return block_results
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,99 +1,20 @@
-"""Find where the fields of delimited text begin and end.
+"""Find where rows end whose quoted fields may contain line breaks.
 
-The loops are compiled and run without the interpreter lock. Every line break ends a row, so that
-rows can be counted, cut and numbered from any line on. Only where a spec says so may quoted fields
-contain line breaks; then rows are found from the beginning of the file, by :func:`skip_rows`.
+The loops are compiled and run without the interpreter lock. Rows are found from where one is known
+to begin. Text of other specifications needs none of this: there every line break ends a row.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import numpy as np
-import pyarrow as pa
 
-from nvt_torchrec.base.arrays import string_array
-from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.clicklog.text.fast_rows import load_word, trailing_zeros
-from nvt_torchrec.formats.spec.raw_types.base import AFTER_QUOTE, FIELD_COUNT, OPEN_QUOTE
 
-_NEWLINE, _RETURN, _QUOTE = 10, 13, 34
+_NEWLINE, _QUOTE = 10, 34
 _EACH = np.uint64(0x0101010101010101)
-#: Positions within a block are 32-bit integers.
-MAX_BLOCK_BYTES = 2**31 - 2
-
-
-@dataclasses.dataclass(frozen=True)
-class Lines:
-    """``n`` lines (or rows of several lines) and the fields of some of their columns.
-
-    Attributes:
-        data: uint8; the bytes of the fields, without quotes.
-        begin: int32 [columns, n], where each field begins in ``data``.
-        end: int32 [columns, n], where it ends.
-        code: uint8 [n], 0 or the code of an error of the line as a whole.
-        where: int32 [n], of a line with an error: the position of the field, or for FIELD_COUNT the
-            number of fields.
-        line_begin: int32 [n + 1], where each line begins in the text; last the size of the text.
-    """
-
-    data: np.ndarray
-    begin: np.ndarray
-    end: np.ndarray
-    code: np.ndarray
-    where: np.ndarray
-    line_begin: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.code)
-
-
-def split_lines(
-    text: bytes | memoryview | np.ndarray,
-    slots: np.ndarray,
-    *,
-    delimiter: str,
-    quoted: bool,
-    quoted_newlines: bool = False,
-) -> Lines:
-    """Find the fields of whole lines; the last one may lack its newline, ``\\r\\n`` ends one too.
-
-    Args:
-        text: the lines.
-        slots: int32 [fields of a line], the column of each field, or -1 for none.
-        delimiter: the ASCII characters between fields, mostly one.
-        quoted: whether fields may be quoted with ``"``, with doubled quotes inside.
-        quoted_newlines: whether quoted fields may contain line breaks.
-
-    Raises:
-        SettingsError: the text is too large.
-    """
-    if len(text) > MAX_BLOCK_BYTES:
-        raise SettingsError(
-            f"a block of {len(text):,} bytes", "use a smaller --block_mb: blocks are below 2 GiB"
-        )
-    buffer = np.frombuffer(text, np.uint8)
-    if len(buffer) and buffer[-1] != _NEWLINE:
-        buffer = np.append(buffer, np.uint8(_NEWLINE))
-    between = delimiter_bytes(delimiter)
-    quoted = quoted and bool((buffer == _QUOTE).any())
-    if quoted and quoted_newlines:
-        line_ends = _row_ends(buffer, between)
-    else:
-        line_ends = np.flatnonzero(buffer == _NEWLINE).astype(np.int32)
-    count, columns = len(line_ends), int(slots.max()) + 1
-    kept = buffer.copy() if quoted else np.empty(0, np.uint8)  # becomes the text without quotes
-    buffer.flags.writeable = False  # one type of array, so that loops are compiled once
-    begin = np.zeros((columns, count), np.int32)
-    end = np.zeros((columns, count), np.int32)
-    code, where = np.zeros(count, np.uint8), np.zeros(count, np.int32)
-    _split(buffer, line_ends, slots, between, kept, begin, end, code, where)
-    data = kept if quoted else buffer
-    data.flags.writeable = False
-    line_begin = np.concatenate([np.zeros(1, np.int32), line_ends + np.int32(1)])
-    return Lines(data, begin, end, code, where, line_begin)
 
 
 @functools.lru_cache(maxsize=64)
@@ -111,71 +32,6 @@ def _matches(buffer, at, stop, delimiter):
     for i in range(1, len(delimiter)):
         same &= buffer[at + i] == delimiter[i]
     return same
-
-
-@compiled()
-def _split(buffer, line_ends, slots, delimiter, kept, begin, end, code, where):
-    quoted = len(kept) > 0
-    first_byte = delimiter[0]
-    width = len(delimiter)
-    at = 0
-    for line in range(len(line_ends)):
-        stop = line_ends[line]
-        following = stop + 1
-        if stop > at and buffer[stop - 1] == _RETURN:
-            stop -= 1
-        fields = 0
-        wrong = 0
-        while True:
-            first = at
-            last = at
-            if quoted and at < stop and buffer[at] == _QUOTE:
-                first, last, at, wrong = _unquote(buffer, kept, at, stop, delimiter)
-                if wrong:
-                    code[line] = wrong
-                    where[line] = fields
-            else:
-                while at < stop and not (
-                    buffer[at] == first_byte
-                    and (width == 1 or _matches(buffer, at, stop, delimiter))
-                ):
-                    at += 1
-                last = at
-            if fields < len(slots) and slots[fields] >= 0:
-                begin[slots[fields], line] = first
-                end[slots[fields], line] = last
-            fields += 1
-            if wrong or at >= stop:
-                break
-            at += width
-        if not wrong and fields != len(slots):
-            code[line] = FIELD_COUNT
-            where[line] = fields
-        at = following
-
-
-@compiled()
-def _unquote(buffer, kept, at, stop, delimiter):
-    """Remove the quotes of the field at ``at``: (its begin, its end, the byte after it, code)."""
-    first = at + 1
-    last = first  # end of the bytes kept so far
-    at = first
-    while at < stop:
-        if buffer[at] == _QUOTE:
-            if at + 1 < stop and buffer[at + 1] == _QUOTE:
-                at += 1
-            else:
-                at += 1
-                wrong = 0
-                if at < stop and not (
-                    buffer[at] == delimiter[0] and _matches(buffer, at, stop, delimiter)
-                ):
-                    wrong = AFTER_QUOTE
-                return first, last, at, wrong
-        kept[last] = buffer[at]
-        last += 1
-        at += 1
-    return first, last, at, OPEN_QUOTE
 
 
 #: Why :func:`skip_rows` stopped: as it was told; the row needs more text; it is too long; its
@@ -321,25 +177,6 @@ def _next_mark(buffer, at, last):
     return at
 
 
-def gather(data: np.ndarray, begin: np.ndarray, end: np.ndarray) -> pa.Array:
-    """Return the fields as a binary array."""
-    return string_array(*_gather(data, begin, end)).view(pa.binary())
-
-
-@compiled()
-def _gather(data, begin, end):
-    offsets = np.zeros(len(begin) + 1, np.int32)
-    for i in range(len(begin)):
-        offsets[i + 1] = offsets[i] + (end[i] - begin[i])
-    gathered = np.empty(offsets[-1], np.uint8)
-    for i in range(len(begin)):
-        to = offsets[i]
-        for at in range(begin[i], end[i]):
-            gathered[to] = data[at]
-            to += 1
-    return offsets, gathered
-
-
 def count_rows(text: bytes | memoryview, delimiter: str) -> int:
     """Count the rows of a text, whole ones with closed quotes; quotes may contain line breaks."""
     buffer = np.frombuffer(text, np.uint8)
@@ -348,7 +185,7 @@ def count_rows(text: bytes | memoryview, delimiter: str) -> int:
 
 
 @compiled()
-def _row_ends(buffer, delimiter):
+def row_ends(buffer, delimiter):
     """Return int32 [rows], where each row's line break is; the text ends with one."""
     size = len(buffer)
     wide = len(delimiter) > 1

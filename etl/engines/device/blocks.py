@@ -29,17 +29,17 @@ from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.clicklog.readers.text_rows import line_limit
 from nvt_torchrec.clicklog.text.device.tokenizer import DeviceRows, padded, parse_on_device
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
-from nvt_torchrec.etl.engines import cpu
-from nvt_torchrec.etl.engines.cpu_runs import Run
-from nvt_torchrec.etl.engines.device_counts import (
+from nvt_torchrec.etl.engines import block as host
+from nvt_torchrec.etl.engines.device.counts import (
     DeviceCounts,
     count_on_device,
     merge_on_device,
     to_device,
     to_host,
 )
-from nvt_torchrec.etl.engines.device_parquet import write_on_device
+from nvt_torchrec.etl.engines.device.parquet import write_on_device
 from nvt_torchrec.etl.engines.moments import moments
+from nvt_torchrec.etl.engines.runs import Run
 from nvt_torchrec.etl.plan import Unit
 from nvt_torchrec.etl.results import LostRowsError, UnitResult
 from nvt_torchrec.formats.rows import RawRows
@@ -112,7 +112,7 @@ class Card:
         """
         text = lane.read(block)
         # a longer line would change the pieces of which moments are computed
-        limit = min(line_limit(spec), cpu.PIECE_BYTES - 1)
+        limit = min(line_limit(spec), host.PIECE_BYTES - 1)
         rows = parse_on_device(self.device, self.device.upload(text), spec, limit)
         if rows is None:
             log.debug("parsing %s:%d again on the host", block.source, block.begin)
@@ -133,7 +133,7 @@ def _read_only(text: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceRun:
-    """What was counted in a block; see :class:`etl.engines.cpu_runs.Run`."""
+    """What was counted in a block; see :class:`etl.engines.runs.Run`."""
 
     rows: int
     nulls: np.ndarray
@@ -152,7 +152,7 @@ def count_block(card: Card, block: Block, spec: FeatureSpec, *, reject: bool) ->
     with card.lane() as lane:
         rows = card.parse(lane, block, spec)
         if rows is None:
-            run = cpu.count_block(block, spec, reject)
+            run = host.count_block(block, spec, reject)
             there = [to_device(device, counts) for counts in run.counts]
             found = DeviceRun(run.rows, run.nulls, run.moments, there)
         else:
@@ -182,12 +182,12 @@ def count_rows(device: Device, rows: DeviceRows, block: Block, spec: FeatureSpec
 
 
 def _moments(device: Device, rows: DeviceRows, block: Block, spec: FeatureSpec) -> np.ndarray:
-    """Compute the moments as :func:`etl.engines.cpu.count_pieces` does: float64 [dense, 4]."""
+    """Compute the moments as :func:`etl.engines.block.count_block` does: float64 [dense, 4]."""
     of_pieces = [np.zeros((len(spec.dense), 4))]
     if normalized(spec):
         dense, missing = device.download(rows.dense), device.download(rows.missing[0])
         # a piece ends with the last whole line before a multiple of its size
-        read = np.arange(cpu.PIECE_BYTES, block.end - block.begin, cpu.PIECE_BYTES)
+        read = np.arange(host.PIECE_BYTES, block.end - block.begin, host.PIECE_BYTES)
         cuts = device.download(device.arrays.searchsorted(rows.ends, device.upload(read)))
         for begin, end in itertools.pairwise([0, *cuts.tolist(), len(rows)]):
             piece = RawRows(
@@ -219,7 +219,7 @@ def merge_runs(card: Card, runs: list[DeviceRun]) -> Run:
     )
 
 
-def transform_unit(
+def encode_unit(
     card: Card,
     unit: Unit,
     workflow: DeviceWorkflow,
@@ -251,7 +251,7 @@ def transform_unit(
         rows = card.parse(lane, unit.block, spec)
         if rows is None:
             held.close()
-            (result,), written = cpu.write_block((unit,), on_host, parts, work, reject=reject)
+            (result,), written = host.encode_block((unit,), on_host, parts, work, reject=reject)
             return result, written
         encoded = workflow.transform(rows.dense, rows.categorical, rows.missing)
         with deferred() as written, atomic_path(parts / unit.file) as temporary:

@@ -1,12 +1,14 @@
-"""Fit and transform blocks with NVTabular over Dask: cuDF on GPUs, pandas without."""
+"""Fit and transform blocks with NVTabular's own operators over Dask: cuDF on GPUs, pandas without.
+
+NVTabular drops values without an id, and its means and standard deviations differ from those of the
+other engines in their last bits. So the outputs of this engine cannot be extended.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
@@ -26,14 +28,11 @@ from merlin.core.utils import set_dask_client
 from merlin.dag import Graph
 from nvtabular.ops import Categorify
 
-from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.clicklog.readers.raw import Block, read_block, read_block_chunks
-from nvt_torchrec.etl.engines import cpu
+from nvt_torchrec.clicklog.readers.raw import Block, read_block
 from nvt_torchrec.etl.engines.cluster import readable_errors
-from nvt_torchrec.etl.engines.cpu_runs import run_name, write_run
-from nvt_torchrec.etl.engines.hardware import BLOCKS_AT_ONCE, cores
-from nvt_torchrec.etl.engines.tasks import with_workflow
-from nvt_torchrec.etl.output import CATEGORIES, COUNTS
+from nvt_torchrec.etl.engines.hardware import BLOCKS_AT_ONCE
+from nvt_torchrec.etl.engines.workers import with_workflow
+from nvt_torchrec.etl.output import CATEGORIES
 from nvt_torchrec.etl.plan import Unit, by_block
 from nvt_torchrec.etl.results import UnitResult
 from nvt_torchrec.etl.row_split import divided, training_rows
@@ -43,9 +42,7 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, FeatureSpec
 from nvt_torchrec.workflows import inspect, to_frame
 from nvt_torchrec.workflows.frames import joined, to_table
-from nvt_torchrec.workflows.moments import normalized
 from nvt_torchrec.workflows.store import build, fitted_state, load
-from nvt_torchrec.workflows.vocabulary import has_pending
 from nvt_torchrec.workflows.writer import Fitted
 
 log = logging.getLogger(__name__)
@@ -70,12 +67,6 @@ def fit(
     Partial counts and sums are merged in a tree over the blocks in their order, so the result
     does not depend on the number of workers.
 
-    NVTabular drops values without an id, and its means and standard deviations differ from those of
-    the cpu engine in their last bits. What extensions have to go on with must not depend on the
-    engine. So a worker that has read a block also counts, with the code of the cpu engine, the
-    vocabularies that a policy bounds and the moments of the dense columns, and writes them as
-    partial results. The state has the statistics that these moments give.
-
     Args:
         blocks: The blocks of the training days.
         spec: The columns.
@@ -88,26 +79,15 @@ def fit(
 
     Raises:
         BadRowError: A row is malformed.
-        BadInputError: What workers counted is not where they should have written it.
         WorkerLostError: Workers ran out of memory.
     """
-    counted = {name for name, columns in spec.vocabularies.items() if has_pending(columns[0])}
-    runs = work / COUNTS if counted or normalized(spec) else None
-    if runs:
-        with cpu.runs_of(blocks, spec, counted, runs):
-            pass  # deletes those of another run
     empty = to_frame(empty_rows(spec, label=True), spec, gpu=gpu)
     # NVTabular reads the first group once more, for the types of the columns: one block only
-    numbered = list(enumerate(blocks))
-    groups = [numbered[:1], *_batches(numbered[1:], BLOCKS_AT_ONCE[gpu])]
+    groups = [blocks[:1], *_batches(blocks[1:], BLOCKS_AT_ONCE[gpu])]
     # Delayed tasks are not fused with others, so the graphs that NVTabular makes, one for each
     # operator with statistics, share the frames. (A worker counts a frame's memory three times, for
     # the task and two aliases of it, and so may spill early.)
-    read = delayed(
-        functools.partial(
-            _read_frame, spec=spec, gpu=gpu, reject=reject, counted=counted, runs=runs
-        )
-    )
+    read = delayed(functools.partial(_read_frame, spec=spec, gpu=gpu, reject=reject))
     frame = dd.from_delayed([read(group) for group in groups], meta=empty, verify_meta=False)
     with readable_errors(client):
         dataset = nvtabular.Dataset(frame, cpu=not gpu)
@@ -118,28 +98,7 @@ def fit(
         finally:
             with contextlib.suppress(ClosedClientError):
                 client.unsubscribe_topic(_PROGRESS)
-    fitted = fitted_state(workflow, spec)
-    return _with_counts(fitted, blocks, spec, counted, runs) if runs else fitted
-
-
-def _with_counts(
-    fitted: Fitted, blocks: list[Block], spec: FeatureSpec, counted: set[str], directory: Path
-) -> Fitted:
-    """Add pending values and moments, of what workers counted, and the statistics they give."""
-    with (
-        cpu.runs_of(blocks, spec, counted, directory) as runs,
-        ThreadPoolExecutor(cores()) as pool,
-    ):
-        if runs.missing:
-            raise BadInputError(
-                f"{directory}: {len(runs.missing)} of {len(blocks)} blocks were not counted there",
-                "all workers must see the output directory at the same path",
-            )
-        found = cpu.finish_runs(runs.files, spec, pool)
-    shutil.rmtree(directory, ignore_errors=True)
-    return dataclasses.replace(
-        fitted, statistics=found.statistics, pending=found.pending, moments=found.moments
-    )
+    return fitted_state(workflow, spec)
 
 
 @contextlib.contextmanager
@@ -156,34 +115,18 @@ def _merlin_client(client: Client) -> Iterator[None]:
             set_dask_client("auto")
 
 
-def _read_frame(
-    blocks: Sequence[tuple[int, Block]],
-    spec: FeatureSpec,
-    gpu: bool,
-    reject: bool,
-    counted: set[str],
-    runs: Path | None,
-):
-    """Read blocks as one frame; count each into the directory ``runs``, if there is one."""
+def _read_frame(blocks: Sequence[Block], spec: FeatureSpec, gpu: bool, reject: bool):
+    """Read the training rows of blocks as one frame."""
     make = to_table if gpu else to_frame
 
-    def read(numbered: tuple[int, Block]) -> tuple[int, list[Any]]:
-        number, block = numbered
-        # in the pieces of the cpu engine, which give the same moments
-        size = cpu.PIECE_BYTES if runs else None
-        read_pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=size)
-        pieces = list(training_rows(read_pieces, block))
-        if runs:
-            run = cpu.count_pieces(pieces, spec, counted)
-            write_run(
-                runs / run_name(number, number + 1), run.rows, run.nulls, run.moments, run.counts
-            )
-        return sum(map(len, pieces)), [make(rows, spec) for rows in pieces]
+    def read(block: Block) -> tuple[int, Any]:
+        (rows,) = training_rows([read_block(block, spec, reject=reject)], block)
+        return len(rows), make(rows, spec)
 
     rows, frames = zip(*_map_in_threads(read, blocks), strict=True)
     with contextlib.suppress(ValueError):  # not in a worker
         get_worker().log_event(_PROGRESS, sum(rows))
-    return joined([frame for several in frames for frame in several], gpu=gpu)
+    return joined(list(frames), gpu=gpu)
 
 
 def _read(
@@ -194,12 +137,12 @@ def _read(
 
     def read(units: tuple[Unit, ...]) -> list[tuple[RawRows, Any]]:
         rows = read_block(units[0].block, spec, reject=reject)
-        (own,) = divided([rows], units[0].block, [unit.split for unit in units])
-        return [(rows, make(rows, spec)) for rows in own]
+        (by_split,) = divided([rows], units[0].block, [unit.split for unit in units])
+        return [(rows, make(rows, spec)) for rows in by_split]
 
-    found = [pair for pairs in _map_in_threads(read, groups) for pair in pairs]
-    rows, parts = zip(*found, strict=True)
-    return list(rows), joined(parts, gpu=gpu)
+    pairs = [pair for pairs in _map_in_threads(read, groups) for pair in pairs]
+    rows, frames = zip(*pairs, strict=True)
+    return list(rows), joined(frames, gpu=gpu)
 
 
 def _batches(values: list, size: int) -> list[list]:
@@ -214,7 +157,7 @@ def _map_in_threads(function: Callable, values: Sequence) -> list:
         return list(pool.map(function, values))
 
 
-def transform(
+def encode(
     units: list[Unit],
     workflow_path: Path,
     parts: Path,
@@ -251,7 +194,7 @@ def transform(
     groups = by_block(units)
     at_once = max(1, min(BLOCKS_AT_ONCE[gpu], len(groups) // workers))
     task = with_workflow(
-        transform_units, workflow_path, parts=parts, work=work, gpu=gpu, reject=reject
+        encode_units, workflow_path, parts=parts, work=work, gpu=gpu, reject=reject
     )
     futures = client.map(task, _batches(groups, at_once), pure=False, batch_size=1000)
     try:
@@ -264,7 +207,7 @@ def transform(
             client.cancel([future for future in futures if not future.done()])
 
 
-def transform_units(
+def encode_units(
     groups: Sequence[tuple[Unit, ...]],
     *,
     workflow_path: str,
@@ -276,9 +219,9 @@ def transform_units(
 ) -> list[UnitResult]:
     """Transform the units of some blocks in a worker; write their parts and records.
 
-    See :func:`etl.engines.tasks.with_workflow` for ``digest``.
+    See :func:`etl.engines.workers.with_workflow` for ``digest``.
     """
-    units = [unit for own in groups for unit in own]
+    units = [unit for group in groups for unit in group]
     for unit in units:
         log.debug("begin %s", unit.file)
     workflow, schema, spec = _load_once(workflow_path, digest, gpu)
@@ -323,7 +266,7 @@ def transform_frame(
 def _load_once(path: str, digest: str, gpu: bool):
     """Load the workflow, its table schema and its spec; keep the last one loaded.
 
-    See :func:`etl.engines.tasks.with_workflow` for ``digest``.
+    See :func:`etl.engines.workers.with_workflow` for ``digest``.
     """
     workflow, description = load(path), inspect(path)
     if gpu and _ENTRY * sum(description.table_schema.table_sizes) <= VOCABULARY_BYTES:

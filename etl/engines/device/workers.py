@@ -1,7 +1,7 @@
-"""The compiled workflow on the GPUs of a Dask cluster, for logs in Criteo's format.
+"""Count and encode blocks on the cards of a Dask cluster's workers, for logs in Criteo's format.
 
-A task is many blocks, of which a worker has several in flight (:mod:`etl.engines.device_blocks`).
-Vocabularies and rows are those of the cpu engine, bit by bit.
+A task is many blocks, of which a worker has several in flight (:mod:`etl.engines.device.blocks`).
+Vocabularies and rows are those of the host, bit by bit. Nothing here has ever run on a card.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,17 +20,18 @@ from distributed import Client
 from nvt_torchrec.base.device import CudaDevice, Device
 from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.clicklog.readers.raw import Block
-from nvt_torchrec.etl.engines import cpu, tasks
+from nvt_torchrec.etl.engines import workers
 from nvt_torchrec.etl.engines.cluster import POOL_SHARE
-from nvt_torchrec.etl.engines.cpu_runs import FAN_IN, run_name, write_run
-from nvt_torchrec.etl.engines.device_blocks import (
+from nvt_torchrec.etl.engines.device import supports
+from nvt_torchrec.etl.engines.device.blocks import (
     LANES,
     Card,
     count_block,
+    encode_unit,
     merge_runs,
-    transform_unit,
 )
-from nvt_torchrec.etl.engines.hardware import cores, gpu_memory
+from nvt_torchrec.etl.engines.hardware import gpu_memory
+from nvt_torchrec.etl.engines.runs import FAN_IN, run_name, write_run
 from nvt_torchrec.etl.engines.syncing import Syncer
 from nvt_torchrec.etl.plan import Unit
 from nvt_torchrec.etl.results import UnitResult
@@ -40,8 +40,6 @@ from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import CompiledWorkflow
 from nvt_torchrec.workflows.compiled.device import DeviceWorkflow, vocabulary_bytes
-from nvt_torchrec.workflows.extension.workflow import DayCounts
-from nvt_torchrec.workflows.writer import Fitted
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +63,6 @@ def takes(spec: FeatureSpec, blocks: Iterable[Block]) -> bool:
     return True
 
 
-def supports(spec: FeatureSpec) -> bool:
-    """Return whether a spec is of Criteo's format, and its dense columns all of one function."""
-    functions = {spec.transform_of(column).function for column in spec.dense}
-    return spec.is_criteo_format and len(functions) < 2
-
-
 @functools.cache
 def _announce() -> None:
     log.info("Criteo's format: text is parsed, counted and encoded by kernels on the GPUs")
@@ -92,77 +84,34 @@ def has_room(workflow_path: Path) -> bool:
     return needed <= room
 
 
-def fit(
+def count(
     blocks: list[Block],
     spec: FeatureSpec,
     directory: Path,
     client: Client,
     *,
-    reject: bool,
-    report: Callable[[float], object],
-) -> Fitted:
-    """Count categories and compute moments; see :func:`etl.engines.cpu.fit`.
-
-    Raises:
-        BadRowError: a row is malformed; of several such rows, the first in the order of ``blocks``.
-        BadInputError: a block cannot be read, or there are no rows.
-        OutputError: ``directory`` cannot be written.
-        WorkerLostError: workers ran out of memory.
-    """
-    _count(blocks, spec, directory, client, reject, report)
-    with (
-        tasks.open_runs(directory, blocks, spec) as runs,
-        ThreadPoolExecutor(cores(), "etl") as pool,
-    ):
-        return cpu.finish_runs(runs.files, spec, pool)
-
-
-def count_day(
-    day: int,
-    blocks: list[Block],
-    spec: FeatureSpec,
-    directory: Path,
-    client: Client,
-    *,
-    reject: bool,
-    report: Callable[[float], object],
-) -> DayCounts:
-    """Count what a workflow is extended by; takes and raises what :func:`fit` does."""
-    _count(blocks, spec, directory, client, reject, report)
-    with (
-        tasks.open_runs(directory, blocks, spec) as runs,
-        ThreadPoolExecutor(cores(), "etl") as pool,
-    ):
-        return cpu.day_counts(day, runs.files, spec, pool)
-
-
-def _count(
-    blocks: list[Block],
-    spec: FeatureSpec,
-    directory: Path,
-    client: Client,
     reject: bool,
     report: Callable[[float], object],
 ) -> None:
-    """Count the blocks that no run in the directory is over."""
-    missing = tasks.missing_blocks(directory, blocks, spec, report)
+    """Count all blocks; takes and raises what :func:`etl.engines.workers.count` does."""
+    missing = workers.missing_blocks(directory, blocks, spec, report)
     task = functools.partial(_count_blocks, spec=spec, directory=directory, reject=reject)
     numbered = [(index, blocks[index]) for index in missing]
-    for rows in tasks.results(client, task, _divided(numbered, client)):
+    for rows in workers.results(client, task, _divided(numbered, client)):
         report(rows)
 
 
 def _divided(items: Sequence[_Item], client: Client) -> list[list[_Item]]:
     """Divide items among tasks: large ones, but at least one for each worker."""
-    workers = max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
-    size = max(1, min(TASK_BLOCKS, -(-len(items) // workers)))
+    processes = max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
+    size = max(1, min(TASK_BLOCKS, -(-len(items) // processes)))
     return [list(items[at : at + size]) for at in range(0, len(items), size)]
 
 
 def _groups(indices: Iterable[int]) -> Iterator[list[int]]:
     """Divide increasing numbers of blocks into ranges that one run is written for.
 
-    They are ranges that :class:`etl.engines.cpu_runs.Runs` could have merged itself.
+    They are ranges that :class:`etl.engines.runs.Runs` could have merged itself.
     """
     for _, several in itertools.groupby(indices, lambda index: index // FAN_IN):
         group: list[int] = []
@@ -192,7 +141,7 @@ def _count_blocks(
     return total
 
 
-def transform(
+def encode(
     units: list[Unit],
     workflow_path: Path,
     parts: Path,
@@ -201,7 +150,7 @@ def transform(
     *,
     reject: bool,
 ) -> Iterator[UnitResult]:
-    """Transform units with a saved workflow; see :func:`etl.engines.cpu.transform`.
+    """Encode units with a saved workflow; see :func:`etl.engines.threads.encode`.
 
     Raises:
         BadRowError: a row is malformed. Of several errors the first is raised, and the remaining
@@ -209,28 +158,28 @@ def transform(
         OutputError: a part cannot be written.
         WorkerLostError: workers ran out of memory.
     """
-    task = tasks.with_workflow(
-        _transform_units, workflow_path, parts=parts, work=work, reject=reject
+    task = workers.with_workflow(
+        _encode_units, workflow_path, parts=parts, work=work, reject=reject
     )
-    for several in tasks.results(client, task, _divided(units, client)):
+    for several in workers.results(client, task, _divided(units, client)):
         yield from several
 
 
-def _transform_units(
+def _encode_units(
     units: list[Unit], *, workflow_path: str, digest: str, parts: Path, work: Path, reject: bool
 ) -> list[UnitResult]:
-    """Transform units in a worker; write their parts, rejected rows and records, durably."""
+    """Encode units in a worker; write their parts, rejected rows and records, durably."""
     card = worker_card()
     workflow, on_host = _load_once(card.device, workflow_path, digest)
 
-    def transform_one(unit: Unit) -> UnitResult:
+    def encode_one(unit: Unit) -> UnitResult:
         log.debug("begin %s", unit.file)
-        result, written = transform_unit(card, unit, workflow, on_host, parts, work, reject=reject)
+        result, written = encode_unit(card, unit, workflow, on_host, parts, work, reject=reject)
         syncer.add(written, result)
         return result
 
     with Syncer(functools.partial(record, work), LANE_THREADS) as syncer:
-        return list(in_order(transform_one, units, LANE_THREADS, "lane", ahead=len(units)))
+        return list(in_order(encode_one, units, LANE_THREADS, "lane", ahead=len(units)))
 
 
 _starting = threading.Lock()
@@ -261,7 +210,7 @@ def _card_of(device: Device) -> Card:
 def _load_once(device: Device, path: str, digest: str) -> tuple[DeviceWorkflow, CompiledWorkflow]:
     """Load a workflow and copy it to the card; keep the last one loaded.
 
-    See :func:`etl.engines.tasks.with_workflow` for ``digest``.
+    See :func:`etl.engines.workers.with_workflow` for ``digest``.
     """
     workflow = compiled.load(path)
     return DeviceWorkflow(device, workflow), workflow

@@ -1,0 +1,172 @@
+"""The output that is checked: its files as far as they can be read, and the findings so far."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
+from nvt_torchrec.etl.check.findings import ERROR, NOTE, WARNING, Finding
+from nvt_torchrec.etl.output import UNFINISHED_FILE
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.schema import SCHEMA_FILE, TableSchema
+from nvt_torchrec.formats.splits import SPLITS
+
+AGAIN = "restore the file, or run the ETL again"
+#: Names of splits in other projects, and ours.
+OTHER_NAMES = {"validation": "valid", "val": "valid", "eval": "valid", "training": "train"}
+
+
+@dataclasses.dataclass
+class Output:
+    """An output directory, as far as it could be read.
+
+    Attributes:
+        path: The path that was given.
+        root: The directory of the splits; the paths of files are relative to it.
+        splits: The parquet files of each split, ``part.2`` before ``part.10``.
+        footers: The footers of the files that have a valid one.
+        schema: The columns and table sizes; None without a schema.
+        manifest: The manifest; None without one that can be read.
+        findings: The findings so far.
+        sizes: By file, the table sizes by column when it was written; only for files of which a
+            generation is known.
+    """
+
+    path: Path
+    root: Path
+    splits: dict[str, list[str]]
+    footers: dict[str, pq.FileMetaData]
+    schema: TableSchema | None
+    manifest: Manifest | None
+    findings: list[Finding]
+    sizes: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def split_rule(self) -> dict[str, Any] | None:
+        """The manifest's rule by which rows were split; None by days, and if it is unknown."""
+        rule = self.manifest.split if self.manifest else None
+        return rule if rule and isinstance(rule.get("by"), str) else None
+
+    def error(self, kind: str, where: Any, what: str, remedy: str) -> None:
+        """Add a finding that training fails on, or is wrong with."""
+        self.findings.append(Finding(ERROR, kind, str(where), what, remedy))
+
+    def warning(self, kind: str, where: Any, what: str, remedy: str) -> None:
+        """Add a finding that training may be wrong with."""
+        self.findings.append(Finding(WARNING, kind, str(where), what, remedy))
+
+    def note(self, kind: str, where: Any, what: str, remedy: str = "") -> None:
+        """Add a finding for information."""
+        self.findings.append(Finding(NOTE, kind, str(where), what, remedy))
+
+
+def find(path: Path) -> Output:
+    """Find the splits at ``path``; read footers, schema and manifest.
+
+    Raises:
+        BadInputError: The directory does not exist, contains no parquet file, or is between two
+            generations.
+    """
+    if not path.is_dir():
+        raise BadInputError(f"{path}: no such directory", "give the OUT of a run")
+    EtlOutput(path).check_whole()
+    root, splits = _find_splits(path)
+    if not splits and not (path / UNFINISHED_FILE).exists():
+        raise BadInputError(
+            f"{path}: no parquet file in it, nor in train, valid or test below it",
+            "give the OUT of a run, or a directory of splits",
+        )
+    output = Output(path, root, splits, {}, None, None, [])
+    for file in [file for files in splits.values() for file in files]:
+        try:
+            output.footers[file] = pq.read_metadata(root / file)
+        except (OSError, pa.ArrowException) as error:
+            output.error("footer", file, f"not a parquet file: {error}", AGAIN)
+    _read_schema(output)
+    _read_manifest(output)
+    return output
+
+
+def _find_splits(path: Path) -> tuple[Path, dict[str, list[str]]]:
+    for root in (EtlOutput(path).splits, path):
+        names = [*SPLITS, *OTHER_NAMES]
+        splits = {name: _parquet_files(root / name, root) for name in names}
+        splits = {name: files for name, files in splits.items() if files}
+        if splits:
+            return root, splits
+    files = _parquet_files(path, path.parent)
+    return path.parent, {path.name: files} if files else {}
+
+
+def _parquet_files(directory: Path, root: Path) -> list[str]:
+    """List the files that the loader reads, in its order."""
+    files = [path for path in directory.glob("*.parquet") if path.name[0] not in "._"]
+    files.sort(
+        key=lambda path: [
+            int(word) if word.isdigit() else word for word in re.split(r"(\d+)", path.name)
+        ]
+    )
+    return [str(path.relative_to(root)) for path in files]
+
+
+def _read_schema(output: Output) -> None:
+    """Read the schema of all splits: that of their directory, or else of the first split."""
+    directories = [output.root, *(output.root / split for split in output.splits)]
+    described = [directory for directory in directories if (directory / SCHEMA_FILE).exists()]
+    for directory in described:
+        try:
+            schema = TableSchema.read(directory)
+        except ClickLogError as error:
+            output.error(
+                "schema",
+                directory / SCHEMA_FILE,
+                error.what,
+                "write it with TableSchema.write of nvt_torchrec.formats.schema: it needs "
+                "intDomain.max and tags",
+            )
+            continue
+        if output.schema is None:
+            output.schema = schema
+        elif schema != output.schema:
+            output.error(
+                "schema",
+                directory / SCHEMA_FILE,
+                f"different from {described[0] / SCHEMA_FILE}",
+                "all splits need the same schema: copy the right one",
+            )
+    for split in output.splits:
+        if not (output.root / split / SCHEMA_FILE).exists():
+            output.error(
+                "schema",
+                output.root / split,
+                f"no {SCHEMA_FILE}",
+                f"copy it from {described[0]}"
+                if described
+                else "the loader reads table sizes from it",
+            )
+
+
+def _read_manifest(output: Output) -> None:
+    file = EtlOutput(output.path).manifest
+    if not file.exists():
+        if not (output.path / UNFINISHED_FILE).exists():
+            output.note(
+                "manifest",
+                output.path,
+                f"no {file.name}: made elsewhere, so rows and files are not compared with it",
+            )
+        return
+    try:
+        output.manifest = Manifest.read(file)
+    except SchemaError as error:
+        what = error.what.removeprefix(f"{file}: ")
+        output.warning("manifest", file, f"{what}; it is not used", error.remedy)
+    except BadInputError as error:
+        output.error("manifest", file, error.what.removeprefix(f"{file}: "), error.remedy)

@@ -1,0 +1,201 @@
+"""The stages that `etl run` and `etl extend` share: read, divide, count, encode, finish.
+
+Each stage continues where an earlier process stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError
+from nvt_torchrec.base.files.atomic import read_json, write_json
+from nvt_torchrec.base.files.journal import Journal
+from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.clicklog.readers.raw import DayFile
+from nvt_torchrec.etl import output, split_pass, staging
+from nvt_torchrec.etl.engines import engine
+from nvt_torchrec.etl.engines.engine import Engine, Report
+from nvt_torchrec.etl.engines.hardware import cores
+from nvt_torchrec.etl.labels import one_label_remedy, one_label_splits
+from nvt_torchrec.etl.plan import Plan
+from nvt_torchrec.etl.progress import RowsBar, StageTimer
+from nvt_torchrec.etl.results import NoTrainingRowsError, UnitResult
+from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.etl.state import check_cuts, recorded
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class Stages:
+    """The stages of a run, or of the extension by a day.
+
+    Attributes:
+        settings: How rows are read, and the engine.
+        work: The directory of the state.
+        target: Where the workflow, its state for extensions and the descriptions are written.
+        resumed: Whether an earlier process began.
+        timer: Times the stages.
+    """
+
+    settings: EtlSettings
+    work: Path
+    target: EtlOutput
+    resumed: bool
+    timer: StageTimer = dataclasses.field(default_factory=StageTimer)
+
+    @property
+    def _threads(self) -> int:
+        return self.settings.workers or cores()
+
+    def read(self, days: list[DayFile], make_plan: Callable[[list[DayFile]], Plan]) -> Plan:
+        """Decompress days that are compressed, and plan the work on them."""
+        with self.timer("read the input"):
+            return make_plan(staging.staged(days, self.settings, self.work, self._threads))
+
+    def divide(self, plan: Plan) -> Plan:
+        """Return the plan with what the division of rows needs; nothing is read by days.
+
+        Raises:
+            BadInputError: The input would be cut in other places than by an earlier process.
+        """
+        spec = self.settings.spec
+        if spec.split.by != "days":
+            with self.timer("split"), RowsBar("split", plan) as bar:
+                plan = split_pass.prepared(
+                    plan,
+                    spec,
+                    self.work,
+                    threads=self._threads,
+                    reject=self.settings.reject,
+                    report=bar.update,
+                )
+        check_cuts(self.work, plan.units, self.settings.input_path)
+        return plan
+
+    def count_and_encode(
+        self,
+        plan: Plan,
+        counted: str | None,
+        write_workflow: Callable[[Engine, Report], WorkflowDescription],
+    ) -> list[UnitResult]:
+        """Make the workflow, and encode all units with it.
+
+        Args:
+            plan: The units.
+            counted: The split whose rows are counted; None for all.
+            write_workflow: Fits or extends a workflow and writes it, and its state, to ``target``.
+
+        Returns:
+            The results of all units, in the order of the plan.
+        """
+        results = recorded(self.work, plan.units)
+        done = {result.unit for result in results}
+        missing = [unit for unit in plan.units if unit not in done]
+        whole = self._is_whole()
+        self._check_shuffle(any(unit.split == "train" for unit in missing))
+        if self.resumed:
+            state = "counted" if whole else "not counted"
+            log.info("%s; %d of %d parts are written", state, len(done), len(plan.units))
+        with contextlib.ExitStack() as stack:
+            if missing or not whole:
+                with self.timer("start workers"):
+                    started = stack.enter_context(engine.start(self.settings, self.work))
+            if not whole:
+                with self.timer("fit"), RowsBar("fit", plan, counted) as bar:
+                    self._make_workflow(started, bar.update, write_workflow, parts=bool(done))
+                stack.enter_context(output.deleted_meanwhile(self.work / output.FIT))
+            if missing:
+                lines = sum(result.lines for result in results)
+                with self.timer("transform"), RowsBar("transform", plan, initial=lines) as bar:
+                    for result in started.encode(missing, self.target.workflow):
+                        bar.update(result.lines)
+                        results.append(result)
+        by_unit = {result.unit: result for result in results}
+        return [by_unit[unit] for unit in plan.units]
+
+    def _check_shuffle(self, train_is_missing: bool) -> None:
+        if train_is_missing and Journal(self.work / output.SHUFFLE).begun:
+            raise OutputError(  # a part that is encoded again would not be shuffled
+                f"{self.work}: records of finished parts are damaged", "begin again with --restart"
+            )
+
+    def _make_workflow(
+        self,
+        started: Engine,
+        report: Report,
+        write_workflow: Callable[[Engine, Report], WorkflowDescription],
+        *,
+        parts: bool,
+    ) -> None:
+        with output.named_errors(self.target.root):
+            for directory in (self.target.workflow, self.target.extension):
+                shutil.rmtree(directory, ignore_errors=True)
+                directory.parent.mkdir(parents=True, exist_ok=True)
+        before = self._recorded_digest()
+        try:
+            description = write_workflow(started, report)
+        except NoTrainingRowsError:  # nothing to resume
+            shutil.rmtree(self.work / output.FIT, ignore_errors=True)
+            raise
+        if parts and before not in (None, description.digest):
+            raise OutputError(
+                f"{self.target.workflow}: counted again, it has digest {description.digest}; the "
+                f"finished parts were encoded with {before}",
+                "discard them and begin again with --restart",
+            )
+        write_json(self.work / output.FITTED_FILE, {"digest": description.digest})
+
+    def _recorded_digest(self) -> str | None:
+        """Return the digest of the workflow that was made; None if there is none."""
+        file = self.work / output.FITTED_FILE
+        try:
+            return parse(dict[str, str], read_json(file, "the record of a fit"), file)["digest"]
+        except (BadInputError, KeyError):
+            return None
+
+    def _is_whole(self) -> bool:
+        """Return whether the workflow is the one recorded, and it and its state are whole."""
+        from nvt_torchrec.workflows import compiled, inspect
+        from nvt_torchrec.workflows.extension.state import read_state
+
+        try:
+            description = inspect(self.target.workflow)
+            if self._recorded_digest() != description.digest:
+                return False
+            description.verify()
+            compiled.load(self.target.workflow, verify=True)
+            if self.settings.engine != "nvtabular":
+                read_state(self.target.extension, description)
+        except ClickLogError:
+            return False
+        return True
+
+    def finish(
+        self, manifest: Manifest, description: WorkflowDescription, plan: Plan, rows: int
+    ) -> None:
+        """Write timings, report and, last, the manifest.
+
+        Args:
+            manifest: The manifest to write.
+            description: Of the workflow.
+            plan: The units.
+            rows: Rows read by this run or extension, malformed ones included.
+        """
+        from nvt_torchrec.etl.report.page import write_report
+
+        timings = self.timer.timings(resumed=self.resumed, rows=rows, text_bytes=plan.text_bytes())
+        write_json(self.target.timings, timings)
+        write_report(self.target.report, manifest, description)
+        manifest.write(self.target.manifest)
+        if warnings := one_label_splits(manifest["splits"]):
+            remedy = one_label_remedy(manifest["splits"], manifest.split)
+            log.warning("warning: %s\n  -> %s", "\nwarning: ".join(warnings), remedy)
