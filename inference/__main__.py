@@ -31,7 +31,7 @@ COMMANDS = {
     "serve": ("nvt_torchrec.inference.commands.serve", "score rows over HTTP, in JSON"),
     "export": (
         "nvt_torchrec.inference.commands.export",
-        "export a bundle for PyTorch, Triton or NVIDIA's DLRM",
+        "export a bundle for PyTorch or Triton",
     ),
     "benchmark": (
         "nvt_torchrec.inference.commands.benchmark",

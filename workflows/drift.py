@@ -330,8 +330,11 @@ class _Measures:
         return Measure("label rate", "", [positives, rows], total, change, _finite(limit), flagged)
 
     def row_count(self, now: Counted, then: Counted) -> Measure | None:
-        """Measure the change of the number of rows; None if it says nothing."""
-        if not (now.whole and then.whole):
+        """Measure the change of the number of rows; None if it says nothing.
+
+        Of a single day nothing is known of how days differ, and it may be a log of many days.
+        """
+        if not (now.whole and then.whole) or len(then.days) < 2:
             return None
         rows, before = now.days[0][1], [rows for _, rows in then.days]
         # Rows come at many moments of a day, at each of them with a small probability.

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import OutputError
-from nvt_torchrec.inference.commands.model import FORMATS
+
+_NVIDIA = (
+    "use --format torch or triton; encoded rows are in the parquet files that `python -m etl run` "
+    "writes"
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportSettings(Settings):
     """What to export, and to which format."""
 
+    HINTS = types.MappingProxyType({"--train": _NVIDIA, "--test": _NVIDIA})
+
     # fmt: off
     bundle: Path = flag("directory made by `python -m inference bundle`", metavar="BUNDLE")
     format: str = flag(
         "torch: one file that PyTorch alone runs, from raw integers to the probability; "
-        "triton: a model repository for Triton Inference Server; nvidia: feature_spec.yaml and "
-        "encoded rows for NVIDIA's DLRM", choices=("torch", "triton", "nvidia")
+        "triton: a model repository for Triton Inference Server", choices=("torch", "triton"),
+        removed={"nvidia": _NVIDIA},
     )
     output: Path = flag("directory to make", metavar="DIR")
     compile: bool = flag(
         "torch: also compile by AOTInductor; needs a C++ compiler", False, needs="--format torch"
     )
-    train: str | None = flag(
-        "nvidia: raw rows that become train/", None, metavar="FILE", needs="--format nvidia"
-    )
-    test: str | None = flag(
-        "nvidia: raw rows that become test/", None, metavar="FILE", needs="--format nvidia"
-    )
-    input_format: str | None = flag("nvidia: format of these rows", None, choices=FORMATS)
     # fmt: on
 
 
@@ -55,16 +55,8 @@ def run(settings: ExportSettings) -> None:
         from nvt_torchrec.inference.export.torch_package import export_torch
 
         export_torch(settings.bundle, settings.output, compiled=settings.compile)
-    elif settings.format == "triton":
+    else:
         from nvt_torchrec.inference.export.triton import export_triton
 
         export_triton(settings.bundle, settings.output)
-    else:
-        from nvt_torchrec.inference.export.nvidia import export_nvidia
-
-        given = {"train": settings.train, "test": settings.test}
-        logs = {mapping: path for mapping, path in given.items() if path}
-        written = export_nvidia(settings.bundle, settings.output, logs, settings.input_format)
-        for mapping, rows in written.items():
-            print(f"{mapping}: {rows} rows")
     print(f"{settings.format}: {settings.output}")

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
@@ -225,9 +224,9 @@ def test_the_network_scores_any_spec_as_the_predictor(
     ("flags", "message"),
     [
         (["--format", "torch"], r"columns of strings, .*country.*\n.*Triton"),
-        (["--format", "nvidia"], r"lists in column .*recent_products.*\n.*NVIDIA"),
+        (["--format", "nvidia"], r"--format nvidia was removed\n.*--format torch or triton"),
+        (["--format", "torch", "--test", "x"], r"unknown argument --test\n.*--format torch or"),
         (["--format", "triton", "--compile"], "--compile has no effect without --format torch"),
-        (["--format", "torch", "--train", "x"], "--train x has no effect without --format nvidia"),
     ],
 )
 def test_what_cannot_be_exported(
@@ -245,51 +244,3 @@ def test_a_size_limit(bundle: Path, tmp_path: Path, capsys, monkeypatch) -> None
     flags = ["--bundle", str(bundle), "--output", str(tmp_path / "x"), "--format", "torch"]
     assert main(["export", *flags]) == 2
     assert "GiB of tables and vocabularies" in capsys.readouterr().err
-
-
-def test_rows_as_nvidias_dlrm_reads_them(
-    bundle: Path, trained: Trained, predictor: Predictor, tmp_path: Path, capsys
-) -> None:
-    """Read the way its feature_spec.py and its dataset for split binaries do."""
-    output = tmp_path / "nvidia"
-    flags = ["--bundle", str(bundle), "--output", str(output), "--format", "nvidia"]
-    assert main(["export", *flags, "--test", str(trained.raw / "day_2")]) == 0
-    assert "test: 201 rows" in capsys.readouterr().out
-    spec = yaml.safe_load((output / "feature_spec.yaml").read_text())
-    assert set(spec) == {"feature_spec", "source_spec", "channel_spec", "metadata"}
-    features, channels = spec["feature_spec"], spec["channel_spec"]
-    assert set(channels) == {"categorical", "numerical", "label"}
-    assert sorted(name for channel in channels.values() for name in channel) == sorted(features)
-    [label_name] = channels["label"]
-    sizes = [features[name]["cardinality"] for name in channels["categorical"]]
-    assert sizes == list(predictor.workflow.schema.table_sizes)
-    assert sorted(spec["source_spec"]) == ["test", "train"]
-    read = {}
-    for mapping, chunks in spec["source_spec"].items():
-        seen = []
-        for chunk in chunks:
-            assert chunk["type"] == "split_binary"
-            [file] = chunk["files"]
-            names = chunk["features"]
-            seen += names
-            assert names == channels["numerical"] or len(names) == 1
-            [kind] = {features[name]["dtype"] for name in names}
-            if mapping == "test":
-                read[names[0]] = np.fromfile(output / file, kind).reshape(-1, len(names))
-            else:
-                assert (output / file).parent.is_dir()
-        assert sorted(seen) == sorted(features)
-    for name, size in zip(channels["categorical"], sizes, strict=True):
-        smallest = next(k for k in ("int8", "int16", "int32") if size < np.iinfo(k).max)
-        assert features[name]["dtype"] == smallest
-        assert read[name].min() >= 0
-        assert read[name].max() < size
-    assert features[label_name]["dtype"] == "bool"
-    assert {features[name]["dtype"] for name in channels["numerical"]} == {"float16"}
-    labels = [row[0] == "1" for row in trained.days[2]]
-    assert read[label_name][:, 0].tolist() == labels
-    ids = np.concatenate([read[name] for name in channels["categorical"]], 1).T
-    dense = read[channels["numerical"][0]].T.astype(np.float32)
-    got = predictor.predict_encoded(dense, ids.astype(np.int32))
-    expected = predictor.predict(criteo_dicts(trained.days[2]))
-    np.testing.assert_allclose(got, expected, atol=2e-3)  # float16

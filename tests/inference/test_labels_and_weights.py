@@ -19,7 +19,6 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.accuracy import compare, score_labelled
-from nvt_torchrec.inference.export.nvidia import export_nvidia
 from nvt_torchrec.inference.model.bundle import describe, save_bundle
 from nvt_torchrec.inference.model.weights import read_checkpoint
 from tests.dlrm.runs import train_here
@@ -121,15 +120,6 @@ def test_comparisons_use_label_and_weights(bought: Bought) -> None:
     assert other.label == "liked"
     with pytest.raises(SchemaError, match="model two predicts label liked, the first one bought"):
         score_labelled({"one": predictor, "two": other}, str(bought.day))
-
-
-def test_nvidias_rows_have_the_label_of_the_model(bought: Bought, tmp_path: Path, caplog) -> None:
-    export_nvidia(bought.bundle, tmp_path / "nvidia", {"test": str(bought.day)})
-    labels = np.fromfile(tmp_path / "nvidia" / "test" / "label.bin", bool)
-    assert labels.tolist() == (bought.rows["bought"] == 1).tolist()
-    assert "bought" in (tmp_path / "nvidia" / "feature_spec.yaml").read_text()
-    assert "liked" not in (tmp_path / "nvidia" / "feature_spec.yaml").read_text()
-    assert "NVIDIA's format has no weights: w is left out" in caplog.text
 
 
 def test_a_label_that_the_workflow_has_not(bought: Bought, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
 
 from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.evaluate import score
@@ -94,21 +93,3 @@ def test_a_package_for_pytorch(sparse: Trained, bundle: Path, tmp_path: Path) ->
     for count in (1, 30):
         found = run_model(*to_inputs(rows[:count], SPEC))
         np.testing.assert_allclose(found, predictor.predict(rows[:count]), atol=1e-6)
-
-
-def test_rows_for_nvidias_dlrm(tmp_path: Path) -> None:
-    """No file, and no channel, of numbers."""
-    spec = FeatureSpec("click", (), SPEC.categorical[:2], input=SPEC.input)
-    write_spec_log(tmp_path / "raw", spec, rows=50)
-    run(EtlSettings(str(tmp_path / "raw"), tmp_path / "out", spec, engine="cpu"))
-    flags = [f"--binary_path={tmp_path / 'out' / 'criteo_binary' / 'split'}", "--max_steps=1"]
-    flags += [f"--save_checkpoint_path={tmp_path / 'checkpoint'}", f"--log_path={tmp_path / 'log'}"]
-    train_here(*flags, "--batch_size=64")
-    write_bundle(tmp_path / "out" / "workflow", tmp_path / "checkpoint", tmp_path / "bundle")
-    flags = ["--bundle", str(tmp_path / "bundle"), "--output", str(tmp_path / "nvidia")]
-    flags += ["--format", "nvidia", "--test", str(tmp_path / "raw" / "day_2.parquet")]
-    assert main(["export", *flags]) == 0
-    described = yaml.safe_load((tmp_path / "nvidia" / "feature_spec.yaml").read_text())
-    assert described["channel_spec"]["numerical"] == []
-    files = {file.name for file in (tmp_path / "nvidia" / "test").iterdir()}
-    assert files == {"label.bin", "user.id.bin", "site.id.bin"}
