@@ -176,9 +176,9 @@ def test_files_say_when_keys_take_effect(predictor: Predictor, tmp_path: Path) -
     header = "count,price,hex,user,tags,when\n"
     path.write_text(header + "1,0.5,1b,u,3,1414670400\n1,?,1b,u,3,1414670400\n")
     said = (
-        "set nulls, trim, lenient, thousands, or decimal in [input] for column price in the spec{}; "
-        "its keys take effect with another ETL run and training: until then, write files "
-        "as it says"
+        "set nulls, trim, lenient, thousands, or decimal in [input] for column price in the "
+        "spec{}; its keys take effect with another ETL run and training: until then, write "
+        "files as it says"
     )
     quarantine = ", or leave such rows out with --on_bad_rows quarantine"
     for score in (
