@@ -139,7 +139,7 @@ class Predictor:
         try:
             return self._read(rows)
         except InvalidRowError as error:
-            raise with_remedy(error, rows, self.spec) from None
+            raise with_remedy(error, self.spec) from None
 
     def _read(self, rows: Any) -> RawRows:
         if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):

@@ -17,14 +17,14 @@ from nvt_torchrec.clicklog.text.assemble import assemble
 from nvt_torchrec.clicklog.text.convert import Converted
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.reading import Read
 from nvt_torchrec.inference.inputs.columns import convert_values
-from nvt_torchrec.inference.inputs.remedies import remedy_of
+from nvt_torchrec.inference.inputs.remedies import keys_of
 from nvt_torchrec.inference.inputs.rules import has_rules, read_as_text, times_to_arrow
 from nvt_torchrec.inference.inputs.values import (
     InvalidRowError,
     MissingColumnError,
-    is_missing,
     no_such_key,
 )
 
@@ -115,20 +115,15 @@ def _check_kind(array: pa.Array, read: Read) -> None:
         held = held.value_type
     if pa.types.is_dictionary(held):
         held = held.value_type
-    text = pa.types.is_string(held) or pa.types.is_large_string(held)
-    wrong = text if read.raw in ("int32", "int", "float") else pa.types.is_integer(held)
-    if wrong and read.raw != "hex32":
-        raise SchemaError(
-            f"column {read.source} is of type {held}, not {wanted(read)}",
-            f"convert it first{_example(array, read)}",
-        )
-
-
-def _example(array: pa.Array, read: Read) -> str:
-    """Return what to do about the first value of a column of a wrong type, after a semicolon."""
-    value = next((one.as_py() for one in array if one.is_valid), None)
-    advice = remedy_of(value, read) if not is_missing(value) else ""
-    return f"; for {value!r:.60}: {advice}" if advice else ""
+    kind = RAW_TYPES[read.raw]
+    is_text = pa.types.is_string(held) or pa.types.is_large_string(held)
+    takes_both = {"string", "integer"} <= {schema["type"] for schema in kind.json_types}
+    if takes_both or not (pa.types.is_integer(held) if kind.is_text else is_text):
+        return
+    keys = "" if kind.is_text else f", or {keys_of(read)}"
+    raise SchemaError(
+        f"column {read.source} is of type {held}, not {wanted(read)}", f"convert it first{keys}"
+    )
 
 
 def _array(values: Any, name: str, *, times: bool) -> pa.Array | list:

@@ -24,7 +24,12 @@ from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.raw_types.base import EMPTY_ITEM, MESSAGES, NOT_UTF8
 from nvt_torchrec.formats.spec.reading import Read
 from nvt_torchrec.formats.spec.times import microseconds_of
-from nvt_torchrec.inference.inputs.values import InvalidRowError, is_missing, parser
+from nvt_torchrec.inference.inputs.values import (
+    NOT_A_LIST,
+    InvalidRowError,
+    is_missing,
+    parser,
+)
 
 #: Raw types whose values are mostly written as text.
 _TEXTS = ("string", "time")
@@ -67,8 +72,7 @@ def _lists(values: list, read: Read) -> Converted:
         if is_missing(value):
             lists.append([])
         elif isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-            reason = f"{value!r:.60}: expected a list or a missing value"
-            raise InvalidRowError(row, read.source, reason)
+            raise InvalidRowError(row, read.source, f"{value!r:.60}: {NOT_A_LIST}")
         else:
             lists.append(list(value))
     offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)

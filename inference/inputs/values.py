@@ -20,6 +20,9 @@ from nvt_torchrec.formats.spec.raw_types.base import EMPTY_ITEM, MESSAGES
 from nvt_torchrec.formats.spec.reading import AS_IT_IS
 from nvt_torchrec.inference.errors import InvalidRowError, MissingColumnError
 
+#: The message for a value of a list column that is no list.
+NOT_A_LIST = "expected a list or a missing value"
+
 
 def no_such_key(row: int, column: str) -> MissingColumnError:
     """Return the error for a dict without a column."""
@@ -43,7 +46,7 @@ def _list_parser(parse_item: Callable[[Any], Any]) -> Callable[[Any], list | Non
         if is_missing(value):
             return None
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-            raise ValueError("expected a list or a missing value")
+            raise ValueError(NOT_A_LIST)
         items = [parse_item(item) for item in value]
         if None in items:
             raise ValueError(MESSAGES[EMPTY_ITEM])

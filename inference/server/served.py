@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import TypeAlias
 
-from nvt_torchrec.inference.inputs import remedies
 from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name, describe
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.settings import Source
@@ -52,11 +51,10 @@ class Served:
         return headers
 
     def warm_up(self) -> None:
-        """Score and refuse some rows, so that the first requests are not slower than later ones."""
+        """Score some rows, so that the first requests are not slower than later ones."""
         row = dict.fromkeys(self.predictor.spec.sources(label=False))
         for count in (1, 64):
             self.predictor.predict([row] * count)
-        remedies.warm_up(self.predictor.spec)
 
 
 def read_stamp(bundle: Path) -> Stamp:
