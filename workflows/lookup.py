@@ -228,9 +228,9 @@ SETTINGS = (SavedWorkflow, LookupSettings)
 def run(saved: SavedWorkflow, settings: LookupSettings) -> None:
     """Print what an id stands for, or which id a value has."""
     saved.verify()
-    meaning = (
-        meaning_of(saved.workflow, settings.column, settings.id)
-        if settings.id is not None
-        else id_of(saved.workflow, settings.column, settings.value)
-    )
+    if settings.id is not None:
+        meaning = meaning_of(saved.workflow, settings.column, settings.id)
+    else:
+        assert settings.value is not None
+        meaning = id_of(saved.workflow, settings.column, settings.value)
     print(describe_meaning(saved.workflow, settings.column, meaning))

@@ -220,14 +220,14 @@ def _check_metadata_json(output: Output, path: Path, files: list[str]) -> None:
         )
     if output.schema is None:
         return
-    place = {name: i for i, name in enumerate(output.schema.columns)}
+    index = {name: i for i, name in enumerate(output.schema.columns)}
     for kind, names in (
         ("labels", output.schema.labels),
         ("conts", output.schema.dense),
         ("cats", output.schema.categorical),
     ):
-        listed = [(column["col_name"], column["index"]) for column in value[kind]]
-        if listed != [(name, place[name]) for name in names]:
+        columns = [(column["col_name"], column["index"]) for column in value[kind]]
+        if columns != [(name, index[name]) for name in names]:
             output.error(
                 "HugeCTR", path, f"{kind} differ from the schema's columns", "run the ETL again"
             )

@@ -176,6 +176,8 @@ def _check_generations(
         return
     sizes = table_sizes(description)
     output.sizes = {part.file: sizes[part.generation] for part in manifest.files}
+    if manifest.settings.get("engine") == "nvtabular":  # keeps nothing for extensions
+        return
     from nvt_torchrec.workflows.extension.state import read_state
 
     try:

@@ -47,7 +47,7 @@ def check_extendable(paths: EtlOutput, manifest: Manifest) -> FeatureSpec:
             "could be extended",
             _FIT_AGAIN,
         )
-    if manifest.settings["engine"] == "nvtabular":
+    if manifest.settings.get("engine") == "nvtabular":
         raise SchemaError(
             f"{paths.manifest}: made with --engine nvtabular, which keeps no counts to go on from",
             "fit the log again with `python -m etl run --engine cpu` or `--engine dask`",

@@ -51,13 +51,13 @@ class LoaderBatch(Batch):
         return self._with(super().pin_memory(), weights)
 
     def _with(self, batch: Batch, weights: torch.Tensor | None) -> Self:
-        return dataclasses.replace(
-            self,
-            dense_features=batch.dense_features,
-            sparse_features=batch.sparse_features,
-            labels=batch.labels,
-            weights=weights,
-        )
+        fields = {
+            "dense_features": batch.dense_features,
+            "sparse_features": batch.sparse_features,
+            "labels": batch.labels,
+            "weights": weights,
+        }
+        return dataclasses.replace(self, **fields)
 
 
 @dataclasses.dataclass(frozen=True)

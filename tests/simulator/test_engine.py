@@ -257,13 +257,14 @@ def test_shuffled_parts_have_page_checksums_instead(tmp_path: Path) -> None:
     assert not [finding for finding in check(tmp_path / "out") if finding.severity == "error"]
 
 
-def test_vocabularies_that_do_not_fit_go_another_way(
+def test_vocabularies_that_do_not_fit_are_encoded_by_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path / "raw", 3)
     monkeypatch.setattr(device, "gpu_memory", lambda: 100)
-    with pytest.raises(AttributeError, match="transform"):  # of NVTabular's engine, which is empty
-        run(settings(tmp_path / "raw", tmp_path / "out", SPEC, engine="dask"))
+    run(settings(tmp_path / "raw", tmp_path / "out", SPEC, engine="dask"))
+    run(settings(tmp_path / "raw", tmp_path / "cpu", SPEC))
+    assert_same(tmp_path / "out", tmp_path / "cpu")
     assert "vocabularies take" in caplog.text
 
 

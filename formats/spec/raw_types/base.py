@@ -106,7 +106,7 @@ class RawType:
     arrow_kinds: ClassVar[tuple[str, ...]] = ("integer",)
     keys: ClassVar[str] = "nulls or trim"
     wider: ClassVar[str] = ""
-    json_types: ClassVar[tuple[dict[str, Any], ...]] = ()
+    json_types: tuple[dict[str, Any], ...] = ()
     example: ClassVar[Any] = None
     probes: ClassVar[tuple[Any, ...]] = ()
 

@@ -64,7 +64,7 @@ class _Integer(RawType):
     def _integer(self, value: Any) -> int:
         if isinstance(value, float | np.floating) and float(value).is_integer():
             limit = _EXACT.get(getattr(value, "itemsize", 8), 2**53)
-            if abs(value) > limit and limit < 2**53:
+            if isinstance(value, np.floating) and abs(float(value)) > limit and limit < 2**53:
                 raise ValueError(
                     f"{value.dtype} rounds integers above {limit}, use int64 or float64"
                 )
@@ -153,7 +153,7 @@ class Hex32(_Integer):
 def usual_numbers(kind: RawType, values: list, dtype: type) -> tuple[np.ndarray, np.ndarray] | None:
     """Convert Python's integers and floats; None if one does not lie within the limits."""
     try:
-        numbers = np.array(values, dtype)
+        numbers: np.ndarray = np.array(values, dtype)
     except OverflowError:
         return None
     missing = np.isnan(numbers)

@@ -45,7 +45,7 @@ def parse_integers(texts: pa.Array, missing: np.ndarray, read: Read, kind: RawTy
     texts, wrong = _ungrouped(texts, read)
     texts = with_point(texts, read)
     code = np.zeros(len(texts), np.uint8)
-    numbers = cast(texts, missing, pa.int64(), _INTEGER_BYTES)
+    numbers = try_cast(texts, missing, pa.int64(), _INTEGER_BYTES)
     if numbers is None:
         if read.lenient:
             texts = pc.replace_substring_regex(
@@ -101,7 +101,7 @@ def parse_floats(texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
     code = np.zeros(len(texts), np.uint8)
     if read.lenient and _contains(texts, "+"):
         texts = pc.replace_substring_regex(texts, pattern=r"^\+([0-9.])", replacement=r"\1")
-    numbers = cast(texts, missing, pa.float64(), _FLOAT_BYTES)
+    numbers = try_cast(texts, missing, pa.float64(), _FLOAT_BYTES)
     if numbers is None:
         plain = matches(texts, _FLOAT)
         code[~plain & ~missing] = SYNTAX
@@ -183,7 +183,14 @@ def _contains(texts: pa.Array, character: str) -> bool:
     return bool((data[offsets[0] : offsets[-1]] == ord(character)).any()) if len(texts) else False
 
 
-def cast(
+def cast(texts: pa.Array, absent: np.ndarray, kind: pa.DataType) -> np.ndarray:
+    """Cast texts that are known to be numbers, 0 where ``absent``; see :func:`try_cast`."""
+    numbers = try_cast(texts, absent, kind)
+    assert numbers is not None
+    return numbers
+
+
+def try_cast(
     texts: pa.Array, absent: np.ndarray, kind: pa.DataType, alphabet: np.ndarray | None = None
 ) -> np.ndarray | None:
     """Cast texts to numbers, 0 where ``absent``.
@@ -201,7 +208,7 @@ def cast(
     offsets, data = string_parts(texts)
     if alphabet is not None and not alphabet[data[offsets[0] : offsets[-1]]].all():
         return None
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    buffers: list[pa.Buffer | None] = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     if absent.any():
         buffers[0] = pa.py_buffer(np.packbits(~absent, bitorder="little"))
     try:

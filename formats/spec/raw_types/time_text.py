@@ -17,7 +17,13 @@ import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import null_mask, string_array, string_parts, to_numpy
 from nvt_torchrec.formats.spec.raw_types.base import RANGE, SYNTAX, Parsed, RawType
-from nvt_torchrec.formats.spec.raw_types.number_text import cast, lengths, matches, scaled
+from nvt_torchrec.formats.spec.raw_types.number_text import (
+    cast,
+    lengths,
+    matches,
+    scaled,
+    try_cast,
+)
 from nvt_torchrec.formats.spec.times import DIRECTIVES, EPOCHS, ISO
 
 _SECOND, _DAY = 1_000_000, 86_400_000_000
@@ -48,6 +54,7 @@ def parse_times(texts: pa.Array, missing: np.ndarray, time_format: str, kind: Ra
     """
     encoded = texts.dictionary_encode()
     places, texts = to_numpy(encoded.indices), encoded.dictionary
+    values: np.ndarray | None
     if time_format in EPOCHS:
         values, good, fits = _since_1970(texts, time_format, kind)
     else:
@@ -67,7 +74,7 @@ def _plain_iso(texts: pa.Array) -> np.ndarray | None:
     """Return the microseconds of texts that are empty or plain times; None for others."""
     if not (matches(texts, _PLAIN_ISO) | (lengths(texts) == 0)).all():
         return None
-    return cast(texts, lengths(texts) == 0, pa.timestamp("us"))
+    return try_cast(texts, lengths(texts) == 0, pa.timestamp("us"))
 
 
 def _since_1970(
