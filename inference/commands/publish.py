@@ -37,18 +37,25 @@ class PublishSettings(Settings):
     )
     sample: str | None = flag(
         "labelled raw rows, of a day that neither bundle was trained on, to compare the bundles on "
-        "(default: do not compare)", None, metavar="FILE"
+        "(default: do not compare)", None, metavar="FILE",
+        excludes=("rollback",)
     )
-    sample_rows: int = flag("number of rows to take, from the first on", 100_000, least=1)
-    format: str | None = flag("format of the file of --sample", None, choices=FORMATS)
-    max_auroc_drop: float = flag("by how much the AUROC may be lower", 0.005, least=0)
+    sample_rows: int = flag(
+        "number of rows to take, from the first on", 100_000, least=1, needs="--sample"
+    )
+    format: str | None = flag(
+        "format of the file of --sample", None, choices=FORMATS, needs="--sample"
+    )
+    max_auroc_drop: float = flag(
+        "by how much the AUROC may be lower", 0.005, least=0, needs="--sample"
+    )
     max_calibration_change: float = flag(
         "by how much further from 1 the calibration (mean prediction over mean label) may be", 0.05,
-        least=0
+        least=0, needs="--sample"
     )
     keep: int | None = flag(
         "remove all published bundles but the last N that were served; never the one served or the "
-        "one before it (default: keep all)", None, least=1
+        "one before it (default: keep all)", None, least=1, excludes=("rollback",)
     )
     rollback: bool = flag("serve the bundle again that was served before", False)
     # fmt: on
@@ -58,16 +65,6 @@ class PublishSettings(Settings):
         if (self.bundle is None) != self.rollback:
             what = "nothing to publish" if self.bundle is None else "a bundle and --rollback"
             raise SettingsError(what, "give the directory of a bundle, or --rollback")
-        fields = {field.name: field for field in dataclasses.fields(self)}
-        comparing = ("sample_rows", "format", "max_auroc_drop", "max_calibration_change")
-        lacking = {name: "--sample" for name in comparing if self.sample is None}
-        if self.rollback:
-            lacking = dict.fromkeys((*comparing, "sample", "keep"), "a bundle to publish")
-        for name, needed in lacking.items():
-            if getattr(self, name) != fields[name].default:
-                raise SettingsError(
-                    f"--{name} has no effect without {needed}", f"leave --{name} out"
-                )
 
 
 SETTINGS = (PublishSettings,)
@@ -76,7 +73,6 @@ SETTINGS = (PublishSettings,)
 def run(settings: PublishSettings) -> int:
     """Publish or roll back; print the comparison and what is served. Return the exit status."""
     prepare()
-    from nvt_torchrec.inference.publish.comparison import Limits
     from nvt_torchrec.inference.publish.steps import Sample, publish, rollback
 
     if settings.rollback:
@@ -85,8 +81,13 @@ def run(settings: PublishSettings) -> int:
         return 0
     sample = None
     if settings.sample is not None:
-        limits = Limits(settings.max_auroc_drop, settings.max_calibration_change)
-        sample = Sample(settings.sample, settings.sample_rows, settings.format, limits)
+        sample = Sample(
+            settings.sample,
+            settings.sample_rows,
+            settings.format,
+            settings.max_auroc_drop,
+            settings.max_calibration_change,
+        )
     assert settings.bundle is not None
     done = publish(settings.bundle, settings.to, sample, settings.keep)
     if done.comparison is not None:

@@ -1,4 +1,4 @@
-"""Publishing a bundle, and going back to the one before."""
+"""Publishing a bundle, compared with the one that is served, and going back to the one before."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import logging
 from pathlib import Path
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
+from nvt_torchrec.dlrm.metrics import Metrics
+from nvt_torchrec.inference.accuracy import score_labelled
 from nvt_torchrec.inference.inputs.successors import check_same_columns
 from nvt_torchrec.inference.model.bundle import bundle_digest, bundle_name, describe
 from nvt_torchrec.inference.predictor import Predictor
-from nvt_torchrec.inference.publish.comparison import Comparison, Limits, compare_bundles
 from nvt_torchrec.inference.publish.history import PUBLISH, ROLLBACK, Entry
 from nvt_torchrec.inference.publish.store import Store, open_store
 
@@ -25,13 +26,75 @@ class Sample:
         path: Path of the log: TSV, CSV or parquet.
         rows: The number of its first rows to take.
         format: Its format; None for that of the training log, or parquet if the path ends so.
-        limits: How much worse the new bundle may be.
+        max_auroc_drop: By how much the AUROC of a new bundle may be lower.
+        max_calibration_change: By how much its calibration may be further from 1.
     """
 
     path: str
     rows: int
     format: str | None
-    limits: Limits
+    max_auroc_drop: float
+    max_calibration_change: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The metrics of both bundles on the sample.
+
+    Attributes:
+        new: Those of the new bundle.
+        served: Those of the bundle that is served; None if none is.
+    """
+
+    new: Metrics
+    served: Metrics | None = None
+
+    def refusals(self, sample: Sample) -> list[str]:
+        """Say by what the new bundle breaks the limits; nothing if it does not."""
+        if self.served is None:
+            return []
+        refusals = []
+        drop = _auroc(self.served) - _auroc(self.new)
+        if drop > sample.max_auroc_drop:
+            refusals.append(
+                f"AUROC falls by {drop:.6f}, more than --max_auroc_drop {sample.max_auroc_drop:g}"
+            )
+        growth = _calibration_error(self.new) - _calibration_error(self.served)
+        if growth > sample.max_calibration_change:
+            refusals.append(
+                f"the calibration error grows by {growth:.6f}, more than --max_calibration_change "
+                f"{sample.max_calibration_change:g}"
+            )
+        return refusals
+
+    def table(self) -> str:
+        """Format a line for each bundle, and one for the change."""
+        lines = [f"{'bundle':8}{'rows':>12}{'AUROC':>12}{'log loss':>12}{'calibration':>14}"]
+        named = {"served": self.served, "new": self.new}
+        for name, metrics in named.items():
+            if metrics is not None:
+                lines.append(
+                    f"{name:8}{metrics.samples:>12,}{metrics.auroc:>12.6f}"
+                    f"{metrics.log_loss:>12.6f}{metrics.calibration:>14.6f}"
+                )
+        if self.served is not None:
+            changes = [
+                f"{getattr(self.new, key) - getattr(self.served, key):>+{width}.6f}"
+                for key, width in (("auroc", 12), ("log_loss", 12), ("calibration", 14))
+            ]
+            lines.append(f"{'change':8}{'':12}{''.join(changes)}")
+        return "\n".join(lines)
+
+
+def _auroc(metrics: Metrics) -> float:
+    assert metrics.auroc is not None  # checked by _compare
+    return metrics.auroc
+
+
+def _calibration_error(metrics: Metrics) -> float:
+    """Return how far the mean prediction over the mean label is from 1."""
+    assert metrics.calibration is not None  # checked by _compare
+    return abs(metrics.calibration - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +143,7 @@ def publish(
             _check_columns(store, before, new, bundle)
         comparison = None if sample is None else _compare(store, before, new, sample)
         if sample is not None and comparison is not None:
-            refusals = comparison.refusals(sample.limits)
+            refusals = comparison.refusals(sample)
             if refusals:
                 return Published(name, before, comparison, tuple(refusals))
         del new
@@ -145,4 +208,13 @@ def _compare(store: Store, before: str | None, new: Predictor, sample: Sample) -
             served = Predictor.load(store.path(before), check=True)
         except (BadInputError, SchemaError) as error:
             raise _damaged(error) from error
-    return compare_bundles(new, served, sample.path, sample.format, sample.rows)
+    predictors = {"new": new} if served is None else {"new": new, "served": served}
+    scored = score_labelled(predictors, sample.path, sample.format, sample.rows)
+    labels, metrics = scored.labels, scored.metrics()
+    if metrics["new"].auroc is None:
+        raise BadInputError(
+            f"{sample.path}: the label of its first {len(labels)} rows is {int(labels[0])}: they "
+            "tell nothing about a model",
+            "pass more rows (--sample_rows), or others",
+        )
+    return Comparison(metrics["new"], metrics.get("served"))

@@ -284,8 +284,8 @@ def test_histories_with_anything_in_them(bundles: list[Path], tmp_path: Path) ->
     [
         ([], "nothing to publish"),
         (["x", "--rollback"], "a bundle and --rollback"),
-        (["--rollback", "--keep", "3"], "--keep has no effect without a bundle"),
-        (["x", "--max_auroc_drop", "0.1"], "--max_auroc_drop has no effect without --sample"),
+        (["--rollback", "--keep", "3"], "--keep and --rollback are both set"),
+        (["x", "--max_auroc_drop", "0.1"], "--max_auroc_drop 0.1 has no effect without --sample"),
         (["x", "--keep", "0"], "--keep 0"),
         (["x", "--sample", "y", "--max_auroc_drop", "-1"], "--max_auroc_drop -1"),
     ],
