@@ -8,10 +8,11 @@ and agree; what could not be compared is listed as well.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nvt_torchrec.base.errors import BadInputError, ClickLogError
+from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.base.files.artifact import check_digests
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import filesystem_of
@@ -46,12 +47,20 @@ class Lineage:
     unverified: list[str] = dataclasses.field(default_factory=list)
     wrong: list[str] = dataclasses.field(default_factory=list)
 
-    def compare(self, what: str, found: Any, expected: Any) -> None:
+    def compare(self, what: str, actual: Any, expected: Any) -> None:
         """Record whether two values, which must be equal, are."""
-        if found == expected:
+        if actual == expected:
             self.verified.append(what)
         else:
-            self.wrong.append(f"{what}: {_short(found)}, not {_short(expected)}")
+            self.wrong.append(f"{what}: {_short(actual)}, not {_short(expected)}")
+
+    def verify(self, what: str, check: Callable[[], None]) -> None:
+        """Record whether files agree with their digests; otherwise ``check`` raises."""
+        try:
+            check()
+            self.verified.append(what)
+        except ClickLogError as error:
+            self.wrong.append(f"{what}: {error.what}")
 
 
 def read_lineage(
@@ -81,7 +90,7 @@ def read_lineage(
         EtlOutput(output).check_whole()
     description = describe(bundle)
     inner = inspect(bundle / WORKFLOW)
-    found = Lineage(
+    lineage = Lineage(
         bundle={
             "path": str(bundle),
             "digest": bundle_digest(bundle),
@@ -92,115 +101,108 @@ def read_lineage(
         workflow={
             "digest": description.workflow_digest,
             "generation": description.generation,
-            "generations": [dataclasses.asdict(one) for one in inner.lineage],
+            "generations": [dataclasses.asdict(generation) for generation in inner.lineage],
             "versions": inner.versions,
         },
         days=[],
     )
-    _check_bundle(found, bundle, description, inner)
-    _check_checkpoint(found, description, inner, checkpoint)
-    _check_workflow(found, inner, workflow)
-    _add_days(found, description, inner, output)
-    return found
+    _check_bundle(lineage, bundle, description, inner)
+    _check_checkpoint(lineage, description, inner, checkpoint)
+    _check_workflow(lineage, inner, workflow)
+    _add_days(lineage, description, inner, output)
+    return lineage
 
 
 def _check_bundle(
-    found: Lineage, bundle: Path, description: BundleDescription, inner: WorkflowDescription
+    lineage: Lineage, bundle: Path, description: BundleDescription, inner: WorkflowDescription
 ) -> None:
-    what = f"bundle: the SHA-256 of its {len(description.files)} files"
-    try:
+
+    def check_files() -> None:
         check_digests(bundle, description.files, "")
         inner.verify()
-        found.verified.append(what)
-    except BadInputError as error:
-        found.wrong.append(f"{what}: {error.what}")
-    found.compare("bundle: the digest of its workflow", inner.digest, description.workflow_digest)
+
+    lineage.verify(f"bundle: the SHA-256 of its {len(description.files)} files", check_files)
+    lineage.compare("bundle: the digest of its workflow", inner.digest, description.workflow_digest)
     if inner.generation is None:
-        found.unverified.append(
+        lineage.unverified.append(
             "workflow: made before generations were recorded: its days are not known"
         )
     else:
-        found.compare(
+        lineage.compare(
             "bundle: the generation of its workflow", inner.generation, description.generation
         )
 
 
-def _check_generation(found: Lineage, trained_on: int, inner: WorkflowDescription) -> None:
+def _check_generation(lineage: Lineage, trained_on: int, inner: WorkflowDescription) -> None:
     """Check that the data of a generation are encoded as by the workflow.
 
     They are if it is the same generation, or if the later ones have added nothing.
     """
     what = f"checkpoint: trained on generation {trained_on} of the workflow"
-    same = {one.number for one in inner.lineage if one.digest == inner.digest}
+    same = {record.number for record in inner.lineage if record.digest == inner.digest}
     if trained_on in same:
-        found.verified.append(what)
+        lineage.verified.append(what)
     else:
-        found.wrong.append(f"{what}, which is at generation {inner.generation}")
+        lineage.wrong.append(f"{what}, which is at generation {inner.generation}")
 
 
 def _check_checkpoint(
-    found: Lineage,
+    lineage: Lineage,
     description: BundleDescription,
     inner: WorkflowDescription,
     checkpoint: Path | None,
 ) -> None:
     trained_on = description.model.workflow_digest
     if trained_on:
-        found.compare(
+        lineage.compare(
             "checkpoint: trained on the data of this workflow",
             trained_on,
             description.workflow_digest,
         )
     else:
-        found.unverified.append("checkpoint: it records no workflow that it was trained on")
+        lineage.unverified.append("checkpoint: it records no workflow that it was trained on")
     origin = description.origin
     if origin is None:
-        found.unverified.append(
+        lineage.unverified.append(
             "checkpoint: the bundle was made before checkpoints were recorded: make it again"
         )
     elif origin.checkpoint.generation is None:
-        found.unverified.append("checkpoint: it records no generation")
+        lineage.unverified.append("checkpoint: it records no generation")
     else:
-        _check_generation(found, origin.checkpoint.generation, inner)
+        _check_generation(lineage, origin.checkpoint.generation, inner)
     if checkpoint is None:
-        found.unverified.append("checkpoint: its files (pass --checkpoint)")
+        lineage.unverified.append("checkpoint: its files (pass --checkpoint)")
         return
     if origin is not None:
-        found.compare(
+        lineage.compare(
             f"checkpoint: the digest of {checkpoint / MODEL_FILE}",
             digest_of(checkpoint),
             origin.checkpoint.digest,
         )
     from nvt_torchrec.dlrm.checkpoint.store import check_contents  # imports TorchRec: seconds
 
-    try:
-        files = CheckpointRecord.read(checkpoint).files
-        check_contents(checkpoint, files)
-        found.verified.append(f"checkpoint: the digests of its {len(files)} files")
-    except ClickLogError as error:
-        found.wrong.append(f"checkpoint: {error.what}")
+    lineage.verify(
+        "checkpoint: the digests of its files",
+        lambda: check_contents(checkpoint, CheckpointRecord.read(checkpoint).files),
+    )
 
 
-def _check_workflow(found: Lineage, inner: WorkflowDescription, workflow: Path | None) -> None:
+def _check_workflow(lineage: Lineage, inner: WorkflowDescription, workflow: Path | None) -> None:
     if workflow is None:
-        found.unverified.append("workflow: the one that was fitted (pass --workflow)")
+        lineage.unverified.append("workflow: the one that was fitted (pass --workflow)")
         return
     outer = inspect(workflow)
-    try:
-        outer.verify()
-        found.verified.append(f"workflow: the SHA-256 of the files of {workflow}")
-    except BadInputError as error:
-        found.wrong.append(f"workflow: {error.what}")
+    lineage.verify(f"workflow: the SHA-256 of the files of {workflow}", outer.verify)
     ancestor = outer.ancestor(inner.digest)
     if outer.digest == inner.digest:
-        found.verified.append(f"workflow: {workflow} is the same")
+        lineage.verified.append(f"workflow: {workflow} is the same")
     elif ancestor is not None:
-        found.verified.append(
+        lineage.verified.append(
             f"workflow: {workflow} was extended since: generation {outer.generation} descends from "
             f"generation {ancestor.number}"
         )
     else:
-        found.wrong.append(
+        lineage.wrong.append(
             f"workflow: {workflow} (digest {_short(outer.digest)}) is not the bundle's "
             f"({_short(inner.digest)}), and does not descend from it"
         )
@@ -208,11 +210,11 @@ def _check_workflow(found: Lineage, inner: WorkflowDescription, workflow: Path |
     length = min(len(outer.lineage), len(inner.lineage))
     if length:
         same = outer.lineage[:length] == inner.lineage[:length]
-        found.compare("workflow: its generations are those in the bundle", same, True)
+        lineage.compare("workflow: its generations are those in the bundle", same, True)
 
 
 def _add_days(
-    found: Lineage,
+    lineage: Lineage,
     description: BundleDescription,
     inner: WorkflowDescription,
     output: Path | None,
@@ -231,13 +233,13 @@ def _add_days(
     for number in trained or ():
         day(number)
     if output is None:
-        found.unverified.append("days: their files (pass --output_path)")
+        lineage.unverified.append("days: their files (pass --output_path)")
     else:
-        _add_files(found, day, output)
-    found.days = [days[number] for number in sorted(days)]
+        _add_files(lineage, day, output)
+    lineage.days = [days[number] for number in sorted(days)]
 
 
-def _add_files(found: Lineage, day: Any, output: Path) -> None:
+def _add_files(lineage: Lineage, day: Any, output: Path) -> None:
     for entry in Manifest.read(EtlOutput(output).manifest).inputs:
         path, then = entry.path, entry.fingerprint
         day(entry.day)["files"].append({"path": path, "fingerprint": then, "rows": entry.rows})
@@ -245,21 +247,23 @@ def _add_files(found: Lineage, day: Any, output: Path) -> None:
         try:
             filesystem, name = filesystem_of(path)
             if not filesystem.isfile(name):
-                found.unverified.append(f"{what}: it is not there now")
+                lineage.unverified.append(f"{what}: it is not there now")
                 continue
             now = find_days(path)[0]
         except (ClickLogError, OSError) as error:
             why = error.what if isinstance(error, ClickLogError) else error
-            found.unverified.append(f"{what}: {why}")
+            lineage.unverified.append(f"{what}: {why}")
             continue
         if now.size != then.get("size"):
-            found.wrong.append(f"{what}: it has {now.size} bytes now")
+            lineage.wrong.append(f"{what}: it has {now.size} bytes now")
         elif now.modified is None or "modified" not in then:
-            found.verified.append(f"{what}: the size; no time of change is known")
+            lineage.verified.append(f"{what}: the size; no time of change is known")
         elif str(now.modified) != then["modified"]:
-            found.unverified.append(f"{what}: the size is the same, the time of change is another")
+            lineage.unverified.append(
+                f"{what}: the size is the same, the time of change is another"
+            )
         else:
-            found.verified.append(f"{what}: size and time of change")
+            lineage.verified.append(f"{what}: size and time of change")
 
 
 def _short(value: Any) -> str:

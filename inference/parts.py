@@ -39,12 +39,12 @@ def open_parts(output: Path, settings: dict[str, Any], *, resume: bool) -> Itera
     """The parts of one output. Meanwhile no other run may write there.
 
     Args:
-        output: the file that the parts become.
-        settings: what the scores depend on.
-        resume: keep the parts of an earlier run, which must have had the same settings.
+        output: The file that the parts become.
+        settings: What the scores depend on.
+        resume: Keep the parts of an earlier run, which must have had the same settings.
 
     Raises:
-        OutputError: the earlier run had others, another run writes there, or it cannot be written.
+        OutputError: The earlier run had others, another run writes there, or it cannot be written.
     """
     parts = Parts(output)
     with contextlib.ExitStack() as stack:

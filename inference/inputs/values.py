@@ -31,16 +31,6 @@ def no_such_key(row: int, column: str) -> MissingColumnError:
     )
 
 
-def parser(raw: str, *, multi_hot: bool = False) -> Callable[[Any], Any]:
-    """Return a function that converts a value of a column of raw type ``raw``; None if missing.
-
-    It raises ValueError with the reason if the column cannot hold the value. It accepts floats
-    without a fraction as integers, integers or their digits as hex32, and any iterable except a
-    string or a mapping as a list.
-    """
-    return _list_parser(RAW_TYPES[raw].from_python) if multi_hot else RAW_TYPES[raw].from_python
-
-
 def _list_parser(parse_item: Callable[[Any], Any]) -> Callable[[Any], list | None]:
     def parse(value: Any) -> list | None:
         if is_missing(value):
@@ -131,7 +121,8 @@ def _field(j: int, column: DenseColumn | CategoricalColumn) -> tuple[str, Callab
     (source,) = column.reading.sources or (column.name,)
     multi_hot = getattr(column, "multi_hot", False)
     placeholder = () if multi_hot else RAW_TYPES[column.raw].placeholder
-    return source, parser(column.raw, multi_hot=multi_hot), 1 << j, placeholder
+    parse = RAW_TYPES[column.raw].from_python
+    return source, _list_parser(parse) if multi_hot else parse, 1 << j, placeholder
 
 
 def category_values(values: list, raw: str, *, multi_hot: bool) -> CategoryValues:

@@ -62,14 +62,14 @@ def write_bundle(
     """Put a saved workflow and a training checkpoint into a new directory ``path``.
 
     Args:
-        workflow: its directory.
-        checkpoint: its directory.
-        path: of the bundle.
-        tables: the type of the embeddings, one of :data:`inference.model.tables.KINDS`.
+        workflow: Its directory.
+        checkpoint: Its directory.
+        path: Of the bundle.
+        tables: The type of the embeddings, one of :data:`inference.model.tables.KINDS`.
 
     Raises:
-        BadInputError: the workflow or the checkpoint is missing or damaged; all bytes are checked.
-        SchemaError: the checkpoint was trained on data of another workflow.
+        BadInputError: The workflow or the checkpoint is missing or damaged; all bytes are checked.
+        SchemaError: The checkpoint was trained on data of another workflow.
         OutputError: ``path`` exists, or cannot be written.
     """
     workflow, path = Path(workflow), Path(path)
@@ -168,14 +168,14 @@ def read_bundle(
     """Open what :func:`write_bundle` wrote.
 
     Args:
-        path: the directory.
-        device: where the model goes; on the CPU its table stays on disk, and is mapped.
-        check: read all files, compare their SHA-256, check every id and offset in them, and look
+        path: The directory.
+        device: Where the model goes; on the CPU its table stays on disk, and is mapped.
+        check: Read all files, compare their SHA-256, check every id and offset in them, and look
             for tables that are not finite.
 
     Raises:
-        BadInputError: there is no bundle, or a file is missing, damaged or not finite.
-        SchemaError: the bundle has another version, or its parts do not belong together.
+        BadInputError: There is no bundle, or a file is missing, damaged or not finite.
+        SchemaError: The bundle has another version, or its parts do not belong together.
     """
     path = Path(path)
     value = describe(path, check=check)

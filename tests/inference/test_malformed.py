@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, SchemaError
@@ -19,12 +20,13 @@ from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.formats.spec.columns import DenseColumn
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
-from nvt_torchrec.inference import Predictor
+from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.model.bundle import save_bundle
 from nvt_torchrec.inference.model.scoring import ServingModel
 from nvt_torchrec.inference.model.tables import Table
 from nvt_torchrec.inference.model.weights import ModelShape
+from tests.inference.conftest import Trained
 from tests.mutations import expect_own_errors
 
 SPEC = FeatureSpec(
@@ -69,6 +71,28 @@ def _put(bundle: Path, name: str, content: np.ndarray) -> None:
     file = bundle / name
     value["files"][name] = FileEntry.of(file).to_dict()
     write_json(bundle / "bundle.json", value)
+
+
+class _Largest(TorchDispatchMode):
+    """Remembers the largest tensor in memory that an operation gave."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        given = function(*arguments, **(named or {}))
+        if isinstance(given, torch.Tensor) and given.device.type != "meta":
+            self.elements = max(self.elements, given.numel())
+        return given
+
+
+def test_two_layers_whose_products_are_many() -> None:
+    wide = [(torch.ones(4000, 1), torch.ones(4000))]
+    top = [(torch.ones(1, 3), torch.ones(1))]
+    layers = {"top": top, "branch1": wide, "branch2": wide}
+    model = ServingModel.make(Table(torch.ones(5, 1)), (5,), layers)
+    with _Largest() as largest, pytest.raises(ValueError, match="layers do not match"):
+        model.check(0)
+    assert largest.elements < 10_000
 
 
 def test_descriptions(bundle: Path) -> None:
@@ -209,3 +233,25 @@ def test_a_shape_that_is_another_workflows(bundle: Path) -> None:
     write_json(bundle / "bundle.json", {**value, "model": shape})
     with pytest.raises(SchemaError, match="dense columns of"):
         Predictor.load(bundle)
+
+
+@pytest.mark.parametrize("tables", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite(
+    trained: Trained, tmp_path: Path, tables: str, value: float
+) -> None:
+    """Of a run that diverged: refused when they are opened, not when rows are scored."""
+    path = tmp_path / "bundle"
+    write_bundle(trained.workflow, trained.checkpoint, path, tables=tables)
+    Predictor.load(path, check=True)
+    table = "ranges" if tables == "int8" else "table"
+    for name in (f"weights/{table}.npy", "weights/top.1.bias.npy"):
+        array = np.load(path / name)
+        before = array.flat[-1]
+        array.flat[-1] = value
+        _put(path, name, array)
+        with pytest.raises(BadInputError, match=f"{name} holds values that are not finite"):
+            Predictor.load(path, check=True)
+        array.flat[-1] = before
+        _put(path, name, array)
+    Predictor.load(path, check=True)
