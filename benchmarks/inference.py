@@ -90,7 +90,7 @@ def _run(settings: BenchmarkSettings) -> int:
 def _read_rows(spec: Any, path: str, count: int) -> list[dict[str, Any]]:
     """Return the first rows of a file as dicts, repeated if they are too few."""
     from nvt_torchrec.clicklog.readers.stream import stream_unparsed
-    from nvt_torchrec.inference.inputs.samples import rows_as_dicts
+    from nvt_torchrec.inference.benchmark import rows_as_dicts
 
     rows: list[dict[str, Any]] = []
     for block in stream_unparsed(path, spec, block_bytes=1 << 20):

@@ -30,11 +30,14 @@ from nvt_torchrec.base.versions import installed_version
 from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.inference.inputs.samples import rows_as_dicts
+from nvt_torchrec.formats.spec.reading import Read
+from nvt_torchrec.inference.inputs.columns import read_as_text
+from nvt_torchrec.inference.inputs.ids import IdColumns, names_of_file
 from nvt_torchrec.inference.predictor import Predictor
 
 _PIECE_BYTES = 2 << 20
 _MAX_ROWS = 1 << 17
+_NUMBERS: dict[str, Callable[[str], Any]] = {"int32": int, "int": int, "float": float}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,6 +185,37 @@ def _batches(
     for at in itertools.cycle(range(0, len(dicts) - size + 1, size)):
         rows = dicts[at : at + size]
         yield rows, predictor.read(rows)
+
+
+def rows_as_dicts(piece: UnparsedRows, limit: int) -> list[dict[str, Any]]:
+    """Return the well-formed rows of a piece, at most ``limit``, by source; None where missing.
+
+    Of text, numbers become numbers, unless the spec has rules for how they are written.
+    """
+    spec = piece.spec
+    lines = piece.parse(reject=True).line[:limit]
+    reads = spec.read_plan(label=False).reads
+    text = read_as_text(reads)
+    names = tuple(spec.sources(label=False))
+    found = IdColumns(names, names_of_file(piece.path, spec, piece)).read(piece, lines)
+    columns = []
+    for name in names:
+        read = next(read for read in reads if read.source == name)
+        values = found[name].to_pylist()
+        if piece.block is None:
+            number = None if name in text else _NUMBERS.get(read.raw)
+            values = [_value(value, read, number, spec.input.list_separator) for value in values]
+        columns.append(values)
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _value(text: str, read: Read, number: Callable | None, separator: str) -> Any:
+    if read.multi_hot:
+        items = text.split(separator) if text else []
+        return [number(item) for item in items] if number else items
+    if not text:
+        return None
+    return number(text) if number else text
 
 
 def measure_bulk(

@@ -14,7 +14,7 @@ from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.reading import CROSS_SEPARATOR, Read
 from nvt_torchrec.formats.spec.times import time_text
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
-from nvt_torchrec.inference.inputs.rules import read_as_text
+from nvt_torchrec.inference.inputs.columns import read_as_text
 from nvt_torchrec.workflows.description import inspect
 
 _LONGEST_LIST = 4

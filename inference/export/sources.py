@@ -18,8 +18,7 @@ import torch
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.reading import Read
-from nvt_torchrec.inference.inputs.columns import convert_values
-from nvt_torchrec.inference.inputs.rules import read_as_text
+from nvt_torchrec.inference.inputs.columns import convert_values, read_as_text
 
 #: Represents a missing integer, and pads lists to the length of the longest.
 MISSING = -(2**63)

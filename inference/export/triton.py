@@ -21,7 +21,7 @@ from pathlib import Path
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.versions import installed_version
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.inference.inputs.rules import read_as_text
+from nvt_torchrec.inference.inputs.columns import read_as_text
 from nvt_torchrec.inference.predictor import Predictor
 
 NAME = "click_probability"

@@ -19,9 +19,13 @@ from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.reading import Read
-from nvt_torchrec.inference.inputs.columns import convert_values
+from nvt_torchrec.inference.inputs.columns import (
+    convert_values,
+    has_rules,
+    read_as_text,
+    times_to_arrow,
+)
 from nvt_torchrec.inference.inputs.remedies import keys_of
-from nvt_torchrec.inference.inputs.rules import has_rules, read_as_text, times_to_arrow
 from nvt_torchrec.inference.inputs.values import (
     InvalidRowError,
     MissingColumnError,

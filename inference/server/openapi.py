@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.reading import Read
-from nvt_torchrec.inference.inputs.rules import read_as_text
+from nvt_torchrec.inference.inputs.columns import read_as_text
 
 
 class Probabilities(BaseModel):

@@ -19,10 +19,10 @@ from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.inference import Predictor
+from nvt_torchrec.inference.benchmark import rows_as_dicts
 from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.export.network import RawModel
 from nvt_torchrec.inference.export.triton import config
-from nvt_torchrec.inference.inputs.samples import rows_as_dicts
 from nvt_torchrec.inference.inputs.successors import check_same_columns
 from nvt_torchrec.inference.inputs.values import InvalidRowError, MissingColumnError
 from nvt_torchrec.inference.predictor import input_spec
