@@ -81,13 +81,13 @@ def _threads(settings: EtlSettings, work: Path) -> Iterator[Engine]:
     # compiles its loops on import, which may take half a minute: only once the input was checked
     from nvt_torchrec.etl.engines import threads
 
-    options = {"workers": settings.workers or cores(), "reject": settings.reject}
+    spec, reject, number = settings.spec, settings.reject, settings.workers or cores()
 
     def count(blocks: list[Block], report: Report) -> None:
-        threads.count(blocks, settings.spec, work / FIT, report=report, **options)
+        threads.count(blocks, spec, work / FIT, workers=number, reject=reject, report=report)
 
     def encode(units: list[Unit], workflow: Path) -> Iterator[UnitResult]:
-        return threads.encode(units, workflow, work / PARTS, work, **options)
+        return threads.encode(units, workflow, work / PARTS, work, workers=number, reject=reject)
 
     yield _of_counts(settings, work, count, encode)
 

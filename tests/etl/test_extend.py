@@ -26,6 +26,7 @@ from nvt_torchrec.etl.engines.nvtabular import transform_frame
 from nvt_torchrec.etl.report.data import collect
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.extended import (
     SMALL,
@@ -234,7 +235,7 @@ def test_descriptions_are_of_all_days(extended) -> None:
     assert "days 0 to 5" in page
     data = collect(
         extended,
-        json.loads((extended / "manifest.json").read_text()),
+        Manifest.read(extended / "manifest.json"),
         workflows.inspect(extended / "workflow"),
     )
     (column,) = [column for column in data.categorical if column.name == "cat_3"]

@@ -69,7 +69,7 @@ def _random_text(rows: int) -> bytes:
 def test_zeros_are_refused_by_their_first_row(tmp_path: Path, ending: str, unpacked) -> None:
     path = tmp_path / f"day_0.{ending}"
     path.write_bytes(COMPRESS[ending](ZEROS))
-    with pytest.raises(BadRowError, match=rf"day_0.{ending}, line 1: 1 tab-separated fields"):
+    with pytest.raises(BadRowError, match=rf"day_0.{ending}, line 1: 1 tab-separated field\n"):
         run(settings(path, tmp_path / "out"))
     assert unpacked == []
     assert not list((tmp_path / "out").iterdir())
