@@ -15,6 +15,7 @@ from torch import nn
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID, NULL_ID, CategoricalColumn
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.inference.export.derived import Cross, missing, module_of
 from nvt_torchrec.inference.export.sources import MISSING, Sources
@@ -41,13 +42,13 @@ class RawModel(nn.Module):
     def __init__(self, description: WorkflowDescription, path: Path, model: ServingModel) -> None:
         super().__init__()
         spec = description.spec
-        strings = [c.name for c in spec.categorical if c.raw == "string" and not c.derive]
+        strings = [c.name for c in spec.categorical if _is_text(c) and not c.derive]
         if strings:
             raise SettingsError(
                 f"columns of strings, which tensors cannot hold: {', '.join(strings)}",
                 "export for Triton instead, or serve the bundle",
             )
-        hashed = [c.name for c in spec.categorical if c.raw == "string" and c.oov_ids > 1]
+        hashed = [c.name for c in spec.categorical if _is_text(c) and c.oov_ids > 1]
         if hashed:
             raise SettingsError(
                 f"crosses whose values are hashed as texts: {', '.join(hashed)}",
@@ -79,13 +80,13 @@ class RawModel(nn.Module):
         keep("pairs", model.pairs)
         for name, columns in spec.vocabularies.items():
             values = _values(path / description.vocabularies[columns[0].name].file)
-            if columns[0].raw == "string":
+            if _is_text(columns[0]):
                 cross = Cross(columns[0].name, values.tolist())
                 values = cross.codes if cross.known else np.empty(0)
             values, ids = _sorted(values)
             for column in columns:
                 if column.derive:
-                    module = cross if column.raw == "string" else module_of(column.derive)
+                    module = cross if _is_text(column) else module_of(column.derive)
                     self.derived[f"categorical_{self.columns.index(column)}"] = module
             if len(values):  # tensors without elements cannot be packed
                 place = _place(name, spec)
@@ -188,6 +189,10 @@ class RawModel(nn.Module):
 
 
 _F64 = torch.float64
+
+
+def _is_text(column: CategoricalColumn) -> bool:
+    return RAW_TYPES[column.raw].is_text
 
 
 def _place(vocabulary: str, spec: FeatureSpec) -> int:

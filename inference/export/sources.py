@@ -17,12 +17,12 @@ import torch
 
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.reading import Read
 from nvt_torchrec.inference.inputs.columns import convert_values, read_as_text
 
 #: Represents a missing integer, and pads lists to the length of the longest.
 MISSING = -(2**63)
-_NUMBERS = ("int32", "float")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Sources:
         groups: tuple[dict[Read, tuple[int, Read]], ...] = ({}, {}, {})
         places = []
         for read in plan.reads:
-            group = groups[2 if read.multi_hot else 0 if read.raw in _NUMBERS else 1]
+            group = groups[2 if read.multi_hot else 0 if RAW_TYPES[read.raw].dense else 1]
             index, _ = group.setdefault(_argument(read), (len(group), read))
             places.append((group is groups[0], index))
         return cls(
@@ -66,7 +66,7 @@ def _argument(read: Read) -> Read:
 
     How a number or a time is written plays no role in tensors; what is called null does.
     """
-    raw = "float" if read.raw in _NUMBERS else read.raw
+    raw = "float" if RAW_TYPES[read.raw].dense else read.raw
     return Read(read.source, raw, read.multi_hot, read.nulls)
 
 

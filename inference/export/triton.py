@@ -21,12 +21,13 @@ from pathlib import Path
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.versions import installed_version
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.inference.inputs.columns import read_as_text
 from nvt_torchrec.inference.predictor import Predictor
 
 NAME = "click_probability"
 _MAX_BATCH = 4096
-_PACKAGES = ("base", "formats", "clicklog", "workflows", "inference")
+_PACKAGES = ("base", "formats", "clicklog", "workflows", "dlrm", "inference")
 _REQUIREMENTS = ("fsspec", "llvmlite", "numba", "numpy", "pyarrow", "torch", "tqdm")
 _ROOT = Path(__file__).parents[2]
 
@@ -63,7 +64,7 @@ def config(spec: FeatureSpec) -> str:
     """Return the text of ``config.pbtxt``: an input for each column of the log that is read."""
     reads = spec.read_plan(label=False).reads
     text = read_as_text(reads)
-    text |= {read.source for read in reads if read.raw in ("hex32", "string") or read.multi_hot}
+    text |= {read.source for read in reads if RAW_TYPES[read.raw].takes_text or read.multi_hot}
     inputs = ",\n".join(
         _tensor(name, "TYPE_STRING" if name in text else "TYPE_FP64")
         for name in spec.sources(label=False)

@@ -100,7 +100,7 @@ def _opened(columns: Any) -> tuple[Any, Any]:
 def _convert(array: pa.Array | list, read: Read, *, text: bool) -> Converted:
     if isinstance(array, list):
         return convert_values(array, read, text=text)
-    if text and read.raw == "string" and pa.types.is_floating(array.type):
+    if text and RAW_TYPES[read.raw].is_text and pa.types.is_floating(array.type):
         return convert_values(array.to_pylist(), read, text=text)
     if pa.types.is_floating(array.type) and read.raw != "float":
         _check_exact(array, read.source)
@@ -121,8 +121,8 @@ def _check_kind(array: pa.Array, read: Read) -> None:
         held = held.value_type
     kind = RAW_TYPES[read.raw]
     is_text = pa.types.is_string(held) or pa.types.is_large_string(held)
-    takes_both = {"string", "integer"} <= {schema["type"] for schema in kind.json_types}
-    if takes_both or not (pa.types.is_integer(held) if kind.is_text else is_text):
+    wrong = (is_text and not kind.takes_text) or (kind.is_text and pa.types.is_integer(held))
+    if not wrong:
         return
     keys = "" if kind.is_text else f", or {keys_of(read)}"
     raise SchemaError(

@@ -89,8 +89,10 @@ for response in model.execute(requests):
     assert tensor.as_numpy().shape[1:] == (1,)
     answers.append(tensor.as_numpy()[:, 0].tolist())
 from nvt_torchrec import inference
-heavy = ("nvtabular", "dask", "pandas", "torchrec", "nvt_torchrec.dlrm")
+heavy = ("nvtabular", "dask", "pandas", "torchrec", "nvt_torchrec.dlrm.model")
 bad = [name for name in heavy if name in sys.modules]
+ours = {name: m for name, m in sys.modules.items() if name.startswith("nvt_torchrec")}
+bad += [name for name, m in ours.items() if str(model_directory) not in str(m.__file__)]
 print(json.dumps([answers, inference.__file__, bad]))
 model.finalize()
 """

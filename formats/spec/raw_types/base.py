@@ -121,6 +121,11 @@ class RawType:
         return self.dtype == "str"
 
     @property
+    def takes_text(self) -> bool:
+        """Whether a request may hold strings."""
+        return any(schema["type"] == "string" for schema in self.json_types)
+
+    @property
     def is_whole(self) -> bool:
         """Whether values are numbers without a fraction."""
         return "int" in self.dtype
