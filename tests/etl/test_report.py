@@ -19,6 +19,7 @@ from nvt_torchrec.etl.report import data as report_data
 from nvt_torchrec.etl.report.data import BINS, collect
 from nvt_torchrec.etl.report.page import write_report
 from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.runs import cut, read_split, settings
@@ -51,7 +52,7 @@ def retail(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def data_of(output: Path) -> tuple[dict, report_data.ReportData]:
-    manifest = json.loads((output / "manifest.json").read_text())
+    manifest = Manifest.read(output / "manifest.json")
     return manifest, collect(output, manifest, workflows.inspect(output / "workflow"))
 
 
@@ -257,7 +258,7 @@ def test_the_page_says_what_was_rejected_and_how_long_it_took(done: tuple[Path, 
 
 def test_a_resumed_run_says_whose_time_it_is(done: tuple[Path, list], tmp_path: Path):
     output, _ = done
-    manifest = json.loads((output / "manifest.json").read_text())
+    manifest = Manifest.read(output / "manifest.json")
     timings = json.loads((output / "timings.json").read_text())
     kept = (output / "report.html").read_bytes()
     (output / "timings.json").write_text(
