@@ -22,6 +22,7 @@ from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.split import Split
@@ -199,7 +200,7 @@ def test_what_describes_the_output(raw: Path, bases, tmp_path: Path, name: str) 
     output = copy_of(bases[name], tmp_path)
     before = json.loads((output / "manifest.json").read_text())
     manifest = add(output, raw)
-    assert manifest == json.loads((output / "manifest.json").read_text())
+    assert manifest == Manifest.read(output / "manifest.json")
     assert manifest["split"] == before["split"]
     assert manifest["rows"] == {"in": sum(ROWS.values()), "out": sum(ROWS.values()), "rejected": 0}
     assert {int(day): one["rows"] for day, one in manifest["by_day"].items()} == ROWS
