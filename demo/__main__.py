@@ -22,6 +22,7 @@ from pathlib import Path
 from nvt_torchrec.base.command_line import Parser, Settings, flag, parse
 from nvt_torchrec.base.errors import ClickLogError, OutputError, run_command
 from nvt_torchrec.base.files.atomic import write_json, write_text
+from nvt_torchrec.dlrm.settings.sizes import global_batch_for
 from nvt_torchrec.formats.etl_output import EtlOutput
 
 log = logging.getLogger("demo")
@@ -112,7 +113,8 @@ def _fresh(output: Path) -> Path:
 
 
 def _commands(settings: DemoSettings, paths: dict[str, Path]) -> dict[str, list[str]]:
-    steps = settings.rows_per_day * LAST_DAY // (BATCH_SIZE * settings.ranks)
+    rows = settings.rows_per_day * LAST_DAY
+    steps = rows // global_batch_for(rows)
     return {
         "synthesize": _python(
             f"-m etl synthesize --output_path {paths['raw']} --days {LAST_DAY + 1} "
@@ -121,7 +123,7 @@ def _commands(settings: DemoSettings, paths: dict[str, Path]) -> dict[str, list[
         "etl": _python(f"-m etl run --input_path {paths['raw']} --output_path {paths['etl']}"),
         "train": _torchx(
             f"run -s local_cwd dist.ddp -j 1x{settings.ranks} --script train_torchrec.py -- "
-            f"--binary_path {paths['parquet']}/ {TRAINING} "
+            f"--binary_path {paths['parquet']}/ "
             f"--validation_freq_within_epoch {max(1, steps // 8)} "
             f"--throughput_check_freq_within_epoch {max(1, steps // 20)} "
             f"--save_checkpoint_path {paths['checkpoint']} --log_path {paths['training_log']}"
@@ -132,13 +134,6 @@ def _commands(settings: DemoSettings, paths: dict[str, Path]) -> dict[str, list[
             f"--output {paths['predictions']}"
         ),
     }
-
-
-BATCH_SIZE = 1024
-TRAINING = (
-    f"--batch_size {BATCH_SIZE} --epochs 1 --adagrad --embedding_dim 16 "
-    "--dense_arch_layer_sizes 64,16 --over_arch_layer_sizes 128,64,1"
-)
 
 
 def _python(arguments: str) -> list[str]:

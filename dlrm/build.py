@@ -23,8 +23,6 @@ from nvt_torchrec.nvt_loader import KJTLoader
 
 log = logging.getLogger(__name__)
 
-DENSE_LAYERS = TrainSettings.dense_arch_layer_sizes  # the default
-
 
 def build(
     settings: TrainSettings,
@@ -51,9 +49,6 @@ def build(
                 "--table_precision fp16 on a CPU: FBGEMM rounds to the nearest number there, so "
                 "small updates are lost; on GPUs it rounds stochastically"
             )
-    unused = not config.dense and settings.dense_arch_layer_sizes != DENSE_LAYERS
-    if unused and group.rank == 0:
-        log.warning("--dense_arch_layer_sizes has no effect: the data have no dense column")
     precision = settings.table_precision
     dlrm = build_dlrm(config, seed=settings.seed, device=group.device, tables=precision)
     model = TrainModel(dlrm, group.world_size, settings.amp, settings.compile_dense)

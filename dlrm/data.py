@@ -12,21 +12,31 @@ from torchrec.datasets.utils import Batch
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SettingsError
 from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.base.files.validation import parse
-from nvt_torchrec.dlrm.checkpoint.ancestor import resolve
+from nvt_torchrec.dlrm.checkpoint.ancestor import newest_record, resolve
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
+from nvt_torchrec.dlrm.checkpoint.writer import checkpoints_in
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group
 from nvt_torchrec.dlrm.model import TrainBatch
-from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.settings.train_settings import (
+    TrainSettings,
+    table_optimizer,
+    with_sizes,
+)
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import did_you_mean
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.nvt_loader import KJTLoader
+from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.nvt_loader.selection import Selection
 
 log = logging.getLogger(__name__)
+
+#: What a run takes from its checkpoint unless it is given.
+_MODEL_SIZES = ("embedding_dim", "dense_arch_layer_sizes", "over_arch_layer_sizes")
+_RATES = ("learning_rate", "dense_learning_rate", "lr_warmup_steps", "dense_decay")
 
 
 def read_schema(settings: TrainSettings) -> TableSchema:
@@ -89,6 +99,39 @@ def _compare_labels(
         )
     log.warning("%s was trained on label %s, now the label is %s", path, before, now)
     return label
+
+
+def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> TrainSettings:
+    """Fill in the sizes of model and batch, and the optimizer, that ``settings`` do not have.
+
+    They are those of the checkpoint that the run starts from, if there is one, else those of
+    ``--size``. A run that resumes keeps its learning rates, too.
+
+    Args:
+        settings: The settings of the run.
+        schema: The columns of the data.
+        ranks: The number of ranks.
+
+    Raises:
+        BadInputError, SchemaError: The checkpoint or the data cannot be read.
+    """
+    directory = settings.checkpoint_dir
+    resumed = newest_record(checkpoints_in(directory)) if directory else None
+    path = _checkpoint_of(settings)
+    if resumed or path:
+        record = resumed[1] if resumed else CheckpointRecord.read(path)
+        then = record.training["settings"]
+        model = vars(ModelConfig.from_dict(record.model))
+        kept = {name: model[name] for name in _MODEL_SIZES}
+        if resumed or settings.continue_from:
+            batch = then.get("batch_size", 1) * record.world_size // ranks
+            optimizer = table_optimizer(then.get("optimizer"), then.get("adagrad", False))
+            kept |= {"batch_size": max(1, batch), "optimizer": optimizer, "eps": then.get("eps")}
+        if resumed and not (settings.learning_rate or settings.dense_learning_rate):
+            kept |= {"dense_decay": 0.0, **{name: then.get(name) for name in _RATES}}
+        settings = settings.filled({name: value for name, value in kept.items() if value})
+    rows = read_dataset(settings.split_path("train"), schema).rows
+    return with_sizes(settings, int(rows.sum()), ranks)
 
 
 def read_oracle(settings: TrainSettings) -> dict[str, dict[str, float]] | None:

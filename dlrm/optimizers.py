@@ -37,6 +37,10 @@ class Optimizer:
         """Return the numbers that it keeps for each weight of a table of width ``dim``."""
         raise NotImplementedError
 
+    def eps(self, global_batch: int) -> float:
+        """Return the default epsilon, for gradients of the mean loss of a batch."""
+        return 1e-8
+
     def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
         """Return the default learning rates of the tables and the dense layers.
 
@@ -70,6 +74,10 @@ class Adagrad(Optimizer):
 
     def moments(self, dim: int) -> float:
         return 1.0
+
+    def eps(self, global_batch: int) -> float:
+        # about the gradient of one sample: a row's first step follows its size, not only its sign
+        return 0.1 / global_batch
 
     def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
         return 0.05 / math.sqrt(dim / 16), 0.03 * min(1.0, 128 / widest)

@@ -33,6 +33,7 @@ from nvt_torchrec.dlrm.config import ModelConfig, model_config
 from nvt_torchrec.dlrm.data import (
     check_length,
     choose_label,
+    choose_sizes,
     make_loaders,
     read_oracle,
     read_schema,
@@ -49,8 +50,10 @@ from nvt_torchrec.dlrm.optim.learning_rates import (
     learning_rates,
     rates_line,
     remedies,
+    sizes_line,
     with_default_rates,
 )
+from nvt_torchrec.dlrm.reporting.baselines import compute_baselines
 from nvt_torchrec.dlrm.reporting.learning_check import LearningCheck
 from nvt_torchrec.dlrm.reporting.metrics_log import MetricsLog, metrics_table
 from nvt_torchrec.dlrm.reporting.profiling import StepProfiler
@@ -94,6 +97,7 @@ def train(settings: TrainSettings, group: Group) -> TrainResult:
     settings = choose_label(settings, schema)
     if settings.save_checkpoint_path:
         check_destination(settings.save_checkpoint_path)
+    settings = choose_sizes(settings, schema, group.world_size)
     with claimed(lock_files(settings), group):
         trainer = Trainer(settings, model_config(settings, schema), group)
         return trainer.test() if settings.mode == "test" else trainer.train()
@@ -110,11 +114,12 @@ class Trainer:
         self.ancestor = agree_on_ancestor(settings, group)
         days = choose_days(settings, self.ancestor.days if self.ancestor else None)
         self.loaders = make_loaders(settings, config, group, days.selection)
+        self.selection = days.selection
         if group.rank == 0:
             log_days(days, self.loaders["train"].num_rows)
         self.epoch_steps = len(self.loaders["train"])
         global_batch = settings.batch_size * group.world_size
-        remedy, remedy_at_chance = remedies(settings, config, global_batch, self.epoch_steps)
+        remedy = remedies(settings, config, global_batch, self.epoch_steps)
         settings = with_default_rates(settings, config, global_batch, self.epoch_steps)
         self.settings = settings
         self.learning = LearningCheck(
@@ -123,8 +128,7 @@ class Trainer:
             epoch_steps=self.epoch_steps,
             warmup_steps=settings.lr_warmup_steps,
             global_batch=global_batch,
-            remedy=remedy,
-            remedy_at_chance=remedy_at_chance,
+            remedies=remedy,
         )
         self.progress = Progress(settings, group, self.events, self.epoch_steps)
         self.model, self.optimizer, plan = build(settings, config, group, self.loaders)
@@ -168,12 +172,21 @@ class Trainer:
                 self._train_epochs()
                 self._save_final_checkpoint()
                 self.stop_requests.finish()
-                self.progress.report_end(self._result().metrics, self.directory)
+            self._report_end()
         except BaseException:
             if self.checkpoints:
                 self.checkpoints.abandon()
             raise
         return self._result()
+
+    def _report_end(self) -> None:
+        """Report the result of the run beside the baselines (rank 0)."""
+        metrics = self._result().metrics
+        baselines = {}
+        if self.group.rank == 0:
+            baselines = compute_baselines(self.settings, self.config, self.selection)
+            self.learning.finished(self.progress.step, metrics, baselines)
+        self.progress.report_end(metrics, baselines, self.directory)
 
     def _train_epochs(self) -> None:
         """Train what is left of all epochs, with evaluations of valid on the way and of test."""
@@ -387,6 +400,8 @@ class Trainer:
         if self.directory:
             write_json(self.directory / SETTINGS_FILE, self.settings.to_dict())
             if self.settings.mode == "train":
+                rows = self.loaders["train"].num_rows
+                log.info("%s", sizes_line(self.settings, self.config, rows))
                 log.info("%s", rates_line(self.settings))
 
     def _result(self) -> TrainResult:

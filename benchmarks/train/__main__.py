@@ -5,7 +5,8 @@ clone https://github.com/facebookresearch/dlrm), in this project's environment. 
 arrays into memory; our trainer decodes parquet. "bare loop" is forward, backward and optimizer of
 our model over one batch in memory.
 Rates are over --steps steps after --warm_up. On a busy machine compare samples per CPU second.
-`python -m benchmarks.train quality` compares how good the trained models are.
+`python -m benchmarks.train quality` compares how good the trained models are, and `… regression`
+the first model that the defaults give with logistic regression.
 """
 
 from __future__ import annotations
@@ -57,6 +58,10 @@ def main(argv: list[str] | None = None) -> int:
         from benchmarks.train import quality
 
         return quality.main(argv[1:])
+    if argv[:1] == ["regression"]:
+        from benchmarks.train import regression
+
+        return regression.main(argv[1:])
     return run_benchmark("train", __doc__, BenchmarkSettings, _run, argv)
 
 

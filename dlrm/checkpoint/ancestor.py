@@ -81,10 +81,11 @@ def find_ancestor(settings: TrainSettings, checkpoints: list[Path]) -> Ancestor 
     if not settings.continue_from:
         return None
     given = Path(settings.continue_from)
-    recorded = _recorded(checkpoints)
-    if recorded is None:
+    newest = newest_record(checkpoints)
+    if newest is None:
         return _describe(resolve(given))
-    path, before = recorded
+    path, record = newest
+    before = ancestor_of(path, record.training)
     if before is None:
         raise SettingsError(
             f"{path.parent}: holds a run that began from scratch, not from {given}",
@@ -108,14 +109,13 @@ def _may_be(given: Path, before: Ancestor) -> bool:
     return now.digest == before.digest
 
 
-def _recorded(checkpoints: list[Path]) -> tuple[Path, Ancestor | None] | None:
-    """Return the newest own checkpoint that can be read, and the ancestor that it names."""
+def newest_record(checkpoints: list[Path]) -> tuple[Path, CheckpointRecord] | None:
+    """Return the newest of a run's checkpoints that can be read, and its record."""
     for path in reversed(checkpoints):
         try:
-            training = CheckpointRecord.read(path).training
+            return path, CheckpointRecord.read(path)
         except ClickLogError:
             continue  # the run passes it over, too, or ends with this error
-        return path, ancestor_of(path, training)
     return None
 
 

@@ -17,9 +17,9 @@ of the step alone, counted from 0 over all epochs, so a resumed run has the same
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
+from nvt_torchrec.base.command_line import as_text
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.optimizers import OPTIMIZERS
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
@@ -30,6 +30,9 @@ _WARMUP_SHARE, _WARMUP_LEAST, _WARMUP_MOST = 0.05, 10, 200
 #: At the full rates the last batches of a day move the whole model up or down: docs/daily.md has
 #: what `make daily` measured.
 _CONTINUED = 0.4, 1 / 6
+#: The share of the steps, at the end, over which the dense layers' rate falls to 0. At a constant
+#: rate the last batches decide the mean prediction; tables, whose rows are seen seldom, lose by it.
+_DENSE_DECAY = 0.5
 #: The lowest rate of facebookresearch/dlrm's decay.
 _SMALLEST = 1e-7
 
@@ -37,7 +40,7 @@ _SMALLEST = 1e-7
 def with_default_rates(
     settings: TrainSettings, config: ModelConfig, global_batch: int, epoch_steps: int
 ) -> TrainSettings:
-    """Fill in the learning rates and the warm-up that ``settings`` do not have.
+    """Fill in the learning rates, their schedule and epsilon that ``settings`` do not have.
 
     A given ``learning_rate`` serves the dense layers too, and from the first step on, as in
     TorchRec's example and facebookresearch/dlrm. A run that continues from a checkpoint has no
@@ -58,14 +61,16 @@ def with_default_rates(
     if settings.learning_rate is not None:
         tables = dense = settings.learning_rate
         warmup = 0
-    given = {
-        "learning_rate": settings.learning_rate,
-        "dense_learning_rate": settings.dense_learning_rate,
-        "lr_warmup_steps": settings.lr_warmup_steps,
-    }
-    chosen = {"learning_rate": tables, "dense_learning_rate": dense, "lr_warmup_steps": warmup}
-    return dataclasses.replace(
-        settings, **{name: chosen[name] for name, value in given.items() if value is None}
+    scheduled = settings.lr_decay_steps or settings.continue_from
+    given = settings.learning_rate or settings.dense_learning_rate
+    return settings.filled(
+        {
+            "learning_rate": tables,
+            "dense_learning_rate": dense,
+            "lr_warmup_steps": warmup,
+            "dense_decay": 0.0 if scheduled or given else _DENSE_DECAY,
+            "eps": OPTIMIZERS[settings.table_optimizer].eps(global_batch),
+        }
     )
 
 
@@ -92,20 +97,39 @@ def default_warmup(epoch_steps: int) -> int:
     return min(warmup, epoch_steps // 2)
 
 
+def sizes_line(settings: TrainSettings, config: ModelConfig, rows: int) -> str:
+    """Describe the sizes of a run, for its log."""
+    layers = config.dense_arch_layer_sizes, config.over_arch_layer_sizes
+    return (
+        f"size {settings.size} ({rows:,} training rows): tables {config.embedding_dim} wide, "
+        f"layers {' and '.join(str(as_text(sizes)) for sizes in layers if sizes)}, "
+        f"{settings.batch_size} samples per step and rank"
+    )
+
+
 def rates_line(settings: TrainSettings) -> str:
     """Describe the learning rates of a run, for its log."""
+    falls = f", falling to 0 over {settings.dense_decay:.0%} of the steps"
     line = (
         f"{settings.table_optimizer}, learning rate {settings.learning_rate:g} (tables) and "
-        f"{settings.dense_learning_rate:g} (dense layers)"
+        f"{settings.dense_learning_rate:g} (dense layers{falls if settings.dense_decay else ''})"
     )
     warmup = settings.lr_warmup_steps
     return f"{line}, after a warm-up of {warmup} steps" if warmup else line
 
 
+class Remedies(NamedTuple):
+    """The remedies for a loss that is too high, an AUROC at chance, and a calibration off 1."""
+
+    too_high: str
+    at_chance: str
+    calibration: str
+
+
 def remedies(
     given: TrainSettings, config: ModelConfig, global_batch: int, epoch_steps: int
-) -> tuple[str, str]:
-    """Return the remedies for a loss that is too high, and for predictions at chance.
+) -> Remedies:
+    """Return the remedies for a run that does not learn as it should.
 
     Args:
         given: The settings as the user gave them, without defaults filled in.
@@ -135,7 +159,15 @@ def remedies(
             "look whether the data tell anything of the label (report.html of the ETL), or "
             f"{too_high}"
         )
-    return too_high, at_chance
+    if given.undersampling_rate:
+        calibration = "--undersampling_rate makes clicks more frequent: train without it"
+    elif flags:
+        calibration = f"leave {' and '.join(flags)} out, so that the dense layers' rate falls to 0"
+    elif given.dense_decay == 0 or given.continue_from or given.lr_decay_steps:
+        calibration = f"give --dense_decay {_DENSE_DECAY}, so that the dense layers' rate falls"
+    else:
+        calibration = "train on more rows, or in more steps, by a smaller --batch_size"
+    return Remedies(too_high, at_chance, calibration)
 
 
 def _rounded(rate: float) -> float:
@@ -155,8 +187,11 @@ def learning_rates(settings: TrainSettings, step: int, total_steps: int) -> Rate
 
     ``settings`` come from :func:`with_default_rates`.
     """
-    bases = Rates(settings.learning_rate, settings.dense_learning_rate)
-    return Rates(*(learning_rate(settings, base, step, total_steps) for base in bases))
+    bases = settings.learning_rate, settings.dense_learning_rate
+    tables, dense = (learning_rate(settings, base, step, total_steps) for base in bases)
+    falling = settings.dense_decay * total_steps
+    left = total_steps - step
+    return Rates(tables, dense * left / falling if left < falling else dense)
 
 
 def learning_rate(settings: TrainSettings, base: float, step: int, total_steps: int) -> float:

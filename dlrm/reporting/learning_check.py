@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ import torch
 from nvt_torchrec.dlrm.launch.distributed import Group, gather_rows, reduce_sum
 from nvt_torchrec.dlrm.metrics import Metrics, auroc
 from nvt_torchrec.dlrm.model import StepOutput
+from nvt_torchrec.dlrm.optim.learning_rates import Remedies
+from nvt_torchrec.dlrm.reporting.baselines import REGRESSION
 from nvt_torchrec.dlrm.reporting.metrics_log import MetricsLog
 
 log = logging.getLogger(__name__)
@@ -29,6 +32,8 @@ TOO_MUCH_LOSS = 10
 #: The share of an epoch after which something should be learned, and the number of the following
 #: samples whose AUROC is computed: with 5,000 clicks among them its error is below 0.01.
 _SHARE, _SAMPLES = 0.1, 20_000
+#: How far a calibration may be from 1.
+_OFF = 0.05
 #: The fewest clicks, and the fewest rows without a click, for a click rate.
 _FEW = 100
 
@@ -42,8 +47,7 @@ class LearningCheck:
         epoch_steps: The steps of an epoch.
         warmup_steps: The warm-up steps of the learning rate; the AUROC is checked after them.
         global_batch: The samples of a step, on all ranks.
-        remedy: The remedy for a loss that is too high.
-        remedy_at_chance: The remedy for an AUROC at chance.
+        remedies: What helps.
     """
 
     def __init__(
@@ -54,11 +58,10 @@ class LearningCheck:
         epoch_steps: int,
         warmup_steps: int,
         global_batch: int,
-        remedy: str,
-        remedy_at_chance: str,
+        remedies: Remedies,
     ) -> None:
         self._group, self._events = group, events
-        self._remedy, self._remedy_at_chance = remedy, remedy_at_chance
+        self._remedies = remedies
         self._warned: set[str] = set()
         self._samples = 0
         self._sums = torch.zeros(2, dtype=torch.float64, device=group.device)
@@ -91,7 +94,33 @@ class LearningCheck:
                 "chance",
                 step,
                 f"AUROC {valid.auroc:.4f} of valid: nothing is learned yet",
-                self._remedy_at_chance,
+                self._remedies.at_chance,
+            )
+
+    def finished(
+        self,
+        step: int,
+        metrics: Mapping[str, Metrics],
+        baselines: Mapping[tuple[str, str], Metrics],
+    ) -> None:
+        """Check the calibration of the last evaluations, on rank 0, beside the baselines'."""
+        for split, result in metrics.items():
+            if not _is_off(result):
+                continue
+            regression = baselines.get((split, REGRESSION))
+            if regression and _is_off(regression):
+                remedy = (
+                    f"logistic regression's is {regression.calibration:.3f}: clicks are rarer or "
+                    "more frequent than in training; train on rows of the same time"
+                )
+            else:
+                remedy = self._remedies.calibration
+            self._warn(
+                "calibration",
+                step,
+                f"calibration {result.calibration:.3f} of {split}: the mean prediction is "
+                f"{result.mean_prediction:.4f}, the click rate {result.positive_rate:.4f}",
+                remedy,
             )
 
     def _check_loss(self, step: int, output: StepOutput) -> None:
@@ -113,7 +142,7 @@ class LearningCheck:
                     step,
                     f"loss {loss:.4g}, where always predicting the click rate of "
                     f"{rate:.2%} gives {base:.3f}: training diverges",
-                    self._remedy,
+                    self._remedies.too_high,
                 )
         mean = total / max(rows, 1)
         if rows >= _FEW and squares / rows - mean**2 <= 1e-12 * mean**2:
@@ -122,7 +151,7 @@ class LearningCheck:
                 step,
                 f"every row gets the same prediction (logit {mean:.4g}): the layers "
                 "pass nothing on",
-                self._remedy,
+                self._remedies.too_high,
             )
 
     def _check_auroc(self, step: int) -> None:
@@ -146,7 +175,7 @@ class LearningCheck:
                 step,
                 f"AUROC {area:.4f} of the last {len(rows):,} training samples, predicted before "
                 "they were trained: nothing is learned yet",
-                self._remedy_at_chance,
+                self._remedies.at_chance,
             )
 
     def _warn(self, kind: str, step: int, problem: str, remedy: str) -> None:
@@ -154,6 +183,13 @@ class LearningCheck:
             self._warned.add(kind)
             log.warning("step %d: %s\n  -> %s", step, problem, remedy)
             self._events.write("warning", step=step, text=problem, remedy=remedy)
+
+
+def _is_off(metrics: Metrics) -> bool:
+    """Return whether a calibration is off by more than a twentieth, and more than by chance."""
+    if metrics.calibration is None or metrics.total_weight is not None:
+        return False
+    return abs(metrics.calibration - 1) > _OFF + 2 / math.sqrt(metrics.positives)
 
 
 def _effective(weights: np.ndarray) -> float:

@@ -36,6 +36,7 @@ class MetricsLog:
       samples_per_s_per_rank, data_wait (share of the time that ranks waited for their loaders),
       memory_bytes (rank 0), eta_s, train_seconds;
     - ``evaluation``: step, epoch, split and the fields of :class:`dlrm.metrics.Metrics`, seconds;
+    - ``baseline``: split, name and the same fields (:mod:`dlrm.reporting.baselines`);
     - ``warning``: step, text and remedy (:mod:`dlrm.reporting.learning_check`);
     - ``resume``: step and checkpoint;
     - ``end``: step, samples, train_seconds, samples_per_s, checkpoint.

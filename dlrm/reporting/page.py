@@ -111,7 +111,7 @@ def page(events: Events) -> str:
     start, *rest = events
     of_kind = {
         kind: [event for event in rest if event["event"] == kind]
-        for kind in ("train", "evaluation", "end")
+        for kind in ("train", "evaluation", "baseline", "end")
     }
     settings = start["settings"]
     plan = start["plan"]
@@ -123,6 +123,7 @@ def page(events: Events) -> str:
         end=of_kind["end"][0] if of_kind["end"] else None,
         train=of_kind["train"],
         last={event["split"]: event for event in of_kind["evaluation"]},
+        baselines={f"{event['split']}, {event['name']}": event for event in of_kind["baseline"]},
         oracle=start.get("oracle") or {},
         curves=_curves(start, of_kind["train"], of_kind["evaluation"]),
         gib_per_rank=plan["gib_per_rank"],

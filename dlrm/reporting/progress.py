@@ -170,13 +170,21 @@ class Progress:
         )
         log.info("%s", metrics_line(split, metrics))
 
-    def report_end(self, metrics: Mapping[str, Metrics], directory: Path | None) -> None:
+    def report_end(
+        self,
+        metrics: dict[str, Metrics],
+        baselines: Mapping[tuple[str, str], Metrics],
+        directory: Path | None,
+    ) -> None:
         """Report the whole run and write its page.
 
         Args:
             metrics: The final metrics by split.
+            baselines: Those of the baselines, by split and name.
             directory: Where the page goes; None on ranks other than 0.
         """
+        for (split, name), values in baselines.items():
+            self._events.write("baseline", split=split, name=name, **values.to_dict())
         speed, path = self.samples_per_s, self._settings.save_checkpoint_path
         self._events.write(
             "end",
@@ -193,7 +201,7 @@ class Progress:
             f"{self.samples:,}",
             self.train_seconds,
             "" if speed is None else f": {speed:,.0f} samples/s",
-            metrics_table(metrics),
+            metrics_table(metrics | {f"{s}, {name}": m for (s, name), m in baselines.items()}),
         )
         kept = path or self._settings.checkpoint_dir or "none (--save_checkpoint_path)"
         log.info("checkpoint: %s", kept)

@@ -14,6 +14,7 @@ from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.dlrm.interactions import INTERACTIONS
 from nvt_torchrec.dlrm.optimizers import OPTIMIZERS
 from nvt_torchrec.dlrm.settings import other_trainers
+from nvt_torchrec.dlrm.settings.sizes import SIZES
 
 SHARDINGS = ("auto", "table_wise", "row_wise", "column_wise")
 MODES = ("train", "test")
@@ -47,9 +48,11 @@ class TrainFields(Settings):
         "the ETL's OUT/criteo_binary/split: holds train, valid and test",
         "/data/criteo_1tb/criteo_binary/split/", metavar="PATH"
     )
-    batch_size: int = _data("samples per step and rank", 32, least=1)
+    batch_size: int | None = _data(
+        "samples per step and rank (default: by the number of training rows)", None, least=1
+    )
     test_batch_size: int | None = _data(
-        "samples per step and rank of evaluations (default: --batch_size)", None, least=1
+        "samples per step and rank of evaluations (default: --batch_size, if given)", None, least=1
     )
     shuffle_training_set: bool = _data(
         "read the rows of the training set in a new order every epoch", False
@@ -88,6 +91,10 @@ class TrainFields(Settings):
         "seed of the initial weights and of the shuffling", 0, least=0, most=2**63 - 1
     )
 
+    size: str = _model(
+        "width of tables and layers, and the optimizer, where they are not given; auto: by the "
+        "number of training rows", "auto", choices=("auto", *SIZES)
+    )
     num_embeddings: int | None = _model(
         "rows of every embedding table (default: from the data)", None, least=1,
         excludes=("num_embeddings_per_feature", "max_table_size")
@@ -103,12 +110,14 @@ class TrainFields(Settings):
         "map ids that a given table size has no row for into the table, beside the reserved ids",
         False
     )
-    embedding_dim: int = _model("width of the embedding tables", 128, least=1)
-    dense_arch_layer_sizes: tuple[int, ...] = _model(
-        "layers for the dense features; ends with embedding_dim", (512, 256, 128), least=1
+    embedding_dim: int | None = _model(
+        "width of the embedding tables (default: by --size)", None, least=1
     )
-    over_arch_layer_sizes: tuple[int, ...] = _model(
-        "layers above the interaction; ends with 1", (1024, 1024, 512, 256, 1), least=1
+    dense_arch_layer_sizes: tuple[int, ...] | None = _model(
+        "layers for the dense features; ends with embedding_dim (default: by --size)", None, least=1
+    )
+    over_arch_layer_sizes: tuple[int, ...] | None = _model(
+        "layers above the interaction; ends with 1 (default: by --size)", None, least=1
     )
     interaction_type: str = _model(
         "dot products of pairs (DLRM), a low-rank cross network (DCN v2), or two projections",
@@ -132,10 +141,13 @@ class TrainFields(Settings):
     )
     optimizer: str | None = _optimization(
         "optimizer of the tables, fused into their backward pass; the dense layers use the same, "
-        "or Adagrad with rowwise_adagrad (default: sgd)", None, choices=tuple(OPTIMIZERS)
+        "or Adagrad with rowwise_adagrad (default: by --size; sgd with --learning_rate)", None,
+        choices=tuple(OPTIMIZERS)
     )
     adagrad: bool = _optimization("the example's name for --optimizer rowwise_adagrad", False)
-    eps: float = _optimization("epsilon of Adagrad and Adam", 1e-8, above=0)
+    eps: float | None = _optimization(
+        "epsilon of Adagrad and Adam (default: by optimizer and global batch)", None, above=0
+    )
     change_lr: bool = _optimization("change the learning rate at --lr_change_point", False)
     lr_change_point: float = _optimization(
         "share of all steps, over all epochs, after which the learning rate changes", 0.80, least=0,
@@ -147,6 +159,11 @@ class TrainFields(Settings):
     lr_warmup_steps: int | None = _optimization(
         "steps over which the learning rate grows from 0 (default: 5 % of an epoch, 10 to 200; "
         "none with --learning_rate or --continue_from)", None, least=0
+    )
+    dense_decay: float | None = _optimization(
+        "share of all steps, at the end, over which the dense layers' learning rate falls to 0 "
+        "(default: 0.5; 0 with --learning_rate, --dense_learning_rate, --continue_from or another "
+        "schedule)", None, least=0, most=1
     )
     lr_decay_start: int = _optimization(
         "step at which the decay begins", 0, least=0, needs="--lr_decay_steps"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,15 @@ from nvt_torchrec.base.command_line import Parser, as_text, parse
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.interactions import INTERACTIONS, Interaction, sizes_of
 from nvt_torchrec.dlrm.settings.fields import LOGS, TrainFields
+from nvt_torchrec.dlrm.settings.sizes import SIZES, global_batch_for, size_for
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.splits import SPLITS
 
 #: A list of days, as :func:`clicklog.readers.days.parse_days` reads it.
 _DAYS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+
+#: The samples of a step of an evaluation, at least, where no batch size is given.
+_TEST_BATCH = 4096
 
 #: The flags, with those of the interactions' sizes.
 _AllFields = dataclasses.make_dataclass(
@@ -59,8 +63,15 @@ class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
         return kind(**{name: getattr(self, name) for name in sizes_of(kind)})
 
     def batch_size_of(self, split: str) -> int:
-        """Return the samples per step and rank of a split."""
+        """Return the samples per step and rank of a split, once :func:`with_sizes` chose them."""
         return self.batch_size if split == "train" else self.test_batch_size or self.batch_size
+
+    def filled(self, defaults: Mapping[str, Any]) -> TrainSettings:
+        """Return the settings with those of ``defaults`` that they do not have."""
+        missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        if self.adagrad:  # it names the optimizer
+            missing.pop("optimizer", None)
+        return dataclasses.replace(self, **missing)
 
     def split_path(self, split: str) -> Path:
         """Return the directory of a split: train, valid or test."""
@@ -110,11 +121,40 @@ def table_optimizer(optimizer: str | None, adagrad: bool) -> str:
     return "rowwise_adagrad" if adagrad else optimizer or "sgd"
 
 
+def with_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
+    """Fill in the sizes of model and batch, and the optimizer, that ``settings`` do not have.
+
+    Args:
+        settings: The settings of the run.
+        rows: The rows of the training set.
+        ranks: The number of ranks.
+    """
+    name = size_for(rows) if settings.size == "auto" else settings.size
+    size = SIZES[name]
+    layers = settings.dense_arch_layer_sizes
+    dim = settings.embedding_dim or (layers[-1] if layers else size.embedding_dim)
+    batch = max(1, global_batch_for(rows) // ranks)
+    chosen = {
+        "embedding_dim": dim,
+        "dense_arch_layer_sizes": (*size.dense_arch_layer_sizes[:-1], dim),
+        "over_arch_layer_sizes": size.over_arch_layer_sizes,
+        # with a rate of their own, users mean the optimizer of TorchRec's example
+        "optimizer": size.optimizer if settings.learning_rate is None else "sgd",
+        "batch_size": batch,
+    }
+    if settings.batch_size is None:
+        chosen["test_batch_size"] = max(batch, _TEST_BATCH)
+    return dataclasses.replace(settings.filled(chosen), size=name)
+
+
 def _check_layers(settings: TrainSettings) -> None:
-    dim = settings.embedding_dim
-    if dim % 4:
-        raise SettingsError(f"--embedding_dim {dim}", "FBGEMM's tables need a multiple of 4")
-    over = settings.over_arch_layer_sizes
+    dim, over = settings.embedding_dim, settings.over_arch_layer_sizes
+    if dim is not None:
+        if dim % 4:
+            raise SettingsError(f"--embedding_dim {dim}", "FBGEMM's tables need a multiple of 4")
+        settings.interaction.check_width(dim)
+    if over is None:
+        return
     if over[-1] != 1:
         raise SettingsError(
             f"--over_arch_layer_sizes {as_text(over)} ends with {over[-1]}",
@@ -124,7 +164,6 @@ def _check_layers(settings: TrainSettings) -> None:
         raise SettingsError(
             f"--over_arch_layer_sizes {as_text(over)}", "TorchRec's DLRM needs two or more layers"
         )
-    settings.interaction.check_width(dim)
 
 
 def _check_schedule(settings: TrainSettings) -> None:

@@ -37,12 +37,14 @@ from torchrec.distributed.types import ShardingPlan, ShardingType
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.dlrm.config import ModelConfig, model_config
+from nvt_torchrec.dlrm.data import choose_sizes
 from nvt_torchrec.dlrm.model import TrainModel, build_dlrm
 from nvt_torchrec.dlrm.optim.combined import fuse_table_optimizer
 from nvt_torchrec.dlrm.optim.learning_rates import with_default_rates
 from nvt_torchrec.dlrm.optimizers import OPTIMIZERS
 from nvt_torchrec.dlrm.settings.fields import SHARDINGS
-from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.settings.sizes import SIZES
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, with_sizes
 from nvt_torchrec.dlrm.sharding.lookups import StorageEstimator, fused_params, output_type
 from nvt_torchrec.formats.schema import SCHEMA_FILE, TableSchema
 
@@ -360,13 +362,15 @@ def plan_only(settings: TrainSettings) -> str:
         BadInputError: There are neither data nor sizes.
     """
     sizes = settings.num_embeddings_per_feature
+    ranks = settings.plan_only or 1
     if sizes and not (Path(settings.binary_path) / SCHEMA_FILE).exists():
+        settings = with_sizes(settings, SIZES["large"].least_rows, ranks)
         names = tuple(f"cat_{i}" for i in range(len(sizes)))
         schema = TableSchema("label", tuple(f"int_{i}" for i in range(13)), names, sizes)
     else:
         schema = TableSchema.read(settings.binary_path)
+        settings = choose_sizes(settings, schema, ranks)
     config = model_config(settings, schema)
-    ranks = settings.plan_only or 1
     memory = int((settings.hbm_gib or DEFAULT_HBM_GIB) * GIB)
     hardware = Hardware(ranks, min(ranks, GPUS_PER_MACHINE), "cuda", memory, memory)
     model = TrainModel(build_dlrm(config, tables=settings.table_precision), ranks)

@@ -7,7 +7,7 @@ import pytest
 from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.optim.learning_rates import default_rates, default_warmup, with_default_rates
 from nvt_torchrec.dlrm.optimizers import OPTIMIZERS
-from nvt_torchrec.dlrm.settings.train_settings import parse_settings
+from nvt_torchrec.dlrm.settings.train_settings import parse_settings, with_sizes
 from nvt_torchrec.formats.schema import TableSchema
 from tests.dlrm.runs import events, losses, train_here
 from tests.nvt_loader.data import write_split
@@ -27,7 +27,7 @@ def learnable(tmp_path_factory):
 
 
 def _resolved(*flags: str, global_batch: int = 16_384, epoch_steps: int = 1000):
-    settings = parse_settings(flags)
+    settings = with_sizes(parse_settings(["--size=large", *flags]), rows=0, ranks=1)
     config = model_config(settings, SCHEMA)
     return with_default_rates(settings, config, global_batch, epoch_steps)
 
@@ -63,17 +63,10 @@ def test_no_warmup_that_goes_on_when_the_decay_begins():
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_wider_layers_and_smaller_batches_get_no_higher_rates(optimizer):
-    narrow = model_config(
-        parse_settings(
-            [
-                "--embedding_dim=16",
-                "--dense_arch_layer_sizes=64,16",
-                "--over_arch_layer_sizes=64,1",
-            ]
-        ),
-        SCHEMA,
+    narrow, wide = (
+        model_config(with_sizes(parse_settings([f"--size={size}"]), rows=0, ranks=1), SCHEMA)
+        for size in ("small", "large")
     )
-    wide = model_config(parse_settings([]), SCHEMA)
     for batch in (256, 65_536):
         pairs = zip(
             default_rates(optimizer, narrow, batch),

@@ -8,7 +8,7 @@ import pytest
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.dlrm.config import ModelConfig, model_config
-from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, parse_settings
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, parse_settings, with_sizes
 from nvt_torchrec.formats.schema import TableSchema
 from tests.dlrm.runs import ROOT, run_command
 
@@ -35,15 +35,11 @@ def test_command_line_of_the_example_is_understood():
     assert not settings.adagrad
 
 
-def test_defaults_are_those_of_the_example_but_for_the_learning_rate():
+def test_defaults_are_those_of_the_example_but_for_rates_and_sizes():
     settings = parse_settings([])
     assert settings == TrainSettings(
         binary_path="/data/criteo_1tb/criteo_binary/split/",
-        batch_size=32,
         epochs=1,
-        embedding_dim=128,
-        dense_arch_layer_sizes=(512, 256, 128),
-        over_arch_layer_sizes=(1024, 1024, 512, 256, 1),
         learning_rate=None,
         change_lr=False,
         lr_change_point=0.80,
@@ -90,7 +86,8 @@ def test_defaults_are_those_of_the_example_but_for_the_learning_rate():
         ("--dcn_num_layers 2", "no effect without --interaction_type dcn"),
         ("--interaction_type cat", "invalid choice: 'cat'"),
         (
-            "--interaction_type projection --interaction_branch1_layer_sizes 64,100",
+            "--interaction_type projection --interaction_branch1_layer_sizes 64,100 "
+            "--embedding_dim 128",
             "ends with 100\n.*end with a multiple of 128",
         ),
         ("--interaction_branch2_layer_sizes 128", "without --interaction_type projection"),
@@ -185,8 +182,12 @@ def test_binary_files_of_the_example_get_a_hint(tmp_path):
 SCHEMA = TableSchema("label", ("int_0",), ("cat_0", "cat_1", "cat_2"), (10, 50, 200))
 
 
+def small(**values) -> TrainSettings:
+    return with_sizes(TrainSettings(**values), rows=1000, ranks=1)
+
+
 def sizes(**values) -> tuple[int, ...]:
-    return model_config(TrainSettings(**values), SCHEMA).num_embeddings
+    return model_config(small(**values), SCHEMA).num_embeddings
 
 
 def test_table_sizes_come_from_the_data_or_the_flags():
@@ -213,18 +214,18 @@ def test_table_too_small_for_the_data(values, message):
 
 
 def test_dense_layers_that_do_not_end_with_the_width_of_the_tables():
-    settings = parse_settings(["--embedding_dim=64"])
+    settings = small(embedding_dim=64, dense_arch_layer_sizes=(128,))
     with pytest.raises(SettingsError, match="ends with 128, but --embedding_dim is 64"):
         model_config(settings, SCHEMA)
 
 
 def test_data_of_a_single_categorical_column():
     with pytest.raises(SchemaError, match="no dense column"):
-        model_config(TrainSettings(), TableSchema("label", (), ("cat_0",), (3,)))
+        model_config(small(), TableSchema("label", (), ("cat_0",), (3,)))
 
 
 def test_model_config_round_trip():
-    config = model_config(TrainSettings(), SCHEMA)
+    config = model_config(small(), SCHEMA)
     value = config.to_dict()
     value = {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
     assert ModelConfig.from_dict(value) == config
@@ -236,8 +237,8 @@ def test_model_config_round_trip():
 
 
 def test_configurations_of_earlier_versions():
-    value = {**model_config(TrainSettings(), SCHEMA).to_dict(), "multi_hot_sizes": []}
+    value = {**model_config(small(), SCHEMA).to_dict(), "multi_hot_sizes": []}
     value["multi_hot_distribution_type"] = "uniform"
-    assert ModelConfig.from_dict(value) == model_config(TrainSettings(), SCHEMA)
+    assert ModelConfig.from_dict(value) == model_config(small(), SCHEMA)
     with pytest.raises(SchemaError, match="multi_hot_sizes, which were removed"):
         ModelConfig.from_dict({**value, "multi_hot_sizes": [3, 2, 1]})

@@ -1,0 +1,199 @@
+"""Train with the trainer's defaults on five kinds of logs, beside scikit-learn's regression.
+
+Each log is trained for one epoch with every optimizer and no other flag of the model; logistic
+regression has a weight for each value of a column (C = 1), and the same rows. Oracle is the AUROC
+of the probabilities that the clicks were drawn with.
+
+    python -m benchmarks.train regression --logs additive,census --optimizers adagrad
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+
+from benchmarks.data import make_once
+from benchmarks.harness import ROOT, Metric, System, Table, run_benchmark
+from benchmarks.process import run
+from benchmarks.train.quality import OPTIMIZERS, make_data
+from benchmarks.venvs import BUILD, PeerError
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.dlrm.metrics import auroc, compute_metrics
+from nvt_torchrec.formats.schema import TableSchema
+
+METRICS = (
+    Metric("auroc", "AUROC", ".4f"),
+    Metric("regression_auroc", "regression's", ".4f"),
+    Metric("oracle", "oracle's", ".4f"),
+    Metric("log_loss", "log loss", ".4f"),
+    Metric("regression_log_loss", "regression's", ".4f"),
+    Metric("calibration", "calibration", ".3f"),
+    Metric("regression_calibration", "regression's", ".3f"),
+    Metric("samples_per_s", "samples/s"),
+)
+#: How far below the regression's AUROC a model may be, and its calibration from the regression's.
+BEHIND, OFF = 0.003, 0.03
+#: The rows that the regression is fitted to, at most: it takes all at once.
+_FITTED = 800_000
+
+Drawn = tuple[np.ndarray, pd.DataFrame]
+
+
+def _zipf(random: np.random.Generator, rows: int, values: int) -> np.ndarray:
+    shares = 1 / np.arange(1, values + 1) ** 0.8
+    return random.choice(values, rows, p=shares / shares.sum())
+
+
+def _additive(rows: int, users: int, items: int, crossed: float = 0.0) -> Drawn:
+    """Draw user + item + category + log price, and products of vectors of user and item."""
+    random = np.random.default_rng(7)
+    user, item = _zipf(random, rows, users), _zipf(random, rows, items)
+    category = random.integers(0, 30, items)[item]
+    price = random.normal(3, 1, items)[item] + random.normal(0, 0.3, rows)
+    logits = random.normal(0, 0.9, users)[user] + random.normal(0, 0.7, items)[item]
+    logits += random.normal(0, 0.5, 30)[category] - 0.5 * (price - 3) - 1.6
+    of_users, of_items = random.normal(0, 1, (users, 4)), random.normal(0, 1, (items, 4))
+    logits += crossed / 2 * (of_users[user] * of_items[item]).sum(1)
+    columns = {"user": user, "item": item, "category": category}
+    return logits, pd.DataFrame({**columns, "price": np.exp(price).round(2)})
+
+
+def _census(rows: int) -> Drawn:
+    """Draw few values in many columns, and numbers whose effect is not linear."""
+    random = np.random.default_rng(4)
+    columns = {f"c{size}": _zipf(random, rows, size) for size in (9, 16, 7, 15, 6, 5, 2, 42)}
+    logits = sum(random.normal(0, 0.6, x.max() + 1)[x] for x in columns.values()) - 1.2
+    age = random.normal(39, 13, rows).clip(17, 90).astype(int)
+    hours = random.normal(40, 12, rows).clip(1, 99).astype(int)
+    logits += 0.03 * (hours - 40) - 0.8 * ((age - 48) / 14) ** 2
+    logits += random.normal(0, 0.6, (9, 16))[columns["c9"], columns["c16"]]
+    return logits, pd.DataFrame({**columns, "age": age, "hours": hours})
+
+
+LOGS: dict[str, Callable[[], Drawn] | None] = {
+    "additive": functools.partial(_additive, 100_000, users=20_000, items=3_000),
+    "large": functools.partial(_additive, 1_000_000, users=30_000, items=5_000),
+    "crossed": functools.partial(_additive, 300_000, users=3_000, items=1_000, crossed=0.8),
+    "census": functools.partial(_census, 48_000),
+    "demo": None,  # etl synthesize
+}
+_SPEC = """[input]
+format = "csv"
+[label]
+name = "click"
+[split]
+by = "share"
+valid = 0.1
+test = 0.1
+[[dense]]
+names = {dense}
+raw = "float"
+[[categorical]]
+names = {categorical}
+raw = "int"
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class RegressionSettings(Settings):
+    """The settings of the benchmark."""
+
+    logs: tuple[str, ...] = flag("logs", tuple(LOGS), choices=tuple(LOGS))
+    optimizers: tuple[str, ...] = flag("optimizers", OPTIMIZERS, choices=OPTIMIZERS)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the benchmark; return exit status 1 if a run failed."""
+    return run_benchmark("train regression", __doc__, RegressionSettings, _run, list(argv))
+
+
+def _run(settings: RegressionSettings) -> int:
+    table = Table("regression", "One epoch with the trainer's defaults", METRICS, base="")
+    systems = []
+    for log in settings.logs:
+        split, oracle = _make(log)
+        beside = {"oracle": oracle, **fit_regression(split)}
+        systems += [_train(log, name, split, beside) for name in settings.optimizers]
+    table.measure(systems, repeats=1)
+    table.print()
+    print(f"written to {table.write(behind=BEHIND, off=OFF)}")
+    return 1 if table.failed else 0
+
+
+def _make(log: str) -> tuple[Path, float]:
+    """Return the splits of a log, and the oracle's AUROC."""
+    draw = LOGS[log]
+    if draw is None:
+        split = make_data(250_000)
+        described = json.loads((split.parents[2] / "raw" / "synthetic.json").read_text())
+        return split, described["oracle"]["test"]["auroc"]
+    root = BUILD / f"log-{log}"
+    logits, frame = draw()
+    labels = np.random.default_rng(1).random(len(logits)) < 1 / (1 + np.exp(-logits))
+
+    def make() -> None:
+        frame.assign(click=labels.astype(int)).to_csv(root / "log.csv", index=False)
+        dense = [name for name in frame if name in ("price", "age", "hours")]
+        categorical = [name for name in frame if name not in dense]
+        spec = _SPEC.format(dense=json.dumps(dense), categorical=json.dumps(categorical))
+        (root / "spec.toml").write_text(spec)
+        flags = ["--input_path", root / "log.csv", "--spec", root / "spec.toml"]
+        command = ["-m", "etl", "run", *flags, "--output_path", root / "out"]
+        done = run([sys.executable, *map(str, command)], cwd=ROOT, result=dict)
+        if done.error:
+            raise PeerError(f"etl run failed: {done.error}", "see `python -m etl`")
+
+    make_once(root, f"{log}, {len(logits)} rows", make)
+    return root / "out" / "criteo_binary" / "split", auroc(logits, labels)
+
+
+def fit_regression(split: Path) -> dict[str, float]:
+    """Fit scikit-learn's logistic regression to the rows of train; return its metrics of test."""
+    from scipy import sparse
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import OneHotEncoder
+
+    schema = TableSchema.read(split)
+    train, test = (pq.read_table(split / part).to_pandas() for part in ("train", "test"))
+    train = train.iloc[-_FITTED:]
+    encoder = OneHotEncoder(handle_unknown="ignore").fit(train[list(schema.categorical)].to_numpy())
+
+    def inputs(rows: pd.DataFrame) -> Any:
+        ids = encoder.transform(rows[list(schema.categorical)].to_numpy())
+        return sparse.hstack([ids, rows[list(schema.dense)].to_numpy(float)], format="csr")
+
+    model = LogisticRegression(max_iter=300).fit(inputs(train), train[schema.label])
+    logits = model.decision_function(inputs(test))
+    metrics = compute_metrics(logits, test[schema.label].to_numpy()).to_dict()
+    return {f"regression_{name}": metrics[name] for name in ("auroc", "log_loss", "calibration")}
+
+
+def _train(log: str, optimizer: str, split: Path, beside: dict[str, float]) -> System:
+    log_path = BUILD / "regression" / f"{log} {optimizer}"
+
+    def result() -> dict[str, Any]:
+        lines = (log_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        events = [json.loads(line) for line in lines]
+        test = [e for e in events if e["event"] == "evaluation" and e["split"] == "test"][-1]
+        speed = next(e["samples_per_s"] for e in events if e["event"] == "end")
+        return {**beside, **test, "samples_per_s": speed}
+
+    flags = ["--binary_path", split, "--optimizer", optimizer, "--shuffle_training_set"]
+    return System(
+        optimizer,
+        log,
+        [sys.executable, ROOT / "train_torchrec.py", *flags, "--log_path", log_path],
+        before=lambda: shutil.rmtree(log_path, ignore_errors=True),
+        result=result,
+        timeout=24 * 3600,
+    )

@@ -1,0 +1,152 @@
+"""Sizes by the data or the checkpoint, and the baselines beside a model."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
+from nvt_torchrec.dlrm.config import model_config
+from nvt_torchrec.dlrm.data import choose_sizes, read_schema
+from nvt_torchrec.dlrm.launch.distributed import process_group
+from nvt_torchrec.dlrm.metrics import compute_metrics
+from nvt_torchrec.dlrm.optim.learning_rates import Remedies, learning_rates
+from nvt_torchrec.dlrm.reporting.baselines import CLICK_RATE, REGRESSION, compute_baselines
+from nvt_torchrec.dlrm.reporting.learning_check import LearningCheck
+from nvt_torchrec.dlrm.settings.sizes import global_batch_for, size_for
+from nvt_torchrec.dlrm.settings.train_settings import parse_settings, with_sizes
+from nvt_torchrec.dlrm.train import train
+from tests.dlrm.runs import events, train_here
+from tests.nvt_loader.data import write_split
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "criteo_binary" / "split"
+    files = {"train": [3000], "valid": [1000], "test": [1000]}
+    write_split(path, files, table_sizes=(10, 50, 200), dense=3)
+    return path
+
+
+def _sizes(settings):
+    layers = settings.dense_arch_layer_sizes, settings.over_arch_layer_sizes
+    return (settings.embedding_dim, *layers, settings.optimizer, settings.batch_size)
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "batch"),
+    [(0, "small", 32), (80_000, "small", 128), (10**6, "small", 2048), (4 * 10**9, "large", 16384)],
+)
+def test_by_rows(rows, size, batch):
+    assert (size_for(rows), global_batch_for(rows)) == (size, batch)
+
+
+def test_flags_win():
+    found = with_sizes(parse_settings([]), 80_000, ranks=2)
+    assert _sizes(found) == (16, (64, 16), (64, 1), "adagrad", 64)
+    assert (found.size, found.batch_size_of("test")) == ("small", 4096)
+    flags = ["--embedding_dim=8", "--batch_size=10", "--adagrad", "--size=medium"]
+    found = with_sizes(parse_settings(flags), 80_000, ranks=2)
+    assert _sizes(found) == (8, (256, 8), (256, 128, 1), None, 10)
+    assert (found.table_optimizer, found.batch_size_of("test")) == ("rowwise_adagrad", 10)
+    found = with_sizes(parse_settings(["--learning_rate=15"]), 80_000, ranks=1)
+    assert found.table_optimizer == "sgd"  # as TorchRec's example
+
+
+def test_a_checkpoint_knows_its_sizes(split, tmp_path):
+    data = [f"--binary_path={split}", f"--log_path={tmp_path}"]
+    flags = ["--batch_size=500", "--optimizer=adam", "--eps=1e-5"]
+    directory = ["--checkpoint_freq=2", f"--checkpoint_dir={tmp_path / 'steps'}"]
+    train_here(*data, *flags, *directory, f"--save_checkpoint_path={tmp_path / 'end'}")
+    schema = read_schema(parse_settings(data))
+    expected = (8, (16, 8), (16, 1), "adam", 250)
+    for start in (f"--continue_from={tmp_path / 'end'}", *directory[1:]):
+        given = parse_settings([*data, start, *(directory[:1] if start in directory else [])])
+        found = choose_sizes(given, schema, ranks=2)
+        assert (*_sizes(found), found.eps) == (*expected, 1e-5)
+    recorded = CheckpointRecord.read(tmp_path / "end").training["settings"]
+    assert found.dense_learning_rate == recorded["dense_learning_rate"]
+    loaded = parse_settings([*data, f"--load_checkpoint_path={tmp_path / 'end'}"])
+    assert _sizes(choose_sizes(loaded, schema, ranks=1))[:3] == expected[:3]
+    with process_group() as group:  # without a flag of the model
+        resumed = parse_settings([*data, *directory, "--resume", "--epochs=2"])
+        assert train(resumed, group).steps == 12
+
+
+def test_the_dense_layers_rate_falls():
+    settings = with_sizes(parse_settings(["--dense_decay=0.5", "--learning_rate=2"]), 0, 1)
+    settings = settings.filled({"dense_learning_rate": 1.0, "lr_warmup_steps": 0})
+    rates = [learning_rates(settings, step, 8) for step in range(8)]
+    assert {rate.tables for rate in rates} == {2.0}
+    assert [rate.dense for rate in rates] == [1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
+
+
+def test_baselines_are_those_of_scikit_learn(split):
+    from scipy import sparse
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import OneHotEncoder
+
+    settings = with_sizes(parse_settings([f"--binary_path={split}"]), 0, 1)
+    schema = read_schema(settings)
+    with process_group():
+        found = compute_baselines(settings, model_config(settings, schema), None)
+    train_rows, test_rows = (pq.read_table(split / part).to_pandas() for part in ("train", "test"))
+    names = list(schema.categorical)
+    encoder = OneHotEncoder(handle_unknown="ignore").fit(train_rows[names].to_numpy())
+
+    def inputs(rows):
+        dense = rows[list(schema.dense)].to_numpy(float)
+        return sparse.hstack([encoder.transform(rows[names].to_numpy()), dense], format="csr")
+
+    model = LogisticRegression(max_iter=1000).fit(inputs(train_rows), train_rows["label"])
+    labels = test_rows["label"].to_numpy()
+    expected = compute_metrics(model.decision_function(inputs(test_rows)), labels)
+    assert found["test", REGRESSION].auroc == pytest.approx(expected.auroc, abs=1e-3)
+    assert found["test", REGRESSION].log_loss == pytest.approx(expected.log_loss, abs=1e-3)
+    rate = train_rows["label"].mean()
+    log_loss = -np.mean(np.where(labels > 0.5, np.log(rate), np.log(1 - rate)))
+    assert found["test", CLICK_RATE].log_loss == pytest.approx(log_loss)
+
+
+def test_baselines_stand_beside_the_model(split, tmp_path, caplog):
+    caplog.set_level("INFO")
+    train_here(f"--binary_path={split}", f"--log_path={tmp_path}", "--batch_size=500")
+    names = [(event["split"], event["name"]) for event in events(tmp_path, "baseline")]
+    assert names == [(s, name) for s in ("valid", "test") for name in (CLICK_RATE, REGRESSION)]
+    page = (tmp_path / "training.html").read_text()
+    assert all(
+        f"{split}, {name}" in page and f"{split}, {name}" in caplog.text for split, name in names
+    )
+    assert "tables 8 wide, layers 16,8 and 16,1, 500 samples per step" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("calibration", "regression", "remedy"),
+    [(1.01, 1.0, None), (1.2, 1.0, "by hand"), (0.8, 0.82, "rows of the same time")],
+)
+def test_calibration(calibration, regression, remedy, caplog):
+    rng = np.random.default_rng(0)
+    labels = (rng.random(40_000) < 0.25).astype(np.float32)
+
+    def of(value):
+        rate = value * labels.mean()
+        return compute_metrics(np.full(len(labels), np.log(rate / (1 - rate))), labels)
+
+    with process_group() as group:
+        written = []
+        log = type("Log", (), {"write": lambda self, *a, **values: written.append(values)})()
+        check = LearningCheck(
+            group, log, epoch_steps=9, warmup_steps=0, global_batch=9,
+            remedies=Remedies("", "", "by hand"),
+        )  # fmt: skip
+        check.finished(9, {"test": of(calibration)}, {("test", REGRESSION): of(regression)})
+    assert [event["remedy"] for event in written] == (
+        [] if remedy is None else [written[0]["remedy"]]
+    )
+    if remedy:
+        assert f"calibration {calibration:.3f} of test" in written[0]["text"]
+        assert remedy in written[0]["remedy"]
+        assert json.dumps(written[0])
