@@ -11,16 +11,12 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numba import types
 
-from nvt_torchrec.base.arrays import to_numpy
-from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID
-from nvt_torchrec.formats.workflow_description import Vocabulary, WorkflowDescription
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.compiled.workflow import Ids
 
 #: Bins of equal share, where values are distinct enough. Ten is customary for the PSI.
@@ -72,7 +68,6 @@ REST, ABSENT = BUCKETS, BUCKETS + 1
 LEAST_COUNT = 10
 #: The most values in the buckets of frequent values, which bounds the memory.
 MOST_VALUES = 1 << 16
-_AGAIN = "copy the whole workflow directory again, or fit it again"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,18 +154,7 @@ def read_buckets(path: Path, description: WorkflowDescription) -> dict[str, Buck
     for name, (column, *_) in description.spec.vocabularies.items():
         if not column.hash_buckets:
             vocabulary = description.vocabularies[column.name]
-            counts = _read_counts(path / vocabulary.file, vocabulary)
             unseen = vocabulary.observed["oov"]
+            counts = vocabulary.read_counts(path)
             result[name] = Buckets.make(counts, column.reserved_ids, unseen)
     return result
-
-
-def _read_counts(file: Path, vocabulary: Vocabulary) -> np.ndarray:
-    """Read how often each value of a vocabulary occurred, int64 [values]."""
-    try:
-        column = pq.read_table(file, columns=[f"{vocabulary.name}_size"], use_threads=False)
-    except (OSError, pa.ArrowException) as error:
-        raise BadInputError(f"{file}: cannot be read: {error}", _AGAIN) from error
-    if column.shape != (vocabulary.values, 1) or column.schema[0].type != pa.int64():
-        raise BadInputError(f"{file}: no counts of {vocabulary.values} values", _AGAIN)
-    return to_numpy(column[0].combine_chunks())
