@@ -313,7 +313,7 @@ def test_a_successor_reads_the_same(predictor: Predictor, tmp_path: Path) -> Non
         (tmp_path / "spec.toml").write_text(
             SPEC.replace(*change).replace('"seen", "p', '"saw", "p')
         )
-        with pytest.raises(SchemaError, match="otherwise than the bundle that is served"):
+        with pytest.raises(SchemaError, match="not those of the bundle that is served"):
             check_same_columns(predictor.spec, load_spec(tmp_path / "spec.toml"), "new")
     (tmp_path / "spec.toml").write_text(SPEC.replace("[18, 40]", "[20, 30, 50]"))
     check_same_columns(predictor.spec, load_spec(tmp_path / "spec.toml"), "new")
