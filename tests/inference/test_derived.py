@@ -291,7 +291,7 @@ def test_the_description_of_requests(predictor: Predictor) -> None:
 
 
 def test_exports(predictor: Predictor, log: Path) -> None:
-    with pytest.raises(SettingsError, match=r"columns of strings, .*: user, tags"):
+    with pytest.raises(SettingsError, match=r"columns of strings, .*: user, user_age, tags"):
         RawModel(inspect(log / "out" / "workflow"), log / "out" / "workflow", predictor.model)
     text = config(predictor.spec)
     assert all(f'name: "{name}", data_type: TYPE_STRING' in text for name in SOURCES)
