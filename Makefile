@@ -73,7 +73,7 @@ lint: $(LINKED) $(TOOLS) ## check style, formatting, and the types of the public
 	@$(BIN)/ruff format --check .
 	@build/tools/bin/mypy --python-executable=$(BIN)/python
 
-bench-etl: $(LINKED) ## the ETL beside NVTabular, Polars and DuckDB; minutes
+bench-etl: $(LINKED) ## the ETL beside NVTabular and Polars; minutes
 	@$(ON_PATH) python -m benchmarks.etl $(BENCH_FLAGS)
 
 bench-loader: $(LINKED) ## the loader beside Merlin's and TorchRec's; minutes

@@ -42,16 +42,14 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
         "check": set(),
         "commands": {
             "check",
-            "drift",
             "engines",
             "extend",
             "guess",
             "report",
             "shuffle",
         },
-        "drift": {"report"},
         "engines": set(),
-        "extend": {"drift", "engines", "report"},
+        "extend": {"engines", "report"},
         "guess": set(),
         "report": set(),
         "shuffle": set(),
@@ -84,7 +82,6 @@ EXCEPTIONS = {
 #: Outside of ``nvt_compat`` and the measurements: the modules that import NVTabular or Merlin.
 NVTABULAR_MODULES = {
     "etl.engines.nvtabular",
-    "etl.pickled_workflow",
     "workflows.store",
 }
 #: Modules that import ``nvt_compat`` for NVTabular in other modules or processes.
@@ -109,13 +106,11 @@ FORBIDDEN = {
 @functools.cache
 def _modules() -> dict[str, Path]:
     """Return the files of all modules by name; the name of a package is that of its __init__."""
-    files = [ROOT / "train_torchrec.py"]
+    names = {"train_torchrec": ROOT / "nvt_torchrec" / "train_torchrec.py"}
     for room in (*ROOMS, "demo", "benchmarks"):
-        files += sorted((ROOT / room).rglob("*.py"))
-    names = {}
-    for file in files:
-        parts = file.relative_to(ROOT).with_suffix("").parts
-        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+        for file in sorted((ROOT / room).rglob("*.py")):
+            parts = file.relative_to(ROOT).with_suffix("").parts
+            names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
     return names
 
 
