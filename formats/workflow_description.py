@@ -116,8 +116,7 @@ class WorkflowDescription:
         if (path / "workflow.pkl").exists():
             raise BadInputError(
                 f"{path}: saved by NVTabular's own Workflow.save, as a pickle",
-                "pickles are not opened; fit it again with `python -m etl run`, or, if you trust "
-                "its source, convert it with `python -m etl import --trust_pickle`",
+                "pickles are not opened, as they run code; fit it again with `python -m etl run`",
             )
         if (path / "workflow.json").exists() and not file.exists():
             raise SchemaError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.arrays import to_numpy
+from nvt_torchrec.etl.sample import count_ids, read_sample
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
@@ -119,13 +119,12 @@ def collect(output: Path, manifest: Manifest, description: WorkflowDescription) 
         manifest: The manifest of the run.
         description: The description of its workflow.
     """
-    split_root = EtlOutput(output).splits
-    spec = description.spec
+    paths, spec = EtlOutput(output), description.spec
     counted = {
-        vocabulary.name: _read_counts(EtlOutput(output).workflow / vocabulary.file, vocabulary)
+        vocabulary.name: _read_counts(paths.workflow / vocabulary.file, vocabulary)
         for vocabulary in description.vocabularies.values()
     }
-    ids = count_ids(split_root, manifest, [c.name for c in spec.categorical if c.multi_hot])
+    ids = count_ids(paths, manifest, [c.name for c in spec.categorical if c.multi_hot])
     categorical = []
     for column in spec.categorical:
         vocabulary = description.vocabularies[column.name]
@@ -146,10 +145,14 @@ def collect(output: Path, manifest: Manifest, description: WorkflowDescription) 
                 top=[(raw.log_text(value), count, share) for value, count, share in top],
             )
         )
-    sample = _sample_dense(split_root, manifest, spec.dense_names)
+    sample = read_sample(
+        paths, manifest, spec.dense_names, row_groups=SAMPLED_ROW_GROUPS, rows=SAMPLED_ROWS
+    )
     dense = []
     for name, values in sample.items():
-        after = np.sort(values)  # the transform is monotonic: raw values have the same order
+        after = np.sort(
+            values.astype(np.float64)
+        )  # the transform is monotonic: raw values have the same order
         dense.append(
             Dense(
                 name=name,
@@ -184,24 +187,6 @@ def _shares(
     splits = manifest["splits"]
     totals = totals or {split: splits[split]["rows"] for split in SPLITS}
     return {split: splits[split][key][name] / max(1, totals[split]) for split in SPLITS}
-
-
-def count_ids(split_root: Path, manifest: Manifest, names: list[str]) -> dict[str, dict[str, int]]:
-    """Count the ids in each split, for columns of lists; footers count an empty list as a value."""
-    if not names:
-        return {}
-    totals = {
-        name: {split: -manifest["splits"][split]["missing"][name] for split in SPLITS}
-        for name in names
-    }
-    for part in manifest.files:
-        footer = pq.read_metadata(split_root / part.file)
-        for group in map(footer.row_group, range(footer.num_row_groups)):
-            for chunk in map(group.column, range(group.num_columns)):
-                name = chunk.path_in_schema.split(".")[0]
-                if name in totals:
-                    totals[name][part.split] += chunk.num_values
-    return totals
 
 
 def _read_counts(path: Path, vocabulary: Vocabulary) -> tuple[int, list[tuple[Any, int, float]]]:
@@ -253,24 +238,6 @@ def _read_rows(file: pq.ParquetFile, name: str, rows: list[int]) -> dict[int, An
             found |= {row: column[row - begin].as_py() for row in inside}
         begin = end
     return found
-
-
-def _sample_dense(
-    split_root: Path, manifest: Manifest, names: Sequence[str]
-) -> dict[str, np.ndarray]:
-    """Read the dense columns as float64: every n-th row of the first row group of some parts."""
-    train = [part for part in manifest.files if part["file"].startswith("train/")]
-    files = [part["file"] for part in train if part["rows"]]  # all rows of a part may be rejected
-    count = min(SAMPLED_ROW_GROUPS, len(files))
-    samples: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    for i in range(count):
-        with pq.ParquetFile(split_root / files[i * len(files) // count]) as file:
-            group = file.read_row_group(0, columns=list(names), use_threads=False)
-        step = -(-group.num_rows // SAMPLED_ROWS)
-        for name in names:
-            values = np.concatenate(list(map(to_numpy, group[name].chunks)))
-            samples[name].append(values[::step])
-    return {name: np.concatenate(parts).astype(np.float64) for name, parts in samples.items()}
 
 
 def undo_transform(values: np.ndarray, name: str, description: WorkflowDescription) -> np.ndarray:

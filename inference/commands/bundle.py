@@ -41,9 +41,9 @@ def run(settings: BundleSettings) -> None:
     size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
     print(f"{output}: {size / 2**20:.1f} MiB")
     if settings.evaluate is not None:
-        from nvt_torchrec.inference.accuracy import compare, table
+        from nvt_torchrec.inference.accuracy import score_labelled, table
         from nvt_torchrec.inference.predictor import Predictor
 
         predictors = {"float32": Predictor.load(settings.workflow, settings.checkpoint)}
         predictors[settings.tables] = Predictor.load(output)
-        print(table(compare(predictors, settings.evaluate, settings.format)))
+        print(table(score_labelled(predictors, settings.evaluate, settings.format)))

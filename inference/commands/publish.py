@@ -73,6 +73,7 @@ SETTINGS = (PublishSettings,)
 def run(settings: PublishSettings) -> int:
     """Publish or roll back; print the comparison and what is served. Return the exit status."""
     prepare()
+    from nvt_torchrec.inference.accuracy import table
     from nvt_torchrec.inference.publish.steps import Sample, publish, rollback
 
     if settings.rollback:
@@ -90,8 +91,8 @@ def run(settings: PublishSettings) -> int:
         )
     assert settings.bundle is not None
     done = publish(settings.bundle, settings.to, sample, settings.keep)
-    if done.comparison is not None:
-        print(done.comparison.table())
+    if done.metrics:
+        print(table(done.metrics))
     for why in done.refusals:
         log.error("refused: %s", why)
     if done.refusals:

@@ -20,6 +20,7 @@ bundle takes no longer for a large one, and the processes of a machine share the
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
 from pathlib import Path
 
@@ -131,7 +132,9 @@ def save_bundle(
     with new_directory(path) as temporary:
         shutil.copytree(workflow, temporary / WORKFLOW)
         opened.schema.write(temporary)
-        _write_weights(temporary / WEIGHTS, model)
+        (temporary / WEIGHTS).mkdir()
+        for name, tensor in _weights(model).items():
+            np.save(temporary / WEIGHTS / f"{name}.npy", tensor.numpy(), allow_pickle=False)
         files = sorted(file for file in temporary.rglob("*") if file.is_file())
         content = {
             "workflow_digest": opened.digest,
@@ -147,19 +150,19 @@ def save_bundle(
         FORMAT.write(temporary / BUNDLE_FILE, content)
 
 
-def _write_weights(directory: Path, model: ServingModel) -> None:
-    directory.mkdir()
-    _save(directory / "table.npy", model.table.values)
+def _weights(model: ServingModel) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model by the names of their files."""
+    weights = {"table": model.table.values}
     if model.table.ranges is not None:
-        _save(directory / "ranges.npy", model.table.ranges)
+        weights["ranges"] = model.table.ranges
     for group, layers in model.layers.items():
-        for index, (weight, bias) in enumerate(layers):
-            _save(directory / f"{group}.{index}.weight.npy", weight)
-            _save(directory / f"{group}.{index}.bias.npy", bias)
+        for index, layer in enumerate(layers):
+            weights |= zip(_layer_files(group, index), layer, strict=True)
+    return weights
 
 
-def _save(file: Path, tensor: torch.Tensor) -> None:
-    np.save(file, tensor.numpy(), allow_pickle=False)
+def _layer_files(group: str, index: int) -> tuple[str, str]:
+    return f"{group}.{index}.weight", f"{group}.{index}.bias"
 
 
 def read_bundle(
@@ -208,16 +211,9 @@ def read_bundle(
 
 def _check_finite(path: Path, model: ServingModel, *, tables: bool) -> None:
     """Refuse weights that are not finite; ``tables``: check the embedding tables, too."""
-    weights = {
-        f"{group}.{index}.{part}": tensor
-        for group, layers in model.layers.items()
-        for index, layer in enumerate(layers)
-        for part, tensor in zip(("weight", "bias"), layer, strict=True)
-    }
-    if tables:
-        weights["table"] = model.table.values
-    if model.table.ranges is not None:
-        weights["ranges"] = model.table.ranges
+    weights = _weights(model)
+    if not tables:
+        del weights["table"]
     name = not_finite(weights)
     if name:
         raise BadInputError(
@@ -272,8 +268,7 @@ def _weight_files(tables: str, layers: dict[str, int]) -> list[str]:
     """The files that are read of a bundle, but for its workflow, which lists its own."""
     names = ["table", "ranges"] if tables == "int8" else ["table"]
     for group, count in layers.items():
-        for index in range(count):
-            names += [f"{group}.{index}.weight", f"{group}.{index}.bias"]
+        names += itertools.chain(*(_layer_files(group, index) for index in range(count)))
     return [f"{WEIGHTS}/{name}.npy" for name in names]
 
 
@@ -326,8 +321,8 @@ def _layers(weights: Path, group: str, count: int, device: torch.device) -> list
     layers = []
     for index in range(count):
         weight, bias = (
-            torch.tensor(_map(weights / f"{group}.{index}.{part}.npy", np.float32, rank).values)
-            for part, rank in (("weight", 2), ("bias", 1))
+            torch.tensor(_map(weights / f"{name}.npy", np.float32, rank).values)
+            for name, rank in zip(_layer_files(group, index), (2, 1), strict=True)
         )
         if len(weight) != len(bias):  # a single bias would be broadcast
             raise ValueError(f"{group}.{index}: {len(bias)} biases of {len(weight)} outputs")

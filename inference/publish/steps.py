@@ -38,80 +38,20 @@ class Sample:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
-    """The metrics of both bundles on the sample.
-
-    Attributes:
-        new: Those of the new bundle.
-        served: Those of the bundle that is served; None if none is.
-    """
-
-    new: Metrics
-    served: Metrics | None = None
-
-    def refusals(self, sample: Sample) -> list[str]:
-        """Say by what the new bundle breaks the limits; nothing if it does not."""
-        if self.served is None:
-            return []
-        refusals = []
-        drop = _auroc(self.served) - _auroc(self.new)
-        if drop > sample.max_auroc_drop:
-            refusals.append(
-                f"AUROC falls by {drop:.6f}, more than --max_auroc_drop {sample.max_auroc_drop:g}"
-            )
-        growth = _calibration_error(self.new) - _calibration_error(self.served)
-        if growth > sample.max_calibration_change:
-            refusals.append(
-                f"the calibration error grows by {growth:.6f}, more than --max_calibration_change "
-                f"{sample.max_calibration_change:g}"
-            )
-        return refusals
-
-    def table(self) -> str:
-        """Format a line for each bundle, and one for the change."""
-        lines = [f"{'bundle':8}{'rows':>12}{'AUROC':>12}{'log loss':>12}{'calibration':>14}"]
-        named = {"served": self.served, "new": self.new}
-        for name, metrics in named.items():
-            if metrics is not None:
-                lines.append(
-                    f"{name:8}{metrics.samples:>12,}{metrics.auroc:>12.6f}"
-                    f"{metrics.log_loss:>12.6f}{metrics.calibration:>14.6f}"
-                )
-        if self.served is not None:
-            changes = [
-                f"{getattr(self.new, key) - getattr(self.served, key):>+{width}.6f}"
-                for key, width in (("auroc", 12), ("log_loss", 12), ("calibration", 14))
-            ]
-            lines.append(f"{'change':8}{'':12}{''.join(changes)}")
-        return "\n".join(lines)
-
-
-def _auroc(metrics: Metrics) -> float:
-    assert metrics.auroc is not None  # checked by _compare
-    return metrics.auroc
-
-
-def _calibration_error(metrics: Metrics) -> float:
-    """Return how far the mean prediction over the mean label is from 1."""
-    assert metrics.calibration is not None  # checked by _compare
-    return abs(metrics.calibration - 1)
-
-
-@dataclasses.dataclass(frozen=True)
 class Published:
     """What came of publishing or rolling back.
 
     Attributes:
         name: The name of the bundle.
         before: The name of the bundle that was served before; None if none was.
-        comparison: The metrics on the sample; None without one.
+        metrics: The metrics on the sample of the bundle that was served, if any, and the new one.
         refusals: Why the bundle is not served; empty if it is.
         removed: The names of the bundles that were removed.
     """
 
     name: str
     before: str | None
-    comparison: Comparison | None = None
+    metrics: dict[str, Metrics] = dataclasses.field(default_factory=dict)
     refusals: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
 
@@ -141,18 +81,19 @@ def publish(
             return Published(name, before)
         if before is not None:
             _check_columns(store, before, new, bundle)
-        comparison = None if sample is None else _compare(store, before, new, sample)
-        if sample is not None and comparison is not None:
-            refusals = comparison.refusals(sample)
-            if refusals:
-                return Published(name, before, comparison, tuple(refusals))
+        metrics, refusals = {}, []
+        if sample is not None:
+            metrics = _compare(store, before, new, sample)
+            refusals = _refusals(metrics, sample)
+        if refusals:
+            return Published(name, before, metrics, tuple(refusals))
         del new
         if bundle_digest(store.add(bundle)) != digest:
             raise BadInputError(f"{bundle}: has changed meanwhile", "publish it again")
-        metrics = None if comparison is None else comparison.new.to_dict()
-        store.switch(Entry.now(PUBLISH, digest, generation=generation, metrics=metrics))
+        measured = metrics["new"].to_dict() if metrics else None
+        store.switch(Entry.now(PUBLISH, digest, generation=generation, metrics=measured))
         removed = () if keep is None else tuple(store.prune(keep))
-        return Published(name, before, comparison, removed=removed)
+        return Published(name, before, metrics, removed=removed)
 
 
 def rollback(to: Path) -> Published:
@@ -201,20 +142,38 @@ def _check_columns(store: Store, before: str, new: Predictor, bundle: Path) -> N
     check_same_columns(spec, new.spec, str(bundle))
 
 
-def _compare(store: Store, before: str | None, new: Predictor, sample: Sample) -> Comparison:
-    served = None
+def _compare(
+    store: Store, before: str | None, new: Predictor, sample: Sample
+) -> dict[str, Metrics]:
+    predictors = {"new": new}
     if before is not None:
         try:
-            served = Predictor.load(store.path(before), check=True)
+            predictors = {"served": Predictor.load(store.path(before), check=True), **predictors}
         except (BadInputError, SchemaError) as error:
             raise _damaged(error) from error
-    predictors = {"new": new} if served is None else {"new": new, "served": served}
-    scored = score_labelled(predictors, sample.path, sample.format, sample.rows)
-    labels, metrics = scored.labels, scored.metrics()
+    metrics = score_labelled(predictors, sample.path, sample.format, sample.rows)
     if metrics["new"].auroc is None:
         raise BadInputError(
-            f"{sample.path}: the label of its first {len(labels)} rows is {int(labels[0])}: they "
+            f"{sample.path}: its first {metrics['new'].samples} rows have the same label: they "
             "tell nothing about a model",
             "pass more rows (--sample_rows), or others",
         )
-    return Comparison(metrics["new"], metrics.get("served"))
+    return metrics
+
+
+def _refusals(metrics: dict[str, Metrics], sample: Sample) -> list[str]:
+    """Say by what the new bundle breaks the limits; nothing if it does not."""
+    if "served" not in metrics:
+        return []
+    served, new = metrics["served"], metrics["new"]
+    drop = served.auroc - new.auroc
+    growth = abs(new.calibration - 1) - abs(served.calibration - 1)
+    limits = (
+        ("AUROC falls by", drop, "max_auroc_drop"),
+        ("the calibration error grows by", growth, "max_calibration_change"),
+    )
+    return [
+        f"{what} {change:.6f}, more than --{flag} {getattr(sample, flag):g}"
+        for what, change, flag in limits
+        if change > getattr(sample, flag)
+    ]

@@ -53,7 +53,7 @@ def _draw(rng: np.random.Generator, train: int, rows: int) -> tuple[Counted, Cou
         present = rows - missing_now[name][0]
         counted = rng.multinomial(train - missing_then[name][0], shares)
         held_out, today = (rng.multinomial(present, shares) for _ in range(2))
-        buckets = Buckets.make([counted], _FIRST_ID, 0)
+        buckets = Buckets.make(counted, _FIRST_ID, 0)
         ids = np.where(counted > 0, np.arange(len(counted)) + _FIRST_ID, _FIRST_ID - 1)
         counts = np.zeros(BUCKETS + 2, np.int64)
         buckets.count(np.repeat(ids, today).astype(np.int32), counts)
