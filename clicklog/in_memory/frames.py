@@ -38,13 +38,13 @@ Features = dict[str, tuple[CategoryValues, np.ndarray]]
 _EXACT = {2: 2**11, 4: 2**24}
 
 
-def read_columns(columns: Any, spec: FeatureSpec, *, strict: bool = False) -> RawRows:
+def read_columns(columns: Any, spec: FeatureSpec) -> RawRows:
     """Convert a frame, a table or a dict of arrays to typed columns; ignore further columns.
 
     Args:
-        columns: The columns of the log: text as in the log, or typed values.
+        columns: The columns of the log: typed values or, in frames and tables, text as in the log.
+            In dicts, text is refused in columns of numbers that are read without rules.
         spec: How they are read.
-        strict: Whether text is refused in columns of numbers that are read without rules.
 
     Raises:
         SchemaError: A column is missing, has a type that cannot hold the raw type, or differs in
@@ -52,7 +52,7 @@ def read_columns(columns: Any, spec: FeatureSpec, *, strict: bool = False) -> Ra
         InvalidRowError: A column cannot hold a value.
     """
     reads = spec.read_plan(label=False).reads
-    converted = _convert_reads(columns, reads, spec, strict=strict)
+    converted = _convert_reads(columns, reads, spec)
     count = len(converted[0].code)
     rows = assemble(spec, converted, lambda row: b"", rows=count, label=False, reject=False)
     if rows.bad:
@@ -115,9 +115,7 @@ def check_columns(names: Iterable[str], sources: Sequence[str]) -> None:
         raise MissingColumnError(f"there is no column {', '.join(absent)}", hint, absent[0])
 
 
-def _convert_reads(
-    columns: Any, reads: Sequence[Read], spec: FeatureSpec, *, strict: bool = False
-) -> list[Converted]:
+def _convert_reads(columns: Any, reads: Sequence[Read], spec: FeatureSpec) -> list[Converted]:
     """Convert columns as they are read; a wrong value has a code."""
     names, get = _opened(columns)
     sources = list(dict.fromkeys(read.source for read in reads))
@@ -131,7 +129,7 @@ def _convert_reads(
                 f"column {name} has {count} rows, column {sources[0]} {counts[sources[0]]}"
             )
     text = read_as_text(reads)
-    if not strict:
+    if not isinstance(columns, Mapping):
         text |= {read.source for read in reads if not RAW_TYPES[read.raw].is_text}
     separator = spec.input.list_separator
     return [_convert(arrays[r.source], r, separator, text=r.source in text) for r in reads]
@@ -146,7 +144,7 @@ def read_dicts(rows: Sequence[Mapping[str, Any]], spec: FeatureSpec) -> RawRows:
         except KeyError:
             index = next(i for i, row in enumerate(rows) if name not in row)
             raise no_such_key(index, name) from None
-    return read_columns(columns, spec, strict=True)
+    return read_columns(columns, spec)
 
 
 def _opened(columns: Any) -> tuple[Any, Any]:
