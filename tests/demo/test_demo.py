@@ -88,10 +88,9 @@ def test_the_readme_scores_raw_rows_of_the_demo(
     ]
     shown: dict = {}
     exec(code, shown)
-    parts = [
-        finished / f"out/criteo_binary/split/{name}/part.0.parquet" for name in ("valid", "test")
-    ]
-    expected = pd.concat([pq.read_table(part).to_pandas() for part in parts], ignore_index=True)
+    split = finished / "out" / "criteo_binary" / "split"
+    parts = [pq.read_table(split / name / "part.0.parquet") for name in ("valid", "test")]
+    expected = pa.concat_tables(parts).to_pandas()
     features = shown["features"]
     assert set(features) == set(expected) - {"label"}
     assert len(features) == len(expected) == 300
