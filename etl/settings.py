@@ -151,7 +151,11 @@ class ExtendSettings(Settings):
     output_path: Path = flag("the OUT of a finished `python -m etl run`", metavar="OUT")
     input_path: str = flag(
         "the new day, a file day_24 or of another number or date; or a directory, of which all "
-        "days are taken that are newer than those in OUT; local or URL", metavar="RAW"
+        "days are taken that are newer than those in OUT; local or URL", "", metavar="RAW"
+    )
+    undo: bool = flag(
+        "go back to the generation before the newest one, which is kept in OUT/.previous", False,
+        excludes=("input_path", "resume")
     )
     days: frozenset[int] | None = flag(
         "add these days only, for example 24-26; days between that are not named may be missing",
@@ -205,6 +209,8 @@ class ExtendSettings(Settings):
         object.__setattr__(self, "output_path", self.output_path.absolute())
         super().__post_init__()
         _check_engine(self.engine, self.scheduler)
+        if not (self.input_path or self.undo or self.resume):
+            raise SettingsError("--input_path is missing", "pass the new day, or its directory")
 
     def day_settings(self, spec: FeatureSpec, block_mb: int, limit_rows: int | None) -> EtlSettings:
         """Return the settings by which a day is read: these, and those of the run before."""

@@ -31,7 +31,7 @@ from nvt_torchrec.base.files.atomic import (
 from nvt_torchrec.base.files.journal import Journal, refuse_changes
 from nvt_torchrec.base.versions import installed_version
 from nvt_torchrec.clicklog.readers.raw import DayFile, read_bytes
-from nvt_torchrec.etl.output import CUTS_FILE, REJECTED
+from nvt_torchrec.etl.output import CUTS_FILE, REJECTED, RESTART
 from nvt_torchrec.etl.parquet import write_tables
 from nvt_torchrec.etl.plan import DividedBlock, Unit
 from nvt_torchrec.etl.results import UnitRecord, UnitResult, count_missing
@@ -206,7 +206,9 @@ def plan_record(settings: dict[str, Any], days: list[DayFile]) -> dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class _PlanRecord:
+class PlanRecord:
+    """The plan of a job in JSON, see :func:`plan_record`."""
+
     settings: dict[str, Any]
     inputs: dict[str, dict[str, Any]]
     versions: dict[str, Any]
@@ -225,19 +227,18 @@ def begin_or_resume(work: Path, now: dict[str, Any], output: Path) -> bool:
         OutputError: the plan is another one, or cannot be written.
     """
     journal = Journal(work)
-    found = journal.plan(_PlanRecord, "discard what was done and begin again with --restart")
-    if found is None:
+    begun = journal.plan(PlanRecord, RESTART)
+    if begun is None:
         journal.begin(now)
     else:
-        before = with_defaults(dataclasses.asdict(found))
+        before = with_defaults(dataclasses.asdict(begun))
         if now["settings"].get("on_bad_rows") == "quarantine":
             # no finished unit had bad rows: quarantine would have done the same
             before["settings"]["on_bad_rows"] = "quarantine"
-        remedy = "undo that, or discard what was done and begin again with --restart"
-        refuse_changes(before, now, output, remedy)
+        refuse_changes(before, now, output, f"undo that, or {RESTART}")
         log.info("%s: resuming a run that did not finish", output)
         journal.update(now)
-    return found is not None
+    return begun is not None
 
 
 def already_finished(output: Path, now: dict[str, Any], remedy: str) -> Manifest:

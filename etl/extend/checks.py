@@ -7,6 +7,7 @@ from typing import Any
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.clicklog.readers.days import day_title
 from nvt_torchrec.clicklog.readers.raw import DayFile, find_days
+from nvt_torchrec.etl.extend.splits import split_and_number
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.state import fingerprint
 from nvt_torchrec.formats import day_names
@@ -65,14 +66,15 @@ def check_extendable(paths: EtlOutput, manifest: Manifest) -> FeatureSpec:
         raise BadInputError(
             f"{paths.extension}: missing; it holds the counts of values without an id", _RESTORE
         )
-    for file in manifest["files"]:
-        path = paths.splits / file["file"]
+    for file in manifest.files:
+        split_and_number(file.file)  # a name that leads elsewhere is refused
+        path = paths.splits / file.file
         try:
             size = path.stat().st_size
         except OSError as error:
             raise BadInputError(f"{path}: cannot be read: {error.strerror}", _RESTORE) from error
-        if size != file["bytes"]:
-            raise BadInputError(f"{path}: {size} bytes instead of {file['bytes']}", _RESTORE)
+        if size != file.bytes:
+            raise BadInputError(f"{path}: {size} bytes instead of {file.bytes}", _RESTORE)
     return description.spec
 
 
