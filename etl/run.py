@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,6 +166,10 @@ class _Run:
         )
         rule = None if spec.split.by == "days" else split_pass.describe(plan, spec)
         manifest = make_manifest(self.record, self.days, results, sizes, description, rule)
+        for digest, count in Counter(file.digest for file in manifest.inputs).items():
+            if count > 1:
+                same = [file.path for file in manifest.inputs if file.digest == digest]
+                log.warning("warning: %s have the same content", ", ".join(same))
         self.stages.finish(manifest, description, plan, manifest["rows"]["in"])
         output.release(self.paths.root)
         log.info("wrote %s", self.paths.manifest)

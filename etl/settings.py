@@ -170,6 +170,13 @@ class ExtendSettings(Settings):
         "the days for test (default: the second half of the newest day); a new day that is in both "
         "lists is halved", None, parse=_days, metavar="LIST", needs="--valid_days"
     )
+    allow_repeated_day: bool = flag(
+        "add a day although its file is a copy of that of an earlier day", False
+    )
+    max_rows_factor: float = flag(
+        "refuse a day with so many times more, or fewer, rows than each of the days before", 5.0,
+        least=1, most=float("inf")
+    )
     statistics: str = flag(
         "mean and standard deviation of the dense columns: frozen, as the trained model knows "
         "them, or updated with the new days", "frozen", choices=STATISTICS

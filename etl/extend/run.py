@@ -17,7 +17,13 @@ from nvt_torchrec.base.files.validation import path_inside
 from nvt_torchrec.clicklog.readers.raw import DayFile, find_days
 from nvt_torchrec.etl.engines.engine import Engine, Report, resolve
 from nvt_torchrec.etl.engines.hardware import cores
-from nvt_torchrec.etl.extend.checks import check_extendable, check_flags, new_days
+from nvt_torchrec.etl.extend.checks import (
+    check_extendable,
+    check_flags,
+    check_not_repeated,
+    check_row_count,
+    new_days,
+)
 from nvt_torchrec.etl.extend.claim import Claim, claimed
 from nvt_torchrec.etl.extend.splits import Assignment, assign_all, renamed_parts
 from nvt_torchrec.etl.extend.stage import link_files, link_parts, next_manifest
@@ -131,6 +137,8 @@ class _Day:
 
     def add(self) -> None:
         """Add the day: make the next generation, and switch the output to it."""
+        if not self.settings.allow_repeated_day:
+            check_not_repeated(self.day, self.manifest)
         self.record = plan_record(self._described(), [self.day])
         self.work = self.claim.begin()
         self.next = EtlOutput(self.work / NEXT)
@@ -138,6 +146,8 @@ class _Day:
         self.stages = Stages(self.reading, self.work, self.next, resumed)
         renamed, first_parts = self._renamed()
         plan = self.stages.read([self.day], lambda days: self._plan(days[0], first_parts))
+        factor = self.settings.max_rows_factor
+        check_row_count(self.day, plan.estimated_rows(), self.manifest, factor)
         plan = self.stages.divide(plan)
         log.info(
             "%s: %.1f MB in %d blocks for %s",

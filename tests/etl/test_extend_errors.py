@@ -19,6 +19,7 @@ from nvt_torchrec.base.errors import (
     SettingsError,
 )
 from nvt_torchrec.base.files.atomic import locked, read_json, write_json
+from nvt_torchrec.clicklog.readers.raw import DayFile
 from nvt_torchrec.etl.check.findings import NOTE
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.extend.splits import assign_all, days_after
@@ -26,6 +27,7 @@ from nvt_torchrec.etl.output import EXTENDING_FILE
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.stages import Stages
+from nvt_torchrec.etl.state import content_digest
 from nvt_torchrec.formats.etl_output import NAMES, PREVIOUS, SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.extended import SMALL, add, content, copy_of, differences, make_base, write_days
@@ -69,6 +71,48 @@ def _refused(output: Path, path: Path, match: str, kind=BadInputError, **options
 def test_a_day_that_is_there(raw, output) -> None:
     for path, options in ((raw / "day_3", {}), (raw / "day_0", {}), (raw, {"days": {1, 4}})):
         _refused(output, path, r"day \d is in .* already", **options)
+
+
+def test_a_copy_of_a_day(raw, output, tmp_path: Path, caplog) -> None:
+    shutil.copy(raw / "day_2", tmp_path / "day_4")
+    _refused(output, tmp_path / "day_4", "the same content as .*/day_2, which is there already")
+    assert add(output, tmp_path / "day_4", allow_repeated_day=True)["generation"] == 2
+    shutil.copytree(raw, tmp_path / "raw")
+    shutil.copy(raw / "day_0", tmp_path / "raw" / "day_1")
+    make_base(tmp_path / "raw", tmp_path / "again")
+    assert "raw/day_1 have the same content" in caplog.text
+
+
+@pytest.mark.parametrize("rows", [7, 330])
+def test_a_day_of_far_fewer_or_more_rows(raw, output, tmp_path: Path, rows: int) -> None:
+    """Corrected, it is taken without another flag."""
+    write_days(tmp_path, {4: 330})
+    lines = (tmp_path / "day_4").read_text().splitlines(keepends=True)[:rows]
+    (tmp_path / "day_4").write_text("".join(lines))
+    match = r"about \d+ rows; the days before have 41 to 60"
+    _refused(output, tmp_path / "day_4", match)
+    add(copy_of(output, tmp_path / "other"), raw / "day_4")
+    assert add(output, tmp_path / "day_4", max_rows_factor=6.0)["generation"] == 2
+
+
+def test_digests_of_samples(tmp_path: Path) -> None:
+    """Of a large file 16 places are read."""
+
+    def digest() -> str:
+        file = tmp_path / "day_0"
+        return content_digest(DayFile(0, str(file), file.stat().st_size, "day_0"))
+
+    digests = set()
+    for size, place in ((0, 0), (1, 0), (40 << 20, 0), (40 << 20, 39 << 20)):
+        with open(tmp_path / "day_0", "wb") as file:
+            file.truncate(size)
+        digests.add(digest())
+        if size:
+            with open(tmp_path / "day_0", "rb+") as file:
+                file.seek(place)
+                file.write(b"x")
+            digests.add(digest())
+    assert len(digests) == 6
 
 
 def test_a_day_that_changed_since(raw, output, tmp_path: Path) -> None:
