@@ -104,6 +104,11 @@ class Plan:
         """Return the bytes of decompressed input in one split, or in all; estimated for parquet."""
         return round(self._steps(split) * self.bytes_per_step)
 
+    def most_rows(self, spec: FeatureSpec) -> int:
+        """Return the most well-formed rows that there can be: fields need a byte behind each."""
+        steps = sum(block.end - block.begin for block in self.blocks)
+        return steps if spec.input.format == "parquet" else steps // len(spec.sources(label=True))
+
     def estimated_rows(self, split: str | None = None) -> int:
         """Estimate the rows in one split, or in all; exact for parquet."""
         return round(self._steps(split) * self.rows_per_step)

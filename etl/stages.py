@@ -33,6 +33,9 @@ from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 log = logging.getLogger(__name__)
 
+#: Bad rows of a block that are always described: of few rows the share is known soon.
+_LEAST_REJECTED = 10_000
+
 
 @dataclasses.dataclass
 class Stages:
@@ -56,6 +59,13 @@ class Stages:
     def _threads(self) -> int:
         return self.settings.workers or cores()
 
+    def _reject(self, plan: Plan) -> bool | int:
+        """Return whether bad rows are left out: so many of a block that more cannot be accepted."""
+        if not self.settings.reject:
+            return False
+        most = self.settings.max_bad_fraction * plan.most_rows(self.settings.spec)
+        return max(_LEAST_REJECTED, int(most))
+
     def read(self, days: list[DayFile], make_plan: Callable[[list[DayFile]], Plan]) -> Plan:
         """Decompress days that are compressed, and plan the work on them."""
         with self.timer("read the input"):
@@ -75,7 +85,7 @@ class Stages:
                     spec,
                     self.work,
                     threads=self._threads,
-                    reject=self.settings.reject,
+                    reject=self._reject(plan),
                     report=bar.update,
                 )
         check_cuts(self.work, plan.units, self.settings.input_path)
@@ -108,7 +118,9 @@ class Stages:
         with contextlib.ExitStack() as stack:
             if missing or not whole:
                 with self.timer("start workers"):
-                    started = stack.enter_context(engine.start(self.settings, self.work))
+                    started = stack.enter_context(
+                        engine.start(self.settings, self.work, self._reject(plan))
+                    )
             if not whole:
                 with self.timer("fit"), RowsBar("fit", plan, counted) as bar:
                     self._make_workflow(started, bar.update, write_workflow, parts=bool(done))

@@ -14,7 +14,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -87,25 +87,30 @@ def write_unit(
         OutputError: a file cannot be written.
     """
     tallies: list[UnitResult] = []
-    bad: list[BadRow] = []
+    bad: list[tuple[int, str]] = []
 
-    def tables() -> Iterator[pa.Table]:
-        lines = 0
-        for rows, table, oov in pieces:
-            tally = _tally(unit, rows, oov)
-            tallies.append(tally)
-            bad.extend(dataclasses.replace(row, line=lines + row.line) for row in rows.bad)
-            lines += rows.lines
-            if len(table) or not isinstance(unit.block, DividedBlock):
-                yield table
+    with deferred() as written, contextlib.ExitStack() as stack:
+        rejected: list[IO[bytes]] = []  # the file, once there is a bad row
 
-    with deferred() as written:
+        def tables() -> Iterator[pa.Table]:
+            lines = 0
+            for rows, table, oov in pieces:
+                tallies.append(_tally(unit, rows, oov))
+                if rows.bad and not rejected:
+                    temporary = stack.enter_context(atomic_path(rejected_file(work, unit)))
+                    rejected.append(stack.enter_context(open(temporary, "wb")))
+                for row in rows.bad:
+                    _write_rejected(rejected[0], lines + row.line, row)
+                first = rows.bad[: DESCRIBED - len(bad)]
+                bad.extend((lines + row.line, row.reason) for row in first)
+                lines += rows.lines
+                if len(table) or not isinstance(unit.block, DividedBlock):
+                    yield table
+
         size = _write_part(tables(), parts / unit.file)
-        if bad:
-            _write_rejected(rejected_file(work, unit), bad)
     result = UnitResult(
         unit=unit,
-        bad=[(row.line, row.reason) for row in bad[:DESCRIBED]],
+        bad=bad,
         size=size,
         **{name: sum(getattr(tally, name) for tally in tallies) for name in _SUMS},
     )
@@ -190,11 +195,9 @@ def rejected_file(work: Path, unit: Unit) -> Path:
     return work / REJECTED / f"{unit.split}.{unit.part}.tsv"
 
 
-def _write_rejected(path: Path, rows: list[BadRow]) -> None:
-    with atomic_path(path) as temporary, open(temporary, "wb") as file:
-        for bad in rows:
-            text = bad.text.replace(b"\r", b"").replace(b"\n", b"\\n")
-            file.write(b"%d\t%s\t%s\n" % (bad.line, bad.reason.encode(), text))
+def _write_rejected(file: IO[bytes], line: int, bad: BadRow) -> None:
+    text = bad.text.replace(b"\r", b"").replace(b"\n", b"\\n")
+    file.write(b"%d\t%s\t%s\n" % (line, bad.reason.encode(), text))
 
 
 def plan_record(settings: dict[str, Any], days: list[DayFile]) -> dict[str, Any]:

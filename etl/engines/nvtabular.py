@@ -59,7 +59,7 @@ def fit(
     client: Client,
     *,
     gpu: bool,
-    reject: bool,
+    reject: bool | int,
     report: Callable[[float], object],
 ) -> Fitted:
     """Fit a Workflow on blocks, and return its state.
@@ -115,7 +115,7 @@ def _merlin_client(client: Client) -> Iterator[None]:
             set_dask_client("auto")
 
 
-def _read_frame(blocks: Sequence[Block], spec: FeatureSpec, gpu: bool, reject: bool):
+def _read_frame(blocks: Sequence[Block], spec: FeatureSpec, gpu: bool, reject: bool | int):
     """Read the training rows of blocks as one frame."""
     make = to_table if gpu else to_frame
 
@@ -130,7 +130,7 @@ def _read_frame(blocks: Sequence[Block], spec: FeatureSpec, gpu: bool, reject: b
 
 
 def _read(
-    groups: Sequence[tuple[Unit, ...]], spec: FeatureSpec, *, gpu: bool, reject: bool
+    groups: Sequence[tuple[Unit, ...]], spec: FeatureSpec, *, gpu: bool, reject: bool | int
 ) -> tuple[list[RawRows], Any]:
     """Read the units of some blocks; return the rows of each unit, and one frame of all of them."""
     make = to_table if gpu else to_frame
@@ -165,7 +165,7 @@ def encode(
     client: Client,
     *,
     gpu: bool,
-    reject: bool,
+    reject: bool | int,
 ) -> Iterator[UnitResult]:
     """Transform units with a saved workflow and write their parts.
 
@@ -215,7 +215,7 @@ def encode_units(
     parts: Path,
     work: Path,
     gpu: bool,
-    reject: bool,
+    reject: bool | int,
 ) -> list[UnitResult]:
     """Transform the units of some blocks in a worker; write their parts and records.
 
