@@ -221,18 +221,13 @@ class ExtendSettings(Settings):
 
     def day_settings(self, spec: FeatureSpec, block_mb: int, limit_rows: int | None) -> EtlSettings:
         """Return the settings by which a day is read: these, and those of the run before."""
+        of_a_run = {field.name for field in dataclasses.fields(EtlSettings)}
+        shared = of_a_run & vars(self).keys() - {"days", "block_mb", "resume", "restart"}
         return EtlSettings(
-            self.input_path,
-            self.output_path,
-            spec,
+            spec=spec,
             limit_rows=limit_rows,
             block_mb=self.block_mb or block_mb,
-            engine=self.engine,
-            workers=self.workers,
-            scheduler=self.scheduler,
-            on_bad_rows=self.on_bad_rows,
-            max_bad_fraction=self.max_bad_fraction,
-            max_decompressed_gb=self.max_decompressed_gb,
+            **{name: getattr(self, name) for name in shared},
         )
 
 

@@ -11,6 +11,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError
 from nvt_torchrec.base.files.atomic import read_json, write_json
@@ -22,7 +23,7 @@ from nvt_torchrec.etl.engines import engine
 from nvt_torchrec.etl.engines.engine import Engine, Report
 from nvt_torchrec.etl.engines.hardware import cores
 from nvt_torchrec.etl.labels import one_label_remedy, one_label_splits
-from nvt_torchrec.etl.plan import Plan
+from nvt_torchrec.etl.plan import Plan, make_plan
 from nvt_torchrec.etl.progress import RowsBar, StageTimer
 from nvt_torchrec.etl.results import NoTrainingRowsError, UnitResult
 from nvt_torchrec.etl.settings import EtlSettings
@@ -66,10 +67,17 @@ class Stages:
         most = self.settings.max_bad_fraction * plan.most_rows(self.settings.spec)
         return max(_LEAST_REJECTED, int(most))
 
-    def read(self, days: list[DayFile], make_plan: Callable[[list[DayFile]], Plan]) -> Plan:
-        """Decompress days that are compressed, and plan the work on them."""
+    def read(self, days: list[DayFile], **options: Any) -> Plan:
+        """Decompress compressed days, and plan the work; see :func:`etl.plan.make_plan`."""
+        settings = self.settings
         with self.timer("read the input"):
-            return make_plan(staging.staged(days, self.settings, self.work, self._threads))
+            return make_plan(
+                staging.staged(days, settings, self.work, self._threads),
+                settings.spec,
+                block_bytes=settings.block_mb << 20,
+                limit_rows=settings.limit_rows,
+                **options,
+            )
 
     def divide(self, plan: Plan) -> Plan:
         """Return the plan with what the division of rows needs; nothing is read by days.

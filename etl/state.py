@@ -48,8 +48,6 @@ DESCRIBED = 5
 #: Packages of other versions may write other bytes.
 _VERSIONS_OF = ("nvt-torchrec", "pyarrow", "numpy", "numba", "nvtabular", "pandas")
 _MIB, _SAMPLES = 1 << 20, 16
-#: The counts of a unit that are sums over its pieces.
-_SUMS = ("rows", "bad_count", "positives", "dense_missing", "null", "oov")
 
 
 #: Rows read (with labels), what is written for them, and int64 [categorical columns]:
@@ -86,8 +84,8 @@ def write_unit(
     Raises:
         OutputError: a file cannot be written.
     """
-    tallies: list[UnitResult] = []
-    bad: list[tuple[int, str]] = []
+    tallies: list[dict[str, Any]] = []
+    bad: list[list[Any]] = []
 
     with deferred() as written, contextlib.ExitStack() as stack:
         rejected: list[IO[bytes]] = []  # the file, once there is a bad row
@@ -102,19 +100,16 @@ def write_unit(
                 for row in rows.bad:
                     _write_rejected(rejected[0], lines + row.line, row)
                 first = rows.bad[: DESCRIBED - len(bad)]
-                bad.extend((lines + row.line, row.reason) for row in first)
+                bad.extend([lines + row.line, row.reason] for row in first)
                 lines += rows.lines
                 if len(table) or not isinstance(unit.block, DividedBlock):
                     yield table
 
         size = _write_part(tables(), parts / unit.file)
-    result = UnitResult(
-        unit=unit,
-        bad=bad,
-        size=size,
-        **{name: sum(getattr(tally, name) for tally in tallies) for name in _SUMS},
-    )
-    return result, written
+    sums = {
+        name: np.sum([tally[name] for tally in tallies], axis=0).tolist() for name in tallies[0]
+    }
+    return UnitResult(unit=unit, bad=bad, size=size, **sums), written
 
 
 def write_units(
@@ -163,20 +158,17 @@ def _write_part(tables: Iterator[pa.Table], path: Path) -> int:
     return 0
 
 
-def _tally(unit: Unit, rows: RawRows, oov: np.ndarray) -> UnitResult:
+def _tally(unit: Unit, rows: RawRows, oov: np.ndarray) -> dict[str, Any]:
     if not isinstance(unit.block, DividedBlock):  # else checked before it was divided
         check_lines(rows, unit.block)
-    return UnitResult(
-        unit=unit,
-        rows=len(rows),
-        bad_count=rows.bad_count,
-        bad=[],
-        positives=int(np.count_nonzero(rows.label)),
-        size=0,
-        dense_missing=count_missing(rows.dense_missing, len(rows.dense)),
-        null=count_missing(rows.categorical_missing, len(rows.categorical)),
-        oov=np.asarray(oov, np.int64),
-    )
+    return {
+        "rows": len(rows),
+        "bad_count": rows.bad_count,
+        "positives": np.count_nonzero(rows.label),
+        "dense_missing": count_missing(rows.dense_missing, len(rows.dense)),
+        "null": count_missing(rows.categorical_missing, len(rows.categorical)),
+        "oov": oov,
+    }
 
 
 def record(work: Path, results: list[UnitResult]) -> None:

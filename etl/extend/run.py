@@ -30,7 +30,7 @@ from nvt_torchrec.etl.extend.stage import link_files, link_parts, next_manifest
 from nvt_torchrec.etl.extend.switch import NEXT, switch
 from nvt_torchrec.etl.finish import check_rows, quarantine, without_empty_parts
 from nvt_torchrec.etl.output import named_errors
-from nvt_torchrec.etl.plan import Plan, make_day_plan
+from nvt_torchrec.etl.plan import Plan
 from nvt_torchrec.etl.progress import RowsBar
 from nvt_torchrec.etl.results import UnitResult
 from nvt_torchrec.etl.settings import ExtendSettings
@@ -145,7 +145,11 @@ class _Day:
         resumed = begin_or_resume(self.work, self.record, self.output)
         self.stages = Stages(self.reading, self.work, self.next, resumed)
         renamed, first_parts = self._renamed()
-        plan = self.stages.read([self.day], lambda days: self._plan(days[0], first_parts))
+        plan = self.stages.read(
+            [self.day],
+            splits=self.assignment[self.day.day] if self.assignment else (),
+            first_parts=first_parts,
+        )
         factor = self.settings.max_rows_factor
         check_row_count(self.day, plan.estimated_rows(), self.manifest, factor)
         plan = self.stages.divide(plan)
@@ -207,16 +211,6 @@ class _Day:
         if self.assignment is None:
             return {}, self.manifest["next_parts"]
         return renamed_parts(self.manifest["files"], self.assignment, self.manifest["next_parts"])
-
-    def _plan(self, file: DayFile, first_parts: dict[str, int]) -> Plan:
-        return make_day_plan(
-            file,
-            self.reading.spec,
-            () if self.assignment is None else self.assignment[self.day.day],
-            first_parts,
-            block_bytes=self.reading.block_mb << 20,
-            limit_rows=self.reading.limit_rows,
-        )
 
     def _extend_workflow(self, engine: Engine, plan: Plan, report: Report) -> WorkflowDescription:
         from nvt_torchrec.workflows.extension.workflow import extend_workflow

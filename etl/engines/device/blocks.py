@@ -256,9 +256,9 @@ def encode_unit(
                 bad=[],
                 positives=int(rows.label.sum()),
                 size=temporary.stat().st_size,
-                dense_missing=count_missing(device, rows.missing[0], len(spec.dense)),
-                null=encoded.null,
-                oov=encoded.oov,
+                dense_missing=count_missing(device, rows.missing[0], len(spec.dense)).tolist(),
+                null=encoded.null.tolist(),
+                oov=encoded.oov.tolist(),
             )
             del rows, encoded
             held.close()  # the next block takes the lane while the host computes the digest
