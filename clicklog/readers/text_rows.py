@@ -25,6 +25,7 @@ from nvt_torchrec.clicklog.text.line_layout import (
     plain_layouts,
 )
 from nvt_torchrec.clicklog.text.parse import as_utf8, parse_rows
+from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG
 from nvt_torchrec.clicklog.text.row_ends import count_rows
 from nvt_torchrec.formats.rows import BadRow, RawRows, with_bad_rows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
@@ -154,7 +155,9 @@ def _layout_of_head(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     if head.startswith(PARQUET_MAGIC):
         raise BadInputError(
             f"{source}: a parquet file, where the spec says {spec.input.format}",
-            'set format = "parquet" in its [input]',
+            ANOTHER_LOG.format(source)
+            if spec.is_criteo_format
+            else 'set format = "parquet" in its [input]',
         )
     if spec.input.header and len(first_line_of(head, spec)) > line_limit(spec):
         raise _long_header(source, spec)
