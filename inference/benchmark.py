@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.clicklog.in_memory.values import read_as_text
 from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +35,9 @@ def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False) -> pd.DataF
         gpu: Return a ``cudf.DataFrame`` on the current device.
     """
     if gpu:
-        return joined([to_table(rows, spec)], gpu=True)
+        import cudf
+
+        return cudf.DataFrame.from_arrow(to_table(rows, spec).combine_chunks())
     import pandas as pd
 
     return pd.DataFrame(_columns(rows, spec, _to_pandas), copy=False)
@@ -55,21 +57,12 @@ def features_to_frame(features: Features, unchanged: Collection[str], *, gpu: bo
         for name, (values, missing) in features.items()
     }
     if gpu:
-        return joined([pa.table(columns)], gpu=True)
+        import cudf
+
+        return cudf.DataFrame.from_arrow(pa.table(columns))
     import pandas as pd
 
     return pd.DataFrame(columns, copy=False)
-
-
-def joined(parts: Sequence[Any], *, gpu: bool) -> pd.DataFrame:
-    """Concatenate pandas frames; or, with ``gpu``, tables of :func:`to_table` to a cuDF frame."""
-    if gpu:
-        import cudf
-
-        return cudf.DataFrame.from_arrow(pa.concat_tables(parts).combine_chunks())
-    import pandas as pd
-
-    return parts[0] if len(parts) == 1 else pd.concat(parts, ignore_index=True)
 
 
 def to_table(rows: RawRows, spec: FeatureSpec) -> pa.Table:
