@@ -164,7 +164,7 @@ def _opened(columns: Any) -> tuple[Any, Any]:
 def _convert(array: pa.Array | list, read: Read, separator: str, *, text: bool) -> Converted:
     if isinstance(array, list):
         return convert_values(array, read, text=text)
-    if text and read.multi_hot and is_text(array.type):
+    if read.multi_hot and is_text(array.type):  # as in the log
         return convert_lists(fields_of_column(array), read, separator)
     if text and RAW_TYPES[read.raw].is_text and pa.types.is_floating(array.type):
         return convert_values(array.to_pylist(), read, text=text)
