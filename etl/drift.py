@@ -330,7 +330,7 @@ def _count_piece(
         which ``bad`` ones; ``labels`` and ``positives``; ``missing`` int64 [columns]; ``oov``
         [categorical columns]; ``text_bytes``. And what is wrong with the first malformed row.
     """
-    rows, spec = piece.parse(reject=True), workflow.spec
+    rows, spec = piece.parse(reject=True, describe=False), workflow.spec
     encoded = workflow.transform(rows)
     columns = dict(zip(spec.feature_names, [*encoded.dense, *encoded.ids], strict=True))
     counts = [cells.count(columns[name]) for name, cells in baseline.cells.items()]

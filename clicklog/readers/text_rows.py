@@ -178,7 +178,7 @@ def read_text(
     spec: FeatureSpec,
     layout: LineLayout,
     *,
-    reject: bool,
+    reject: bool | int,
     chunk_bytes: int | None,
 ) -> Iterator[RawRows]:
     """Read and parse the whole lines in the bytes ``[begin, end)``.
@@ -205,7 +205,11 @@ def read_text(
 
 
 def parse_chunks(
-    chunks: list[memoryview | LongLine], spec: FeatureSpec, layout: LineLayout, *, reject: bool
+    chunks: list[memoryview | LongLine],
+    spec: FeatureSpec,
+    layout: LineLayout,
+    *,
+    reject: bool | int,
 ) -> RawRows:
     """Parse chunks of one text together; lines that are too long are bad rows."""
     texts, bad, before = [], [], 0
