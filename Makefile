@@ -73,7 +73,7 @@ lint: $(LINKED) $(TOOLS) ## check style, formatting, and the types of the public
 	@$(BIN)/ruff format --check .
 	@build/tools/bin/mypy --python-executable=$(BIN)/python
 
-bench-etl: $(LINKED) ## the ETL beside NVTabular, Polars and DuckDB; minutes
+bench-etl: $(LINKED) ## the ETL beside NVTabular and Polars; minutes
 	@$(ON_PATH) python -m benchmarks.etl $(BENCH_FLAGS)
 
 bench-loader: $(LINKED) ## the loader beside Merlin's and TorchRec's; minutes
@@ -85,8 +85,8 @@ bench-train: $(LINKED) ## the trainer beside dlrm_main.py and a bare loop; minut
 bench-quality: $(LINKED) ## AUROC after one epoch beside the oracle's, also over seeds; hours
 	@$(ON_PATH) python -m benchmarks.train quality $(BENCH_FLAGS)
 
-bench-inference: $(LINKED) ## the server under load, beside its own predictor; BENCH_FLAGS names bundle and rows
-	@$(ON_PATH) python -m benchmarks.inference $(BENCH_FLAGS)
+bench-inference: $(LINKED) ## scoring beside NVTabular and TorchRec; BENCH_FLAGS names model and rows
+	@$(ON_PATH) python -m inference benchmark $(BENCH_FLAGS)
 
 daily: $(LINKED) ## a model updated daily beside one that is refitted and one that is not; half an hour
 	@$(ON_PATH) python -m benchmarks.daily --output build/daily $(BENCH_FLAGS)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import tempfile
 import time
@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 #: Seconds between two looks at the memory of a run, and between two searches for new processes.
 _POLL, _SEARCH = 0.02, 0.25
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ def run(
                 stderr=stderr,
                 env={**os.environ, **(env or {})},
                 cwd=cwd,
-                start_new_session=True,  # its descendants are found by the session
+                start_new_session=True,  # Ctrl-C reaches this program alone, which ends it
             )
         except OSError as error:
             return Run(0.0, 0.0, 0.0, {}, f"cannot be started: {error}")
@@ -130,11 +130,10 @@ def _last_object(text: str) -> tuple[dict[str, Any], str]:
 
 
 class _Tree:
-    """The processes of one session: the memory they held at most, the CPU time they used."""
+    """A process and its descendants: the memory they held at most, the CPU time they used."""
 
-    def __init__(self, session: int) -> None:
-        self._session = session
-        self._pids: set[int] = {session}
+    def __init__(self, pid: int) -> None:
+        self._processes = {psutil.Process(pid)}
         self._cpu: dict[int, float] = {}
         self._searched = 0.0
         self.peak_bytes = 0
@@ -145,54 +144,36 @@ class _Tree:
 
     def look(self) -> None:
         """Note memory and CPU time of every process; now and then look for new ones."""
-        now = time.perf_counter()
-        if now - self._searched > _SEARCH:
-            self._searched = now
-            self._pids |= self._members()
+        if time.perf_counter() - self._searched > _SEARCH:
+            self._searched = time.perf_counter()
+            self._find_descendants()
         together = 0
-        for pid in list(self._pids):
-            try:
-                resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
-                fields, most = _stat(pid), high_water(pid)
-            except (OSError, ValueError, IndexError):  # it has ended
-                self._pids.discard(pid)
-                continue
-            self._cpu[pid] = (int(fields[11]) + int(fields[12])) / _TICKS
-            together += resident
-            self.peak_bytes = max(self.peak_bytes, most)
-        self.peak_bytes = max(self.peak_bytes, together)
-
-    def _members(self) -> set[int]:
-        found = set()
-        for name in os.listdir("/proc"):
-            if name.isdigit():
-                try:
-                    if int(_stat(int(name))[3]) == self._session:
-                        found.add(int(name))
-                except (OSError, ValueError, IndexError):
-                    continue
-        return found
+        for process in self._processes:
+            with contextlib.suppress(psutil.Error, OSError):  # it has ended
+                times = process.cpu_times()
+                self._cpu[process.pid] = times.user + times.system
+                together += process.memory_info().rss
+                self.peak_bytes = max(self.peak_bytes, together, high_water(process.pid))
 
     def kill(self) -> None:
-        """End whatever the session still runs."""
-        for pid in self._members():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        """End whatever still runs."""
+        self._find_descendants()
+        for process in self._processes:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
-
-def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the third (state) on; the second may hold spaces."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    def _find_descendants(self) -> None:
+        for process in list(self._processes):
+            with contextlib.suppress(psutil.Error):
+                self._processes.update(process.children(recursive=True))
 
 
 def high_water(pid: int) -> int:
-    """The largest resident memory of a process so far, bytes; exact between two looks.
+    """Return the largest resident memory of a process so far, bytes; 0 if it has ended.
 
     Unlike ``ru_maxrss`` it does not count the process that it was forked from.
     """
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(
+        (int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:")), 0
+    )

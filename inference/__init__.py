@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvt_torchrec import __version__
-from nvt_torchrec.inference.errors import InvalidRowError, MissingColumnError
+from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError, MissingColumnError
 
 if TYPE_CHECKING:
     from nvt_torchrec.inference.predictor import Predictor
@@ -41,7 +41,7 @@ def write_bundle(
     Raises:
         BadInputError: A file is missing or damaged.
         SchemaError: The workflow and the checkpoint do not belong together.
-        OutputError: ``path`` exists or cannot be written.
+        OutputError: ``path`` is something else already, or cannot be written.
     """
     from nvt_torchrec.inference.model import bundle
 

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
+from nvt_torchrec.clicklog.in_memory.frames import read_columns, read_dicts
+from nvt_torchrec.clicklog.in_memory.remedies import of_fitted_spec, with_remedy
 from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.formats.rows import Jagged, RawRows
 from nvt_torchrec.formats.spec.columns import InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.inference.errors import InvalidRowError
-from nvt_torchrec.inference.inputs.frames import read_columns, read_dicts
-from nvt_torchrec.inference.inputs.remedies import of_fitted_spec, with_remedy
 from nvt_torchrec.inference.inputs.values import RowReader, reads_plainly
 from nvt_torchrec.inference.model.bundle import describe, is_bundle, read_bundle
 from nvt_torchrec.inference.model.scoring import ServingModel
@@ -97,14 +97,6 @@ class Predictor:
         model, shape = read_checkpoint(checkpoint, device)
         check_pair(workflow.schema, workflow.digest, shape, path, checkpoint)
         return cls(*_with_tables(workflow, model, tables), shape.label)
-
-    def on(self, device: torch.device | str) -> Predictor:
-        """Return this predictor with its model on another device.
-
-        Raises:
-            SettingsError: The device cannot be used.
-        """
-        return Predictor(self.workflow, self.model.to(usable(device)), self.label)
 
     @property
     def spec(self) -> FeatureSpec:
@@ -210,21 +202,12 @@ def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> 
         file_format = "parquet"
     if file_format in (None, spec.input.format):
         return spec
-    own = spec.input
-    if file_format == "parquet":
-        given = InputFormat("parquet", max_line_kb=own.max_line_kb, decimal=own.decimal)
-    else:
-        # text of another format has the same values in the same order, and other separators
-        separator = InputFormat().list_separator if own.format == "parquet" else own.list_separator
-        given = InputFormat(
-            file_format,
-            list_separator=separator,
-            max_line_kb=own.max_line_kb,
-            columns=own.columns,
-            encoding=own.encoding,
-            quoted_newlines=own.quoted_newlines and file_format == "csv",
-            decimal=own.decimal,
-        )
+    kept = ["max_line_kb", "decimal"]
+    if file_format != "parquet":  # the same values in the same order, and other separators
+        kept += ["columns", "encoding"]
+        kept += ["list_separator"] if spec.input.format != "parquet" else []
+        kept += ["quoted_newlines"] if file_format == "csv" else []
+    given = InputFormat(file_format, **{name: getattr(spec.input, name) for name in kept})
     return dataclasses.replace(spec, input=given)
 
 

@@ -36,22 +36,26 @@ PREFIX = "nvt_torchrec."
 SUB_ROOMS: dict[str, dict[str, set[str]]] = {
     "base": {"files": set(), "pages": set()},
     "formats": {"spec": set()},
-    "clicklog": {"derive": set(), "text": {"derive"}, "readers": {"text"}, "synthetic": {"derive"}},
+    "clicklog": {
+        "derive": set(),
+        "text": {"derive"},
+        "readers": {"text"},
+        "in_memory": {"readers", "text"},
+        "synthetic": {"derive"},
+    },
     "workflows": {"compiled": set(), "extension": {"compiled"}},
     "etl": {
         "check": set(),
         "commands": {
             "check",
-            "drift",
             "engines",
             "extend",
             "guess",
             "report",
             "shuffle",
         },
-        "drift": {"report"},
         "engines": set(),
-        "extend": {"drift", "engines", "report"},
+        "extend": {"engines", "report"},
         "guess": set(),
         "report": set(),
         "shuffle": set(),
@@ -84,7 +88,7 @@ EXCEPTIONS = {
 #: Outside of ``nvt_compat`` and the measurements: the modules that import NVTabular or Merlin.
 NVTABULAR_MODULES = {
     "etl.engines.nvtabular",
-    "etl.pickled_workflow",
+    "workflows.raw_values",
     "workflows.store",
 }
 #: Modules that import ``nvt_compat`` for NVTabular in other modules or processes.
@@ -109,13 +113,11 @@ FORBIDDEN = {
 @functools.cache
 def _modules() -> dict[str, Path]:
     """Return the files of all modules by name; the name of a package is that of its __init__."""
-    files = [ROOT / "train_torchrec.py"]
+    names = {"train_torchrec": ROOT / "nvt_torchrec" / "train_torchrec.py"}
     for room in (*ROOMS, "demo", "benchmarks"):
-        files += sorted((ROOT / room).rglob("*.py"))
-    names = {}
-    for file in files:
-        parts = file.relative_to(ROOT).with_suffix("").parts
-        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+        for file in sorted((ROOT / room).rglob("*.py")):
+            parts = file.relative_to(ROOT).with_suffix("").parts
+            names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
     return names
 
 

@@ -1,1 +1,1 @@
-"""The ETL beside NVTabular, Polars and DuckDB: the same log to the same files."""
+"""The ETL beside NVTabular and Polars: the same log to the same files."""

@@ -20,7 +20,6 @@ from nvt_torchrec.formats.splits import SPLITS
 HERE = Path(__file__).parent
 
 POLARS = Peer("polars", ("polars==2.1.0", "polars-runtime-32==2.1.0"))
-DUCKDB = Peer("duckdb", ("duckdb==2.0.0",))
 #: As it was used in 2024. Without dependencies: plain pip takes a package of RAPIDS that another
 #: index has, and tritonclient, with which `import merlin` fails.
 NVTABULAR = Peer(
@@ -106,8 +105,8 @@ def our_output(directory: Path) -> Output:
     )
 
 
-def frames_output(directory: Path) -> Output:
-    """Read what the programs for Polars and DuckDB wrote."""
+def polars_output(directory: Path) -> Output:
+    """Read what the program for Polars wrote."""
 
     def vocabulary(name: str, column: str) -> np.ndarray:
         file = directory / "vocabulary" / f"{name}.parquet"

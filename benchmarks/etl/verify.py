@@ -43,11 +43,6 @@ class Output:
         files = [file for split in self.splits for file in split]
         return np.concatenate([read_parquet_column(file, name) for file in files])
 
-    def split_of_rows(self) -> np.ndarray:
-        """The number of the split of each row."""
-        rows = [sum(pq.read_metadata(file).num_rows for file in split) for split in self.splits]
-        return np.repeat(np.arange(len(rows)), rows)
-
 
 def parts(directory: Path) -> list[Path]:
     """List the parquet files of a directory in the order of the numbers in their names."""
@@ -60,24 +55,6 @@ def read_parquet_column(path: Path, name: str) -> np.ndarray:
     return pq.ParquetFile(path).read(columns=[name]).column(0).to_numpy()
 
 
-@dataclasses.dataclass
-class Summary:
-    """A summary of the comparison, to be printed."""
-
-    rows: int = 0
-    vocabulary: int = 0
-    null: int = 0
-    oov: int = 0
-    checksum: int = 0
-
-    def __str__(self) -> str:
-        return (
-            f"{self.rows:,} rows, {self.vocabulary:,} values in the vocabularies, "
-            f"{self.null:,} null and {self.oov:,} out-of-vocabulary ids, "
-            f"CRC-32 of the ids {self.checksum:08x}"
-        )
-
-
 def compare(
     ours: Output,
     theirs: Output,
@@ -86,51 +63,41 @@ def compare(
     categorical: Sequence[str],
     *,
     same_ties: bool = True,
-    same_order: bool = True,
-) -> Summary:
-    """Compare every value of two outputs.
+) -> str:
+    """Compare every value of two outputs; return a summary of what they have in common.
 
     Args:
-        ours: what all are compared with.
-        theirs: of another program.
-        label, dense, categorical: column names.
-        same_ties: equally frequent values have the same ids in both. Without, the ids must be equal
-            up to a permutation of values that occur equally often.
-        same_order: the rows have the same order. Without, the rows of a split are compared as a
-            set (label and ids together, each dense column by itself).
+        ours: What all are compared with.
+        theirs: The output of another program.
+        label: The name of the label.
+        dense: The names of the dense columns.
+        categorical: The names of the categorical columns.
+        same_ties: Whether equally frequent values have the same ids in both. Without, the ids must
+            be equal up to a permutation of values that occur equally often.
 
     Raises:
-        DifferentOutputError: the first difference.
+        DifferentOutputError: A value differs.
     """
-    summary = Summary()
-    rows = [one.split_of_rows().astype(np.uint64) for one in (ours, theirs)]
+    rows = values = null = unknown = checksum = 0
     for name in (label, *dense):
         a, b = ours.column(name), theirs.column(name)
-        _require(len(a) == len(b), f"{len(b):,} rows, and not {len(a):,}")
-        summary.rows = len(a)
-        if not same_order:
-            if name == label:
-                rows = [_mixed(hashes, column) for hashes, column in zip(rows, (a, b), strict=True)]
-            a, b = np.sort(a), np.sort(b)
+        rows = len(a)
+        _require(rows == len(b), f"{len(b):,} rows, and not {rows:,}")
         worst = float(np.abs(a - b).max(initial=0.0))
         _require(worst <= _DENSE_TOLERANCE, f"{name}: values differ by up to {worst:g}")
     for name in categorical:
         _compare_vocabularies(name, ours, theirs, same_ties=same_ties)
-        a, b = ours.column(name), theirs.column(name)
-        counts = ours.counts(name)
-        if not same_order:
-            rows = [_mixed(hashes, column) for hashes, column in zip(rows, (a, b), strict=True)]
-        elif same_ties:
-            _require(np.array_equal(a, b), f"{name}: ids differ")
-        else:
-            _require(_same_but_for_ties(a, b, counts), f"{name}: ids differ")
-        summary.vocabulary += len(counts)
-        summary.null += int(np.count_nonzero(a == NULL_ID))
-        summary.oov += int(np.count_nonzero(a == FIRST_OOV_ID))
-        summary.checksum = zlib.crc32(a.astype("<i4").data, summary.checksum)
-    if not same_order:
-        _require(np.array_equal(*map(np.sort, rows)), "labels and ids differ, in whatever order")
-    return summary
+        a, b, counts = ours.column(name), theirs.column(name), ours.counts(name)
+        same = np.array_equal(a, b) if same_ties else _same_but_for_ties(a, b, counts)
+        _require(same, f"{name}: ids differ")
+        values += len(counts)
+        null += int(np.count_nonzero(a == NULL_ID))
+        unknown += int(np.count_nonzero(a == FIRST_OOV_ID))
+        checksum = zlib.crc32(a.astype("<i4").data, checksum)
+    return (
+        f"{rows:,} rows, {values:,} values in the vocabularies, {null:,} null and {unknown:,} "
+        f"out-of-vocabulary ids, CRC-32 of the ids {checksum:08x}"
+    )
 
 
 def _compare_vocabularies(name: str, ours: Output, theirs: Output, *, same_ties: bool) -> None:
@@ -143,15 +110,6 @@ def _compare_vocabularies(name: str, ours: Output, theirs: Output, *, same_ties:
     if same_ties and theirs.values:
         same = np.array_equal(ours.values(name), theirs.values(name))
         _require(same, f"{name}: the vocabulary's values differ")
-
-
-def _mixed(hashes: np.ndarray, column: np.ndarray) -> np.ndarray:
-    """Add a column to the hash of each row (SplitMix64's mixer)."""
-    bits = column.astype(np.float64) if column.dtype.kind == "f" else column.astype(np.int64)
-    mixed = hashes * np.uint64(0x9E3779B97F4A7C15) + bits.view(np.uint64)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
 
 
 def _require(condition: bool, what: str) -> None:

@@ -20,15 +20,23 @@ import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time:
 # isort: split
 import dataclasses
 import sys
+from collections.abc import Iterable
 
-from benchmarks.gpu import report
-from benchmarks.gpu.runner import FAILED, RECORDS, read_records, run_steps
+from benchmarks.gpu.runner import FAILED, RECORDS, Record, run_steps
 from benchmarks.gpu.steps import all_steps, chosen
 from benchmarks.gpu.worker import GpuSettings
-from benchmarks.harness import run_benchmark
+from benchmarks.harness import Metric, Table, run_benchmark
+from benchmarks.process import Run
 from benchmarks.venvs import BUILD
 from nvt_torchrec.base.command_line import flag
 from nvt_torchrec.base.errors import SettingsError
+
+METRICS = (
+    Metric("rows_per_s", "M rows/s", ".3f", ratio=True, scale=1e-6),
+    Metric("gb_per_s", "GB/s", ".2f", ratio=True),
+    Metric("ms", "ms", ",.2f"),
+    Metric("wait_share", "wait %", ".1f", scale=100),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +47,6 @@ class BenchmarkSettings(GpuSettings):
     only: tuple[str, ...] = flag("run only steps with these names, for example 'training/*'", ())
     resume: bool = flag("leave out steps that have succeeded with the same arguments", False)
     list: bool = flag("list the steps and their time limits", False)
-    report: bool = flag("run nothing; write the figures there are into docs/gpu.md", False)
     # fmt: on
 
 
@@ -49,9 +56,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(settings: BenchmarkSettings) -> int:
-    if settings.report:
-        print(f"written to {report.write_page(read_records())}")
-        return 0
     shared = GpuSettings(
         **{field.name: getattr(settings, field.name) for field in dataclasses.fields(GpuSettings)}
     )
@@ -69,10 +73,25 @@ def _run(settings: BenchmarkSettings) -> int:
                 "torch sees no GPU here", "python -m etl doctor says why; --device cpu to try it"
             )
     records = run_steps(steps, shared, resume=settings.resume)
-    table = report.table(records, settings.device)
+    table = as_table(records, settings.device)
     table.print()
     print(f"written to {table.write()} and {RECORDS}")
     return 1 if any(record.status == FAILED for record in records) else 0
+
+
+def as_table(records: Iterable[Record], device: str) -> Table:
+    """Put the figures of the steps into a table."""
+    table = Table("gpu", f"On {device}", METRICS, base="limit")
+    for record in records:
+        for result in record.results:
+            output = {**result, "versions": record.versions}
+            table.runs[result["system"], result["case"]] = [Run(record.wall_s, 0.0, 0.0, output)]
+        if record.status == FAILED:
+            table.fail(f"step {record.step}", "", record.error)
+        if record.versions:
+            versions = ", ".join(f"{name} {value}" for name, value in record.versions.items())
+            table.notes = [f"on: {versions}"]
+    return table
 
 
 if __name__ == "__main__":

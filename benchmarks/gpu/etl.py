@@ -56,15 +56,16 @@ def of_block(
     args: GpuSettings, card: Card, block: Block, spec: FeatureSpec, device: torch.device
 ) -> Iterator[Result]:
     """Measure each stage of a block on a card alone; ``device`` is the card, as torch names it."""
-    from benchmarks.gpu.card import write_fitted
+    from nvt_torchrec.etl.engines import fitting, threads
     from nvt_torchrec.etl.engines.device.blocks import count_rows
     from nvt_torchrec.etl.engines.device.parquet import write_on_device
-    from nvt_torchrec.workflows import compiled
+    from nvt_torchrec.workflows import compiled, write_workflow
     from nvt_torchrec.workflows.compiled.device import DeviceWorkflow
 
     directory = args.data / "stages"
     shutil.rmtree(directory, ignore_errors=True)
-    write_fitted(directory, block, spec)
+    threads.count([block], spec, directory / "fit", workers=1, reject=False)
+    write_workflow(directory / "workflow", spec, fitting.fit([block], spec, directory / "fit"))
     there, limit = card.device, line_limit(spec)
     workflow = DeviceWorkflow(there, compiled.load(directory / "workflow"))
     with card.lane() as lane:
@@ -104,17 +105,8 @@ def _read_csv(block: Block, spec: FeatureSpec) -> None:
     )
 
 
-def cpu_engine(args: GpuSettings, device: torch.device) -> Iterator[Result]:
-    """Measure a whole run of the cpu engine, by stage."""
-    yield from _engine(args, "cpu")
-
-
-def dask_engine(args: GpuSettings, device: torch.device) -> Iterator[Result]:
-    """Measure a whole run of the dask engine on the same log, by stage."""
-    yield from _engine(args, "dask")
-
-
-def _engine(args: GpuSettings, engine: str) -> Iterator[Result]:
+def engine_run(args: GpuSettings, device: torch.device, engine: str) -> Iterator[Result]:
+    """Measure a whole run of an engine, by stage."""
     from nvt_torchrec.etl.run import run
     from nvt_torchrec.etl.settings import EtlSettings
 

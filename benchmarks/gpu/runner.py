@@ -23,10 +23,9 @@ from typing import Any
 
 from benchmarks.gpu.steps import Step, part_command
 from benchmarks.gpu.worker import GpuSettings
-from benchmarks.harness import ROOT, machine
+from benchmarks.harness import ROOT
 from benchmarks.process import run
 from benchmarks.venvs import BUILD
-from nvt_torchrec.base.errors import BadInputError
 
 log = logging.getLogger("benchmarks")
 
@@ -48,7 +47,6 @@ class Record:
         error: Why it failed or was skipped.
         results: What it measured, until it ended or failed.
         versions: The card and the versions that matter.
-        machine: See :func:`benchmarks.harness.machine`.
     """
 
     step: str
@@ -59,21 +57,12 @@ class Record:
     error: str
     results: list[dict[str, Any]]
     versions: dict[str, Any]
-    machine: dict[str, Any]
 
 
 def read_records(path: Path = RECORDS) -> dict[str, Record]:
-    """Return the last record of each step; a line that was cut by a crash is left out.
-
-    Raises:
-        BadInputError: There is no such file.
-    """
-    try:
-        lines = path.read_text().splitlines()
-    except FileNotFoundError:
-        raise BadInputError(f"{path}: no such file", "run `make bench-gpu` first") from None
+    """Return the last record of each step; a line that was cut by a crash is left out."""
     records = {}
-    for line in lines:
+    for line in path.read_text().splitlines() if path.exists() else []:
         try:
             record = Record(**json.loads(line))
         except (ValueError, TypeError):
@@ -95,7 +84,7 @@ def run_steps(
         path: The file of the records.
     """
     OUTPUTS.mkdir(parents=True, exist_ok=True)
-    earlier = read_records(path) if resume and path.exists() else {}
+    earlier = read_records(path) if resume else {}
 
     def is_done(step: Step) -> bool:
         record = earlier.get(step.name)
@@ -170,5 +159,4 @@ def _run(step: Step, settings: GpuSettings) -> Record:
         error,
         results,
         versions,
-        machine(),
     )

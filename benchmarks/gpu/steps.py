@@ -52,14 +52,13 @@ def all_steps(settings: GpuSettings) -> list[Step]:
         command = part_command("training:training", settings, way=way, batch_sizes=(size,))
         return Step(f"training/{way}/B={size}", command, seconds, data=True, part=True)
 
+    def engine(name: str) -> Step:
+        command = part_command("etl:engine_run", settings, way=name)
+        return Step(f"engine/{name}", command, 240, data=True, part=True)
+
     return [
         Step("doctor", ("etl", "doctor"), 90),
-        part("smoke/dlpack", "smokes:dlpack", 60, rapids=True),
-        part("smoke/card", "card:card", 120, rapids=True),
-        part("smoke/fbgemm", "smokes:fbgemm", 60),
-        part("smoke/interaction", "smokes:interaction", 60),
-        part("smoke/encode", "smokes:encode", 90, rapids=True),
-        part("smoke/cluster", "smokes:cluster", 120),
+        *_tests(),
         part("copies", "etl:copies", 60),
         part("stages", "etl:stages", 90, data=True, rapids=True),
         training("bf16", large),
@@ -69,9 +68,8 @@ def all_steps(settings: GpuSettings) -> list[Step]:
         training("fp32", large),
         part("loader", "training:loaders", 120, data=True),
         training("bf16 fp16 tables", large),
-        part("engine/cpu", "etl:cpu_engine", 240, data=True),
-        part("engine/dask", "etl:dask_engine", 240, data=True),
-        *_tests(),
+        engine("cpu"),
+        engine("dask"),
         part("profile", "training:profile", 180, data=True),
     ]
 
@@ -87,7 +85,7 @@ def part_command(function: str, settings: GpuSettings, **changes: object) -> tup
 
 
 def _tests() -> Iterator[Step]:
-    """Yield a process for each file with tests for a GPU."""
+    """Yield a process for each file with tests for a GPU: what they find wrong comes first."""
     files = [*(ROOT / "tests" / "gpu").glob("test_*.py"), ROOT / "tests/nvt_loader/test_gpu.py"]
     for file in sorted(files):
         path = str(file.relative_to(ROOT))
@@ -102,12 +100,10 @@ def chosen(steps: Sequence[Step], patterns: Sequence[str]) -> list[Step]:
         patterns: Shell patterns, for example ``training/*``; empty for all steps.
 
     Raises:
-        SettingsError: A pattern names no step.
+        SettingsError: The patterns name no step.
     """
-    names = [step.name for step in steps]
-    matching = {pattern: fnmatch.filter(names, pattern) for pattern in patterns}
-    for pattern, found in matching.items():
-        if not found:
-            raise SettingsError(f"--only {pattern}: no such step", f"one of {', '.join(names)}")
-    wanted = {name for found in matching.values() for name in found}
-    return [step for step in steps if not patterns or step.name in wanted]
+    matching = [step for step in steps if any(fnmatch.fnmatch(step.name, p) for p in patterns)]
+    if patterns and not matching:
+        names = ", ".join(step.name for step in steps)
+        raise SettingsError(f"--only {','.join(patterns)}: no such step", f"one of {names}")
+    return matching if patterns else list(steps)

@@ -55,7 +55,7 @@ class PartSettings(Settings):
     """Which part to run."""
 
     part: str = flag("the part to run: MODULE:FUNCTION of this package", positional=True)
-    way: str = flag("how to train; see benchmarks.gpu.training", "")
+    way: str = flag("how to train, see benchmarks.gpu.training; or the engine", "")
     results: Path | None = flag("file for the results, one on each line", None)
 
 
@@ -102,12 +102,6 @@ def seconds_of(work: Callable[[], object], device: torch.device, seconds: float)
         settle(device)
         taken.append(time.perf_counter() - begin)
     return statistics.median(taken)
-
-
-def check(holds: bool, otherwise: str) -> None:
-    """End the part with an error unless something holds."""
-    if not holds:
-        raise SystemExit(f"wrong: {otherwise}")
 
 
 def _versions(device: torch.device) -> dict[str, Any]:

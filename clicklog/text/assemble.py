@@ -21,6 +21,7 @@ from nvt_torchrec.formats.rows import (
     Jagged,
     RawRows,
     dense_dtype,
+    describes,
 )
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
@@ -34,7 +35,7 @@ def assemble(
     *,
     rows: int,
     label: bool,
-    reject: bool,
+    reject: bool | int,
 ) -> RawRows:
     """Make rows of what was read, deriving columns; bad rows are left out and described.
 
@@ -67,10 +68,10 @@ def assemble(
     categorical: list[CategoryValues] = []
     missing = [empty_mask(len(spec.dense), rows), empty_mask(len(spec.categorical), rows)]
     for j, column in enumerate(spec.dense):
-        dense[j], absent = _feature(column, [converted[index] for index in plan.dense[j]])
+        dense[j], absent = feature(column, [converted[index] for index in plan.dense[j]])
         add_missing(missing[0], j, absent)
     for j, column in enumerate(spec.categorical):
-        values, absent = _feature(column, [converted[index] for index in plan.categorical[j]])
+        values, absent = feature(column, [converted[index] for index in plan.categorical[j]])
         add_missing(missing[1], j, absent)
         categorical.append(values)
     line = np.arange(rows, dtype=np.int64)
@@ -85,7 +86,9 @@ def assemble(
         dense, *missing = (np.compress(good, two, axis=1) for two in (dense, *missing))
         line = line[good]
         categorical = [_take(values, good) for values in categorical]
-    shown = sorted(errors) if reject else sorted(errors)[:DESCRIBED_BAD_ROWS]
+    shown = sorted(errors)
+    if not describes(reject, len(errors)):
+        shown = shown[:DESCRIBED_BAD_ROWS]
     return RawRows(
         label=labels[0] if labels else None,
         dense=dense,
@@ -107,7 +110,7 @@ def _bad_row(row: int, read: Read, what: str, code: int, text: bytes) -> BadRow:
     return BadRow(row, what, read.source, text, remedy)
 
 
-def _feature(
+def feature(
     column: DenseColumn | CategoricalColumn, sources: list[Converted]
 ) -> tuple[CategoryValues, np.ndarray]:
     """Return the values of a column and where they are missing, bool [n]."""

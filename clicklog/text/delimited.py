@@ -1,9 +1,10 @@
-"""Split delimited text into fields with ``pyarrow.csv``, strictly: every row has all its fields.
+"""Split delimited text into fields, strictly: every row has all its fields.
 
-Arrow knows quotes, doubled quotes, line breaks in quotes and delimiters of one character. Before it
-reads a text, rows that it would misread are left out of it: those with a quote that is not closed,
-or text after one. Delimiters of several characters are replaced by one that the text does not
-contain, as is a carriage return within a line, which would end the line.
+A loop splits text without quotes. Other text is split by ``pyarrow.csv``, which knows quotes,
+doubled quotes and line breaks in quotes. Before Arrow reads a text, rows that it would misread are
+left out of it: those with a quote that is not closed, or text after one. A carriage return within a
+line, which would end the line for Arrow, is replaced by a character that the text does not contain,
+and so are delimiters of several characters.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from nvt_torchrec.base.arrays import mask_to_numpy, to_numpy
+from nvt_torchrec.base.arrays import mask_to_numpy, string_array, to_numpy
 from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.clicklog.text.fast_rows import count_newlines
+from nvt_torchrec.clicklog.text.row_ends import delimiter_bytes, row_ends
 from nvt_torchrec.formats.spec.columns import InputFormat
 from nvt_torchrec.formats.spec.raw_types.base import AFTER_QUOTE, FIELD_COUNT, OPEN_QUOTE
 
-_NEWLINE, _BYTE_ORDER_MARK = 10, b"\xef\xbb\xbf"
+_NEWLINE, _RETURN, _BYTE_ORDER_MARK = 10, 13, b"\xef\xbb\xbf"
 _QUOTED = re.compile(rb'"[^"]*(?:""[^"]*)*"(?!")')
 #: Characters that hardly any text contains.
 _RARE = [bytes([code]) for code in (*range(31, 13, -1), *range(8, 0, -1), 11, 12, 127)]
@@ -83,47 +87,126 @@ def split_rows(
         raise SettingsError(
             f"a block of {len(text):,} bytes", "use a smaller --block_mb: blocks are below 2 GiB"
         )
-    newlines = input_format.quoted_newlines
-    whole, delimiter, replaced = _for_arrow(bytes(text), input_format.delimiter.encode())
-    quoted = input_format.format == "csv" and b'"' in whole
-    begins = _row_begins(whole, delimiter if quoted and newlines else b"")
+    whole, delimiter = bytes(text), input_format.delimiter.encode()
+    if whole and not whole.endswith(b"\n"):
+        whole += b"\n"
+    replaced = {}
+    if len(delimiter) > 1:
+        character = _unused(whole)
+        whole, replaced[character] = whole.replace(delimiter, character), delimiter
+        delimiter = character
+    if input_format.format == "csv" and b'"' in whole:
+        return _split_quoted(
+            whole, delimiter, replaced, fields, wanted, newlines=input_format.quoted_newlines
+        )
+    buffer = np.frombuffer(whole, np.uint8)
+    rows = count_newlines(buffer)
+    slots = np.full(fields, -1)
+    slots[list(wanted)] = range(len(wanted))
+    row_begins, counts = np.zeros(rows + 1, np.int32), np.empty(rows, np.int32)
+    begins, ends = np.zeros((2, len(wanted), rows), np.int32)
+    _find_fields(buffer, delimiter[0], slots, row_begins, counts, begins, ends)
+    wrong = np.flatnonzero(counts != fields)
+    line = np.arange(rows)
+    if len(wrong):
+        line = np.flatnonzero(counts == fields)
+        begins, ends = begins[:, line], ends[:, line]
+    columns = [
+        string_array(*_gather(buffer, *place)).view(pa.binary())
+        for place in zip(begins, ends, strict=True)
+    ]
+    errors = {row: (FIELD_COUNT, int(counts[row])) for row in wrong.tolist()}
+    return DelimitedRows(columns, line, errors, row_begins, whole, replaced)
+
+
+@compiled()
+def _find_fields(text, delimiter, slots, row_begins, counts, begins, ends):
+    """Find the fields of rows without quotes.
+
+    Args:
+        text: uint8, whole rows.
+        delimiter: the byte between fields.
+        slots: [fields], the index in ``begins`` and ``ends`` of each field of a row, or -1.
+        row_begins: [n + 1], filled with where each row begins.
+        counts: [n], filled with the number of its fields.
+        begins: [slots, n], filled with where the fields begin in the text.
+        ends: likewise where they end; ``\\r\\n`` ends a row too.
+    """
+    at = 0
+    for row in range(len(counts)):
+        field = 0
+        byte = delimiter
+        while byte != _NEWLINE:
+            first = at
+            byte = text[at]
+            while byte != delimiter and byte != _NEWLINE:
+                at += 1
+                byte = text[at]
+            if field < len(slots) and slots[field] >= 0:
+                last = at
+                if byte == _NEWLINE and last > first and text[last - 1] == _RETURN:
+                    last -= 1
+                begins[slots[field], row] = first
+                ends[slots[field], row] = last
+            field += 1
+            at += 1
+        counts[row] = field
+        row_begins[row + 1] = at
+
+
+@compiled()
+def _gather(text, begins, ends):
+    """Copy fields one after the other: their offsets [n + 1] and bytes."""
+    offsets = np.zeros(len(begins) + 1, np.int32)
+    for i in range(len(begins)):
+        offsets[i + 1] = offsets[i] + ends[i] - begins[i]
+    data = np.empty(offsets[-1], np.uint8)
+    to = np.uint64(0)  # an index without a sign need not be compared with 0
+    for i in range(len(begins)):
+        at, end = np.uint64(begins[i]), np.uint64(ends[i])
+        while at < end:
+            data[to] = text[at]
+            at += np.uint64(1)
+            to += np.uint64(1)
+    return offsets, data
+
+
+def _split_quoted(
+    text: bytes,
+    delimiter: bytes,
+    replaced: dict[bytes, bytes],
+    fields: int,
+    wanted: Sequence[int],
+    *,
+    newlines: bool,
+) -> DelimitedRows:
+    """Split text with quotes; its quoted fields may contain line breaks if ``newlines``."""
+    if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
+        character = _unused(text)
+        text, replaced[character] = re.sub(rb"\r(?!\n)", character, text), b"\r"
+    begins = _row_begins(text, delimiter if newlines else b"")
     errors: dict[int, tuple[int, int]] = {}
     if fields > 1:  # Arrow takes an empty line as a row of empty fields
         empty = np.diff(begins) < 2
         short = np.flatnonzero(np.diff(begins) == 2)
-        empty[short] = np.frombuffer(whole, np.uint8)[begins[short]] == 13
+        empty[short] = np.frombuffer(text, np.uint8)[begins[short]] == _RETURN
         errors |= dict.fromkeys(np.flatnonzero(empty).tolist(), (FIELD_COUNT, 1))
-    if quoted:
-        for line in np.flatnonzero(~_well_quoted(whole, begins, delimiter)).tolist():
-            errors[line] = _quote_error(whole[begins[line] : begins[line + 1]], delimiter)
+    for line in np.flatnonzero(~_well_quoted(text, begins, delimiter)).tolist():
+        errors[line] = _quote_error(text[begins[line] : begins[line + 1]], delimiter)
     names = [str(place) for place in wanted]
-    how = delimiter, quoted, newlines, fields, names
+    how = delimiter, newlines, fields, names
     try:
-        table, line = _read(whole, begins, errors, *how)
+        table, line = _read(text, begins, errors, *how)
     except pa.ArrowInvalid:  # a row has another number of fields
-        counts = _count_fields(whole, begins, delimiter, quoted)
+        pattern = f"{_field(delimiter)}\\x{delimiter.hex()}"
+        counts = to_numpy(pc.count_substring_regex(_rows_of(text, begins), pattern=pattern)) + 1
         for row in np.flatnonzero(counts != fields).tolist():
             errors.setdefault(row, (FIELD_COUNT, int(counts[row])))
-        table, line = _read(whole, begins, errors, *how)
+        table, line = _read(text, begins, errors, *how)
     if len(table) != len(line):
         raise AssertionError(f"{len(table)} rows were read, and {len(line)} are there")
     columns = [_restored(table.column(name), replaced) for name in names]
-    return DelimitedRows(columns, line, errors, begins, whole, replaced)
-
-
-def _for_arrow(text: bytes, delimiter: bytes) -> tuple[bytes, bytes, dict[bytes, bytes]]:
-    """Return text that ends with a newline, its delimiter, and what characters of it stand for."""
-    if text and not text.endswith(b"\n"):
-        text += b"\n"
-    replaced = {}
-    if len(delimiter) > 1 or delimiter == b"\0":
-        character = _unused(text)
-        text, replaced[character] = text.replace(delimiter, character), delimiter
-        delimiter = character
-    if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
-        character = _unused(text)
-        text, replaced[character] = re.sub(rb"\r(?!\n)", character, text), b"\r"
-    return text, delimiter, replaced
+    return DelimitedRows(columns, line, errors, begins, text, replaced)
 
 
 def _unused(text: bytes) -> bytes:
@@ -137,8 +220,6 @@ def _row_begins(text: bytes, delimiter: bytes) -> np.ndarray:
     """Return int32 [n + 1]; with a delimiter, quoted fields may contain line breaks."""
     buffer = np.frombuffer(text, np.uint8)
     if delimiter:
-        from nvt_torchrec.clicklog.text.row_ends import delimiter_bytes, row_ends
-
         ends = row_ends(buffer, delimiter_bytes(delimiter.decode()))
     else:
         ends = np.flatnonzero(buffer == _NEWLINE).astype(np.int32)
@@ -163,15 +244,6 @@ def _well_quoted(text: bytes, begins: np.ndarray, delimiter: bytes) -> np.ndarra
     return mask_to_numpy(pc.match_substring_regex(_rows_of(text, begins), pattern=pattern))
 
 
-def _count_fields(text: bytes, begins: np.ndarray, delimiter: bytes, quoted: bool) -> np.ndarray:
-    """Return how many fields each row has; rows with an error of a quote do not matter."""
-    rows = _rows_of(text, begins)
-    if not quoted:
-        return to_numpy(pc.count_substring(rows, pattern=delimiter)) + 1
-    pattern = f"{_field(delimiter)}\\x{delimiter.hex()}"
-    return to_numpy(pc.count_substring_regex(rows, pattern=pattern)) + 1
-
-
 def _quote_error(row: bytes, delimiter: bytes) -> tuple[int, int]:
     """Return the code of the first quote that is wrong, and the place of its field."""
     row = row.removesuffix(b"\n").removesuffix(b"\r")
@@ -194,7 +266,6 @@ def _read(
     begins: np.ndarray,
     errors: dict[int, tuple[int, int]],
     delimiter: bytes,
-    quoted: bool,
     newlines: bool,
     fields: int,
     names: list[str],
@@ -221,7 +292,6 @@ def _read(
         ),
         parse_options=pyarrow.csv.ParseOptions(
             delimiter=delimiter.decode(),
-            quote_char='"' if quoted else False,
             newlines_in_values=newlines,
             ignore_empty_lines=False,
         ),

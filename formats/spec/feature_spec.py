@@ -125,6 +125,13 @@ class FeatureSpec:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SettingsError(f"column names used twice: {', '.join(twice)}")
+        label = self.label_rules[0].column if self.label_rules else self.label
+        for column in every:
+            if label in column.reading.sources:
+                raise SettingsError(
+                    f"column {column.name} is made of {label}, from which the label comes",
+                    "leave it out: the model would see what it has to predict",
+                )
         for name, columns in self.vocabularies.items():
             _check_shared(name, columns)
             if name in names and name not in {column.name for column in columns}:
@@ -205,6 +212,13 @@ class FeatureSpec:
     def sources(self, *, label: bool) -> list[str]:
         """Return the columns of the file that are read, each once, in the order of the plan."""
         return list(dict.fromkeys(read.source for read in self.read_plan(label=label).reads))
+
+    def sources_of(self, name: str) -> list[str]:
+        """Return the columns of the file that an output column is read or derived from."""
+        rules = {rule.name: [rule.column] for rule in self.label_rules}
+        features: list[DenseColumn | CategoricalColumn] = [*self.dense, *self.categorical]
+        read = {column.name: list(column.reading.sources) for column in features}
+        return rules.get(name) or read.get(name) or [name]
 
     def file_columns(self, *, label: bool) -> list[str]:
         """Return the names of the fields of a line of text without a header, "" where unused.

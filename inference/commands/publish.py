@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.inference.commands.model import FORMATS, prepare
+
+if TYPE_CHECKING:
+    from nvt_torchrec.inference.publish.steps import Published
 
 log = logging.getLogger(__name__)
 
@@ -16,9 +21,9 @@ DESCRIPTION = (
     "Compares a bundle's digests and, with --sample, its accuracy with that of the bundle that is "
     "served; then switches SERVED/current to it, which servers started with --bundle "
     "SERVED/current notice. The exit status is 3, and nothing is switched, if it is less accurate "
-    "than allowed."
+    "than allowed, or of an earlier generation of the workflow."
 )
-#: The exit status if a bundle is less accurate than allowed.
+#: The exit status if a bundle is not allowed to be served.
 REFUSED = 3
 
 
@@ -57,7 +62,12 @@ class PublishSettings(Settings):
         "remove all published bundles but the last N that were served; never the one served or the "
         "one before it (default: keep all)", None, least=1, excludes=("rollback",)
     )
+    allow_older: bool = flag(
+        "publish a bundle whose workflow was extended to that of the served one since", False,
+        excludes=("rollback",)
+    )
     rollback: bool = flag("serve the bundle again that was served before", False)
+    json: bool = flag("print what came of it as JSON", False)
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -75,33 +85,41 @@ def run(settings: PublishSettings) -> int:
     prepare()
     from nvt_torchrec.inference.publish.steps import Sample, publish, rollback
 
-    if settings.rollback:
+    if settings.bundle is None:
         done = rollback(settings.to)
-        print(f"{settings.to}: serving {done.name} again, instead of {done.before}")
-        return 0
-    sample = None
-    if settings.sample is not None:
-        sample = Sample(
-            settings.sample,
-            settings.sample_rows,
-            settings.format,
-            settings.max_auroc_drop,
-            settings.max_calibration_change,
-        )
-    assert settings.bundle is not None
-    done = publish(settings.bundle, settings.to, sample, settings.keep)
-    if done.comparison is not None:
-        print(done.comparison.table())
+    else:
+        sample = None
+        if settings.sample is not None:
+            sample = Sample(
+                settings.sample,
+                settings.sample_rows,
+                settings.format,
+                settings.max_auroc_drop,
+                settings.max_calibration_change,
+            )
+        older = settings.allow_older
+        done = publish(settings.bundle, settings.to, sample, settings.keep, allow_older=older)
+    if settings.json:
+        print(json.dumps(dataclasses.asdict(done)))
+    else:
+        _print(done, settings)
+    return REFUSED if done.refusals else 0
+
+
+def _print(done: Published, settings: PublishSettings) -> None:
+    from nvt_torchrec.inference.accuracy import table
+
+    if done.metrics:
+        print(table(done.metrics))
     for why in done.refusals:
         log.error("refused: %s", why)
+    served, change = done.name, f", instead of {done.before}" if done.before else ""
     if done.refusals:
-        print(f"{settings.to}: serving {done.before} as before")
-        return REFUSED
-    if done.before == done.name:
-        print(f"{settings.to}: serving {done.name} already")
-        return 0
-    instead = "" if done.before is None else f", instead of {done.before}"
-    print(f"{settings.to}: serving {done.name}{instead}")
+        served, change = done.before, " as before"
+    elif done.before == done.name:
+        change = " already"
+    elif settings.rollback:
+        change = f" again{change}"
+    print(f"{settings.to}: serving {served}{change}")
     if done.removed:
         print(f"removed: {', '.join(done.removed)}")
-    return 0

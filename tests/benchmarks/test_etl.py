@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.etl import systems
 from benchmarks.etl.log import DAYS, make_log, repeat_head
-from benchmarks.etl.systems import DUCKDB, POLARS, Log
+from benchmarks.etl.systems import POLARS, Log
 from benchmarks.etl.verify import DifferentOutputError, Output, compare, parts
 from benchmarks.process import run as measured
 from nvt_torchrec.etl.run import run
@@ -76,23 +76,17 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
     return Log(directory / "raw", 361, directory, 2)
 
 
-@pytest.mark.parametrize(
-    ("peer", "flags"),
-    [(POLARS, ["--stage", "memory"]), (POLARS, ["--stage", "disk"]), (DUCKDB, ["--threads", "2"])],
-)
-def test_a_peer_writes_what_we_write(log: Log, peer, flags: list[str]) -> None:
-    if not peer.python.exists():
-        pytest.skip(f"{peer.directory} is not built: `make bench-etl` builds it")
-    system = systems.peer(log, peer, "peer", *flags, case=" ".join([peer.name, *flags]))
+@pytest.mark.parametrize("stage", ["memory", "disk"])
+def test_polars_writes_what_we_write(log: Log, stage: str) -> None:
+    if not POLARS.python.exists():
+        pytest.skip(f"{POLARS.directory} is not built: `make bench-etl` builds it")
+    system = systems.peer(log, POLARS, "polars", "--stage", stage, case=stage)
     done = measured(system.command, env=system.env)
     assert not done.error
     ours = systems.our_output(log.work / "ours")
-    theirs = systems.frames_output(systems.output_of(log, system.name, system.case))
+    theirs = systems.polars_output(systems.output_of(log, system.name, system.case))
     columns = CRITEO.label, CRITEO.dense_names, CRITEO.categorical_names
-    summary = compare(ours, theirs, *columns, same_order=peer is not DUCKDB)
-    assert summary.rows == 361
-    assert summary.null
-    assert summary.oov
+    assert compare(ours, theirs, *columns).startswith("361 rows")
 
 
 def test_our_command_is_the_product_itself(log: Log) -> None:
@@ -101,7 +95,7 @@ def test_our_command_is_the_product_itself(log: Log) -> None:
     columns = CRITEO.label, CRITEO.dense_names, CRITEO.categorical_names
     output = systems.output_of(log, "ours cpu", "TSV to parquet")
     ours, again = systems.our_output(log.work / "ours"), systems.our_output(output)
-    assert compare(ours, again, *columns).rows == 361
+    assert compare(ours, again, *columns).startswith("361 rows")
 
 
 # ---- the comparison
@@ -115,11 +109,10 @@ COLUMNS = {
 }
 
 
-def output(directory: Path, counts=COUNTS, values=VALUES, order=None, **changed) -> Output:
+def output(directory: Path, counts=COUNTS, values=VALUES, **changed) -> Output:
     columns = {**COLUMNS, **changed}
     kinds = {"label": np.float32, "int_0": np.float32, "cat_0": np.int32}
     table = pa.table({name: np.asarray(c).astype(kinds[name]) for name, c in columns.items()})
-    table = table.take(np.arange(len(table)) if order is None else order)
     directory.mkdir(parents=True)
     for i, at in enumerate(range(0, len(table), 4)):  # parts 0 … 3
         pq.write_table(table.slice(at, 4), directory / f"part.{i}.parquet")
@@ -127,10 +120,9 @@ def output(directory: Path, counts=COUNTS, values=VALUES, order=None, **changed)
     return Output([files[:2], files[2:]], lambda name: counts, lambda name: values)
 
 
-def check(tmp_path: Path, *, same_ties: bool = True, same_order: bool = True, **changed):
+def check(tmp_path: Path, *, same_ties: bool = True, **changed) -> str:
     ours, theirs = output(tmp_path / "ours"), output(tmp_path / "theirs", **changed)
-    how = {"same_ties": same_ties, "same_order": same_order}
-    return compare(ours, theirs, "label", ["int_0"], ["cat_0"], **how)
+    return compare(ours, theirs, "label", ["int_0"], ["cat_0"], same_ties=same_ties)
 
 
 def swapped(ids: np.ndarray, a: int, b: int) -> np.ndarray:
@@ -139,9 +131,7 @@ def swapped(ids: np.ndarray, a: int, b: int) -> np.ndarray:
 
 def test_equal_outputs_are_summed_up(tmp_path: Path) -> None:
     summary = check(tmp_path, int_0=COLUMNS["int_0"] + 2e-6)
-    assert (summary.rows, summary.vocabulary) == (15, 5)
-    assert (summary.null, summary.oov) == (1, 1)
-    assert "15 rows, 5 values" in str(summary)
+    assert summary.startswith("15 rows, 5 values in the vocabularies, 1 null and 1 out-of-vocab")
 
 
 def test_parts_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
@@ -169,7 +159,7 @@ def test_any_difference_is_found(tmp_path: Path, changed: dict, said: str) -> No
 
 
 def test_ties_may_be_in_another_order_where_that_is_asked_for(tmp_path: Path) -> None:
-    assert check(tmp_path, same_ties=False, cat_0=swapped(COLUMNS["cat_0"], 4, 5)).rows == 15
+    assert check(tmp_path, same_ties=False, cat_0=swapped(COLUMNS["cat_0"], 4, 5))
 
 
 @pytest.mark.parametrize(
@@ -185,26 +175,3 @@ def test_ties_may_be_in_another_order_where_that_is_asked_for(tmp_path: Path) ->
 def test_ids_that_are_no_renaming_of_ties_are_found(tmp_path: Path, ids: np.ndarray) -> None:
     with pytest.raises(DifferentOutputError, match="cat_0: ids differ"):
         check(tmp_path, same_ties=False, cat_0=ids)
-
-
-SHUFFLED = np.concatenate([np.arange(8)[::-1], 8 + np.array([3, 1, 0, 2, 6, 5, 4])])
-
-
-def test_rows_of_a_split_may_be_in_another_order_where_that_is_asked_for(tmp_path: Path) -> None:
-    assert check(tmp_path, same_order=False, order=SHUFFLED).rows == 15
-    with pytest.raises(DifferentOutputError):
-        check(tmp_path / "strict", order=SHUFFLED)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"order": np.arange(15)[::-1]},  # rows of one split in the other
-        {"cat_0": swapped(COLUMNS["cat_0"], 4, 5)},
-        {"label": np.roll(COLUMNS["label"], 1)},  # as many of each, with other ids
-        {"int_0": COLUMNS["int_0"] + 1e-3 * (np.arange(15) == 3)},
-    ],
-)
-def test_differences_are_found_in_any_order(tmp_path: Path, changed: dict) -> None:
-    with pytest.raises(DifferentOutputError):
-        check(tmp_path, same_order=False, **changed)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError, MissingColumnError
 from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.spec.toml_file import load_spec
@@ -24,7 +25,6 @@ from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.export.network import RawModel
 from nvt_torchrec.inference.export.triton import config
 from nvt_torchrec.inference.inputs.successors import check_same_columns
-from nvt_torchrec.inference.inputs.values import InvalidRowError, MissingColumnError
 from nvt_torchrec.inference.predictor import input_spec
 from nvt_torchrec.inference.server.openapi import request_body
 from nvt_torchrec.workflows.description import inspect
@@ -291,7 +291,7 @@ def test_the_description_of_requests(predictor: Predictor) -> None:
 
 
 def test_exports(predictor: Predictor, log: Path) -> None:
-    with pytest.raises(SettingsError, match=r"columns of strings, .*: user, tags"):
+    with pytest.raises(SettingsError, match=r"columns of strings, .*: user, user_age, tags"):
         RawModel(inspect(log / "out" / "workflow"), log / "out" / "workflow", predictor.model)
     text = config(predictor.spec)
     assert all(f'name: "{name}", data_type: TYPE_STRING' in text for name in SOURCES)
@@ -313,7 +313,7 @@ def test_a_successor_reads_the_same(predictor: Predictor, tmp_path: Path) -> Non
         (tmp_path / "spec.toml").write_text(
             SPEC.replace(*change).replace('"seen", "p', '"saw", "p')
         )
-        with pytest.raises(SchemaError, match="otherwise than the bundle that is served"):
+        with pytest.raises(SchemaError, match="not those of the bundle that is served"):
             check_same_columns(predictor.spec, load_spec(tmp_path / "spec.toml"), "new")
     (tmp_path / "spec.toml").write_text(SPEC.replace("[18, 40]", "[20, 30, 50]"))
     check_same_columns(predictor.spec, load_spec(tmp_path / "spec.toml"), "new")

@@ -313,7 +313,7 @@ def test_what_is_no_saved_workflow(saved: Path, tmp_path: Path) -> None:
 
     with pytest.raises(BadInputError, match="no such file"):
         load(tmp_path / "none")
-    with pytest.raises(BadInputError, match=r"as a pickle\n.*--trust_pickle"):
+    with pytest.raises(BadInputError, match=r"as a pickle\n.*`python -m etl run`"):
         load(directory("pickle", '{"versions": {}}', workflow_pkl=b"cposix\nsystem\n"))
     with pytest.raises(SchemaError, match=r"format version 1, this program reads 2\n.*fit it"):
         load(directory("old", workflow_json=b'{"format": "nvt-torchrec workflow"}'))
@@ -334,7 +334,8 @@ def test_what_is_no_saved_workflow(saved: Path, tmp_path: Path) -> None:
 
 def test_it_is_a_genuine_workflow(saved: Path) -> None:
     workflow = load(saved)
-    assert type(workflow) is nvtabular.Workflow
+    assert isinstance(workflow, nvtabular.Workflow)
+    assert type(load(saved, raw=False)) is nvtabular.Workflow
     assert set(workflow.input_schema.column_names) == set(SPEC.columns)
     assert set(load(saved, label=False).input_schema.column_names) == set(SPEC.columns[1:])
 

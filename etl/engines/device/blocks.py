@@ -54,15 +54,6 @@ log = logging.getLogger(__name__)
 LANES = 4
 
 
-def host_bytes(spec: FeatureSpec, block_bytes: int, rows: int) -> int:
-    """Return the main memory that a worker's lanes take for blocks of so many bytes and rows.
-
-    That is their pinned buffers, and the dense columns from which moments are computed.
-    """
-    dense = rows * (4 * len(spec.dense) + 8) if normalized(spec) else 0
-    return LANES * (_pinned_bytes(block_bytes) + dense)
-
-
 def _pinned_bytes(block_bytes: int) -> int:
     return block_bytes + block_bytes // 8 + 1  # blocks vary by a line
 
@@ -141,7 +132,7 @@ class DeviceRun:
     counts: list[DeviceCounts]
 
 
-def count_block(card: Card, block: Block, spec: FeatureSpec, *, reject: bool) -> DeviceRun:
+def count_block(card: Card, block: Block, spec: FeatureSpec, *, reject: bool | int) -> DeviceRun:
     """Count the categories of a block, and compute the moments of its dense columns.
 
     Raises:
@@ -227,7 +218,7 @@ def encode_unit(
     parts: Path,
     work: Path,
     *,
-    reject: bool,
+    reject: bool | int,
 ) -> tuple[UnitResult, list[Written]]:
     """Encode a unit on the card and write its part; see :func:`etl.state.write_unit`.
 
@@ -265,9 +256,9 @@ def encode_unit(
                 bad=[],
                 positives=int(rows.label.sum()),
                 size=temporary.stat().st_size,
-                dense_missing=count_missing(device, rows.missing[0], len(spec.dense)),
-                null=encoded.null,
-                oov=encoded.oov,
+                dense_missing=count_missing(device, rows.missing[0], len(spec.dense)).tolist(),
+                null=encoded.null.tolist(),
+                oov=encoded.oov.tolist(),
             )
             del rows, encoded
             held.close()  # the next block takes the lane while the host computes the digest

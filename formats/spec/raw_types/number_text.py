@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import mask_to_numpy, string_array, string_parts, to_numpy
+from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.spec.limits import LARGEST_FLOAT32
 from nvt_torchrec.formats.spec.raw_types.base import HEX_DIGIT, RANGE, SYNTAX, Parsed, RawType
 
@@ -115,30 +116,27 @@ def parse_floats(texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
 def parse_hexadecimal(texts: pa.Array, missing: np.ndarray) -> Parsed:
     """Parse one to eight hexadecimal digits."""
     offsets, data = string_parts(texts)
-    length = np.diff(offsets)
-    digits = HEX_DIGIT[data[offsets[0] : offsets[-1]]]
-    if (digits < 16).all() and ((length == 8) | missing).all():
-        values = np.zeros(len(texts), np.uint32)
-        values[~missing] = _join_digits(digits.view("<u8"))
-        return Parsed(values, missing, np.zeros(len(texts), np.uint8))
-    digits = HEX_DIGIT[data]
-    values = np.zeros(len(texts), np.uint32)
-    invalid = np.zeros(len(texts), np.uint8)
-    for place in range(8):
-        rows = np.flatnonzero(length > place)
-        digit = digits[offsets[rows + 1] - 1 - place]
-        values[rows] |= digit.astype(np.uint32) << np.uint32(4 * place)
-        invalid[rows] |= digit
-    wrong = (invalid > 15) | (length > 8)
-    values[wrong] = 0
+    data.flags.writeable = False  # one type of array, so that the loop is compiled once
+    values, wrong = _hexadecimal(offsets, data)
     return Parsed(values, missing, np.where(wrong, SYNTAX, 0).astype(np.uint8))
 
 
-def _join_digits(words: np.ndarray) -> np.ndarray:
-    """Return the numbers of eight hexadecimal digits, each a byte of a 64-bit word."""
-    words = ((words << 4) | (words >> 8)) & 0x00FF00FF00FF00FF
-    words = ((words << 8) | (words >> 16)) & 0x0000FFFF0000FFFF
-    return ((words << 16) | (words >> 32)).astype(np.uint32)
+@compiled()
+def _hexadecimal(offsets, data):
+    """Return the numbers [n], 0 where a text is wrong or empty, and which are wrong."""
+    values = np.zeros(len(offsets) - 1, np.uint32)
+    wrong = np.zeros(len(values), np.bool_)
+    for i in range(len(values)):
+        begin, end = offsets[i], offsets[i + 1]
+        value = np.uint32(0)
+        digits = np.uint8(0)
+        for at in range(begin, min(end, begin + 8)):
+            digit = HEX_DIGIT[data[at]]
+            digits |= digit
+            value = np.uint32((value << np.uint32(4)) | np.uint32(digit))
+        wrong[i] = digits > 15 or end - begin > 8
+        values[i] = 0 if wrong[i] else value
+    return values, wrong
 
 
 def _ungrouped(texts: pa.Array, read: Read) -> tuple[pa.Array, np.ndarray]:
@@ -206,8 +204,12 @@ def try_cast(
         The numbers; None if there is a text that is none.
     """
     offsets, data = string_parts(texts)
-    if alphabet is not None and not alphabet[data[offsets[0] : offsets[-1]]].all():
-        return None
+    used = data[offsets[0] : offsets[-1]]
+    if alphabet is not None and len(used):
+        # what Arrow takes of the bytes from - to 9 are numbers as they are wanted here
+        usual = used.min() >= ord("-") and used.max() <= ord("9")
+        if not usual and not alphabet[used].all():
+            return None
     buffers: list[pa.Buffer | None] = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     if absent.any():
         buffers[0] = pa.py_buffer(np.packbits(~absent, bitorder="little"))
