@@ -97,6 +97,8 @@ def train(settings: TrainSettings, group: Group) -> TrainResult:
     settings = choose_label(settings, schema)
     if settings.save_checkpoint_path:
         check_destination(settings.save_checkpoint_path)
+    if settings.dense_arch_layer_sizes and not schema.dense and group.rank == 0:
+        log.warning("--dense_arch_layer_sizes has no effect: the data have no dense column")
     settings = choose_sizes(settings, schema, group.world_size)
     with claimed(lock_files(settings), group):
         trainer = Trainer(settings, model_config(settings, schema), group)

@@ -33,6 +33,8 @@ _CONTINUED = 0.4, 1 / 6
 #: The share of the steps, at the end, over which the dense layers' rate falls to 0. At a constant
 #: rate the last batches decide the mean prediction; tables, whose rows are seen seldom, lose by it.
 _DENSE_DECAY = 0.5
+#: Epsilon beside a learning rate of the user's, which has its meaning in TorchRec's example.
+_EPS_OF_EXAMPLE = 1e-8
 #: The lowest rate of facebookresearch/dlrm's decay.
 _SMALLEST = 1e-7
 
@@ -63,13 +65,14 @@ def with_default_rates(
         warmup = 0
     scheduled = settings.lr_decay_steps or settings.continue_from
     given = settings.learning_rate or settings.dense_learning_rate
+    eps = OPTIMIZERS[settings.table_optimizer].eps(global_batch)
     return settings.filled(
         {
             "learning_rate": tables,
             "dense_learning_rate": dense,
             "lr_warmup_steps": warmup,
             "dense_decay": 0.0 if scheduled or given else _DENSE_DECAY,
-            "eps": OPTIMIZERS[settings.table_optimizer].eps(global_batch),
+            "eps": eps if settings.learning_rate is None else _EPS_OF_EXAMPLE,
         }
     )
 

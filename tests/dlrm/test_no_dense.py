@@ -16,7 +16,7 @@ from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.config import ModelConfig, model_config
 from nvt_torchrec.dlrm.evaluate import score
 from nvt_torchrec.dlrm.model import Scorer, build_dlrm, fill_table
-from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, parse_settings
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, parse_settings, with_sizes
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.runs import MODEL, events, losses, train_here, train_many
@@ -139,8 +139,8 @@ SCHEMA = TableSchema("label", (), ("a", "b"), (5, 6))
 
 def test_layers_for_dense_columns_that_are_not_there(split, tmp_path, caplog):
     """Neither have to end with the width of the tables, nor are silently ignored."""
-    settings = parse_settings([*MODEL[2:], "--embedding_dim=8"])
-    assert settings.dense_arch_layer_sizes[-1] == 128
+    given = ["--embedding_dim=8", "--dense_arch_layer_sizes=128"]
+    settings = with_sizes(parse_settings([*MODEL[2:], *given]), 0, 1)
     assert model_config(settings, SCHEMA).dense_arch_layer_sizes == ()
     train_here(*flags(split, tmp_path, "original", "--max_steps=1"))  # MODEL names some
     said = "--dense_arch_layer_sizes has no effect: the data have no dense column"
@@ -152,8 +152,8 @@ def test_layers_for_dense_columns_that_are_not_there(split, tmp_path, caplog):
 def test_a_single_column_has_no_pairs():
     alone = TableSchema("label", (), ("a",), (5,))
     with pytest.raises(SchemaError, match=r"dot products need two vectors\n.*dcn"):
-        model_config(TrainSettings(), alone)
-    config = model_config(TrainSettings(interaction_type="dcn"), alone)
+        model_config(with_sizes(TrainSettings(), 0, 1), alone)
+    config = model_config(with_sizes(TrainSettings(interaction_type="dcn"), 0, 1), alone)
     scorer = Scorer(build_dlrm(config), config, "cpu")
     with torch.no_grad():
         scorer.tables.fill_(0.5)
