@@ -8,10 +8,18 @@ PyTorch is imported where it is used, so that ``--help`` answers at once.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
+
+
+class Remedies(NamedTuple):
+    """The remedies for a loss that is too high, an AUROC at chance, and a calibration off 1."""
+
+    too_high: str
+    at_chance: str
+    calibration: str
 
 
 class Optimizer:

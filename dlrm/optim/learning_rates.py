@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from nvt_torchrec.base.command_line import as_text
 from nvt_torchrec.dlrm.config import ModelConfig
-from nvt_torchrec.dlrm.optimizers import OPTIMIZERS
+from nvt_torchrec.dlrm.optimizers import OPTIMIZERS, Remedies
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 #: The default warm-up: a share of an epoch's steps, and the least and the most steps.
@@ -119,14 +119,6 @@ def rates_line(settings: TrainSettings) -> str:
     )
     warmup = settings.lr_warmup_steps
     return f"{line}, after a warm-up of {warmup} steps" if warmup else line
-
-
-class Remedies(NamedTuple):
-    """The remedies for a loss that is too high, an AUROC at chance, and a calibration off 1."""
-
-    too_high: str
-    at_chance: str
-    calibration: str
 
 
 def remedies(

@@ -17,7 +17,7 @@ import torch
 from nvt_torchrec.dlrm.launch.distributed import Group, gather_rows, reduce_sum
 from nvt_torchrec.dlrm.metrics import Metrics, auroc
 from nvt_torchrec.dlrm.model import StepOutput
-from nvt_torchrec.dlrm.optim.learning_rates import Remedies
+from nvt_torchrec.dlrm.optimizers import Remedies
 from nvt_torchrec.dlrm.reporting.baselines import REGRESSION
 from nvt_torchrec.dlrm.reporting.metrics_log import MetricsLog
 

@@ -13,7 +13,8 @@ from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.data import choose_sizes, read_schema
 from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.metrics import compute_metrics
-from nvt_torchrec.dlrm.optim.learning_rates import Remedies, learning_rates
+from nvt_torchrec.dlrm.optim.learning_rates import learning_rates
+from nvt_torchrec.dlrm.optimizers import Remedies
 from nvt_torchrec.dlrm.reporting.baselines import CLICK_RATE, REGRESSION, compute_baselines
 from nvt_torchrec.dlrm.reporting.learning_check import LearningCheck
 from nvt_torchrec.dlrm.settings.sizes import global_batch_for, size_for
