@@ -16,22 +16,20 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import options
 from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch
 from nvt_torchrec.nvt_loader.cuda.builders import choose_builder
 from nvt_torchrec.nvt_loader.epoch import EpochIterator, Order, Position, produce_blocks
 from nvt_torchrec.nvt_loader.memory import Budget, Demand, device_bytes, divide_memory
-from nvt_torchrec.nvt_loader.options import check_options, choose_device, configure, processors
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.nvt_loader.plan import WINDOW_ROWS, Plan, default_virtual_shards
 from nvt_torchrec.nvt_loader.selection import Selection
-from nvt_torchrec.nvt_loader.state import check_state, make_state
+from nvt_torchrec.nvt_loader.state import STATE_VERSION, check_state
 
 
 class KJTLoader:
@@ -43,9 +41,8 @@ class KJTLoader:
 
     - ``dense_features``: float32 [B, dense columns];
     - ``sparse_features``: KeyedJaggedTensor with the categorical columns as keys, in the schema's
-      order; values of ``id_dtype``, lengths and offsets int32, stride B. Without multi-hot columns
-      there is one id per key and row. A multi-hot column has as many ids in a row as its list
-      holds;
+      order; values, lengths and offsets int32, stride B. Without multi-hot columns there is one id
+      per key and row. A multi-hot column has as many ids in a row as its list holds;
     - ``labels``: float32 [B], 0 or 1 (TorchRec's DLRMTrain calls ``.float()`` on them);
     - ``weights``: float32 [B], the weights of the rows; None if the data have no such column.
 
@@ -87,7 +84,6 @@ class KJTLoader:
             files may be any parquet: numbers of other types are converted.
         table_sizes: Rows of the embedding tables, instead of the schema's.
         hash_indices: Map ids outside their table into it, instead of refusing them.
-        id_dtype: Type of the ids, "int32" or "int64".
         undersampling_rate: Share of the negative rows to keep, the same ones in each epoch. If a
             model trained on them predicts p, the probability is ``p / (p + (1 - p) / rate)``.
         limit_batches: End each epoch after so many steps.
@@ -122,7 +118,6 @@ class KJTLoader:
         schema: TableSchema | None = None,
         table_sizes: Iterable[int] | None = None,
         hash_indices: bool = False,
-        id_dtype: str = "int32",
         undersampling_rate: float | None = None,
         limit_batches: int | None = None,
         loader_memory: int | None = None,
@@ -133,24 +128,20 @@ class KJTLoader:
     ) -> None:
         if isinstance(shuffle, bool):
             shuffle = "rows" if shuffle else "none"
-        check_options(
+        options.check_options(shuffle, rank, world_size, undersampling_rate)
+        options.check_least(0, seed=seed)
+        options.check_least(
+            1,
             batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-            shuffle=shuffle,
-            seed=seed,
             shuffle_window=shuffle_window,
-            id_dtype=id_dtype,
-            undersampling_rate=undersampling_rate,
             limit_batches=limit_batches,
             decode_threads=decode_threads,
         )
         dataset = read_dataset(path, schema, label or "")
-        self._dataset = configure(
+        self._dataset = options.configure(
             dataset,
             selection=selection,
             table_sizes=table_sizes,
-            id_dtype=np.dtype(id_dtype),
             hash_indices=hash_indices,
             undersampling=None if undersampling_rate is None else (undersampling_rate, seed),
         )
@@ -160,16 +151,16 @@ class KJTLoader:
             self._schema = dataclasses.replace(self._schema, table_sizes=sizes)
         self._fingerprint = self._dataset.fingerprint()
         self._order = Order(shuffle, seed, rank, world_size)
-        self._device = choose_device(device)
+        self._device = options.choose_device(device)
         self._batch_size, self._memory = batch_size, loader_memory
-        self._threads = decode_threads or min(2, processors())
+        self._threads = decode_threads or min(2, options.processors())
         global_batch = batch_size * world_size
+        if virtual_shards is None:
+            virtual_shards = default_virtual_shards(global_batch)
         self._plan = Plan(
             rows=int(self._dataset.rows.sum()),
             global_batch=global_batch,
-            virtual_shards=default_virtual_shards(global_batch)
-            if virtual_shards is None
-            else virtual_shards,
+            virtual_shards=virtual_shards,
             drop_last=drop_last,
             limit=limit_batches,
             window_rows=shuffle_window,
@@ -278,12 +269,13 @@ class KJTLoader:
                 "count from the epoch's beginning, including the steps before a resume",
             )
         finished = step == len(self) and step > 0
-        return make_state(
-            self._identity(),
-            virtual_shards=self._plan.virtual_shards,
-            epoch=position.epoch + 1 if finished else position.epoch,
-            step=0 if finished else step,
-        )
+        return {
+            "version": STATE_VERSION,
+            **self._identity(),
+            "virtual_shards": self._plan.virtual_shards,
+            "epoch": position.epoch + 1 if finished else position.epoch,
+            "step": 0 if finished else step,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next ``iter()`` yield exactly the steps that were not trained before ``state``.
@@ -317,7 +309,12 @@ class KJTLoader:
         expected = self._plan.rank_rows(
             order.rank, order.world_size, position.first, self._plan.steps
         )
-        options.check_rank(position.rows, expected, order.rank, position.epoch)
+        if position.rows != expected:
+            raise SchemaError(
+                f"rank {order.rank} got {position.rows} rows in epoch {position.epoch}, "
+                f"{expected} were planned",
+                "this is a defect of the loader: the epoch's metrics cannot be trusted",
+            )
 
     @property
     def device_bytes(self) -> int:

@@ -92,7 +92,7 @@ def to_dlpack(table, stream=None, mr=None):
     return torch.utils.dlpack.to_dlpack(torch.from_numpy(np.stack(columns)).t())
 
 
-TypeId = SimpleNamespace(INT32="int32", UINT64="uint64")
+TypeId = SimpleNamespace(INT32="int32")
 interop = SimpleNamespace(to_dlpack=to_dlpack)
 io = SimpleNamespace(
     SourceInfo=list,
@@ -122,9 +122,8 @@ class Blocks(CpuBuilder):
     def __init__(self, dataset, device, threads=1):
         super().__init__(dataset, device, threads)
         stream = SimpleNamespace(device=self._device, cuda_stream=0)
-        reader = sys.modules["nvt_torchrec.nvt_loader.cuda.cudf_reader"].CudfReader
-        ahead = importlib.import_module("nvt_torchrec.nvt_loader.cuda.cudf_reader")
-        self.reading = ahead.ReadAhead([(reader(dataset, stream), None) for _ in range(2)])
+        ahead = importlib.import_module(CUDF_READER)
+        self.reading = ahead.ReadAhead(ahead.CudfReader(dataset, stream), None)
         self.decode = self.reading.decode
         self.starter = CpuBuilder(dataset, device, threads) if self.starts_on_cpu else None
 

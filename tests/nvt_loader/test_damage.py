@@ -30,7 +30,6 @@ def part(tmp_path, request):
     pq.write_table(
         pq.read_table(path), path, row_group_size=70, **WRITER | ENCODINGS[request.param]
     )
-    (path.parent / "_metadata").unlink()
     return path
 
 
@@ -89,7 +88,6 @@ def test_a_flipped_bit_that_no_checksum_shows_gives_no_id_outside_its_table(
     lists = names if pa.types.is_list(kind) else ()
     write_split(tmp_path, {"train": [150]}, multi_hot=lists)
     path = tmp_path / "train" / "part.0.parquet"
-    (path.parent / "_metadata").unlink()
     table = pq.read_table(path)
     for name in names:
         index = table.schema.get_field_index(name)

@@ -95,16 +95,6 @@ def test_leaves_of_nested_columns_are_no_columns(tmp_path):
         list(KJTLoader(tmp_path, 2, schema=schema, virtual_shards=1, device="cpu"))
 
 
-def test_int64_ids(train):
-    for shuffle in (False, True):
-        expected = list(KJTLoader(train, 64, shuffle=shuffle, device="cpu"))
-        wide = list(KJTLoader(train, 64, shuffle=shuffle, id_dtype="int64", device="cpu"))
-        for a, b in zip(wide, expected, strict=True):
-            assert a.sparse_features.values().dtype == torch.int64
-            assert torch.equal(a.sparse_features.values(), b.sparse_features.values().long())
-            assert torch.equal(a.dense_features, b.dense_features)
-
-
 def test_hash_indices(train, caplog):
     options = {"table_sizes": (10, 20, 50), "device": "cpu"}
     with pytest.raises(SchemaError, match=r"cat_1 holds id .* table of 20[\s\S]*--hash_indices"):
@@ -260,7 +250,6 @@ def test_rows_against_the_manifest(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"id_dtype": "int16"}, "id_dtype = 'int16'"),
         ({"limit_batches": 0}, "limit_batches = 0"),
         ({"shuffle_window": 0}, "shuffle_window = 0"),
         ({"decode_threads": 0}, "decode_threads = 0"),

@@ -102,14 +102,6 @@ def test_embeddings_of_jagged_and_empty_batches(train):
         assert embed(batch.sparse_features).values().shape == (size, 12)
 
 
-def test_int64_ids(train):
-    expected = list(KJTLoader(train, 64, shuffle=True, device="cpu"))
-    found = list(KJTLoader(train, 64, shuffle=True, id_dtype="int64", device="cpu"))
-    for a, b in zip(found, expected, strict=True):
-        assert a.sparse_features.values().dtype == torch.int64
-        assert torch.equal(a.sparse_features.values(), b.sparse_features.values().long())
-
-
 def rewrite(train, **columns):
     table = pq.read_table(train / "part.0.parquet")
     for name, array in columns.items():
@@ -123,7 +115,6 @@ def small(request, monkeypatch, tmp_path):
     if request.param == "libcudf":
         fake_libcudf.install(monkeypatch)
     write_split(tmp_path, {"train": [100]}, multi_hot=LISTS)
-    (tmp_path / "train" / "_metadata").unlink()
     return tmp_path / "train"
 
 
