@@ -60,6 +60,7 @@ class LoaderBatch(Batch):
         return dataclasses.replace(self, **fields)
 
 
+@dataclasses.dataclass(frozen=True)
 class _Block:
     """Base of the blocks, whose tensors may all be copied to a device."""
 

@@ -112,7 +112,7 @@ def open_columns(cursors, largest, pages, first_page, chunks):
                 return False
             if encoding == PLAIN:
                 indices = False
-                if page[COUNT] * 4 > page[BYTES]:
+                if page[COUNT] * 4 != page[BYTES]:
                     return False
             elif encoding != RLE_DICTIONARY and encoding != PLAIN_DICTIONARY:
                 return False

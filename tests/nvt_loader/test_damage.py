@@ -63,6 +63,18 @@ def test_a_flipped_bit_anywhere(part):
     assert noticed > 30  # the others hit headers' statistics and the like
 
 
+def test_a_flipped_bit_in_the_footer(part):
+    """Footers have no checksums; of some of these flips pyarrow's accessors end the process."""
+    whole, expected = part.read_bytes(), batches(part)
+    footer = int.from_bytes(whole[-8:-4], "little")
+    choose = random.Random(1)
+    for _ in range(100):
+        content = bytearray(whole)
+        content[choose.randrange(len(whole) - footer - 8, len(whole))] ^= 1 << choose.randrange(8)
+        part.write_bytes(content)
+        damaged(part, expected)
+
+
 #: Files without checksums: the options of the writer, and the type of the ids.
 UNSUMMED = {
     "plain": ({"use_dictionary": False}, pa.int32()),
