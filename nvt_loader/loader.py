@@ -19,10 +19,12 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
+from nvt_torchrec.base.device_check import fall_back
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import options
 from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch
+from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cuda.builders import choose_builder
 from nvt_torchrec.nvt_loader.epoch import EpochIterator, Order, Position, produce_blocks
 from nvt_torchrec.nvt_loader.memory import Budget, Demand, device_bytes, divide_memory
@@ -94,12 +96,15 @@ class KJTLoader:
         selection: The files of the split to read, and those to sample; by default all files.
         transforms: Functions of a batch, applied in order before those of :meth:`map`.
         label: The label that ``labels`` holds, if the data have several; by default the main one.
+        strict_gpu: Where libcudf decodes, the first block of each epoch is compared with the CPU's.
+            If they differ, raise an error instead of a warning and going on with the CPU's.
 
     Raises:
         BadInputError: A missing directory, file or schema, or a file that cannot be read.
         SchemaError: A missing column or one of another type, a null, an id outside its table, or a
             split with another number of rows than the manifest says.
         SettingsError: A setting out of its range, or too little ``loader_memory``.
+        DeviceError: From ``next()``, with ``strict_gpu``.
     """
 
     def __init__(
@@ -125,6 +130,7 @@ class KJTLoader:
         selection: Selection | None = None,
         transforms: Iterable[Callable[[Any], Any]] = (),
         label: str | None = None,
+        strict_gpu: bool = False,
     ) -> None:
         if isinstance(shuffle, bool):
             shuffle = "rows" if shuffle else "none"
@@ -165,6 +171,7 @@ class KJTLoader:
             limit=limit_batches,
             window_rows=shuffle_window,
         )
+        self._builder, self._strict_gpu = choose_builder(self._dataset, self._device), strict_gpu
         self._budget()
         self._make_batch = BatchFactory(self._dataset.schema.categorical, self._device)
         self._functions = list(transforms)
@@ -235,11 +242,15 @@ class KJTLoader:
             )
         position = self._current = dataclasses.replace(self._next)
         self._next = Position(position.epoch + 1)
-        builder = choose_builder(self._dataset, self._device)(
-            self._dataset, self._device, self._threads
-        )
+        builder = self._make_builder()
         produced = produce_blocks(
-            self._dataset, self._plan, builder, position, self._order, self._budget()
+            self._dataset,
+            self._plan,
+            builder,
+            position,
+            self._order,
+            self._budget(),
+            self._fall_back,
         )
         batches: Iterator[LoaderBatch] = EpochIterator(
             produced, builder, self._make_batch, position, self._finish
@@ -247,6 +258,21 @@ class KJTLoader:
         for function in self._functions:
             batches = map(function, batches)
         return batches
+
+    def _make_builder(self) -> CpuBuilder:
+        try:
+            return self._builder(self._dataset, self._device, self._threads)
+        except Exception as error:
+            if not self._builder.on_device:
+                raise
+            self._fall_back(f"{type(error).__name__}: {error}")
+            return self._builder(self._dataset, self._device, self._threads)
+
+    def _fall_back(self, why: str) -> None:
+        """Let the CPU decode from now on. Raises :class:`DeviceError` with ``strict_gpu``."""
+        instead = "the CPU decodes, and blocks are copied from pinned memory"
+        fall_back("decoding by libcudf", why, instead, strict=self._strict_gpu)
+        self._builder = self._builder.host_kind
 
     def state_dict(self, trained_steps: int | None = None) -> dict[str, Any]:
         """Return how far training has got, as a few numbers that are the same on all ranks.
@@ -334,7 +360,7 @@ class KJTLoader:
             shuffled=order.shuffle == "rows",
             threads=self._threads,
         )
-        return demand, choose_builder(self._dataset, self._device).on_device
+        return demand, self._builder.on_device
 
     def _budget(self) -> Budget:
         demand, on_device = self._demand()

@@ -37,8 +37,10 @@ class CpuBuilder:
 
     #: Whether row groups are decoded on the device, whole.
     on_device = False
-    #: What builds the first block instead, so that the first batch comes soon.
-    starter: CpuBuilder | None = None
+    #: Where row groups are decoded on the device: what builds the first block, and all others if
+    #: the device's differ from its; and its class.
+    host: CpuBuilder | None = None
+    host_kind: type[CpuBuilder]
 
     def __init__(self, dataset: Dataset, device: torch.device, threads: int = 1) -> None:
         self._dataset = dataset

@@ -74,10 +74,12 @@ class CudfBuilder(PinnedBuilder):
     """Builds blocks on the device, decoded by libcudf; no column passes through the host.
 
     Except for the first block's: libcudf decodes whole row groups, one of each virtual shard, and
-    the first batch would wait for them. The CPU decodes its few rows meanwhile.
+    the first batch would wait for them. The CPU decodes its few rows meanwhile, and the two blocks
+    are compared (:func:`nvt_loader.epoch.produce_blocks`).
     """
 
     on_device = True
+    host_kind = PinnedBuilder
 
     def __init__(self, dataset: Dataset, device: torch.device, threads: int = 1) -> None:
         super().__init__(dataset, device)
@@ -87,7 +89,7 @@ class CudfBuilder(PinnedBuilder):
         stream = loader_stream(device, "reading")
         self.reading = ReadAhead(CudfReader(dataset, stream), stream)
         self.decode = self.reading.decode
-        self.starter = PinnedBuilder(dataset, device, threads)
+        self.host = self.host_kind(dataset, device, threads)
 
     def build(
         self, steps: int, batch: int, sources: list[ShardRows], following: Sequence[int] = ()
@@ -113,8 +115,7 @@ class CudfBuilder(PinnedBuilder):
     def close(self) -> None:
         """End the threads. No block may be built after that."""
         self.reading.close()
-        if self.starter is not None:
-            self.starter.close()
+        self.host.close()
         super().close()
 
 
