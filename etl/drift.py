@@ -42,13 +42,7 @@ from nvt_torchrec.workflows.drift import (
     compare,
     compared,
 )
-from nvt_torchrec.workflows.drift_cells import (
-    BUCKETS,
-    Buckets,
-    count_bins,
-    make_edges,
-    read_buckets,
-)
+from nvt_torchrec.workflows.drift_cells import Bins, Buckets, read_buckets
 
 #: Text that is parsed at once: it stays in a core's caches.
 PIECE_BYTES = 2 << 20
@@ -65,8 +59,7 @@ class Baseline:
         manifest: The manifest of the output.
         description: The workflow.
         workflow: Its directory.
-        edges: The bins of the dense columns, see :func:`workflows.drift_cells.make_edges`.
-        buckets: The buckets of each categorical column.
+        cells: The cells of each column that is compared.
         days: The days that were counted.
         counted: What was counted in them.
     """
@@ -74,8 +67,7 @@ class Baseline:
     manifest: Manifest
     description: WorkflowDescription
     workflow: Path
-    edges: np.ndarray
-    buckets: dict[str, Buckets]
+    cells: dict[str, Bins | Buckets]
     days: list[int]
     counted: Counted
 
@@ -195,20 +187,18 @@ def read_baseline(root: Path) -> Baseline:
             f"{description.digest[:12]}… instead of {manifest.workflow_digest[:12]}…)",
             "copy the whole output directory again, or run the ETL again",
         )
-    edges, buckets, cells = _read_cells(output, manifest, description)
-    names = compared(description.spec)
+    cells = _read_cells(output, manifest, description)
     train, days = manifest.splits["train"], sorted(map(int, manifest.by_day))
     by_day = [manifest.by_day[str(day)] for day in days]
     return Baseline(
         manifest,
         description,
         output.workflow,
-        edges,
-        buckets,
+        cells,
         days,
         Counted(
-            cells={name: counts for name, counts in cells.items() if name in names},
-            missing={name: (train["missing"][name], train["rows"]) for name in names},
+            cells={name: of.counts for name, of in cells.items()},
+            missing={name: (train["missing"][name], train["rows"]) for name in cells},
             unseen=_unseen(output, manifest, description),
             days=[(counts["positives"], counts["rows"]) for counts in by_day],
             malformed=(manifest.rows["rejected"], manifest.rows["in"]),
@@ -219,35 +209,29 @@ def read_baseline(root: Path) -> Baseline:
 
 def _read_cells(
     output: EtlOutput, manifest: Manifest, description: WorkflowDescription
-) -> tuple[np.ndarray, dict[str, Buckets], dict[str, np.ndarray]]:
-    """Return the edges of the dense columns, the buckets of the others, and counts of all cells."""
+) -> dict[str, Bins | Buckets]:
+    """Return the cells of the columns that are compared, with the counts of the training rows."""
     spec, vocabularies = description.spec, read_buckets(output.workflow, description)
-    buckets = {
+    columns = [column for column in spec.categorical if column.name in compared(spec)]
+    cells: dict[str, Bins | Buckets] = {
         column.name: vocabularies[column.vocabulary_name]
-        for column in spec.categorical
+        for column in columns
         if not column.hash_buckets and len(spec.vocabularies[column.vocabulary_name]) == 1
     }
-    sampled = [column for column in spec.categorical if column.name not in buckets]
+    sampled = [name for name in spec.feature_names if name in compared(spec) - cells.keys()]
     sample = read_sample(
-        output,
-        manifest,
-        [*spec.dense_names, *(column.name for column in sampled)],
-        row_groups=SAMPLED_ROW_GROUPS,
-        rows=SAMPLED_ROWS,
+        output, manifest, sampled, row_groups=SAMPLED_ROW_GROUPS, rows=SAMPLED_ROWS
     )
-    for column in sampled:
-        size = description.vocabularies[column.name].table_size
-        counts = np.bincount(sample[column.name], minlength=size)
-        # A hashed column has no vocabulary: its ids are buckets, and each of them is known.
-        first = FIRST_OOV_ID if column.hash_buckets else column.reserved_ids
-        unseen = int(counts[FIRST_OOV_ID:first].sum())
-        buckets[column.name] = Buckets.make(counts[first:], first, unseen)
-    dense = [sample[name] for name in spec.dense_names]
-    values = np.stack(dense) if dense else np.empty((0, 0), np.float32)
-    edges = make_edges(values)
-    cells = dict(zip(spec.dense_names, count_bins(values, edges), strict=True))
-    cells |= {name: buckets[name].counts for name in spec.categorical_names}
-    return edges, buckets, cells
+    for column in columns:
+        if column.name in sample:
+            size = description.vocabularies[column.name].table_size
+            counts = np.bincount(sample.pop(column.name), minlength=size)
+            # A hashed column has no vocabulary: its ids are buckets, and each of them is known.
+            first = FIRST_OOV_ID if column.hash_buckets else column.reserved_ids
+            unseen = int(counts[FIRST_OOV_ID:first].sum())
+            cells[column.name] = Buckets.make(counts[first:], first, unseen)
+    cells |= {name: Bins.make(values) for name, values in sample.items()}
+    return {name: cells[name] for name in spec.feature_names if name in cells}
 
 
 def _unseen(
@@ -264,7 +248,11 @@ def _unseen(
     if manifest.generation:
         newest = max(map(int, manifest.by_day))
         (path,) = (file.path for file in manifest.inputs if file.day == newest)
-        before = _read_result(output.drift / f"{result_name(path)}.json")
+        file = output.drift / f"{result_name(path)}.json"
+        try:
+            before = Drift.read(file) if file.exists() else None
+        except SchemaError:  # of an earlier version of this program
+            return {}
         if before is None or before.workflow_digest != description.parent:
             return {}
         measures = {column.name: before.measure("unseen share", column.name) for column in columns}
@@ -281,14 +269,6 @@ def _unseen(
             present = [lists[name][split] for split in held_out]
         result[name] = sum(of["out_of_vocabulary"][name] for of in counts), sum(present)
     return result
-
-
-def _read_result(file: Path) -> Drift | None:
-    """Read the result of an earlier day; None if there is none that this version can read."""
-    try:
-        return Drift.read(file) if file.exists() else None
-    except SchemaError:
-        return None
 
 
 # ---- the new day
@@ -316,22 +296,23 @@ def _count_day(
         is_text = total["text_bytes"] and not day.compressed
         estimate = round(total["lines"] * day.size / total["text_bytes"]) if is_text else None
         report(counts["lines"], estimate)
-    rows, names = total["lines"] - total["bad"], compared(spec)
+    rows = total["lines"] - total["bad"]
     if not rows:
         raise BadInputError(
             f"{day.source}: no well-formed row{first_bad}",
             "compare a day with the columns that the workflow was fitted on",
         )
-    cells = dict(zip(spec.dense_names, total["bins"], strict=True))
-    cells |= zip(spec.categorical_names, total["buckets"][:, : BUCKETS + 1], strict=True)
+    ends = np.cumsum([len(cells.counts) for cells in baseline.cells.values()])
+    cells = dict(zip(baseline.cells, np.split(total["cells"], ends[:-1]), strict=False))
     missing = dict(zip(spec.feature_names, total["missing"].tolist(), strict=True))
+    oov = dict(zip(spec.categorical_names, total["oov"].tolist(), strict=True))
     return Counted(
-        cells={name: counts for name, counts in cells.items() if name in names},
-        missing={name: (missing[name], rows) for name in names},
+        cells=cells,
+        missing={name: (missing[name], rows) for name in cells},
         unseen={
-            column.name: (int(oov), int(cells[column.name].sum()))
-            for column, oov in zip(spec.categorical, total["oov"], strict=True)
-            if column.name in names and not column.hash_buckets
+            column.name: (oov[column.name], int(cells[column.name].sum()))
+            for column in spec.categorical
+            if column.name in cells and not column.hash_buckets
         },
         days=[(total["positives"] if total["labels"] else None, rows)],
         malformed=(total["bad"], total["lines"]),
@@ -345,29 +326,26 @@ def _count_piece(
     """Parse, encode and count a piece, in any thread.
 
     Returns:
-        Counts, which can be added: ``lines``, of which ``bad`` ones; ``labels`` and ``positives``;
-        ``missing`` int64 [columns]; ``bins`` [dense columns, BINS]; ``buckets`` [categorical
-        columns, BUCKETS + 2]; ``oov`` [categorical columns]; ``text_bytes``. And what is wrong with
-        the first malformed row.
+        Counts, which can be added: ``cells`` of all columns, one after the other; ``lines``, of
+        which ``bad`` ones; ``labels`` and ``positives``; ``missing`` int64 [columns]; ``oov``
+        [categorical columns]; ``text_bytes``. And what is wrong with the first malformed row.
     """
     rows, spec = piece.parse(reject=True), workflow.spec
     encoded = workflow.transform(rows)
-    buckets = np.zeros((len(spec.categorical), BUCKETS + 2), np.int64)
-    for name, ids, counts in zip(spec.categorical_names, encoded.ids, buckets, strict=True):
-        baseline.buckets[name].count(ids, counts)
+    columns = dict(zip(spec.feature_names, [*encoded.dense, *encoded.ids], strict=True))
+    counts = [cells.count(columns[name]) for name, cells in baseline.cells.items()]
     missing = (
         count_missing(rows.dense_missing, len(spec.dense)),
         count_missing(rows.categorical_missing, len(spec.categorical)),
     )
     bad = rows.bad[0] if rows.bad else None
     return {
+        "cells": np.concatenate([np.empty(0, np.int64), *counts]),
         "lines": rows.lines,
         "bad": rows.bad_count,
         "labels": 0 if rows.label is None else len(rows.label),
         "positives": 0 if rows.label is None else int(np.count_nonzero(rows.label)),
         "missing": np.concatenate(missing),
-        "bins": count_bins(encoded.dense, baseline.edges),
-        "buckets": buckets,
         "oov": encoded.oov.copy(),
         "text_bytes": len(piece.text) if piece.text is not None else 0,
     }, f"; row {piece.first + bad.line + 1}: {bad.what}" if bad else ""

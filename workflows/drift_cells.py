@@ -11,56 +11,65 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numba import types
 
-from nvt_torchrec.base.arrays import to_numpy
-from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID
-from nvt_torchrec.formats.workflow_description import Vocabulary, WorkflowDescription
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.compiled.workflow import Ids
 
 #: Bins of equal share, where values are distinct enough. Ten is customary for the PSI.
 BINS = 10
 
 
-def make_edges(sample: np.ndarray) -> np.ndarray:
-    """Return the edges of the bins, float32 [columns, BINS − 1], of values float32 [columns, n].
+@dataclasses.dataclass(frozen=True)
+class Bins:
+    """Bins of a dense column at the deciles of a sample.
 
     A value is in bin k if it is greater than k edges. Where values repeat, so do edges, and bins
     between them are empty.
+
+    Attributes:
+        edges: float32 [BINS − 1].
+        counts: int64 [BINS], the values of the sample in each bin.
     """
-    if not sample.size:
-        return np.zeros((len(sample), BINS - 1), np.float32)
-    edges = np.quantile(sample, np.arange(1, BINS) / BINS, axis=1, method="inverted_cdf").T
-    return np.ascontiguousarray(edges, np.float32)
 
+    edges: np.ndarray
+    counts: np.ndarray
 
-def count_bins(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Count the values float32 [columns, n] in each bin: int64 [columns, BINS]."""
-    counts = np.zeros((len(edges), BINS), np.int64)
-    _count_bins(values, edges, counts)
-    return counts
+    @classmethod
+    def make(cls, sample: np.ndarray) -> Bins:
+        """Make the bins of some values, float32 [n]."""
+        edges = np.zeros(BINS - 1, np.float32)
+        if len(sample):
+            shares = np.arange(1, BINS) / BINS
+            edges = np.quantile(sample, shares, method="inverted_cdf").astype(np.float32)
+        bins = cls(edges, np.zeros(BINS, np.int64))
+        bins.counts[:] = bins.count(sample)
+        return bins
+
+    def count(self, values: np.ndarray) -> np.ndarray:
+        """Count values, float32 [n], in each bin: int64 [BINS]."""
+        counts = np.zeros(BINS, np.int64)
+        _count_bins(values, self.edges, counts)
+        return counts
 
 
 @compiled(
     types.void(
-        types.Array(types.float32, 2, "A", readonly=True),
-        types.Array(types.float32, 2, "C", readonly=True),
-        types.Array(types.int64, 2, "C"),
+        types.Array(types.float32, 1, "A", readonly=True),
+        types.Array(types.float32, 1, "C", readonly=True),
+        types.Array(types.int64, 1, "C"),
     ),
 )
 def _count_bins(values, edges, counts):
-    for j in range(len(edges)):
-        column = np.ascontiguousarray(values[j])
-        for i in range(len(column)):
-            bin_ = 0
-            for k in range(edges.shape[1]):
-                bin_ += np.int64(column[i] > edges[j, k])
-            counts[j, bin_] += 1
+    column = np.ascontiguousarray(values)
+    for i in range(len(column)):
+        bin_ = 0
+        for k in range(len(edges)):
+            bin_ += np.int64(column[i] > edges[k])
+        counts[bin_] += 1
 
 
 #: Buckets of frequent values. Ten is customary for the PSI.
@@ -72,7 +81,6 @@ REST, ABSENT = BUCKETS, BUCKETS + 1
 LEAST_COUNT = 10
 #: The most values in the buckets of frequent values, which bounds the memory.
 MOST_VALUES = 1 << 16
-_AGAIN = "copy the whole workflow directory again, or fit it again"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,9 +136,11 @@ class Buckets:
         of_ids[ids] = buckets
         return cls(of_ids, sums)
 
-    def count(self, ids: Ids, counts: np.ndarray) -> None:
-        """Add the ids of a column to counts of buckets, int64 [BUCKETS + 2]."""
+    def count(self, ids: Ids) -> np.ndarray:
+        """Count the ids of a column in each bucket but :data:`ABSENT`: int64 [BUCKETS + 1]."""
+        counts = np.zeros(BUCKETS + 2, np.int64)
         _count_buckets(ids.values if isinstance(ids, Jagged) else ids, self.of_ids, counts)
+        return counts[:ABSENT]
 
 
 @compiled(
@@ -159,18 +169,7 @@ def read_buckets(path: Path, description: WorkflowDescription) -> dict[str, Buck
     for name, (column, *_) in description.spec.vocabularies.items():
         if not column.hash_buckets:
             vocabulary = description.vocabularies[column.name]
-            counts = _read_counts(path / vocabulary.file, vocabulary)
             unseen = vocabulary.observed["oov"]
+            counts = vocabulary.read_counts(path)
             result[name] = Buckets.make(counts, column.reserved_ids, unseen)
     return result
-
-
-def _read_counts(file: Path, vocabulary: Vocabulary) -> np.ndarray:
-    """Read how often each value of a vocabulary occurred, int64 [values]."""
-    try:
-        column = pq.read_table(file, columns=[f"{vocabulary.name}_size"], use_threads=False)
-    except (OSError, pa.ArrowException) as error:
-        raise BadInputError(f"{file}: cannot be read: {error}", _AGAIN) from error
-    if column.shape != (vocabulary.values, 1) or column.schema[0].type != pa.int64():
-        raise BadInputError(f"{file}: no counts of {vocabulary.values} values", _AGAIN)
-    return to_numpy(column[0].combine_chunks())

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import shutil
 from pathlib import Path
 
@@ -30,12 +31,18 @@ import torch
 from nvt_torchrec import __version__
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
-from nvt_torchrec.base.files.atomic import new_directory
+from nvt_torchrec.base.files.atomic import (
+    TEMPORARY,
+    fsync_directory,
+    new_directory,
+    output_errors,
+)
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.finite import not_finite
+from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, digest_of
 from nvt_torchrec.dlrm.interactions import interaction_of
 from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
 from nvt_torchrec.inference.model.origin import Origin, file_digest, read_checkpoint_origin
 from nvt_torchrec.inference.model.scoring import Layer, ServingModel
 from nvt_torchrec.inference.model.tables import KINDS, Table
@@ -59,8 +66,10 @@ _AGAIN = "copy the whole bundle again, or make it again with `python -m inferenc
 
 def write_bundle(
     workflow: Path | str, checkpoint: Path | str, path: Path | str, *, tables: str = "float32"
-) -> None:
+) -> bool:
     """Put a saved workflow and a training checkpoint into a new directory ``path``.
+
+    ``bundle.json`` gets the checkpoint's time of change, so that it says when a model was trained.
 
     Args:
         workflow: Its directory.
@@ -68,16 +77,24 @@ def write_bundle(
         path: Of the bundle.
         tables: The type of the embeddings, one of :data:`inference.model.tables.KINDS`.
 
+    Returns:
+        Whether it was written; False if it is there already, made from the same.
+
     Raises:
         BadInputError: The workflow or the checkpoint is missing or damaged; all bytes are checked.
         SchemaError: The checkpoint was trained on data of another workflow.
         OutputError: ``path`` exists, or cannot be written.
     """
     workflow, path = Path(workflow), Path(path)
-    if path.exists():  # before anything is read
-        raise OutputError(f"{path} exists", "choose another --output, or remove it first")
     _check_output(workflow)
     description = inspect(workflow)
+    if is_bundle(path) and _is_made_from(path, description, checkpoint, tables):
+        return False
+    if path.exists() or path.is_symlink():
+        raise OutputError(
+            f"{path} exists, and is not a bundle of this workflow and checkpoint",
+            "choose another --output, or remove it first",
+        )
     description.verify()
     model, shape = read_checkpoint(checkpoint, torch.device("cpu"))
     _check_generation(description, shape, workflow, checkpoint)
@@ -85,7 +102,21 @@ def write_bundle(
     check_pair(opened.schema, opened.digest, shape, workflow, checkpoint)
     table = model.table.convert(tables)
     model = dataclasses.replace(model, table=table)
-    save_bundle(path, workflow, model, shape, origin=_origin(checkpoint))
+    save_bundle(path, workflow, model, shape, origin=_origin(checkpoint), trained=_time(checkpoint))
+    return True
+
+
+def _is_made_from(
+    path: Path, workflow: WorkflowDescription, checkpoint: Path | str, tables: str
+) -> bool:
+    bundle = describe(path, check=True)
+    inputs = (workflow.digest, workflow.generation, tables, digest_of(checkpoint))
+    of_checkpoint = bundle.origin.checkpoint.digest if bundle.origin else ""
+    return inputs == (bundle.workflow_digest, bundle.generation, bundle.tables, of_checkpoint)
+
+
+def _time(checkpoint: Path | str) -> float:
+    return (Path(checkpoint) / MODEL_FILE).stat().st_mtime
 
 
 def _check_output(workflow: Path) -> None:
@@ -125,20 +156,23 @@ def save_bundle(
     shape: ModelShape,
     *,
     origin: Origin | None = None,
+    trained: float | None = None,
 ) -> None:
-    """Put a workflow's directory and a model on the CPU into a new directory ``path``."""
-    opened = compiled.load(workflow)
-    generation = inspect(workflow).generation
+    """Put a workflow and a model on the CPU into a new directory ``path``."""
+    description = inspect(workflow)
     with new_directory(path) as temporary:
-        shutil.copytree(workflow, temporary / WORKFLOW)
-        opened.schema.write(temporary)
+        for name in (METADATA_FILE, *description.files, *compiled.FILES):
+            file = temporary / WORKFLOW / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(workflow / name, file)
+        description.table_schema.write(temporary)
         (temporary / WEIGHTS).mkdir()
         for name, tensor in _weights(model).items():
-            np.save(temporary / WEIGHTS / f"{name}.npy", tensor.numpy(), allow_pickle=False)
+            _save(temporary / WEIGHTS / f"{name}.npy", np.ascontiguousarray(tensor.numpy()))
         files = sorted(file for file in temporary.rglob("*") if file.is_file())
         content = {
-            "workflow_digest": opened.digest,
-            "generation": generation,
+            "workflow_digest": description.digest,
+            "generation": description.generation,
             "origin": None if origin is None else dataclasses.asdict(origin),
             "model": shape.to_dict(),
             "tables": model.table.kind,
@@ -148,6 +182,16 @@ def save_bundle(
             },
         }
         FORMAT.write(temporary / BUNDLE_FILE, content)
+        if trained is not None:
+            os.utime(temporary / BUNDLE_FILE, (trained, trained))
+
+
+def _save(file: Path, array: np.ndarray) -> None:
+    """Write what ``np.save`` writes; its error for a full disk does not say so."""
+    with open(file, "wb") as opened:
+        header = np.lib.format.header_data_from_array_1_0(array)
+        np.lib.format.write_array_header_1_0(opened, header)
+        opened.write(array.data)
 
 
 def _weights(model: ServingModel) -> dict[str, torch.Tensor]:
@@ -295,6 +339,37 @@ def bundle_digest(path: Path | str) -> str:
 def bundle_name(digest: str) -> str:
     """Return the first digits of a bundle's digest, which name it."""
     return digest[:_NAME_DIGITS]
+
+
+def is_bundle_name(name: str) -> bool:
+    """Whether a name could be one that :func:`bundle_name` gives."""
+    return len(name) == _NAME_DIGITS and set(name) <= set("0123456789abcdef")
+
+
+def prune_bundles(path: Path, keep: int) -> list[Path]:
+    """Remove the bundles beside one but it and the last trained, so that ``keep`` are left.
+
+    Returns:
+        The directories that were removed.
+
+    Raises:
+        OutputError: One cannot be removed.
+    """
+    others = [p for p in path.absolute().parent.iterdir() if is_bundle(p) and not p.is_symlink()]
+    others = [other for other in others if not other.samefile(path)]
+    others.sort(key=lambda other: (other / BUNDLE_FILE).stat().st_mtime, reverse=True)
+    for other in others[keep - 1 :]:
+        remove_bundle(other)
+    return others[keep - 1 :]
+
+
+def remove_bundle(path: Path) -> None:
+    """Remove a bundle; it is gone as a whole before its files are. Raises OutputError."""
+    temporary = path.with_name(f".{path.name}.old{TEMPORARY}")
+    with output_errors(path):
+        os.rename(path, temporary)
+        fsync_directory(path.parent)
+        shutil.rmtree(temporary)
 
 
 def _load_table(weights: Path, kind: str, rows: int) -> Table:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
 from nvt_torchrec.dlrm.metrics import Metrics
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.inference.accuracy import score_labelled
 from nvt_torchrec.inference.inputs.successors import check_same_columns
-from nvt_torchrec.inference.model.bundle import bundle_digest, bundle_name, describe
+from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest, bundle_name, describe
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.publish.history import PUBLISH, ROLLBACK, Entry
 from nvt_torchrec.inference.publish.store import Store, open_store
+from nvt_torchrec.workflows.description import inspect
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +59,12 @@ class Published:
 
 
 def publish(
-    bundle: Path, to: Path, sample: Sample | None = None, keep: int | None = None
+    bundle: Path,
+    to: Path,
+    sample: Sample | None = None,
+    keep: int | None = None,
+    *,
+    allow_older: bool = False,
 ) -> Published:
     """Check a bundle, compare it with the one that is served, and serve it from now on.
 
@@ -66,6 +73,7 @@ def publish(
         to: Directory of published bundles.
         sample: Labelled rows; None: do not compare.
         keep: The number of bundles to keep; None: keep all.
+        allow_older: Serve it even if the workflow that is served was extended from its workflow.
 
     Raises:
         BadInputError: The bundle, the bundle that is served or the sample is missing or damaged.
@@ -79,10 +87,18 @@ def publish(
         if before == name:
             _check_served(store, name)
             return Published(name, before)
-        if before is not None:
-            _check_columns(store, before, new, bundle)
         metrics, refusals = {}, []
-        if sample is not None:
+        served = None if before is None else _served_workflow(store, before)
+        if served is not None:
+            check_same_columns(served.spec, new.spec, str(bundle))
+            ancestor = served.ancestor(new.workflow.digest)
+            if ancestor and ancestor.digest != served.digest and not allow_older:
+                refusals.append(
+                    f"its workflow is generation {ancestor.number}, that of the bundle that is "
+                    f"served {served.generation}: --rollback serves the one before again, "
+                    "--allow_older any"
+                )
+        if sample is not None and not refusals:
             metrics = _compare(store, before, new, sample)
             refusals = _refusals(metrics, sample)
         if refusals:
@@ -131,15 +147,12 @@ def _damaged(error: ClickLogError) -> OutputError:
     )
 
 
-def _check_columns(store: Store, before: str, new: Predictor, bundle: Path) -> None:
-    from nvt_torchrec.workflows.description import inspect
-
+def _served_workflow(store: Store, name: str) -> WorkflowDescription | None:
     try:
-        spec = inspect(store.path(before) / "workflow").spec
+        return inspect(store.path(name) / WORKFLOW)
     except ClickLogError as error:  # it cannot be compared; servers have it in memory
-        log.warning("the columns are not compared with those of %s: %s", before, error.what)
-        return
-    check_same_columns(spec, new.spec, str(bundle))
+        log.warning("the bundle is not compared with %s, which is served: %s", name, error.what)
+        return None
 
 
 def _compare(

@@ -79,7 +79,7 @@ class Window:
         self._places = [spec.dense_names.index(name) for name in self.dense]
         self._slot_s, self._clock = seconds / _SLOTS, clock
         self._lock = threading.Lock()
-        self._counts = {name: np.zeros((_SLOTS, BUCKETS + 2), np.int64) for name in self.buckets}
+        self._counts = {name: np.zeros((_SLOTS, BUCKETS + 1), np.int64) for name in self.buckets}
         self._sums = np.zeros((_SLOTS, 1 + len(self.dense)))  # rows, and the sum of each column
         self._slot = 0
         self._waiting: list[EncodedRows] = []
@@ -98,7 +98,7 @@ class Window:
             self._move()
             self._count()
             rows, *sums = self._sums.sum(axis=0).tolist()
-            counts = {name: of.sum(axis=0)[: BUCKETS + 1] for name, of in self._counts.items()}
+            counts = {name: of.sum(axis=0) for name, of in self._counts.items()}
         return counts, rows, dict(zip(self.dense, sums, strict=True))
 
     def _move(self) -> None:
@@ -124,7 +124,7 @@ class Window:
         for j, name in self._vocabulary_of.items():
             columns = [rows.ids[j] for rows in batches]
             ids = [column.values if isinstance(column, Jagged) else column for column in columns]
-            self.buckets[name].count(np.concatenate(ids), self._counts[name][slot])
+            self._counts[name][slot] += self.buckets[name].count(np.concatenate(ids))
 
 
 class DriftMetrics:
