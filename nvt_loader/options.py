@@ -98,7 +98,7 @@ def check_manifest(dataset: Dataset) -> None:
 
     Raises:
         SchemaError: The split has other rows than the ETL wrote.
-        BadInputError: The manifest is damaged.
+        BadInputError: The manifest is damaged, or a day is being added.
     """
     parents = dataset.directory.absolute().parents
     if len(parents) < 3 or parents[0].name != "split":
@@ -107,12 +107,13 @@ def check_manifest(dataset: Dataset) -> None:
     whole = sum(1 for _ in dataset.directory.glob("*.parquet"))
     if not output.manifest.is_file() or len(dataset.files) == 1 != whole:
         return
+    output.check_whole()
     expected = Manifest.read(output.manifest).splits.get(dataset.directory.name, {}).get("rows")
     rows = sum(group.rows for group in dataset.row_groups)
     if expected is not None and expected != rows:
         raise SchemaError(
             f"{dataset.directory}: {rows} rows, but the ETL wrote {expected} ({output.manifest})",
-            REWRITE,
+            f"if a day was added just now, start again; else {REWRITE}",
         )
 
 

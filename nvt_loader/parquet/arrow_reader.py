@@ -41,7 +41,7 @@ class ArrowReader:
         dataset = self._dataset
         group = dataset.row_groups[part.row_group]
         # pyarrow takes a millisecond to open a path; a ParquetFile keeps the last call's settings
-        source = pa.OSFile(str(dataset.files[group.file]))
+        source = pa.OSFile(str(dataset.path_of(group.file)))
         file = pq.ParquetFile(
             source, metadata=footer, pre_buffer=False, page_checksum_verification=True
         )

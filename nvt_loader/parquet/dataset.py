@@ -44,6 +44,7 @@ class Dataset:
             as the first dense column.
         files: The parquet files, ``part.2`` before ``part.10``.
         sizes: The files' sizes in bytes.
+        inodes: The files' numbers in the file system, which stay when they are renamed.
         row_groups: All row groups in the order of the files.
         hash_indices: Map ids outside their table into it.
         undersampling: Share of the negative rows that is kept, and the seed; None keeps all.
@@ -56,6 +57,7 @@ class Dataset:
     schema: TableSchema
     files: tuple[Path, ...]
     sizes: tuple[int, ...]
+    inodes: tuple[int, ...]
     row_groups: tuple[RowGroup, ...]
     hash_indices: bool = False
     undersampling: tuple[float, int] | None = None
@@ -71,6 +73,24 @@ class Dataset:
         for row_group, (begin, end) in self.cuts.items():
             rows[row_group] = end - begin
         return rows
+
+    def path_of(self, number: int) -> Path:
+        """Return where a file is now: when a day is added to an output of the ETL, the parts of
+        other days may be renamed into another split.
+
+        Raises:
+            BadInputError: It is gone.
+        """
+        path = self.files[number]
+        if path.exists():
+            return path
+        for other in path.parent.parent.glob(f"*/*{path.suffix}"):
+            if other.stat().st_ino == self.inodes[number]:
+                return other
+        raise BadInputError(
+            f"{path}: removed since the loader was made",
+            "start again, on the output as it is now; if nobody removed it on purpose, restore it",
+        )
 
     def locate(self, part: RowGroupSlice) -> RowGroupSlice:
         """Return where the rows of a slice of what is delivered lie in the row group."""
@@ -175,9 +195,16 @@ def read_dataset(
         for number, file in enumerate(files)
         for index, rows in enumerate(read_footer(file, schema).rows.tolist())
     ]
-    sizes = tuple(file.stat().st_size for file in files)
-    weighted = bool(given.weight)
-    return Dataset(directory, schema, tuple(files), sizes, tuple(row_groups), weighted=weighted)
+    stats = [file.stat() for file in files]
+    return Dataset(
+        directory,
+        schema,
+        tuple(files),
+        tuple(stat.st_size for stat in stats),
+        tuple(stat.st_ino for stat in stats),
+        tuple(row_groups),
+        weighted=bool(given.weight),
+    )
 
 
 def _files(directory: Path) -> list[Path]:
@@ -209,7 +236,7 @@ def read_footer(path: Path, schema: TableSchema) -> Footer:
 
 def check_file(dataset: Dataset, number: int) -> Footer:
     """Return a file's footer. Raises :class:`BadInputError` if the file's size has changed."""
-    path, size = dataset.files[number], dataset.sizes[number]
+    path, size = dataset.path_of(number), dataset.sizes[number]
     bytes_now = path.stat().st_size
     if bytes_now != size:
         raise BadInputError(

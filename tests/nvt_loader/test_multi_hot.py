@@ -17,7 +17,7 @@ from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
-from tests.nvt_loader.helper import all_ranks, assert_same, global_rows, read_rows, rows_of
+from tests.nvt_loader.helper import all_ranks, assert_same, read_rows, rows_of
 
 LISTS = ("cat_0", "cat_2")
 ROWS = 1580
@@ -67,11 +67,6 @@ def assert_derived(kjt):
     assert torch.equal(kjt.offsets(), derived.offsets())
     assert kjt.length_per_key() == derived.length_per_key()
     assert kjt.offset_per_key() == derived.offset_per_key()
-
-
-def test_world_sizes_see_the_same_global_batches(train):
-    seen = [global_rows(all_ranks(train, 96 // n, n, shuffle=True)) for n in (1, 2, 8)]
-    assert seen[0] == seen[1] == seen[2]
 
 
 def test_resuming(train):
