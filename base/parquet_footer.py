@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from typing import IO
 
 import numba
 import numpy as np
@@ -21,9 +22,9 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.validation import open_regular
 from nvt_torchrec.base.kernels import compiled
 
-#: A column chunk is a row of int64 of these: its codec, values, compressed bytes, and where its
-#: first data page and its dictionary begin. What a footer does not say is MISSING.
-CODEC, VALUES, BYTES, DATA_PAGE, DICTIONARY = range(5)
+#: A column chunk is a row of int64 of these: its codec, values, bytes decompressed and in the file,
+#: and where its first data page and its dictionary begin. What a footer does not say is MISSING.
+CODEC, VALUES, DECOMPRESSED, BYTES, DATA_PAGE, DICTIONARY = range(6)
 MISSING = -(1 << 63)
 
 #: Thrift's compact protocol: types of fields.
@@ -44,7 +45,7 @@ def structs_path(*fields: int) -> int:
 
 _ROW_GROUP, _CHUNK = structs_path(4), structs_path(4, 1, 3)  # RowGroup, ColumnMetaData
 _ROWS = np.array([structs_path(4, 3)])
-_CHUNK_NUMBERS = np.array([structs_path(4, 1, 3, field) for field in (4, 5, 7, 9, 11)])
+_CHUNK_NUMBERS = np.array([structs_path(4, 1, 3, field) for field in (4, 5, 6, 7, 9, 11)])
 
 #: Bytes read of the end of a file, of which few footers have more.
 _TAIL = 64 << 10
@@ -167,7 +168,7 @@ class Footer:
         metadata: For pyarrow's readers. Its column chunks must not be looked at.
         schema: The columns.
         rows: int64 [row groups], their rows.
-        chunks: int64 [row groups, leaves, 5], the column chunks; see :data:`CODEC`.
+        chunks: int64 [row groups, leaves, 6], the column chunks; see :data:`CODEC`.
     """
 
     metadata: pq.FileMetaData
@@ -183,40 +184,58 @@ def read_footer(path: Path | str, remedy: str = "") -> Footer:
         BadInputError: It cannot be read; ``remedy`` says what to do about that.
     """
     try:
-        content = _footer_bytes(path)
-        metadata = pq.read_metadata(pa.BufferReader(content))
-        schema = metadata.schema.to_arrow_schema()
-        schema.names  # noqa: B018  # which may be no UTF-8
-        groups, leaves = metadata.num_row_groups, metadata.num_columns
-        memory = np.frombuffer(bytearray(content), np.uint8)[:-8]
-        rows = np.empty((groups, 1), np.int64)
-        chunks = np.empty((groups * leaves, len(_CHUNK_NUMBERS)), np.int64)
-        counts = [
-            _read_footer(memory, struct, wanted, found)
-            for struct, wanted, found in (
-                (_ROW_GROUP, _ROWS, rows),
-                (_CHUNK, _CHUNK_NUMBERS, chunks),
-            )
-        ]
-        if counts != [groups, groups * leaves] or (rows < 0).any():
-            raise ValueError("its footer is damaged")
+        with open_regular(path) as file:
+            return footer_of(file)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadInputError(f"{path}: not a whole parquet file: {error}", remedy) from error
+
+
+def footer_of(file: IO[bytes]) -> Footer:
+    """Read the footer of an open parquet file.
+
+    Raises:
+        pa.ArrowInvalid, OSError: It cannot be read.
+    """
+    content = _footer_bytes(file)
+    metadata = pq.read_metadata(pa.BufferReader(content))
+    schema = metadata.schema.to_arrow_schema()
+    try:
+        schema.names  # noqa: B018
+    except UnicodeDecodeError as error:
+        raise pa.ArrowInvalid(f"the name of a column is not UTF-8: {error}") from None
+    groups, leaves = metadata.num_row_groups, metadata.num_columns
+    memory = np.frombuffer(bytearray(content), np.uint8)[:-8]
+    rows = np.empty((groups, 1), np.int64)
+    chunks = np.empty((groups * leaves, len(_CHUNK_NUMBERS)), np.int64)
+    counts = [
+        _read_footer(memory, _ROW_GROUP, _ROWS, rows),
+        _read_footer(memory, _CHUNK, _CHUNK_NUMBERS, chunks),
+    ]
+    if counts != [groups, groups * leaves] or (rows < 0).any():
+        raise pa.ArrowInvalid("its footer is damaged")
     return Footer(metadata, schema, rows[:, 0], chunks.reshape(groups, leaves, -1))
 
 
-def _footer_bytes(path: Path | str) -> bytes:
-    """Return the footer with the eight bytes that follow it. Raises OSError and ValueError."""
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        file.seek(max(0, size - _TAIL))
+def _footer_bytes(file: IO[bytes]) -> bytes:
+    """Return the footer with the eight bytes that follow it."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _TAIL))
+    tail = file.read()
+    if len(tail) < 8 or tail[-4:] != b"PAR1":
+        raise pa.ArrowInvalid("it does not end with a parquet footer")
+    wanted = int.from_bytes(tail[-8:-4], "little") + 8
+    if wanted > size:
+        raise pa.ArrowInvalid(f"a footer of {wanted} bytes in a file of {size}")
+    if wanted > len(tail):
+        file.seek(size - wanted)
         tail = file.read()
-        if len(tail) < 8 or tail[-4:] != b"PAR1":
-            raise ValueError("it does not end with a parquet footer")
-        wanted = int.from_bytes(tail[-8:-4], "little") + 8
-        if wanted > size:
-            raise ValueError(f"a footer of {wanted} bytes in a file of {size}")
-        if wanted > len(tail):
-            file.seek(size - wanted)
-            tail = file.read()
-        return tail[-wanted:]
+    return tail[-wanted:]
+
+
+def columns_of_leaves(schema: pa.Schema) -> list[str]:
+    """Return the column that each leaf belongs to; the leaves' paths are ambiguous."""
+    return [field.name for field in schema for _ in range(_count_leaves(field.type))]
+
+
+def _count_leaves(kind: pa.DataType) -> int:
+    return sum(_count_leaves(kind.field(i).type) for i in range(kind.num_fields)) or 1

@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import functools
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Iterable
@@ -311,10 +310,5 @@ def check_columns(columns: pa.Schema, schema: TableSchema, path: Path) -> None:
 
 def find_leaves(columns: pa.Schema, names: Iterable[str]) -> dict[str, int]:
     """Return the number of the leaf that holds the values of each column, flat or a list."""
-    first = itertools.accumulate((_count_leaves(field.type) for field in columns), initial=0)
-    leaves = dict(zip(columns.names, first, strict=False))  # leaves' paths are ambiguous
-    return {name: leaves[name] for name in names}
-
-
-def _count_leaves(kind: pa.DataType) -> int:
-    return sum(_count_leaves(kind.field(i).type) for i in range(kind.num_fields)) or 1
+    leaves = parquet_footer.columns_of_leaves(columns)
+    return {name: leaves.index(name) for name in names}

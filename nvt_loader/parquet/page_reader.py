@@ -186,7 +186,7 @@ def _column_chunks(
     floats = 1 + len(dataset.schema.dense)
     described = []
     for number, (leaf, optional) in checker.plain_leaves(footer).items():
-        codec, values, size, begin, dictionary = footer.chunks[group.index, leaf].tolist()
+        codec, values, _, size, begin, dictionary = footer.chunks[group.index, leaf].tolist()
         if dictionary > 0:
             begin = min(begin, dictionary)
         inside = 0 < begin <= begin + size <= dataset.sizes[group.file]
