@@ -42,12 +42,15 @@ class InputFile(_ByKey):
         path: Its path or URL.
         fingerprint: Its size, and its time of change or a checksum.
         rows: Its rows ``in``, ``out`` and ``rejected``.
+        digest: Equal for copies of a file, see :func:`etl.state.content_digest`; None in manifests
+            of before there were digests.
     """
 
     day: int
     path: str
     fingerprint: dict[str, Any]
     rows: dict[str, int]
+    digest: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

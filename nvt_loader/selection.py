@@ -84,7 +84,6 @@ def select(dataset: Dataset, selection: Selection) -> Dataset:
         dataset,
         files=tuple(dataset.files[file] for file in files),
         sizes=tuple(dataset.sizes[file] for file in files),
-        inodes=tuple(dataset.inodes[file] for file in files),
         row_groups=tuple(
             dataclasses.replace(group, file=renumbered[group.file]) for group in groups
         ),

@@ -108,7 +108,7 @@ def read_parquet(
     spec: FeatureSpec,
     *,
     label: bool,
-    reject: bool,
+    reject: bool | int,
     chunk_rows: int | None = None,
 ) -> Iterator[RawRows]:
     """Read the rows ``[begin, end)`` in order, checking every value.
@@ -157,7 +157,9 @@ def read_parquet(
                 yield _to_rows(chunk, spec, label=label, reject=reject)
 
 
-def _to_rows(table: pa.Table | pa.RecordBatch, spec: FeatureSpec, *, label: bool, reject: bool):
+def _to_rows(
+    table: pa.Table | pa.RecordBatch, spec: FeatureSpec, *, label: bool, reject: bool | int
+):
     plan = spec.read_plan(label=label)
     columns = {name: _whole(table.column(name)) for name in spec.sources(label=label)}
 

@@ -21,6 +21,7 @@ from nvt_torchrec.formats.rows import (
     Jagged,
     RawRows,
     dense_dtype,
+    describes,
 )
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
@@ -34,7 +35,7 @@ def assemble(
     *,
     rows: int,
     label: bool,
-    reject: bool,
+    reject: bool | int,
 ) -> RawRows:
     """Make rows of what was read, deriving columns; bad rows are left out and described.
 
@@ -85,7 +86,9 @@ def assemble(
         dense, *missing = (np.compress(good, two, axis=1) for two in (dense, *missing))
         line = line[good]
         categorical = [_take(values, good) for values in categorical]
-    shown = sorted(errors) if reject else sorted(errors)[:DESCRIBED_BAD_ROWS]
+    shown = sorted(errors)
+    if not describes(reject, len(errors)):
+        shown = shown[:DESCRIBED_BAD_ROWS]
     return RawRows(
         label=labels[0] if labels else None,
         dense=dense,

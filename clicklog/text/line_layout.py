@@ -13,7 +13,7 @@ from nvt_torchrec.clicklog.text.first_lines import (
     header_names,
     split_line,
 )
-from nvt_torchrec.clicklog.text.remedies import FIRST_LINES, HEADER
+from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG, FIRST_LINES, HEADER
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 
@@ -126,7 +126,8 @@ def _layout_by_count(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     needed, *others = (len(layout.fields) for layout in layouts)
     names = [name or '""' for name in spec.file_columns(label=True)]
     less = f" ({' or '.join(map(str, others))} without the label)" if others else ""
+    remedy = ANOTHER_LOG.format(source) if spec.is_criteo_format else FIRST_LINES
     raise BadRowError(
         f"{source}, line 1: {counts[0]} {kind} field{'s' * (counts[0] != 1)}",
-        f"{needed} are needed{less}: {', '.join(names[:2])} … {names[-1]}; {FIRST_LINES}",
+        f"{needed} are needed{less}: {', '.join(names[:2])} … {names[-1]}; {remedy}",
     )

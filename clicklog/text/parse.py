@@ -10,13 +10,13 @@ from nvt_torchrec.clicklog.text.convert import convert, convert_lists, describe_
 from nvt_torchrec.clicklog.text.delimited import split_rows
 from nvt_torchrec.clicklog.text.line_layout import LineLayout
 from nvt_torchrec.clicklog.text.remedies import line_remedy
-from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows, with_bad_rows
+from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows, describes, with_bad_rows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types.base import FIELD_COUNT, MESSAGES
 
 
 def parse_rows(
-    data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool = False
+    data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool | int = False
 ) -> RawRows:
     """Parse whole lines of text, without a header line.
 
@@ -44,7 +44,7 @@ def as_utf8(text: bytes | memoryview, encoding: str) -> bytes | memoryview:
 
 
 def parse_delimited(
-    data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool = False
+    data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool | int = False
 ) -> RawRows:
     """Parse delimited text of any spec, as :func:`parse_rows` does; it is UTF-8."""
     if spec.input.format == "parquet":
@@ -68,7 +68,12 @@ def parse_delimited(
         reject=reject,
     )
     bad = []
+    count = len(split.errors)
+    described = count if describes(reject, count) else DESCRIBED_BAD_ROWS
     for line, (code, where) in sorted(split.errors.items()):
+        if len(bad) >= described:
+            bad.append(BadRow(line, "", "", b"", ""))
+            continue
         what = describe_count(where, len(layout.fields))
         if code != FIELD_COUNT:
             what = f"field {where + 1}: {MESSAGES[code]}"

@@ -13,7 +13,7 @@ from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.clicklog.text.convert import describe_count, describe_value, show_field
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines, longest_row, parse_row
 from nvt_torchrec.clicklog.text.remedies import correct_or, line_remedy, value_remedy
-from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows
+from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows, describes
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types.base import FIELD_COUNT, HEX_DIGIT, RANGE, SYNTAX
 from nvt_torchrec.formats.spec.reading import Read
@@ -24,7 +24,11 @@ _BEYOND_INT32 = np.int64(2**40)
 
 
 def parse_criteo(
-    data: bytes | memoryview | np.ndarray, spec: FeatureSpec, *, label: bool, reject: bool = False
+    data: bytes | memoryview | np.ndarray,
+    spec: FeatureSpec,
+    *,
+    label: bool,
+    reject: bool | int = False,
 ) -> RawRows:
     """Parse whole lines of a log in Criteo's format.
 
@@ -51,7 +55,7 @@ def parse_criteo(
     columns = (labels, dense, categorical, missing, line)
     longest = longest_row(dense_count, categorical_count)
     rows, bad_count = _parse(buffer, label, longest, *columns, bad)
-    if reject and bad_count > len(bad):  # rare enough to parse twice
+    if bad_count > len(bad) and describes(reject, bad_count):  # rare enough to parse twice
         bad = np.zeros((bad_count, 7), np.int64)
         _parse(buffer, label, longest, *columns, bad)
     reads = spec.read_plan(label=label).reads

@@ -17,6 +17,7 @@ import pyarrow as pa
 from nvt_torchrec.base import parquet_footer
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.base.parquet_footer import VALUES, Footer
+from nvt_torchrec.formats.etl_output import existing_part
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Range, RowGroupSlice
@@ -43,7 +44,6 @@ class Dataset:
             as the first dense column.
         files: The parquet files, ``part.2`` before ``part.10``.
         sizes: The files' sizes in bytes.
-        inodes: The files' numbers in the file system, which stay when they are renamed.
         row_groups: All row groups in the order of the files.
         hash_indices: Map ids outside their table into it.
         undersampling: Share of the negative rows that is kept, and the seed; None keeps all.
@@ -56,7 +56,6 @@ class Dataset:
     schema: TableSchema
     files: tuple[Path, ...]
     sizes: tuple[int, ...]
-    inodes: tuple[int, ...]
     row_groups: tuple[RowGroup, ...]
     hash_indices: bool = False
     undersampling: tuple[float, int] | None = None
@@ -73,24 +72,6 @@ class Dataset:
             rows[row_group] = end - begin
         return rows
 
-    def path_of(self, number: int) -> Path:
-        """Return where a file is now: when a day is added to an output of the ETL, the parts of
-        other days may be renamed into another split.
-
-        Raises:
-            BadInputError: It is gone.
-        """
-        path = self.files[number]
-        if path.exists():
-            return path
-        for other in path.parent.parent.glob(f"*/*{path.suffix}"):
-            if other.stat().st_ino == self.inodes[number]:
-                return other
-        raise BadInputError(
-            f"{path}: removed since the loader was made",
-            "start again, on the output as it is now; if nobody removed it on purpose, restore it",
-        )
-
     def locate(self, part: RowGroupSlice) -> RowGroupSlice:
         """Return where the rows of a slice of what is delivered lie in the row group."""
         begin, _ = self.cuts.get(part.row_group, (0, 0))
@@ -100,6 +81,10 @@ class Dataset:
     def jagged(self) -> bool:
         """Whether a row may have any number of ids in some column."""
         return bool(self.schema.multi_hot)
+
+    def path(self, file: int) -> Path:
+        """Return where a file can be opened: a day that is added may have given it another name."""
+        return existing_part(self.files[file])
 
     @functools.cached_property
     def batch_row_bytes(self) -> float:
@@ -194,16 +179,9 @@ def read_dataset(
         for number, file in enumerate(files)
         for index, rows in enumerate(read_footer(file, schema).rows.tolist())
     ]
-    stats = [file.stat() for file in files]
-    return Dataset(
-        directory,
-        schema,
-        tuple(files),
-        tuple(stat.st_size for stat in stats),
-        tuple(stat.st_ino for stat in stats),
-        tuple(row_groups),
-        weighted=bool(given.weight),
-    )
+    sizes = tuple(file.stat().st_size for file in files)
+    weighted = bool(given.weight)
+    return Dataset(directory, schema, tuple(files), sizes, tuple(row_groups), weighted=weighted)
 
 
 def _files(directory: Path) -> list[Path]:
@@ -235,8 +213,15 @@ def read_footer(path: Path, schema: TableSchema) -> Footer:
 
 def check_file(dataset: Dataset, number: int) -> Footer:
     """Return a file's footer. Raises :class:`BadInputError` if the file's size has changed."""
-    path, size = dataset.path_of(number), dataset.sizes[number]
-    bytes_now = path.stat().st_size
+    path, size = dataset.path(number), dataset.sizes[number]
+    try:
+        bytes_now = path.stat().st_size
+    except OSError as error:
+        raise BadInputError(
+            f"{path}: cannot be read since the loader was made: {error.strerror}",
+            "if days were added to this output meanwhile, or one was taken back, begin the "
+            f"training again, or resume it; else {REWRITE}",
+        ) from error
     if bytes_now != size:
         raise BadInputError(
             f"{path} has {bytes_now} bytes; it had {size} when the loader was made",

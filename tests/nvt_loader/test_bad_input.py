@@ -226,23 +226,8 @@ def test_a_file_cut_short_after_it_was_opened(tmp_path):
 def test_a_file_that_is_gone(train):
     loader = KJTLoader(train, 8, device="cpu")
     (train / "part.1.parquet").unlink()
-    with pytest.raises(
-        BadInputError, match=r"part\.1\.parquet: removed since the loader was made\n.*start again"
-    ):
+    with pytest.raises(BadInputError, match=r"part\.1\.parquet: cannot be read since"):
         list(loader)
-
-
-@pytest.mark.parametrize("ids", [pa.int32(), pa.int64()])  # read by pages, by Arrow
-def test_a_part_that_is_renamed_into_another_split(train, ids):
-    """Adding a day to an output makes a day of valid one of train."""
-    table = pq.read_table(train / "part.1.parquet")
-    at = table.schema.get_field_index("cat_0")
-    table = table.set_column(at, "cat_0", table["cat_0"].cast(ids))
-    pq.write_table(table, train / "part.1.parquet", row_group_size=8)
-    expected = list(KJTLoader(train, 8, virtual_shards=1, device="cpu"))
-    loader = KJTLoader(train, 8, virtual_shards=1, device="cpu")
-    (train / "part.1.parquet").rename(train.parent / "valid" / "part.7.parquet")
-    assert_same(list(loader), expected)
 
 
 @pytest.mark.parametrize("decoder", ["cpu"], indirect=True)  # libcudf verifies no checksums

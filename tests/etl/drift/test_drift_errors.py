@@ -10,17 +10,7 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.etl.__main__ import main
-from tests.etl.drift.days import changed, drift_of, make_log
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_log(tmp_path_factory.mktemp("drift"))
-
-
-@pytest.fixture(scope="module")
-def day(log: Path) -> Path:
-    return log / "raw" / "day_3"
+from tests.etl.drift.days import changed, drift_of
 
 
 def test_no_such_day(log: Path):
