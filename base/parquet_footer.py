@@ -197,9 +197,9 @@ def footer_of(file: IO[bytes]) -> Footer:
         pa.ArrowInvalid, OSError: It cannot be read.
     """
     content = _footer_bytes(file)
-    metadata = pq.read_metadata(pa.BufferReader(content))
-    schema = metadata.schema.to_arrow_schema()
     try:
+        metadata = pq.read_metadata(pa.BufferReader(content))
+        schema = metadata.schema.to_arrow_schema()
         schema.names  # noqa: B018
     except UnicodeDecodeError as error:
         raise pa.ArrowInvalid(f"the name of a column is not UTF-8: {error}") from None
