@@ -41,7 +41,7 @@ def fits(held: pa.DataType, read: Read) -> bool:
         )
     if types.is_dictionary(held):
         held = held.value_type
-    if types.is_null(held) or _is_text(held):
+    if types.is_null(held) or is_text(held):
         return True
     return RAW_TYPES[read.raw].fits(held, read)
 
@@ -77,7 +77,8 @@ def convert_array(array: pa.Array, read: Read) -> Converted:
     return _lists(array, read) if read.multi_hot else _values(array, read)
 
 
-def _is_text(held: pa.DataType) -> bool:
+def is_text(held: pa.DataType) -> bool:
+    """Return whether columns of a type hold text."""
     types = pa.types
     texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     views = (types.is_string_view, types.is_binary_view)
@@ -103,14 +104,14 @@ def _values(array: pa.Array, read: Read) -> Converted:
     if pa.types.is_null(array.type):
         array = array.cast(pa.string())
     kind, texts = RAW_TYPES[read.raw], (array, read)
-    if not _is_text(array.type):
+    if not is_text(array.type):
         of_numbers = kind.as_texts(array, read)
         if of_numbers is None:
             parsed = kind.from_arrow(array, read)
             return Converted(parsed.values, parsed.missing, parsed.code, _shown(array))
         texts = of_numbers
     null = null_mask(texts[0])
-    column = convert(blanked(_narrow(texts[0]), null).view(pa.binary()), texts[1])
+    column = convert(fields_of_column(texts[0]), texts[1])
     if array is not texts[0]:
         return dataclasses.replace(column, show=_shown(array))
     return dataclasses.replace(column, show=lambda row: "None" if null[row] else column.show(row))
@@ -120,6 +121,11 @@ def _shown(array: pa.Array) -> Callable[[int], str]:
     if pa.types.is_temporal(array.type):
         return lambda row: str(array[row])
     return lambda row: repr(array[row].as_py())
+
+
+def fields_of_column(texts: pa.Array) -> pa.Array:
+    """Return texts as fields of a text file, empty where they are null."""
+    return blanked(_narrow(_plain(texts)), null_mask(texts)).view(pa.binary())
 
 
 def _narrow(texts: pa.Array) -> pa.Array:
