@@ -183,6 +183,8 @@ def test_old_bundles_are_removed(bundles: list[Path], tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=f"served before, {names[1]}, is not there any more"):
         rollback(served)
     assert _current(served) == names[2]
+    publish(bundles[3], served)
+    assert publish(bundles[3], served, keep=2).removed == (names[0],)  # though served already
 
 
 def test_one_at_a_time(bundles: list[Path], tmp_path: Path) -> None:
