@@ -1,4 +1,4 @@
-"""Split delimited text into fields, strictly: every row has all its fields.
+"""Parse delimited text of any spec, strictly: every row has all its fields.
 
 A loop splits text without quotes. Other text is split by ``pyarrow.csv``, which knows quotes,
 doubled quotes and line breaks in quotes. Before Arrow reads a text, rows that it would misread are
@@ -21,10 +21,16 @@ import pyarrow.csv
 from nvt_torchrec.base.arrays import mask_to_numpy, string_array, to_numpy
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.clicklog.text.assemble import assemble
+from nvt_torchrec.clicklog.text.convert import convert, convert_lists, describe_count
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
+from nvt_torchrec.clicklog.text.line_layout import LineLayout
+from nvt_torchrec.clicklog.text.remedies import line_remedy
 from nvt_torchrec.clicklog.text.row_ends import delimiter_bytes, row_ends
+from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows, with_bad_rows
 from nvt_torchrec.formats.spec.columns import InputFormat
-from nvt_torchrec.formats.spec.raw_types.base import AFTER_QUOTE, FIELD_COUNT, OPEN_QUOTE
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types.base import AFTER_QUOTE, FIELD_COUNT, MESSAGES, OPEN_QUOTE
 
 _NEWLINE, _RETURN, _BYTE_ORDER_MARK = 10, 13, b"\xef\xbb\xbf"
 _QUOTED = re.compile(rb'"[^"]*(?:""[^"]*)*"(?!")')
@@ -34,6 +40,41 @@ _RARE = [bytes([code]) for code in (*range(31, 13, -1), *range(8, 0, -1), 11, 12
 _ARROW_BYTES = 1 << 20
 #: Positions within a block are 32-bit integers.
 MAX_BLOCK_BYTES = 2**31 - 2
+
+
+def parse_delimited(
+    data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool = False
+) -> RawRows:
+    """Parse delimited text of any spec, as :func:`parse_rows` does; it is UTF-8."""
+    if spec.input.format == "parquet":
+        raise SettingsError("the spec describes parquet, not text", "set format in its [input]")
+    plan, names = spec.read_plan(label=layout.label), spec.sources(label=layout.label)
+    places = {name: layout.fields.index(name) for name in names}
+    wanted = sorted(places.values())
+    split = split_rows(data, spec.input, len(layout.fields), wanted)
+    columns = dict(zip(wanted, split.columns, strict=True))
+    rows = assemble(
+        spec,
+        (
+            convert_lists(columns[places[read.source]], read, spec.input.list_separator)
+            if read.multi_hot
+            else convert(columns[places[read.source]], read)
+            for read in plan.reads
+        ),
+        lambda row: split.row(split.line[row]),
+        rows=len(split.line),
+        label=layout.label,
+        reject=reject,
+    )
+    bad = []
+    for line, (code, where) in sorted(split.errors.items()):
+        what = describe_count(where, len(layout.fields))
+        if code != FIELD_COUNT:
+            what = f"field {where + 1}: {MESSAGES[code]}"
+        text = split.row(line)
+        bad.append(BadRow(line, what, "", text, line_remedy(text, spec, code)))
+    rows = with_bad_rows(rows, bad) if bad else rows
+    return rows if reject else dataclasses.replace(rows, bad=rows.bad[:DESCRIBED_BAD_ROWS])
 
 
 @dataclasses.dataclass(frozen=True)
