@@ -53,33 +53,30 @@ def parse_criteo(
     longest = longest_row(len(spec.dense), len(spec.categorical))
     # parse_row reads so many bytes of any row: the last rows are in a copy with room behind them
     tail = np.concatenate([buffer[-longest:], np.full(longest, _NEWLINE, np.uint8)])
-    others = np.empty((lines, 3), np.int64)
+    others, text = np.empty(lines, np.int64), np.empty(len(buffer), np.uint8)
     labels = np.empty(0, np.uint8) if rows.label is None else rows.label
     columns = labels, rows.dense, rows.categorical, rows.dense_missing, rows.categorical_missing
-    count = _parse(buffer, tail, max(0, len(buffer) - longest), label, *columns, others)
-    return _with_others(rows, buffer, others[:count], spec, reject=reject) if count else rows
+    split = max(0, len(buffer) - longest)
+    count, size = _parse(buffer, tail, split, label, *columns, others, text)
+    if not count:
+        return rows
+    return _with_others(rows, others[:count], memoryview(text)[:size], spec, reject=reject)
 
 
 def _with_others(
-    rows: RawRows, buffer: np.ndarray, others: np.ndarray, spec: FeatureSpec, *, reject: bool
+    rows: RawRows, lines: np.ndarray, text: memoryview, spec: FeatureSpec, *, reject: bool
 ) -> RawRows:
     """Fill in the rows that are not usual, or leave them out if they are malformed.
 
     Args:
         rows: with arbitrary values in these rows.
-        buffer: the text.
-        others: int64 [k, 3], of each its line, and where it begins and ends.
+        lines: int64 [k], the lines of these rows.
+        text: theirs.
         spec: the columns.
         reject: see :func:`parse_criteo`.
     """
-    text, label = memoryview(buffer), rows.label is not None
-    parsed = parse_delimited(
-        b"".join(text[begin:end] for begin, end in others[:, 1:].tolist()),
-        spec,
-        plain_layout(spec, label=label),
-        reject=reject,
-    )
-    lines = others[:, 0]
+    layout = plain_layout(spec, label=rows.label is not None)
+    parsed = parse_delimited(text, spec, layout, reject=reject)
     good = lines[parsed.line]
     for name in ("label", "dense", "dense_missing", "categorical", "categorical_missing"):
         if (values := getattr(rows, name)) is not None:
@@ -87,15 +84,17 @@ def _with_others(
     kept = np.ones(len(rows), bool)
     kept[lines] = False
     kept[good] = True
-    bad = [dataclasses.replace(row, line=int(lines[row.line])) for row in parsed.bad]
+    bad = [row.at(int(lines[row.line])) for row in parsed.bad]
     return dataclasses.replace(
         rows if kept.all() else take(rows, kept), bad=bad, bad_count=parsed.bad_count
     )
 
 
 @compiled()
-def _parse(buffer, tail, split, has_label, labels, dense, categorical, missing, absent, others):
-    """Fill the columns with the usual rows; return how many ``others`` there are.
+def _parse(
+    buffer, tail, split, has_label, labels, dense, categorical, missing, absent, others, text
+):
+    """Fill the columns with the usual rows; return how many others there are, and their bytes.
 
     Args:
         buffer: the text, which ends with a newline.
@@ -107,13 +106,15 @@ def _parse(buffer, tail, split, has_label, labels, dense, categorical, missing, 
         categorical: see above.
         missing: of dense columns.
         absent: of categorical columns.
-        others: [lines, 3], filled with the line, begin and end of rows that are not usual.
+        others: [lines], filled with the lines of rows that are not usual.
+        text: [size of the buffer], filled with these rows.
     """
     begin, tail_begin = np.uint64(buffer.ctypes.data), np.uint64(tail.ctypes.data)
     dense_address, dense_step = np.uint64(dense.ctypes.data), np.uint64(4 * dense.shape[1])
     ids_address, ids_step = np.uint64(categorical.ctypes.data), np.uint64(4 * categorical.shape[1])
     line = 0
     count = 0
+    size = 0
     at = 0
     while at < len(buffer):
         base = begin if at <= split else tail_begin - np.uint64(split)
@@ -130,11 +131,13 @@ def _parse(buffer, tail, split, has_label, labels, dense, categorical, missing, 
             absent[0, line] = ids_missing
             at = np.int64(end - base)
         else:
-            others[count] = line, at, at
-            while buffer[at] != _NEWLINE:
-                at += 1
-            at += 1
-            others[count, 2] = at
+            others[count] = line
             count += 1
+            byte = np.uint8(0)
+            while byte != _NEWLINE:
+                byte = buffer[at]
+                text[size] = byte
+                at += 1
+                size += 1
         line += 1
-    return count
+    return count, size

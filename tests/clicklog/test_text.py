@@ -109,7 +109,7 @@ def check_split(line: str, input_format: InputFormat, expected: list[str] | None
     """Check the fields of a line; None: its quotes are wrong."""
     width = len(expected) if expected else 1
     found = split_rows((line + "\n").encode(), input_format, width, range(width))
-    assert bool(found.errors) == (expected is None)
+    assert bool(found.code.any()) == (expected is None)
     if expected is not None:
         assert [column.to_pylist() for column in found.columns] == [[f.encode()] for f in expected]
 
