@@ -26,7 +26,7 @@ from nvt_torchrec.clicklog.text.convert import convert, convert_lists, describe_
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
 from nvt_torchrec.clicklog.text.line_layout import LineLayout
 from nvt_torchrec.clicklog.text.remedies import line_remedy
-from nvt_torchrec.clicklog.text.row_ends import delimiter_bytes, row_ends
+from nvt_torchrec.clicklog.text.row_ends import row_ends
 from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows
 from nvt_torchrec.formats.spec.columns import InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
@@ -267,7 +267,7 @@ def _row_begins(text: bytes, delimiter: bytes) -> np.ndarray:
     """Return int32 [n + 1]; with a delimiter, quoted fields may contain line breaks."""
     buffer = np.frombuffer(text, np.uint8)
     if delimiter:
-        ends = row_ends(buffer, delimiter_bytes(delimiter.decode()))
+        ends = row_ends(buffer, delimiter[0])
     else:
         ends = np.flatnonzero(buffer == _NEWLINE).astype(np.int32)
     return np.concatenate([np.zeros(1, np.int32), ends + np.int32(1)])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.clicklog.text.row_ends import NO_LIMIT, delimiter_bytes, skip_rows
+from nvt_torchrec.clicklog.text.row_ends import NO_LIMIT, skip_rows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 #: How many lines decide whether there is a label, so that one malformed line does not.
@@ -81,12 +81,12 @@ def first_lines(head: bytes, spec: FeatureSpec) -> Iterator[bytes]:
     if not spec.input.quoted_newlines:
         yield from head.split(b"\n", MOST_LINES)
         return
-    text, between = np.frombuffer(head, np.uint8), delimiter_bytes(spec.input.delimiter)
+    text, delimiter = np.frombuffer(head, np.uint8), ord(spec.input.delimiter)
     begin = len(_BYTE_ORDER_MARK) * head.startswith(_BYTE_ORDER_MARK)
     first = 0
     for _ in range(MOST_LINES):
         limit = spec.input.max_line_kb << 10
-        at, rows, _ = skip_rows(text, begin, len(text), True, limit, between, 1, NO_LIMIT)
+        at, rows, _ = skip_rows(text, begin, len(text), True, limit, delimiter, 1, NO_LIMIT)
         if not rows:  # too long, or a quote that is not closed
             at = head.find(b"\n", begin) + 1 or len(head)
         whole = head[first:at]
