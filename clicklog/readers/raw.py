@@ -142,15 +142,10 @@ def check_label(label: bool, source: str, spec: FeatureSpec) -> None:
     elif len(wanted) > 1:
         what += ", which training reads"
     what += ", so there is no label" if len(wanted) == 1 else ""
+    remedy = "correct the names in the spec, or pass data with labels to train on"
     if any(f"/{name}=" in source for name in wanted):
-        raise BadRowError(
-            f"{source}: {what}",
-            "a value in the name of a directory is no column: days are split by such dates "
-            'without a [split], and by = "files" takes patterns of them',
-        )
-    raise BadRowError(
-        f"{source}: {what}", "correct the names in the spec, or pass data with labels to train on"
-    )
+        remedy = "convert it to parquet: of text, values in the names of directories are no columns"
+    raise BadRowError(f"{source}: {what}", remedy)
 
 
 def read_block(

@@ -84,7 +84,8 @@ def assemble(
         read, column = plan.reads[index], converted[index]
         value, code = column.show(row), int(column.code[row])
         if code:
-            what, remedy = describe_value(read, value, code), value_remedy(read, code)
+            remedy = value_remedy(read, code, missing=bool(column.missing[row]))
+            what = describe_value(read, value, code)
             return BadRow(row, what, read.source, text(row), correct_or(remedy))
         role = "weight" if index == plan.weight else "column by which rows are split"
         what = f"column {read.source}: {value}: the {role} must not be missing"
