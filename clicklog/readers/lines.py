@@ -205,7 +205,7 @@ def text_end(path: str, begin: int, end: int) -> int:
         BadInputError: the file cannot be read.
     """
     while end > begin:
-        at = max(begin, end - _LINE_BYTES)
+        at = max(begin, end - _SCAN_BYTES)
         data = read_up_to(path, at, end)
         kept = without_empty_lines(data)
         if kept or at == begin:
@@ -216,15 +216,11 @@ def text_end(path: str, begin: int, end: int) -> int:
 
 def without_empty_lines(text: bytes | memoryview) -> int:
     """Return where the empty lines begin with which whole lines end."""
-    end = len(text)
-    while end and text[end - 1] == 10:
-        begin = end - 1
-        if begin and text[begin - 1] == 13:
-            begin -= 1
-        if begin and text[begin - 1] != 10:
-            break
-        end = begin
-    return end
+    whole = bytes(text)
+    if not whole.endswith(b"\n"):
+        return len(whole)
+    rows = whole.rstrip(b"\r\n")
+    return whole.index(b"\n", len(rows)) + 1 if rows else 0
 
 
 def preamble_lines(path: str, skip_lines: int, comment: str) -> int:

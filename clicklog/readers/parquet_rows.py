@@ -158,8 +158,8 @@ def read_parquet(
         )
         if chunk_rows is None:  # in one chunk, though batches may end with row groups
             batches = list(tables)
-            empty = parquet.schema_arrow.empty_table()
-            tables = iter([pa.Table.from_batches(batches) if batches else empty])
+            schema = batches[0].schema if batches else parquet.schema_arrow
+            tables = iter([pa.Table.from_batches(batches, schema)])
         for table in tables:
             chunk = table.slice(max(begin - at, 0), max(end - max(at, begin), 0))
             at += len(table)
