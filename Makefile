@@ -85,8 +85,8 @@ bench-train: $(LINKED) ## the trainer beside dlrm_main.py and a bare loop; minut
 bench-quality: $(LINKED) ## AUROC after one epoch beside the oracle's, also over seeds; hours
 	@$(ON_PATH) python -m benchmarks.train quality $(BENCH_FLAGS)
 
-bench-inference: $(LINKED) ## the server under load, beside its own predictor; BENCH_FLAGS names bundle and rows
-	@$(ON_PATH) python -m benchmarks.inference $(BENCH_FLAGS)
+bench-inference: $(LINKED) ## scoring beside NVTabular and TorchRec; BENCH_FLAGS names model and rows
+	@$(ON_PATH) python -m inference benchmark $(BENCH_FLAGS)
 
 daily: $(LINKED) ## a model updated daily beside one that is refitted and one that is not; half an hour
 	@$(ON_PATH) python -m benchmarks.daily --output build/daily $(BENCH_FLAGS)

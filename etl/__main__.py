@@ -34,14 +34,15 @@ COMMANDS = {
         "nvt_torchrec.etl.commands.drift",
         "compare a new day with those the workflow was fitted on",
     ),
-    "import": (
-        "nvt_torchrec.etl.commands.import_data",
-        "convert a workflow that NVTabular pickled",
-    ),
     "doctor": (
         "nvt_torchrec.etl.commands.doctor",
         "check this machine: driver, CUDA, packages, NVLink, memory",
     ),
+}
+#: Subcommand of earlier versions → what to use instead.
+REMOVED = {
+    "import": "make parquet and a workflow from the raw log with `python -m etl run`; pickled "
+    "workflows and data in .npy and .bin files are not converted any more"
 }
 
 
@@ -51,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     # Imports make many objects, of which none is garbage: looking for some takes 0.1 s.
     gc.set_threshold(100_000)
-    return run_command(lambda: run_subcommand("python -m etl", __doc__, COMMANDS, argv))
+    return run_command(lambda: run_subcommand("python -m etl", __doc__, COMMANDS, argv, REMOVED))
 
 
 def command() -> None:

@@ -87,25 +87,30 @@ def write_unit(
         OutputError: a file cannot be written.
     """
     tallies: list[UnitResult] = []
-    bad: list[BadRow] = []
+    described: list[tuple[int, str]] = []
 
-    def tables() -> Iterator[pa.Table]:
-        lines = 0
+    def tables(files: contextlib.ExitStack) -> Iterator[pa.Table]:
+        lines, rejected = 0, None
         for rows, table, oov in pieces:
             tally = _tally(unit, rows, oov)
             tallies.append(tally)
-            bad.extend(dataclasses.replace(row, line=lines + row.line) for row in rows.bad)
+            if rows.bad and rejected is None:
+                temporary = files.enter_context(atomic_path(rejected_file(work, unit)))
+                rejected = files.enter_context(open(temporary, "wb"))
+            for row in rows.bad:  # there may be millions
+                assert rejected is not None
+                rejected.write(_rejected_line(row, lines))
+                if len(described) < DESCRIBED:
+                    described.append((lines + row.line, row.reason))
             lines += rows.lines
             if len(table) or not isinstance(unit.block, DividedBlock):
                 yield table
 
-    with deferred() as written:
-        size = _write_part(tables(), parts / unit.file)
-        if bad:
-            _write_rejected(rejected_file(work, unit), bad)
+    with deferred() as written, contextlib.ExitStack() as files:
+        size = _write_part(tables(files), parts / unit.file)
     result = UnitResult(
         unit=unit,
-        bad=[(row.line, row.reason) for row in bad[:DESCRIBED]],
+        bad=described,
         size=size,
         **{name: sum(getattr(tally, name) for tally in tallies) for name in _SUMS},
     )
@@ -190,11 +195,9 @@ def rejected_file(work: Path, unit: Unit) -> Path:
     return work / REJECTED / f"{unit.split}.{unit.part}.tsv"
 
 
-def _write_rejected(path: Path, rows: list[BadRow]) -> None:
-    with atomic_path(path) as temporary, open(temporary, "wb") as file:
-        for bad in rows:
-            text = bad.text.replace(b"\r", b"").replace(b"\n", b"\\n")
-            file.write(b"%d\t%s\t%s\n" % (bad.line, bad.reason.encode(), text))
+def _rejected_line(bad: BadRow, lines: int) -> bytes:
+    text = bad.text.replace(b"\r", b"").replace(b"\n", b"\\n")
+    return b"%d\t%s\t%s\n" % (lines + bad.line, bad.reason.encode(), text)
 
 
 def plan_record(settings: dict[str, Any], days: list[DayFile]) -> dict[str, Any]:

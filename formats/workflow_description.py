@@ -77,6 +77,26 @@ class Vocabulary:
         """Path of NVTabular's account of its ids."""
         return str(PurePosixPath(self.file).with_name(f"meta.{self.name}.parquet"))
 
+    def read_counts(self, workflow: Path) -> np.ndarray:
+        """Read how often each value occurred in the days that were counted, int64 [values].
+
+        Raises:
+            BadInputError: The file of the values is damaged.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from nvt_torchrec.base.arrays import to_numpy
+
+        file = workflow / self.file
+        try:
+            table = pq.read_table(file, columns=[f"{self.name}_size"], use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            raise BadInputError(f"{file}: cannot be read: {error}", COPY_AGAIN) from error
+        if table.shape != (self.values, 1) or table.schema[0].type != pa.int64():
+            raise BadInputError(f"{file}: no counts of {self.values} values", COPY_AGAIN)
+        return to_numpy(table.column(0).combine_chunks())
+
 
 @dataclasses.dataclass(frozen=True)
 class WorkflowDescription:
@@ -116,8 +136,7 @@ class WorkflowDescription:
         if (path / "workflow.pkl").exists():
             raise BadInputError(
                 f"{path}: saved by NVTabular's own Workflow.save, as a pickle",
-                "pickles are not opened; fit it again with `python -m etl run`, or, if you trust "
-                "its source, convert it with `python -m etl import --trust_pickle`",
+                "pickles are not opened, as they run code; fit it again with `python -m etl run`",
             )
         if (path / "workflow.json").exists() and not file.exists():
             raise SchemaError(

@@ -41,7 +41,7 @@ def write_bundle(
     Raises:
         BadInputError: A file is missing or damaged.
         SchemaError: The workflow and the checkpoint do not belong together.
-        OutputError: ``path`` exists or cannot be written.
+        OutputError: ``path`` is something else already, or cannot be written.
     """
     from nvt_torchrec.inference.model import bundle
 

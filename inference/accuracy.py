@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
@@ -15,45 +15,6 @@ from nvt_torchrec.inference.predictor import Predictor, cut_ids, input_spec
 from nvt_torchrec.workflows.compiled.workflow import EncodedRows
 
 _BLOCK_BYTES = 4 << 20
-
-
-@dataclasses.dataclass(frozen=True)
-class Accuracy:
-    """The accuracy of a model with one type of tables.
-
-    Attributes:
-        tables: The type.
-        mebibytes: The size of the tables.
-        metrics: Metrics over all rows.
-        largest_change: The largest difference of a probability from that with the first type.
-    """
-
-    tables: str
-    mebibytes: float
-    metrics: Metrics
-    largest_change: float
-
-
-@dataclasses.dataclass(frozen=True)
-class LabelledScores:
-    """Scores of the same labelled rows by several models.
-
-    Attributes:
-        labels: The labels [n].
-        weights: The weights float32 [n]; None if the rows have none.
-        scores: By the name of the model, the probabilities float32 [n].
-    """
-
-    labels: np.ndarray
-    weights: np.ndarray | None
-    scores: dict[str, np.ndarray]
-
-    def metrics(self) -> dict[str, Metrics]:
-        """Return the metrics of each model by its name."""
-        return {
-            name: metrics_of(values, self.labels, self.weights)
-            for name, values in self.scores.items()
-        }
 
 
 def metrics_of(
@@ -70,8 +31,10 @@ def score_labelled(
     path: str,
     file_format: str | None = None,
     most: int | None = None,
-) -> LabelledScores:
-    """Score the same labelled rows with several predictors of one label.
+) -> dict[str, Metrics]:
+    """Return the metrics of several predictors of one label on the same labelled rows, by name.
+
+    It takes about 60 bytes of memory a row.
 
     Args:
         predictors: Predictors of the same columns, by name.
@@ -91,16 +54,17 @@ def score_labelled(
                 "compare models of the same label",
             )
     spec = input_spec(first.spec, path, file_format)
+    pieces = stream_unparsed(path, spec, block_bytes=_BLOCK_BYTES)
     labels: list[np.ndarray] = []
     weights: list[np.ndarray] = []
     scores: dict[str, list[np.ndarray]] = {name: [] for name in predictors}
-    left = most
+    taken = 0
     with tqdm(desc="evaluate", unit="rows", unit_scale=True, disable=None) as bar:
-        for piece in stream_unparsed(path, spec, block_bytes=_BLOCK_BYTES):
+        while taken != most and (piece := next(pieces, None)) is not None:
             if not piece.label:
                 raise SchemaError(f"{path}: no column {spec.label}", "pass rows with labels")
             rows = piece.parse()
-            count = len(rows) if left is None else min(left, len(rows))
+            count = len(rows) if most is None else min(most - taken, len(rows))
             labels.append(first.labels_of(rows)[:count])
             if rows.weight is not None:
                 weights.append(rows.weight[:count])
@@ -109,66 +73,41 @@ def score_labelled(
                 workflow = predictor.workflow
                 if workflow.digest not in encoded:
                     encoded[workflow.digest] = workflow.transform(rows)
-                own = encoded[workflow.digest]
-                dense, ids = own.dense[:, :count], cut_ids(own.ids, 0, count)
+                features = encoded[workflow.digest]
+                dense, ids = features.dense[:, :count], cut_ids(features.ids, 0, count)
                 scores[name].append(predictor.predict_encoded(dense, ids))
             bar.update(count)
-            if left is not None:
-                left -= count
-                if not left:
-                    break
-    truth = np.concatenate(labels or [np.empty(0)])
-    if not len(truth):
+            taken += count
+    if not taken:
         raise BadInputError(f"{path}: no rows", "pass rows with labels")
-    return LabelledScores(
-        truth,
-        np.concatenate(weights) if weights else None,
-        {name: np.concatenate(parts) for name, parts in scores.items()},
-    )
+    truth = np.concatenate(labels)
+    weight = np.concatenate(weights) if weights else None
+    return {name: metrics_of(np.concatenate(p), truth, weight) for name, p in scores.items()}
 
 
-def compare(
-    predictors: Mapping[str, Predictor], path: str, file_format: str | None = None
-) -> list[Accuracy]:
-    """Score a labelled raw log with each predictor. Takes about 60 bytes of memory a row.
-
-    Args:
-        predictors: Predictors of one workflow by the type of their tables; the first is the
-            reference.
-        path: Path of the log: TSV, CSV or parquet.
-        file_format: Its format; None for that of the training log, or parquet if the path ends so.
-
-    Raises:
-        SchemaError: The log has no labels.
-        BadInputError, BadRowError: It has no rows, or malformed ones.
-    """
-    scored = score_labelled(predictors, path, file_format)
-    first, metrics = next(iter(scored.scores.values())), scored.metrics()
-    return [
-        Accuracy(
-            tables=kind,
-            mebibytes=predictors[kind].model.table.nbytes / 2**20,
-            metrics=metrics[kind],
-            largest_change=float(np.abs(values - first).max()),
-        )
-        for kind, values in scored.scores.items()
-    ]
-
-
-def table(found: list[Accuracy]) -> str:
-    """Format a line for each type of tables; the first is the reference."""
-    lines = [
-        f"{'tables':8}{'MiB':>12}{'AUROC':>10}{'change':>11}{'log loss':>10}{'change':>11}"
-        f"{'largest change of p':>21}"
-    ]
-    first = found[0].metrics
-    for row in found:
-        columns = [f"{row.tables:8}{row.mebibytes:>12,.1f}"]
-        for key in ("auroc", "log_loss"):
-            value, reference = getattr(row.metrics, key), getattr(first, key)
-            if value is None:  # all labels are equal
-                columns.append(f"{'-':>10}{'-':>11}")
-            else:
-                columns.append(f"{value:>10.6f}{value - reference:>+11.6f}")
-        lines.append("".join([*columns, f"{row.largest_change:>21.6f}"]))
+def table(metrics: Mapping[str, Metrics]) -> str:
+    """Format a line for each model by its name, and one for each change from the one before."""
+    lines = [f"{'':8}{'rows':>12}" + "".join(f"{name:>{width}}" for name, _, width in _COLUMNS)]
+    for name, model in metrics.items():
+        lines.append(f"{name:8}{model.samples:>12,}{_cells(model, None)}")
+    for before, after in itertools.pairwise(metrics.values()):
+        lines.append(f"{'change':8}{'':12}{_cells(after, before)}")
     return "\n".join(lines)
+
+
+#: Title, attribute of :class:`Metrics` and width.
+_COLUMNS = (
+    ("AUROC", "auroc", 12),
+    ("log loss", "log_loss", 12),
+    ("calibration", "calibration", 14),
+)
+
+
+def _cells(model: Metrics, before: Metrics | None) -> str:
+    cells = []
+    for _, key, width in _COLUMNS:
+        value, reference = getattr(model, key), 0 if before is None else getattr(before, key)
+        known = value is not None and reference is not None  # not if all labels are equal
+        sign = "" if before is None else "+"
+        cells.append(f"{value - reference:>{sign}{width}.6f}" if known else f"{'-':>{width}}")
+    return "".join(cells)

@@ -37,6 +37,7 @@ from nvt_torchrec.inference.predictor import Predictor
 
 _PIECE_BYTES = 2 << 20
 _MAX_ROWS = 1 << 17
+_VERSIONS = ("torch", "torchrec", "nvtabular", "pandas")
 _NUMBERS: dict[str, Callable[[str], Any]] = {"int32": int, "int": int, "float": float}
 
 
@@ -73,26 +74,18 @@ def run_benchmark(
 
     The other arguments are those of :func:`measure`.
     """
-    timings = []
-    for size in sizes:
-        timings += measure(predictor, stock, pieces, size, seconds)
-    bulk = measure_bulk(predictor, pieces, seconds)
-    result = {
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "cores": len(os.sched_getaffinity(0)),
-            "torch_threads": torch.get_num_threads(),
-            "device": str(predictor.model.device),
-            "load": os.getloadavg()[0],
-        },
-        "versions": {
-            name: installed_version(name) for name in ("torch", "torchrec", "nvtabular", "pandas")
-        },
-        "results": [dataclasses.asdict(timing) for timing in timings],
-        "bulk_one_thread": bulk,
-    }
-    _print(timings, bulk)
+    timings = [t for size in sizes for t in measure(predictor, stock, pieces, size, seconds)]
+    _print(timings)
     if file is not None:
+        result = {
+            "machine": {
+                "processor": platform.processor() or platform.machine(),
+                "cores": len(os.sched_getaffinity(0)),
+                "device": str(predictor.model.device),
+            },
+            "versions": {name: installed_version(name) for name in _VERSIONS},
+            "results": [dataclasses.asdict(timing) for timing in timings],
+        }
         write_json(file, result)
 
 
@@ -197,11 +190,11 @@ def rows_as_dicts(piece: UnparsedRows, limit: int) -> list[dict[str, Any]]:
     reads = spec.read_plan(label=False).reads
     text = read_as_text(reads)
     names = tuple(spec.sources(label=False))
-    found = IdColumns(names, names_of_file(piece.path, spec, piece)).read(piece, lines)
+    fields = IdColumns(names, names_of_file(piece.path, spec, piece)).read(piece, lines)
     columns = []
     for name in names:
         read = next(read for read in reads if read.source == name)
-        values = found[name].to_pylist()
+        values = fields[name].to_pylist()
         if piece.block is None:
             number = None if name in text else _NUMBERS.get(read.raw)
             values = [_value(value, read, number, spec.input.list_separator) for value in values]
@@ -218,36 +211,7 @@ def _value(text: str, read: Read, number: Callable | None, separator: str) -> An
     return number(text) if number else text
 
 
-def measure_bulk(
-    predictor: Predictor, pieces: list[UnparsedRows], seconds: float
-) -> dict[str, float]:
-    """Measure bulk scoring: rows per second of one thread's CPU time, for each stage."""
-    spent = dict.fromkeys(("parse", "encode", "model"), 0.0)
-    rows = 0
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for piece in itertools.cycle(pieces):
-            marks = [time.thread_time()]
-            raw = piece.parse(reject=True)
-            marks.append(time.thread_time())
-            encoded = predictor.workflow.transform(raw)
-            marks.append(time.thread_time())
-            if rows:  # the first piece warms up
-                predictor.predict_encoded(encoded.dense, encoded.ids)
-                marks.append(time.thread_time())
-                for stage, (begin, end) in zip(spent, itertools.pairwise(marks), strict=True):
-                    spent[stage] += end - begin
-            rows += len(raw)
-            if sum(spent.values()) > seconds:
-                break
-    finally:
-        torch.set_num_threads(threads)
-    rows -= len(pieces[0].parse(reject=True))
-    return {stage: rows / value for stage, value in spent.items()}
-
-
-def _print(timings: list[Timing], bulk: dict[str, float]) -> None:
+def _print(timings: list[Timing]) -> None:
     print(f"{'batch':>6}  {'':28}{'p50 ms':>10}{'p90 ms':>10}{'p99 ms':>10}{'rows/s':>12}")
     for timing in timings:
         print(
@@ -266,6 +230,3 @@ def _print(timings: list[Timing], bulk: dict[str, float]) -> None:
             f"batch {size}: {stock.p50 / ours:,.0f} times faster than stock; read and encode "
             f"{transform / encode:,.0f} times faster than Workflow.transform"
         )
-    print("bulk, rows/s of one thread's CPU time: " + ", ".join(
-        f"{stage} {rate:,.0f}" for stage, rate in bulk.items()
-    ))  # fmt: skip

@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,6 @@ def predict_file(
     input_path: str,
     output_path: Path,
     *,
-    replicas: Sequence[Predictor] = (),
     file_format: str | None = None,
     id_columns: tuple[str, ...] = (),
     reject: bool = False,
@@ -84,7 +83,6 @@ def predict_file(
         predictor: The workflow and the model.
         input_path: Tab- or comma-separated text, also compressed, or parquet; local or remote.
         output_path: Parquet file, which appears when it is complete.
-        replicas: The predictor on further devices, which take pieces in turn.
         file_format: Format of the input: tsv, csv or parquet; None for that of the training log, or
             parquet if the path ends so.
         id_columns: Columns of the input to copy.
@@ -121,14 +119,11 @@ def predict_file(
             log.info("%s: resumed after row %d", output_path, parts.rows)
         left = itertools.islice(pieces, parts.done * PART_PIECES, None)
 
-        turns = itertools.cycle([predictor, *replicas])
+        def work(piece: UnparsedRows) -> _Result:
+            return _score(predictor, piece, ids, reject)
 
-        def work(task: tuple[Predictor, UnparsedRows]) -> _Result:
-            return _score(*task, ids, reject)
-
-        tasks = zip(turns, left, strict=False)
         with _one_torch_thread():
-            for part in _chunks(in_order(work, tasks, workers, "predict"), PART_PIECES, bar):
+            for part in _chunks(in_order(work, left, workers, "predict"), PART_PIECES, bar):
                 parts.add([r.table for r in part], b"".join(r.rejected for r in part))
         rows, rejected = parts.finish(rejected_file)
     if rejected:

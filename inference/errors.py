@@ -30,6 +30,8 @@ class MissingColumnError(SchemaError):
         row: Index of the first row that lacks it, from 0; None if all rows do.
     """
 
+    reason = "the column is missing"
+
     def __init__(self, what: str, remedy: str, column: str, row: int | None = None) -> None:
         super().__init__(what, remedy)
         self.args = what, remedy, column, row

@@ -123,27 +123,8 @@ def _check_bundle(
 
     lineage.verify(f"bundle: the SHA-256 of its {len(description.files)} files", check_files)
     lineage.compare("bundle: the digest of its workflow", inner.digest, description.workflow_digest)
-    if inner.generation is None:
-        lineage.unverified.append(
-            "workflow: made before generations were recorded: its days are not known"
-        )
-    else:
-        lineage.compare(
-            "bundle: the generation of its workflow", inner.generation, description.generation
-        )
-
-
-def _check_generation(lineage: Lineage, trained_on: int, inner: WorkflowDescription) -> None:
-    """Check that the data of a generation are encoded as by the workflow.
-
-    They are if it is the same generation, or if the later ones have added nothing.
-    """
-    what = f"checkpoint: trained on generation {trained_on} of the workflow"
-    same = {record.number for record in inner.lineage if record.digest == inner.digest}
-    if trained_on in same:
-        lineage.verified.append(what)
-    else:
-        lineage.wrong.append(f"{what}, which is at generation {inner.generation}")
+    what = "bundle: the generation of its workflow"
+    lineage.compare(what, inner.generation, description.generation)
 
 
 def _check_checkpoint(
@@ -152,13 +133,10 @@ def _check_checkpoint(
     inner: WorkflowDescription,
     checkpoint: Path | None,
 ) -> None:
-    trained_on = description.model.workflow_digest
-    if trained_on:
-        lineage.compare(
-            "checkpoint: trained on the data of this workflow",
-            trained_on,
-            description.workflow_digest,
-        )
+    trained_with = description.model.workflow_digest
+    if trained_with:
+        what = "checkpoint: trained on the data of this workflow"
+        lineage.compare(what, trained_with, description.workflow_digest)
     else:
         lineage.unverified.append("checkpoint: it records no workflow that it was trained on")
     origin = description.origin
@@ -166,19 +144,23 @@ def _check_checkpoint(
         lineage.unverified.append(
             "checkpoint: the bundle was made before checkpoints were recorded: make it again"
         )
-    elif origin.checkpoint.generation is None:
-        lineage.unverified.append("checkpoint: it records no generation")
     else:
-        _check_generation(lineage, origin.checkpoint.generation, inner)
+        # a generation that adds nothing has the digest of its parent, and encodes rows as that does
+        same = {record.number for record in inner.lineage if record.digest == inner.digest}
+        trained_on = origin.checkpoint.generation
+        what = f"checkpoint: trained on generation {trained_on} of the workflow"
+        if trained_on is None:
+            lineage.unverified.append("checkpoint: it records no generation")
+        elif trained_on in same:
+            lineage.verified.append(what)
+        else:
+            lineage.wrong.append(f"{what}, which is at generation {inner.generation}")
     if checkpoint is None:
         lineage.unverified.append("checkpoint: its files (pass --checkpoint)")
         return
     if origin is not None:
-        lineage.compare(
-            f"checkpoint: the digest of {checkpoint / MODEL_FILE}",
-            digest_of(checkpoint),
-            origin.checkpoint.digest,
-        )
+        what = f"checkpoint: the digest of {checkpoint / MODEL_FILE}"
+        lineage.compare(what, digest_of(checkpoint), origin.checkpoint.digest)
     from nvt_torchrec.dlrm.checkpoint.store import check_contents  # imports TorchRec: seconds
 
     lineage.verify(
@@ -194,23 +176,22 @@ def _check_workflow(lineage: Lineage, inner: WorkflowDescription, workflow: Path
     outer = inspect(workflow)
     lineage.verify(f"workflow: the SHA-256 of the files of {workflow}", outer.verify)
     ancestor = outer.ancestor(inner.digest)
-    if outer.digest == inner.digest:
-        lineage.verified.append(f"workflow: {workflow} is the same")
-    elif ancestor is not None:
-        lineage.verified.append(
-            f"workflow: {workflow} was extended since: generation {outer.generation} descends from "
-            f"generation {ancestor.number}"
-        )
-    else:
+    if ancestor is None and outer.digest != inner.digest:
         lineage.wrong.append(
             f"workflow: {workflow} (digest {_short(outer.digest)}) is not the bundle's "
             f"({_short(inner.digest)}), and does not descend from it"
         )
         return
-    length = min(len(outer.lineage), len(inner.lineage))
-    if length:
-        same = outer.lineage[:length] == inner.lineage[:length]
-        lineage.compare("workflow: its generations are those in the bundle", same, True)
+    what = f"workflow: {workflow} is the same"
+    if outer.digest != inner.digest:
+        what = (
+            f"workflow: {workflow} was extended since: generation {outer.generation} descends from "
+            f"generation {ancestor.number}"
+        )
+    lineage.verified.append(what)
+    for before, after in zip(inner.lineage, outer.lineage, strict=False):
+        if before != after:
+            lineage.wrong.append(f"workflow: generation {before.number} is another in the bundle")
 
 
 def _add_days(
@@ -220,50 +201,44 @@ def _add_days(
     output: Path | None,
 ) -> None:
     trained = None if description.origin is None else description.origin.checkpoint.days
-    days: dict[int, dict[str, Any]] = {}
-
-    def day(number: int) -> dict[str, Any]:
-        known = None if trained is None else number in trained
-        new = {"day": number, "generation": None, "trained": known, "files": []}
-        return days.setdefault(number, new)
-
-    for generation in inner.lineage:
-        for number in generation.days:
-            day(number)["generation"] = generation.number
-    for number in trained or ():
-        day(number)
+    generations = {day: record.number for record in inner.lineage for day in record.days}
+    inputs = [] if output is None else Manifest.read(EtlOutput(output).manifest).inputs
+    lineage.days = [
+        {
+            "day": day,
+            "generation": generations.get(day),
+            "trained": None if trained is None else day in trained,
+            "files": [
+                {"path": entry.path, "fingerprint": entry.fingerprint, "rows": entry.rows}
+                for entry in inputs
+                if entry.day == day
+            ],
+        }
+        for day in sorted({*generations, *(trained or ()), *(entry.day for entry in inputs)})
+    ]
     if output is None:
         lineage.unverified.append("days: their files (pass --output_path)")
+    for entry in inputs:
+        _check_file(lineage, entry.path, entry.fingerprint)
+
+
+def _check_file(lineage: Lineage, path: str, then: dict[str, Any]) -> None:
+    """Compare size and time of change of a raw file with those of the manifest."""
+    what = f"days: {path}, {then.get('size')} bytes"
+    try:
+        filesystem, name = filesystem_of(path)
+        now = find_days(path)[0] if filesystem.isfile(name) else None
+    except (ClickLogError, OSError) as error:
+        lineage.unverified.append(f"{what}: {error}")
+        return
+    if now is None:
+        lineage.unverified.append(f"{what}: it is not there now")
+    elif now.size != then.get("size"):
+        lineage.wrong.append(f"{what}: it has {now.size} bytes now")
+    elif str(now.modified) != str(then.get("modified")):
+        lineage.unverified.append(f"{what}: the size is the same, the time of change is another")
     else:
-        _add_files(lineage, day, output)
-    lineage.days = [days[number] for number in sorted(days)]
-
-
-def _add_files(lineage: Lineage, day: Any, output: Path) -> None:
-    for entry in Manifest.read(EtlOutput(output).manifest).inputs:
-        path, then = entry.path, entry.fingerprint
-        day(entry.day)["files"].append({"path": path, "fingerprint": then, "rows": entry.rows})
-        what = f"days: {path}, {then.get('size')} bytes"
-        try:
-            filesystem, name = filesystem_of(path)
-            if not filesystem.isfile(name):
-                lineage.unverified.append(f"{what}: it is not there now")
-                continue
-            now = find_days(path)[0]
-        except (ClickLogError, OSError) as error:
-            why = error.what if isinstance(error, ClickLogError) else error
-            lineage.unverified.append(f"{what}: {why}")
-            continue
-        if now.size != then.get("size"):
-            lineage.wrong.append(f"{what}: it has {now.size} bytes now")
-        elif now.modified is None or "modified" not in then:
-            lineage.verified.append(f"{what}: the size; no time of change is known")
-        elif str(now.modified) != then["modified"]:
-            lineage.unverified.append(
-                f"{what}: the size is the same, the time of change is another"
-            )
-        else:
-            lineage.verified.append(f"{what}: size and time of change")
+        lineage.verified.append(f"{what}: size and time of change")
 
 
 def _short(value: Any) -> str:

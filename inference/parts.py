@@ -1,13 +1,12 @@
 """Durable parts of a bulk run, beside its output, until they become one file.
 
-``.OUTPUT.parts/`` holds a journal (:mod:`base.files.journal`), ``N.parquet`` (part N) and
-``N.tsv`` (its rejected rows). However a run ends, the next one goes on behind its last part.
+``.OUTPUT.parts/`` holds the plan of a journal (:mod:`base.files.journal`), ``N.parquet`` (part N)
+and ``N.tsv`` (its rejected rows). However a run ends, the next one goes on behind its last part.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 import shutil
@@ -24,14 +23,6 @@ from nvt_torchrec.base.files.journal import Journal, refuse_changes
 log = logging.getLogger(__name__)
 
 _ROW_GROUP_ROWS = 1 << 20
-
-
-@dataclasses.dataclass(frozen=True)
-class _PartRecord:
-    """How many rows a part has, and how many were rejected."""
-
-    rows: int
-    rejected: int
 
 
 @contextlib.contextmanager
@@ -70,33 +61,34 @@ class Parts:
         self.output = output
         self.directory = output.with_name(f".{output.name}.parts")
         self._journal = Journal(self.directory)
-        self._records: list[_PartRecord] = []
+        #: Rows of each finished part, and its rejected rows.
+        self._counts: list[tuple[int, int]] = []
 
     def begin(self, plan: dict[str, Any], resume: bool) -> None:
         """Find the finished parts of an earlier run with this plan, or discard them."""
         remedy = "call it as before, or without --resume to begin anew"
         before = self._journal.plan(dict[str, Any], remedy) if resume else None
         if before is None:
-            self._journal.begin(plan)
             with output_errors(self.output):
-                for file in self.directory.iterdir():  # of an earlier run; its records are gone
+                for file in self.directory.iterdir():  # of an earlier run, before its plan is gone
                     if file.suffix in (".parquet", ".tsv", TEMPORARY):
                         file.unlink(missing_ok=True)
+            self._journal.begin(plan)
             return
         refuse_changes(before, plan, self.output, remedy)
-        found = self._journal.finished(_PartRecord)
-        while str(self.done) in found and self._part(self.done).exists():
-            self._records.append(found[str(self.done)])
+        while self._part(self.done).exists() and self._rejected(self.done).exists():
+            rejected = self._rejected(self.done).read_bytes().count(b"\n")
+            self._counts.append((pq.read_metadata(self._part(self.done)).num_rows, rejected))
 
     @property
     def done(self) -> int:
         """How many parts are finished."""
-        return len(self._records)
+        return len(self._counts)
 
     @property
     def rows(self) -> int:
         """Rows in the parts so far."""
-        return sum(record.rows for record in self._records)
+        return sum(rows for rows, _ in self._counts)
 
     def _part(self, number: int) -> Path:
         return self.directory / f"{number}.parquet"
@@ -114,9 +106,7 @@ class Parts:
                 pq.write_table(
                     table, temporary, row_group_size=_ROW_GROUP_ROWS, write_page_checksum=True
                 )
-        record = _PartRecord(len(table), rejected.count(b"\n"))
-        self._journal.add({str(self.done): dataclasses.asdict(record)})
-        self._records.append(record)
+        self._counts.append((len(table), rejected.count(b"\n")))
 
     def finish(self, rejected_file: Path) -> tuple[int, int]:
         """Join the parts into the output, and their rejected rows into another file if any.
@@ -124,7 +114,7 @@ class Parts:
         Returns:
             How many rows, and how many rejected ones.
         """
-        rows, bad = self.rows, sum(record.rejected for record in self._records)
+        rows, bad = self.rows, sum(rejected for _, rejected in self._counts)
         if bad:
             with atomic_path(rejected_file) as temporary, open(temporary, "wb") as out:
                 out.write(b"line\treason\traw\n")
@@ -136,7 +126,7 @@ class Parts:
             with pq.ParquetWriter(temporary, schema, write_page_checksum=True) as writer:
                 for table in self._groups():
                     writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
-        self._records = []  # they are in the output: not worth keeping
+        self._counts = []  # they are in the output: not worth keeping
         return rows, bad
 
     def _groups(self) -> Iterator[pa.Table]:

@@ -98,14 +98,6 @@ class Predictor:
         check_pair(workflow.schema, workflow.digest, shape, path, checkpoint)
         return cls(*_with_tables(workflow, model, tables), shape.label)
 
-    def on(self, device: torch.device | str) -> Predictor:
-        """Return this predictor with its model on another device.
-
-        Raises:
-            SettingsError: The device cannot be used.
-        """
-        return Predictor(self.workflow, self.model.to(usable(device)), self.label)
-
     @property
     def spec(self) -> FeatureSpec:
         """The raw columns."""

@@ -1,8 +1,10 @@
-"""The Dockerfile."""
+"""The Dockerfiles."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -25,3 +27,18 @@ def test_nothing_built_goes_into_an_image() -> None:
     for line in (ROOT / ".gitignore").read_text().split():
         name = line.strip("/")
         assert name in ignored or f"**/{name}" in ignored or name == "*.pyc", name
+
+
+def test_the_image_for_cpus_has_the_locked_versions_and_compiled_code(tmp_path: Path) -> None:
+    """Its commands, as far as they need no network and no container."""
+    text = (ROOT / "deploy" / "cpu.Dockerfile").read_text()
+    (torch,) = re.findall(r"^ARG TORCH=(\S+)$", text, re.MULTILINE)
+    assert f"{torch} " in (ROOT / "requirements" / "torch.txt").read_text()
+    (command,) = re.findall(r"(sed .*) > /tmp/versions", text)
+    versions = subprocess.check_output(["bash", "-c", command], cwd=ROOT, text=True).splitlines()
+    assert len(versions) == (ROOT / "requirements" / "cpu.txt").read_text().count("==")
+    (program,) = re.findall(r"python /opt/nvt-torchrec/(\S+)", text)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / program)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

@@ -42,16 +42,14 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
         "check": set(),
         "commands": {
             "check",
-            "drift",
             "engines",
             "extend",
             "guess",
             "report",
             "shuffle",
         },
-        "drift": {"report"},
         "engines": set(),
-        "extend": {"drift", "engines", "report"},
+        "extend": {"engines", "report"},
         "guess": set(),
         "report": set(),
         "shuffle": set(),
@@ -84,7 +82,6 @@ EXCEPTIONS = {
 #: Outside of ``nvt_compat`` and the measurements: the modules that import NVTabular or Merlin.
 NVTABULAR_MODULES = {
     "etl.engines.nvtabular",
-    "etl.pickled_workflow",
     "workflows.store",
 }
 #: Modules that import ``nvt_compat`` for NVTabular in other modules or processes.

@@ -1,7 +1,8 @@
 """Drift: how far a day is from those that a workflow was fitted on, and what chance explains.
 
 ``python -m etl drift`` compares a day, and the server the rows of the last hour, by the functions
-of this module; :mod:`workflows.drift_cells` counts. Neither imports NVTabular, Dask or pandas.
+of this module; :mod:`workflows.drift_cells` says what is counted. Neither imports NVTabular, Dask
+or pandas.
 
 Population stability index (PSI). For the shares q of a first and p of a second sample over the
 same cells, PSI = Σ (p − q) · ln(p / q) (Siddiqi, Credit Risk Scorecards, 2006; it is the symmetric
@@ -89,18 +90,6 @@ def _merged_cells(then: np.ndarray, rows: int) -> list[int]:
     return begins
 
 
-def likelihood_ratio(now: Share, then: Share) -> float:
-    """Return G of two shares."""
-    rows = now[1] + then[1]
-    common = (now[0] + then[0]) / rows if rows else 0.0
-    result = 0.0
-    for count, total in (now, then):
-        for observed, share in ((count, common), (total - count, 1 - common)):
-            if observed:
-                result += 2 * observed * math.log(observed / (total * share))
-    return max(0.0, result)
-
-
 def differ(now: Share, then: Share, error_rate: float) -> bool:
     """Return whether two shares differ by more than chance explains.
 
@@ -109,15 +98,19 @@ def differ(now: Share, then: Share, error_rate: float) -> bool:
         then: Another one.
         error_rate: The probability of True for samples of the same distribution.
     """
+    from scipy.special import rel_entr  # its import takes a tenth of a second
+
     if not now[1] or not then[1]:
         return False
-    return likelihood_ratio(now, then) > chi_squared_limit(1, error_rate)
+    observed = np.array([[count, total - count] for count, total in (now, then)], np.float64)
+    expected = np.outer(observed.sum(axis=1), observed.sum(axis=0)) / observed.sum()
+    return 2 * float(rel_entr(observed, expected).sum()) > chi_squared_limit(1, error_rate)
 
 
 @functools.cache
 def chi_squared_limit(freedom: int, error_rate: float) -> float:
     """Return the value that a chi-squared variable exceeds with the probability ``error_rate``."""
-    from scipy.special import chdtri  # its import takes a tenth of a second
+    from scipy.special import chdtri
 
     return float(chdtri(freedom, error_rate))
 
@@ -161,6 +154,11 @@ class Thresholds(Settings):
     ignore: tuple[str, ...] = flag("columns that are not compared", ())
     # fmt: on
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON-ready form, None for infinity."""
+        values = dataclasses.asdict(self) | {"ignore": list(self.ignore)}
+        return {name: None if value == math.inf else value for name, value in values.items()}
+
 
 @dataclasses.dataclass(frozen=True)
 class Counted:
@@ -190,10 +188,12 @@ class Measure:
     """One number of a day beside the same number of the training days.
 
     Attributes:
-        name: "PSI", "missing rate", "unseen share", "label rate", "malformed rows" or "rows".
+        name: "PSI", "missing rate", "unseen share", "label rate", "malformed rows" or "rows"; or
+            "repeated day", if the file is a copy of one of the training days.
         column: The column; "" for the day as a whole.
         now: A count and the total that it is out of; of a PSI the rows in each cell; the rows.
-        then: The same of the training days, the rows of each of them; empty if nothing is known.
+        then: The same of the training days, the rows of each of them, the number of the repeated
+            one; empty if nothing is known.
         change: The PSI; the difference of the shares; of label rate and rows the relative change
             beyond the range of the training days. None where nothing is known of them.
         limit: The largest change that is not flagged: the threshold, or what chance explains of a
@@ -208,6 +208,11 @@ class Measure:
     change: float | None
     limit: float | None
     flagged: bool
+
+    @property
+    def title(self) -> str:
+        """The column, if it is of one, and the name."""
+        return f"{self.column} {self.name}".lstrip()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,96 +275,83 @@ def compare(now: Counted, then: Counted, thresholds: Thresholds) -> list[Measure
     drift is flagged with at most this probability, however many columns there are.
     """
     tests = len(now.cells) + len(now.missing) + len(now.unseen) + 3
-    measures = _Measures(thresholds, thresholds.false_alarm_rate / tests)
-    results = [measures.label_rate(now, then), measures.row_count(now, then)]
+    chance = thresholds.false_alarm_rate / tests
+    ((positives, rows),) = now.days
+    results = []
+    if positives is not None:
+        days = [(count, total) for count, total in then.days if count is not None and total]
+        counts = [positives, rows], [sum(values) for values in zip(*days, strict=True)]
+        limit = thresholds.label_rate
+        results.append(_rate("label rate", counts, (positives, rows), days, limit, chance))
+    # Of a single day nothing is known of how days differ, and it may be a log of many days.
+    if now.whole and then.whole and len(then.days) > 1:
+        before = [total for _, total in then.days]
+        # Rows come at many moments of a day, at each of them with a small probability.
+        moments = 1000 * (rows + sum(before))
+        days, counts = [(total, moments) for total in before], ([rows], before)
+        results.append(_rate("rows", counts, (rows, moments), days, thresholds.row_count, chance))
     limit = thresholds.malformed_share
-    results.append(measures.share("malformed rows", "", now.malformed, then.malformed, limit))
+    results.append(_share("malformed rows", "", now.malformed, then.malformed, limit, chance))
     for name in then.cells:
         if name in thresholds.ignore:
             continue
-        results.append(measures.psi(name, now.cells[name], then.cells[name]))
+        results.append(_psi(name, now.cells[name], then.cells[name], thresholds.psi, chance))
+        missing = now.missing[name], then.missing[name]
         limit = thresholds.missing_rate
-        results.append(
-            measures.share("missing rate", name, now.missing[name], then.missing[name], limit, abs)
-        )
+        results.append(_share("missing rate", name, *missing, limit, chance, size=abs))
         if name in now.unseen:
-            unseen = then.unseen.get(name)
+            unseen = now.unseen[name], then.unseen.get(name)
             limit = thresholds.unseen_share
-            results.append(measures.share("unseen share", name, now.unseen[name], unseen, limit))
-    return [measure for measure in results if measure is not None]
+            results.append(_share("unseen share", name, *unseen, limit, chance))
+    return results
 
 
-@dataclasses.dataclass(frozen=True)
-class _Measures:
-    """Makes measures; each is flagged by chance with the probability ``error_rate``."""
+def _psi(column: str, now: np.ndarray, then: np.ndarray, limit: float, chance: float) -> Measure:
+    index, by_chance = population_stability(then, now, chance)
+    limit = max(limit, by_chance)
+    counts = now.tolist(), then.tolist()
+    return Measure("PSI", column, *counts, index, _finite(limit), index > limit)
 
-    thresholds: Thresholds
-    error_rate: float
 
-    def psi(self, column: str, now: np.ndarray, then: np.ndarray) -> Measure:
-        index, by_chance = population_stability(then, now, self.error_rate)
-        limit = max(self.thresholds.psi, by_chance)
-        counts = now.tolist(), then.tolist()
-        return Measure("PSI", column, *counts, index, _finite(limit), index > limit)
+def _share(
+    name: str,
+    column: str,
+    now: Share,
+    then: Share | None,
+    limit: float,
+    chance: float,
+    size: Callable[[float], float] = float,
+) -> Measure:
+    change, flagged = None, False
+    if then is not None and then[1] and now[1]:
+        change = now[0] / now[1] - then[0] / then[1]
+        flagged = size(change) > limit and differ(now, then, chance)
+    return Measure(name, column, list(now), list(then or ()), change, _finite(limit), flagged)
 
-    def share(
-        self,
-        name: str,
-        column: str,
-        now: Share,
-        then: Share | None,
-        limit: float,
-        size: Callable[[float], float] = lambda change: change,
-    ) -> Measure:
-        change, flagged = None, False
-        if then is not None and then[1] and now[1]:
-            change = now[0] / now[1] - then[0] / then[1]
-            flagged = size(change) > limit and differ(now, then, self.error_rate)
-        counts = list(now), list(then or ())
-        return Measure(name, column, *counts, change, _finite(limit), flagged)
 
-    def label_rate(self, now: Counted, then: Counted) -> Measure | None:
-        """Measure the change of the label rate; None for a day without labels."""
-        ((positives, rows),) = now.days
-        if positives is None:
-            return None
-        days = [(count, of) for count, of in then.days if count is not None and of]
-        total = [sum(counts) for counts in zip(*days, strict=True)]
-        limit = self.thresholds.label_rate
-        change, flagged = self._beyond((positives, rows), days, limit)
-        return Measure("label rate", "", [positives, rows], total, change, _finite(limit), flagged)
+def _rate(
+    name: str,
+    counts: tuple[list[int], list[int]],
+    now: Share,
+    days: Sequence[Share],
+    limit: float,
+    chance: float,
+) -> Measure:
+    """Measure the relative change of a rate beyond the range that it had in earlier days.
 
-    def row_count(self, now: Counted, then: Counted) -> Measure | None:
-        """Measure the change of the number of rows; None if it says nothing.
-
-        Of a single day nothing is known of how days differ, and it may be a log of many days.
-        """
-        if not (now.whole and then.whole) or len(then.days) < 2:
-            return None
-        rows, before = now.days[0][1], [rows for _, rows in then.days]
-        # Rows come at many moments of a day, at each of them with a small probability.
-        moments = 1000 * (rows + sum(before))
-        limit = self.thresholds.row_count
-        change, flagged = self._beyond((rows, moments), [(n, moments) for n in before], limit)
-        return Measure("rows", "", [rows], before, change, _finite(limit), flagged)
-
-    def _beyond(self, now: Share, days: Sequence[Share], limit: float) -> tuple[float | None, bool]:
-        """Return the relative change of a rate beyond the range of days, and whether to flag it.
-
-        Rates differ between days, on week-ends for example, by more than chance. So a day is
-        compared with the day that had the nearest rate, and the change is 0 within their range.
-        """
-        mean = sum(count for count, _ in days) / max(1, sum(total for _, total in days))
-        if not mean or not now[1]:
-            return None, False
+    Rates differ between days, on week-ends for example, by more than chance. So a day is compared
+    with the day that had the nearest rate, and the change is 0 within their range.
+    """
+    change, flagged = None, False
+    mean = sum(count for count, _ in days) / max(1, sum(total for _, total in days))
+    if mean and now[1]:
         rate = now[0] / now[1]
-        ordered = sorted(days, key=lambda day: day[0] / day[1])
-        rates = [count / total for count, total in (ordered[0], ordered[-1])]
-        if rates[0] <= rate <= rates[1]:
-            return 0.0, False
-        nearest = ordered[0] if rate < rates[0] else ordered[-1]
-        change = (rate - nearest[0] / nearest[1]) / mean
-        return change, abs(change) > limit and differ(now, nearest, self.error_rate)
+        nearest = min(days, key=lambda day: abs(rate - day[0] / day[1]))
+        rates = [count / total for count, total in days]
+        beyond = not min(rates) <= rate <= max(rates)
+        change = (rate - nearest[0] / nearest[1]) / mean if beyond else 0.0
+        flagged = abs(change) > limit and differ(now, nearest, chance)
+    return Measure(name, "", *counts, change, _finite(limit), flagged)
 
 
 def _finite(value: float) -> float | None:

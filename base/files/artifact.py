@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
 from nvt_torchrec.base.files.atomic import read_json, write_json
-from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.base.files.validation import parse, path_inside
 
 T = TypeVar("T")
 
@@ -140,9 +140,8 @@ def check_sizes(directory: Path, files: Mapping[str, FileEntry], remedy: str) ->
         BadInputError: One does not; ``remedy`` says what to do about that.
     """
     for name, entry in files.items():
-        file = directory / name
-        inside = file.is_relative_to(directory) and ".." not in Path(name).parts
-        if not inside or not file.is_file():
+        file = path_inside(directory, name, directory, remedy)
+        if not file.is_file():
             raise BadInputError(f"{file}: missing", remedy)
         size = file.stat().st_size
         if size != entry.bytes:

@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias, TypeVar
 
 from nvt_torchrec.base.errors import BadInputError, OutputError
+from nvt_torchrec.base.files.validation import read_regular
 
 #: Ending of files that are being written. Such a file is never read, and may always be deleted.
 TEMPORARY = ".tmp"
 #: Levels of nested objects and lists that JSON of this project may have; it has fewer than 20.
 _MAX_DEPTH = 100
+#: Bytes that it may have. A manifest takes 200 for each file; in memory JSON takes ten times more.
+_MAX_BYTES = 64 << 20
 #: Files that are synced at the same time, at most.
 _SYNCS = 8
 
@@ -271,11 +274,12 @@ def read_json(path: Path | str, what: str, remedy: str = "") -> Any:
         remedy: What to do about a damaged file; by default, copying it or making it again.
 
     Raises:
-        BadInputError: The file is missing or not JSON, an object has a key twice, or values are
-            nested deeper than this project writes them.
+        BadInputError: The file is missing, not a regular one, or not JSON; an object has a key
+            twice; or the file is larger, or values are nested deeper, than this project writes.
     """
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
+        content = read_regular(path, _MAX_BYTES)
+        value = json.loads(content.decode(), object_pairs_hook=unique_keys)
         _check_depth(value)
         return value
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Validation of JSON: a value becomes the dataclass that it should be.
+"""Validation of what files hold: their kind and size, names of other files, JSON.
 
 Files may come from anywhere, so every value is validated before it is used: types, missing and
 unknown keys, numbers that no array could hold, and what the dataclass itself refuses in its
@@ -7,9 +7,12 @@ unknown keys, numbers that no array could hold, and what the dataclass itself re
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
+import os
+import stat
 import types
 import typing
 from pathlib import Path
@@ -21,6 +24,47 @@ T = TypeVar("T")
 
 _LARGEST = 2**63 - 1
 _NAMES = {bool: "true or false", int: "an integer", float: "a finite number", str: "text"}
+
+
+def read_regular(path: Path | str, most: int) -> bytes:
+    """Return the content of a file, if it is a regular one of at most ``most`` bytes.
+
+    No byte is read of others: a named pipe could block for ever, a device never end.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is another kind of file, or larger.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a regular file")
+        if status.st_size > most:
+            raise ValueError(f"{status.st_size} bytes, where at most {most} are expected")
+        return file.read(most)
+
+
+def path_inside(directory: Path, name: str, source: Path | str, remedy: str = "") -> Path:
+    """Return the path of a file or directory that another file names, below ``directory``.
+
+    Args:
+        directory: Where it has to be.
+        name: Its path, relative to ``directory``.
+        source: The file that names it, for errors.
+        remedy: What to do about a damaged file.
+
+    Raises:
+        BadInputError: The name is not relative, or leads out of the directory, perhaps by a link.
+    """
+    plain, inside = Path(name), False
+    if plain.parts and ".." not in plain.parts and not plain.is_absolute():
+        with contextlib.suppress(ValueError):  # of a name that no file can have
+            real = Path(os.path.realpath(directory / name))
+            inside = real.is_relative_to(os.path.realpath(directory))
+    if not inside:
+        raise BadInputError(f"{source}: {name!r:.200} does not lie in {directory}", remedy)
+    return directory / name
 
 
 def parse(kind: type[T], value: Any, source: Path | str, remedy: str = "") -> T:

@@ -199,20 +199,6 @@ def _rows(
         first = at = min(end + 1, stop)
 
 
-def end_of_rows(text: bytes, begin: int, limit: int, delimiter: str) -> int:
-    """Return where the last whole row of a text ends, whose quoted fields may contain line breaks.
-
-    The text may be cut; ``begin`` is where its first row begins.
-    """
-    rows = _rows(memoryview(text), begin, 0, limit, delimiter, final=False)
-    while True:
-        try:
-            next(rows)
-        except StopIteration as done:
-            cut, long = done.value
-            return cut if long is None else long.begin
-
-
 def _find_newline(array: np.ndarray, at: int) -> int:
     """Return where the first line break from ``at`` on is; the end of the text if there is none."""
     while at < len(array):

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import itertools
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.clicklog.readers import line_chunks
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine
 from nvt_torchrec.clicklog.readers.lines import (
     BYTE_ORDER_MARK,
-    after_preamble,
     count_lines,
     count_newlines,
     cut_lines,
@@ -295,11 +292,3 @@ def parse_chunks(
     text = texts[0] if len(texts) == 1 else b"".join(texts)
     rows = parse_rows(text, spec, layout, reject=reject)
     return with_bad_rows(rows, bad) if bad else rows
-
-
-def end_of_rows(text: bytes, spec: FeatureSpec) -> int:
-    """Return where the last whole row of a file's first bytes ends."""
-    if not spec.input.quoted_newlines:
-        return text.rfind(b"\n") + 1
-    _, begin, _ = after_preamble(io.BytesIO(text), spec.input.skip_lines, spec.input.comment)
-    return line_chunks.end_of_rows(text, begin, line_limit(spec), spec.input.delimiter)

@@ -240,6 +240,8 @@ def _first_line(error: BaseException) -> str:
     """Return the first line of an error; torch's CheckpointException holds those of ranks."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()), (error,))[0]
+    if "enforce fail at inline_container" in str(error):  # of torch's writer
+        return "a file of it could not be written whole: the disk is full, or fails"
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

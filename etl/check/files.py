@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.base.files.artifact import FileEntry
-from nvt_torchrec.base.files.atomic import TEMPORARY
+from nvt_torchrec.base.files.atomic import TEMPORARY, read_json
 from nvt_torchrec.etl.check.output import AGAIN, OTHER_NAMES, Output
 from nvt_torchrec.etl.output import EXTENDING_FILE, UNFINISHED_FILE, WORK_DIRECTORY
+from nvt_torchrec.etl.parquet import hugectr_metadata
 from nvt_torchrec.formats.manifest import PartFile
 from nvt_torchrec.formats.splits import SPLITS
 
@@ -78,20 +79,15 @@ def _check_columns(output: Output) -> None:
             wanted = schema.remove_metadata()
         for field in wanted:
             _check_column(output, file, schema, field)
-        if output.manifest is None:
-            continue  # files made elsewhere may have more columns, in any order
-        if extra := [name for name in schema.names if name not in wanted.names]:
-            output.warning(
-                "columns", file, f"columns {', '.join(extra)} are not in the schema", AGAIN
-            )
-        order = list(dict.fromkeys(name for name in schema.names if name in wanted.names))
-        if order != [name for name in wanted.names if name in order]:
-            output.warning(
-                "columns",
-                file,
-                f"columns in another order than the schema's: {', '.join(order[:5])} …",
-                "the loader reads columns by name, HugeCTR by order",
-            )
+        # files made elsewhere may have more columns, in any order
+        if output.manifest is not None and {*wanted.names} <= {*schema.names}:
+            pairs = itertools.zip_longest(schema.names, wanted.names)
+            for i, (name, expected) in enumerate(pairs):
+                if name != expected:
+                    what = f"column {i} is {name}, in the schema it is {expected}"
+                    remedy = "the loader reads columns by name, HugeCTR by order"
+                    output.warning("columns", file, what, remedy)
+                    break
 
 
 def _check_column(output: Output, file: str, schema: pa.Schema, field: pa.Field) -> None:
@@ -141,21 +137,16 @@ def _check_metadata_file(output: Output, directory: Path, names: dict[str, str])
     for i in range(footer.num_row_groups):
         group = footer.row_group(i)
         listed.setdefault(group.column(0).file_path, []).append(group.num_rows)
-    remedy = "delete it if the files are right, or run the ETL again"
-    for name in sorted(listed.keys() - names.keys()):
-        output.error("_metadata", path, f"lists {name}, which does not exist", remedy)
+    expected: dict[str, list[int]] = {}
     for name, file in names.items():
-        file_footer = output.footers[file]
-        rows = [file_footer.row_group(i).num_rows for i in range(file_footer.num_row_groups)]
-        if name not in listed and rows:
-            output.error("_metadata", path, f"does not list {name}", remedy)
-        elif rows != listed.get(name, []):
-            output.error(
-                "_metadata",
-                path,
-                f"lists row groups of {_short(listed[name])} rows in {name}, it has {_short(rows)}",
-                remedy,
-            )
+        groups = map(output.footers[file].row_group, range(output.footers[file].num_row_groups))
+        expected[name] = [group.num_rows for group in groups]
+    for name in sorted(listed.keys() | expected.keys()):
+        there, wanted = listed.get(name, []), expected.get(name, [])
+        if there != wanted:
+            what = f"lists row groups of {_short(there)} rows in {name}, it has {_short(wanted)}"
+            remedy = "delete it if the files are right, or run the ETL again"
+            output.error("_metadata", path, what, remedy)
 
 
 def _short(values: list[int]) -> str:
@@ -164,72 +155,32 @@ def _short(values: list[int]) -> str:
 
 
 def _check_hugectr(output: Output) -> None:
-    """Check HugeCTR's two files, where they exist or should."""
-    for split, files in output.splits.items():
-        directory = output.root / split
-        checks = (("_file_list.txt", _check_file_list), ("_metadata.json", _check_metadata_json))
-        for name, check_file in checks:
-            path = directory / name
-            if path.exists():
-                _check_readable(output, path, check_file, files)
-            elif output.manifest is not None:
-                output.error("HugeCTR", path, "missing", AGAIN)
-
-
-def _check_readable(output: Output, path: Path, check_file: Callable, files: list[str]) -> None:
-    try:
-        check_file(output, path, files)
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        output.error("HugeCTR", path, f"damaged: {error!r}", AGAIN)
-
-
-def _check_file_list(output: Output, path: Path, files: list[str]) -> None:
-    count, *listed = path.read_text(encoding="utf-8").splitlines()
-    wanted = [Path(file).name for file in files]
-    if int(count) != len(listed) or [Path(file).name for file in listed] != wanted:
-        output.error(
-            "HugeCTR",
-            path,
-            f"counts {count} files and lists {len(listed)}, but {len(files)} exist",
-            "run the ETL again",
-        )
-    missing = [file for file in listed if not Path(file).exists()]
-    if missing:
-        output.warning(
-            "HugeCTR",
-            path,
-            f"{len(missing)} of its paths do not exist, the first is {missing[0]}",
-            "if the directory was moved, replace in this file "
-            f"{Path(missing[0]).parent} by {path.parent.resolve()}",
-        )
-
-
-def _check_metadata_json(output: Output, path: Path, files: list[str]) -> None:
-    value = json.loads(path.read_text(encoding="utf-8"))
-    listed = {file["file_name"]: file["num_rows"] for file in value["file_stats"]}
-    wanted = {
-        Path(file).name: output.footers[file].num_rows for file in files if file in output.footers
-    }
-    if listed != wanted:
-        name = sorted(dict(listed.items() ^ wanted.items()))[0]
-        output.error(
-            "HugeCTR",
-            path,
-            f"lists {name} with {listed.get(name)} rows, it has {wanted.get(name)}",
-            "run the ETL again",
-        )
-    if output.schema is None:
+    """Compare HugeCTR's two files with the parts."""
+    schema, footers = output.schema, output.footers
+    if output.manifest is None or schema is None:
         return
-    index = {name: i for i, name in enumerate(output.schema.columns)}
-    for kind, names in (
-        ("labels", output.schema.labels),
-        ("conts", output.schema.dense),
-        ("cats", output.schema.categorical),
-    ):
-        columns = [(column["col_name"], column["index"]) for column in value[kind]]
-        if columns != [(name, index[name]) for name in names]:
-            output.error(
-                "HugeCTR", path, f"{kind} differ from the schema's columns", "run the ETL again"
+    for split, files in output.splits.items():
+        path = output.root / split / "_metadata.json"
+        parts = {Path(file).name: footers[file].num_rows for file in files if file in footers}
+        try:
+            described = read_json(path, "a description for HugeCTR", AGAIN)
+            if described != hugectr_metadata(parts, schema):
+                output.error("HugeCTR", path, "describes other files or columns", AGAIN)
+            path = path.with_name("_file_list.txt")
+            count, *listed = path.read_text(encoding="utf-8").splitlines()
+        except (ClickLogError, OSError, ValueError) as error:
+            output.error("HugeCTR", path, f"cannot be read: {error}", AGAIN)
+            continue
+        names = [Path(file).name for file in files]
+        if count != str(len(names)) or [Path(file).name for file in listed] != names:
+            output.error("HugeCTR", path, f"does not list the {len(names)} parts", AGAIN)
+        elif listed and not Path(listed[0]).exists():
+            output.warning(
+                "HugeCTR",
+                path,
+                f"{listed[0]} does not exist",
+                "if the directory was moved, replace in this file "
+                f"{Path(listed[0]).parent} by {path.parent.resolve()}",
             )
 
 

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
-from nvt_torchrec.etl.check.findings import ERROR, NOTE, WARNING, Finding
 from nvt_torchrec.etl.output import UNFINISHED_FILE
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
@@ -21,6 +20,35 @@ from nvt_torchrec.formats.splits import SPLITS
 AGAIN = "restore the file, or run the ETL again"
 #: Names of splits in other projects, and ours.
 OTHER_NAMES = {"validation": "valid", "val": "valid", "eval": "valid", "training": "train"}
+
+
+#: Severities: training fails or is wrong; training may be wrong; for information only.
+ERROR, WARNING, NOTE = "error", "warning", "note"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A line of a check's report.
+
+    Attributes:
+        severity: :data:`ERROR`, :data:`WARNING` or :data:`NOTE`.
+        kind: The kind of the finding, in one or two words; similar findings share it.
+        where: The file, and the row group, row or column in it.
+        what: What is wrong there, with the value.
+        remedy: What to do about it.
+    """
+
+    severity: str
+    kind: str
+    where: str
+    what: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.severity}: {self.where}: {self.what}"
+        if self.remedy:
+            line += f" -> {self.remedy}"
+        return " ".join(line.split())
 
 
 @dataclasses.dataclass
@@ -118,39 +146,24 @@ def _parquet_files(directory: Path, root: Path) -> list[str]:
 
 def _read_schema(output: Output) -> None:
     """Read the schema of all splits: that of their directory, or else of the first split."""
-    directories = [output.root, *(output.root / split for split in output.splits)]
-    described = [directory for directory in directories if (directory / SCHEMA_FILE).exists()]
-    for directory in described:
+    for directory in (output.root, *(output.root / split for split in output.splits)):
+        file = directory / SCHEMA_FILE
+        if not file.exists():
+            if directory != output.root:
+                remedy = "the loader reads table sizes from it: copy it from another split"
+                output.error("schema", directory, f"no {SCHEMA_FILE}", remedy)
+            continue
         try:
             schema = TableSchema.read(directory)
         except ClickLogError as error:
-            output.error(
-                "schema",
-                directory / SCHEMA_FILE,
-                error.what,
-                "write it with TableSchema.write of nvt_torchrec.formats.schema: it needs "
-                "intDomain.max and tags",
-            )
+            remedy = "write it with TableSchema.write of nvt_torchrec.formats.schema"
+            output.error("schema", file, error.what, remedy)
             continue
         if output.schema is None:
             output.schema = schema
         elif schema != output.schema:
-            output.error(
-                "schema",
-                directory / SCHEMA_FILE,
-                f"different from {described[0] / SCHEMA_FILE}",
-                "all splits need the same schema: copy the right one",
-            )
-    for split in output.splits:
-        if not (output.root / split / SCHEMA_FILE).exists():
-            output.error(
-                "schema",
-                output.root / split,
-                f"no {SCHEMA_FILE}",
-                f"copy it from {described[0]}"
-                if described
-                else "the loader reads table sizes from it",
-            )
+            remedy = "all splits need the same schema: copy the right one"
+            output.error("schema", file, "different from the one of another split", remedy)
 
 
 def _read_manifest(output: Output) -> None:

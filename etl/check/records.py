@@ -6,14 +6,11 @@ today.
 
 from __future__ import annotations
 
-from collections import Counter
-
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.etl.check.output import AGAIN, Output
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.schema import SCHEMA_FILE
-from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 _SAME_COPY = "workflow and data are of different days: restore both from the same copy"
@@ -28,12 +25,9 @@ def check(output: Output) -> None:
         return
     try:
         _check_files(output, manifest)
-        _check_counts(output, manifest)
         _check_rejected(output, manifest.rows["rejected"])
-        if manifest.format_version == Manifest.VERSION:
-            _check_days(output, manifest)
-            if description is not None:
-                _check_generations(output, manifest, description)
+        if manifest.format_version == Manifest.VERSION and description is not None:
+            _check_generations(output, manifest, description)
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         where = EtlOutput(output.path).manifest
         output.error("manifest", where, f"damaged: {error!r}", AGAIN)
@@ -99,27 +93,6 @@ def _check_files(output: Output, manifest: Manifest) -> None:
         )
 
 
-def _check_counts(output: Output, manifest: Manifest) -> None:
-    """Check the sums of the manifest."""
-    file = EtlOutput(output.path).manifest
-    splits: Counter = Counter()
-    for part in manifest.files:
-        splits[part.split] += part.rows
-    for split, rows in splits.items():
-        counted = manifest.splits[split]["rows"]
-        if counted != rows:
-            what = f"{counted} rows, its files have {rows}"
-            output.error("rows", f"{file}: splits.{split}", what, AGAIN)
-    inputs = {source.path: source.rows for source in manifest.inputs}
-    for where, counts in {"rows": manifest.rows, **inputs}.items():
-        if counts["in"] != counts["out"] + counts["rejected"]:
-            what = f"{counts['in']} rows in, {counts['out']} out and {counts['rejected']} rejected"
-            output.error("rows", f"{file}: {where}", what, AGAIN)
-    if manifest.rows["out"] != sum(splits.values()):
-        what = f"{manifest.rows['out']} rows out, the files have {sum(splits.values())}"
-        output.error("rows", f"{file}: rows", what, AGAIN)
-
-
 def _check_rejected(output: Output, expected: int) -> None:
     """Check that ``rejected/`` holds all rejected rows, a line each below a header."""
     directory = EtlOutput(output.path).rejected
@@ -134,33 +107,6 @@ def _check_rejected(output: Output, expected: int) -> None:
             f"{listed} rejected rows, the manifest says {expected}",
             "restore the directory if you need the rejected rows",
         )
-
-
-def _check_days(output: Output, manifest: Manifest) -> None:
-    """Check the days of the splits and of the parts, and the numbers of parts and generations."""
-    wrong = []
-    days = {split: set(manifest.days[split]) for split in SPLITS}
-    evaluated = days["valid"] | days["test"]
-    later = sorted(day for day in days["train"] if evaluated and day > min(evaluated))
-    if later and not manifest.split:  # else the rows of one file are in several splits
-        wrong.append(
-            f"day {later[0]} is for training, and later than day {min(evaluated)}, which is not"
-        )
-    rows: Counter = Counter()
-    for part in manifest.files:
-        split, number = part.split, int(part.file.split(".")[1])
-        rows[str(part.day)] += part.rows
-        if part.day not in days[split]:
-            wrong.append(f"{part.file} is of day {part.day}, which is not among the {split} days")
-        if number >= manifest.next_parts[split]:
-            wrong.append(f"next_parts of {split} is not above the number of {part.file}")
-        if manifest.generation is not None and not 0 <= part.generation <= manifest.generation:
-            wrong.append(f"{part.file} is of generation {part.generation}")
-    for day, counts in manifest.by_day.items():
-        if counts["rows"] != rows[day]:
-            wrong.append(f"day {day} has {counts['rows']} rows, its files have {rows[day]}")
-    for what in wrong:
-        output.error("generations", EtlOutput(output.path).manifest, what, AGAIN)
 
 
 def _check_generations(

@@ -26,12 +26,10 @@ _LABELS = "labels are 0 or 1: run the ETL again"
 _WEIGHTS = "weights are not negative: correct the column in the log, and run the ETL again"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Problem:
     """A kind of invalid value in a row group: the first of them, and how many there are."""
 
-    kind: str
-    column: str
     what: str
     remedy: str
     row: int
@@ -47,7 +45,7 @@ class _Scan:
     rows: int = 0
     positives: int = 0
     negatives: int = 0
-    problems: list[_Problem] = dataclasses.field(default_factory=list)
+    problems: dict[tuple[str, str], _Problem] = dataclasses.field(default_factory=dict)
     unreadable: str = ""
 
 
@@ -61,28 +59,21 @@ def check(
         for file, footer in output.footers.items()
         for group in range(footer.num_row_groups)
     ]
-    problems: dict[tuple[str, str, str], tuple[_Problem, int]] = {}
     positives: Counter = Counter()
     negatives: Counter = Counter()
     with ThreadPoolExecutor(workers, "check") as pool:
         for scan in pool.map(lambda key: _scan(output, *key), groups):
             if report:
                 report(scan.rows, total)
+            where = f"{scan.file}: row group {scan.group}"
             if scan.unreadable:
-                where = f"{scan.file}: row group {scan.group}"
                 output.error("data", where, scan.unreadable, AGAIN)
-            for problem in scan.problems:
-                key = (scan.file, problem.column, problem.kind)
-                first, group = problems.get(key, (problem, scan.group))
-                if key in problems:
-                    first = dataclasses.replace(first, count=first.count + problem.count)
-                problems[key] = (first, group)
+            for (kind, column), problem in scan.problems.items():
+                more = f" ({problem.count} such in the row group)" if problem.count > 1 else ""
+                place = f"{where}, row {problem.row}, column {column}"
+                output.error(kind, place, problem.what + more, problem.remedy)
             positives[scan.file] += scan.positives
             negatives[scan.file] += scan.negatives
-    for (file, column, kind), (problem, group) in problems.items():
-        where = f"{file}: row group {group}, row {problem.row}, column {column}"
-        more = f" ({problem.count} such in the file)" if problem.count > 1 else ""
-        output.error(kind, where, problem.what + more, problem.remedy)
     _check_labels(output, positives, negatives)
 
 
@@ -199,4 +190,5 @@ def _add(
         row = first
         if offsets is not None:
             row = int(np.searchsorted(offsets, first, side="right")) - 1
-        scan.problems.append(_Problem(kind, column, what(first), remedy, scan.rows + row, count))
+        problem = _Problem(what(first), remedy, scan.rows + row, 0)
+        scan.problems.setdefault((kind, column), problem).count += count

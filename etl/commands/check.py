@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.etl.check.findings import ERROR, NOTE, WARNING, Finding
+from nvt_torchrec.etl.check.output import ERROR, NOTE, WARNING, Finding
 from nvt_torchrec.etl.settings import threads_flag
 
 #: For the command's help.

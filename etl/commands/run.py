@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.etl.settings import EtlSettings
@@ -18,7 +19,12 @@ DESCRIPTION = (
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions(Settings):
-    """The flags that change the feature spec, and ``--dry_run``."""
+    """The flags that change the feature spec."""
+
+    HINTS: ClassVar = {
+        "--dry_run": "it was removed: make an output of the first rows with --limit_rows 100000; "
+        "its files and rows/s tell what the whole log needs",
+    }
 
     # fmt: off
     policy: str | None = flag(
@@ -40,7 +46,6 @@ class RunOptions(Settings):
         "largest size of a line in KiB; a longer one is a malformed row (default: the spec's, 1024 "
         "unless set)", None, metavar="KB"
     )
-    dry_run: bool = flag("print what would be done and what it needs; write nothing", False)
     # fmt: on
 
     def apply(self, spec: FeatureSpec) -> FeatureSpec:
@@ -67,22 +72,16 @@ SETTINGS = (EtlSettings, RunOptions)
 
 
 def run(settings: EtlSettings, options: RunOptions) -> None:
-    """Run the ETL, or print what it would do.
+    """Run the ETL.
 
     Raises:
         ClickLogError: A setting is not allowed, or what :func:`etl.run.run` raises.
     """
+    import nvt_torchrec.etl.run
     from nvt_torchrec.base.files.atomic import read_json
     from nvt_torchrec.formats.etl_output import EtlOutput
 
     settings = dataclasses.replace(settings, spec=options.apply(settings.spec))
-    if options.dry_run:
-        from nvt_torchrec.etl.commands.dry_run import dry_run
-
-        print(dry_run(settings))
-        return
-    import nvt_torchrec.etl.run
-
     manifest = nvt_torchrec.etl.run.run(settings)
     rows = manifest["rows"]
     print(f"{rows['in']} rows in, {rows['out']} out, {rows['rejected']} rejected")

@@ -210,8 +210,7 @@ class _Day:
 
     def _measure_drift(self, plan: Plan) -> None:
         """Compare the day with the days counted before, as ``python -m etl drift`` does."""
-        from nvt_torchrec.etl.drift.baseline import result_name
-        from nvt_torchrec.etl.drift.measure import measure_drift
+        from nvt_torchrec.etl.drift import measure_drift, result_name
 
         (file,) = plan.days
         if (self.next.drift / f"{result_name(file.source)}.json").exists():  # by an earlier process

@@ -1,21 +1,18 @@
 """The numbers behind ``report.html``, from the files of a finished run; the log is not read again.
 
-Memory and time are bounded: vocabularies are streamed, and the distributions of the dense columns
-come from a sample of row groups.
+Time is bounded: the distributions of the dense columns come from a sample of row groups.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from nvt_torchrec.base.arrays import to_numpy
+from nvt_torchrec.etl.sample import count_ids, read_sample
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
@@ -29,8 +26,6 @@ SAMPLED_ROW_GROUPS, SAMPLED_ROWS = 4, 16 << 10
 BINS = 24
 #: Values listed per categorical column.
 TOP = 5
-#: Rows of a vocabulary that are read at once.
-_BATCH = 1 << 18
 #: Larger values are left out of histograms, as the width of a bin would overflow.
 _LARGEST = 1e300
 
@@ -119,13 +114,12 @@ def collect(output: Path, manifest: Manifest, description: WorkflowDescription) 
         manifest: The manifest of the run.
         description: The description of its workflow.
     """
-    split_root = EtlOutput(output).splits
-    spec = description.spec
+    paths, spec = EtlOutput(output), description.spec
     counted = {
-        vocabulary.name: _read_counts(EtlOutput(output).workflow / vocabulary.file, vocabulary)
+        vocabulary.name: _read_top(paths.workflow, vocabulary)
         for vocabulary in description.vocabularies.values()
     }
-    ids = count_ids(split_root, manifest, [c.name for c in spec.categorical if c.multi_hot])
+    ids = count_ids(paths, manifest, [c.name for c in spec.categorical if c.multi_hot])
     categorical = []
     for column in spec.categorical:
         vocabulary = description.vocabularies[column.name]
@@ -146,10 +140,14 @@ def collect(output: Path, manifest: Manifest, description: WorkflowDescription) 
                 top=[(raw.log_text(value), count, share) for value, count, share in top],
             )
         )
-    sample = _sample_dense(split_root, manifest, spec.dense_names)
+    sample = read_sample(
+        paths, manifest, spec.dense_names, row_groups=SAMPLED_ROW_GROUPS, rows=SAMPLED_ROWS
+    )
     dense = []
     for name, values in sample.items():
-        after = np.sort(values)  # the transform is monotonic: raw values have the same order
+        after = np.sort(
+            values.astype(np.float64)
+        )  # the transform is monotonic: raw values have the same order
         dense.append(
             Dense(
                 name=name,
@@ -186,91 +184,35 @@ def _shares(
     return {split: splits[split][key][name] / max(1, totals[split]) for split in SPLITS}
 
 
-def count_ids(split_root: Path, manifest: Manifest, names: list[str]) -> dict[str, dict[str, int]]:
-    """Count the ids in each split, for columns of lists; footers count an empty list as a value."""
-    if not names:
-        return {}
-    totals = {
-        name: {split: -manifest["splits"][split]["missing"][name] for split in SPLITS}
-        for name in names
-    }
-    for part in manifest.files:
-        footer = pq.read_metadata(split_root / part.file)
-        for group in map(footer.row_group, range(footer.num_row_groups)):
-            for chunk in map(group.column, range(group.num_columns)):
-                name = chunk.path_in_schema.split(".")[0]
-                if name in totals:
-                    totals[name][part.split] += chunk.num_values
-    return totals
-
-
-def _read_counts(path: Path, vocabulary: Vocabulary) -> tuple[int, list[tuple[Any, int, float]]]:
+def _read_top(workflow: Path, vocabulary: Vocabulary) -> tuple[int, list[tuple[Any, int, float]]]:
     """Return how many values make 99 % of the occurrences, and the first values with their counts.
 
-    Later generations of a vocabulary are not sorted by count. There are far fewer different counts
-    than values, so memory is bounded by the number of values of each count.
+    Later generations of a vocabulary are not sorted by count.
     """
-    frequent: list[tuple[int, int]] = []  # count and row of the values that occurred most often
-    values_of: Counter[int] = Counter()
-    rows = 0
-    with pq.ParquetFile(path) as file:
-        name = vocabulary.name
-        for batch in file.iter_batches(batch_size=_BATCH, columns=[f"{name}_size"]):
-            counts = to_numpy(batch.column(0))
-            different, number = np.unique(counts, return_counts=True)
-            values_of.update(dict(zip(different.tolist(), number.tolist(), strict=True)))
-            first = np.argsort(-counts, kind="stable")[:TOP]
-            frequent += [(int(counts[i]), rows + int(i)) for i in first]
-            frequent = sorted(frequent, key=lambda pair: (-pair[0], pair[1]))[:TOP]
-            rows += len(counts)
-        values = _read_rows(file, name, [row for _, row in frequent])
+    counts = vocabulary.read_counts(workflow)
+    if not len(counts):
+        return 0, []
+    descending = np.sort(counts)[::-1]
+    needed = np.searchsorted(np.cumsum(descending), 0.99 * vocabulary.observed["unique"]) + 1
+    frequent = np.flatnonzero(counts >= descending[:TOP][-1])
+    rows = frequent[np.argsort(-counts[frequent], kind="stable")][:TOP].tolist()
+    values = _read_rows(workflow / vocabulary.file, vocabulary.name, rows)
     total = max(1, sum(vocabulary.observed.values()))
-    top = [(values[row], count, count / total) for count, row in frequent]
-    return _values_for(values_of, 0.99 * vocabulary.observed["unique"]), top
+    return int(needed), [(values[row], int(counts[row]), counts[row] / total) for row in rows]
 
 
-def _values_for(values_of: Counter[int], occurrences: float) -> int:
-    """Return how many of the most frequent values make so many occurrences."""
-    needed = 0
-    for count, values in sorted(values_of.items(), reverse=True):
-        if count * values >= occurrences:
-            whole = int(occurrences // max(1, count))
-            return needed + whole + (whole * count < occurrences)
-        needed += values
-        occurrences -= count * values
-    return needed
-
-
-def _read_rows(file: pq.ParquetFile, name: str, rows: list[int]) -> dict[int, Any]:
+def _read_rows(path: Path, name: str, rows: list[int]) -> dict[int, Any]:
     """Return values of a column by their row, reading no other row groups than theirs."""
-    found: dict[int, Any] = {}
+    values: dict[int, Any] = {}
     begin = 0
-    for group in range(file.num_row_groups):
-        end = begin + file.metadata.row_group(group).num_rows
-        inside = [row for row in rows if begin <= row < end]
-        if inside:
-            column = file.read_row_group(group, columns=[name]).column(0)
-            found |= {row: column[row - begin].as_py() for row in inside}
-        begin = end
-    return found
-
-
-def _sample_dense(
-    split_root: Path, manifest: Manifest, names: Sequence[str]
-) -> dict[str, np.ndarray]:
-    """Read the dense columns as float64: every n-th row of the first row group of some parts."""
-    train = [part for part in manifest.files if part["file"].startswith("train/")]
-    files = [part["file"] for part in train if part["rows"]]  # all rows of a part may be rejected
-    count = min(SAMPLED_ROW_GROUPS, len(files))
-    samples: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    for i in range(count):
-        with pq.ParquetFile(split_root / files[i * len(files) // count]) as file:
-            group = file.read_row_group(0, columns=list(names), use_threads=False)
-        step = -(-group.num_rows // SAMPLED_ROWS)
-        for name in names:
-            values = np.concatenate(list(map(to_numpy, group[name].chunks)))
-            samples[name].append(values[::step])
-    return {name: np.concatenate(parts).astype(np.float64) for name, parts in samples.items()}
+    with pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            end = begin + file.metadata.row_group(group).num_rows
+            if inside := [row for row in rows if begin <= row < end]:
+                column = file.read_row_group(group, columns=[name]).column(0)
+                values |= {row: column[row - begin].as_py() for row in inside}
+            begin = end
+    return values
 
 
 def undo_transform(values: np.ndarray, name: str, description: WorkflowDescription) -> np.ndarray:

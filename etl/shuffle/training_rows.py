@@ -26,9 +26,7 @@ import itertools
 import json
 import math
 import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +35,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.arrays import to_arrow, to_numpy
-from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import atomic_path
 from nvt_torchrec.base.files.journal import Journal, refuse_changes
+from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.etl.parquet import write_part
 from nvt_torchrec.etl.shuffle.permutation import permute, round_keys
 
@@ -89,14 +88,9 @@ def shuffle(
         bytes_at_once: bytes of rows that a thread has in memory; None: by the size of the split.
 
     Raises:
-        SettingsError: the mode is unknown, or the seed negative.
         BadInputError: a part is damaged or has another number of rows.
         OutputError: a directory cannot be written, or holds the state of another shuffle.
     """
-    if mode not in ("file", "full"):
-        raise SettingsError(f"shuffle mode {mode!r} is unknown", "file or full")
-    if seed < 0:
-        raise SettingsError(f"seed {seed} is negative", "choose 0 or more")
     task = {"mode": mode, "seed": seed, "parts": [dataclasses.astuple(part) for part in parts]}
     journal = Journal(work)
     plan = _plan(source, task, journal, bytes_at_once)
@@ -124,9 +118,11 @@ def shuffle(
     if "scattered" in finished:
         report(plan.rows / 2)
     else:
-        _in_threads(scatter, range(len(plan.chunks)), workers, report)
+        for rows in in_order(scatter, range(len(plan.chunks)), workers, "shuffle"):
+            report(rows)
         journal.add({"scattered": 0})
-    _in_threads(gather, range(len(plan.buckets)), workers, report)
+    for rows in in_order(gather, range(len(plan.buckets)), workers, "shuffle"):
+        report(rows)
     journal.add({"shuffled": 0})
     for chunk in range(len(plan.chunks)):
         _chunk_file(work, chunk).unlink(missing_ok=True)
@@ -334,23 +330,3 @@ def _read(path: Path, read: Callable[[Path], Any]) -> Any:
         return read(path)
     except (OSError, pa.ArrowException) as error:
         raise BadInputError(f"{path}: cannot be read: {error}", _RESTART) from error
-
-
-def _in_threads(work: Callable, items: Sequence, workers: int, report: Callable) -> None:
-    """Call ``work`` with all items; report what it returns. The first error stops the others."""
-    lock = threading.Lock()
-
-    def work_and_report(item) -> None:
-        rows = work(item)
-        with lock:
-            report(rows)
-
-    with ThreadPoolExecutor(workers, "shuffle") as pool:
-        futures = [pool.submit(work_and_report, item) for item in items]
-        try:
-            finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-        for future in futures:
-            if future in finished:
-                future.result()

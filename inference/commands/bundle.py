@@ -23,6 +23,10 @@ class BundleSettings(Settings):
         metavar="FILE"
     )
     format: str | None = flag("format of the file of --evaluate", None, choices=FORMATS)
+    keep: int | None = flag(
+        "remove the bundles beside the output but the N last trained, itself included (default: "
+        "keep all)", None, least=1
+    )
     # fmt: on
 
 
@@ -34,16 +38,21 @@ def run(settings: BundleSettings) -> None:
     from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
     prepare_torch()
-    from nvt_torchrec.inference.model.bundle import write_bundle
+    from nvt_torchrec.inference.model.bundle import prune_bundles, write_bundle
 
     output = settings.output
-    write_bundle(settings.workflow, settings.checkpoint, output, tables=settings.tables)
-    size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
-    print(f"{output}: {size / 2**20:.1f} MiB")
+    if write_bundle(settings.workflow, settings.checkpoint, output, tables=settings.tables):
+        size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
+        print(f"{output}: {size / 2**20:.1f} MiB")
+    else:
+        print(f"{output}: made from this workflow and checkpoint already")
+    if settings.keep is not None:
+        for path in prune_bundles(output, settings.keep):
+            print(f"removed {path}")
     if settings.evaluate is not None:
-        from nvt_torchrec.inference.accuracy import compare, table
+        from nvt_torchrec.inference.accuracy import score_labelled, table
         from nvt_torchrec.inference.predictor import Predictor
 
         predictors = {"float32": Predictor.load(settings.workflow, settings.checkpoint)}
         predictors[settings.tables] = Predictor.load(output)
-        print(table(compare(predictors, settings.evaluate, settings.format)))
+        print(table(score_labelled(predictors, settings.evaluate, settings.format)))

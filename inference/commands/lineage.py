@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import textwrap
 from pathlib import Path
@@ -54,50 +55,51 @@ def run(settings: LineageSettings) -> None:
     prepare()
     from nvt_torchrec.inference.lineage import read_lineage
 
-    found = read_lineage(
+    lineage = read_lineage(
         settings.bundle, settings.checkpoint, settings.workflow, settings.output_path
     )
-    if settings.json:
-        print(json.dumps(dataclasses.asdict(found), indent=2))
-    else:
-        print(_text(found))
-    if found.wrong:
+    print(json.dumps(dataclasses.asdict(lineage), indent=2) if settings.json else _text(lineage))
+    if lineage.wrong:
         raise SchemaError(
             f"{settings.bundle} does not come from what it claims, or was damaged:\n  "
-            + "\n  ".join(found.wrong),
+            + "\n  ".join(lineage.wrong),
             "pass the checkpoint, workflow and output that it was made from, or copy the damaged "
             "files again",
         )
 
 
-def _text(found: Lineage) -> str:
-    bundle, workflow = found.bundle, found.workflow
+def _text(lineage: Lineage) -> str:
+    bundle, workflow = lineage.bundle, lineage.workflow
     size = f"{bundle['bytes'] / 2**20:.1f} MiB"
     lines = [
         f"bundle      {bundle['path']}: {bundle['digest'][:12]}, {bundle['tables']}, {size}",
-        f"checkpoint  {_checkpoint(found.checkpoint)}",
+        f"checkpoint  {_checkpoint(lineage.checkpoint)}",
         f"workflow    {workflow['digest'][:12]}, {_generation(workflow['generation'])}",
     ]
-    before: dict[str, int] = {}
-    for one in workflow["generations"]:
-        new = sum(one["values"].values()) - sum(before.values())
-        reused = sum(one["reused"].values())
+    before = 0
+    for generation in workflow["generations"]:
+        values, reused = sum(generation["values"].values()), sum(generation["reused"].values())
         lines.append(
-            f"  generation {one['number']:<4} {one['digest'][:12]}  days {_days(one['days'])}, "
-            f"{new:,} new values" + (f", {reused:,} ids reused" if reused else "")
+            f"  generation {generation['number']:<4} {generation['digest'][:12]}  "
+            f"days {_days(generation['days'])}, {values - before:,} new values"
+            + (f", {reused:,} ids reused" if reused else "")
         )
-        before = one["values"]
-    lines.append("days" if found.days else "days        not recorded")
-    lines += [line for day in found.days for line in _day(day)]
-    if found.checkpoint is not None:
-        own = found.checkpoint["checkpoint"]
-        lines += _wrap("settings", _pairs(own["settings"]))
-        lines += _wrap("versions", f"checkpoint: {_pairs(own['versions'])}")
-        lines += _wrap("", f"bundle: {_pairs(found.checkpoint['versions'])}")
-    lines += _wrap(
-        "" if found.checkpoint else "versions", f"workflow: {_pairs(workflow['versions'])}"
-    )
-    for title, texts in (("verified", found.verified), ("not verified", found.unverified)):
+        before = values
+    lines.append("days" if lineage.days else "days        not recorded")
+    for day in lineage.days:
+        trained = {None: "", True: ", trained on", False: ", not trained on"}[day["trained"]]
+        lines.append(f"  day {day['day']:<4} {_generation(day['generation'])}{trained}")
+        for file in day["files"]:
+            then = {"rows": (file["rows"] or {}).get("in"), **file["fingerprint"]}
+            lines.append(f"    {file['path']}: {_pairs(then)}")
+    versions = {"workflow": workflow["versions"]}
+    if lineage.checkpoint is not None:
+        checkpoint = lineage.checkpoint["checkpoint"]
+        lines += _wrap("settings", _pairs(checkpoint["settings"]))
+        versions |= {"checkpoint": checkpoint["versions"], "bundle": lineage.checkpoint["versions"]}
+    for index, (name, packages) in enumerate(versions.items()):
+        lines += _wrap("" if index else "versions", f"{name}: {_pairs(packages)}")
+    for title, texts in (("verified", lineage.verified), ("not verified", lineage.unverified)):
         lines += [title, *(f"  {text}" for text in texts or ["nothing"])]
     return "\n".join(lines)
 
@@ -105,60 +107,35 @@ def _text(found: Lineage) -> str:
 def _checkpoint(origin: dict[str, Any] | None) -> str:
     if origin is None:
         return "not recorded"
-    own = origin["checkpoint"]
-    days = "days not recorded" if own["days"] is None else f"days {_days(own['days'])}"
+    record = origin["checkpoint"]
+    days = "days not recorded" if record["days"] is None else f"days {_days(record['days'])}"
     steps, samples = (
-        "unknown" if own[name] is None else f"{own[name]:,}" for name in ("steps", "samples")
+        "unknown" if record[name] is None else f"{record[name]:,}" for name in ("steps", "samples")
     )
-    before = own["continued_from"]
+    before = record["continued_from"]
     return (
-        f"{own['digest'][:12]}, {steps} steps, {samples} samples, "
-        f"{_generation(own['generation'])}, {days}"
+        f"{record['digest'][:12]}, {steps} steps, {samples} samples, "
+        f"{_generation(record['generation'])}, {days}"
         + (f", continued from {before[:12]}" if before else "")
     )
 
 
-def _day(day: dict[str, Any]) -> list[str]:
-    trained = {None: "", True: ", trained on", False: ", not trained on"}[day["trained"]]
-    number = day["generation"]
-    generation = "not counted" if number is None else _generation(number)
-    lines = [f"  day {day['day']:<4} {generation}{trained}"]
-    for file in day["files"]:
-        then = {**file["fingerprint"]}
-        size, rows = then.pop("size", None), (file["rows"] or {}).get("in")
-        marks = "".join(f", {name} {value}" for name, value in then.items())
-        lines.append(f"    {file['path']}: {size} bytes, {rows} rows{marks}")
-    return lines
-
-
 def _generation(number: int | None) -> str:
-    return "generation not recorded" if number is None else f"generation {number}"
+    return "no generation" if number is None else f"generation {number}"
 
 
 def _days(days: list[int]) -> str:
     """``[0, 1, 2, 5]`` → ``"0-2,5"``, as flags take them."""
-    parts: list[list[int]] = []
-    for day in days:
-        if parts and day == parts[-1][1] + 1:
-            parts[-1][1] = day
-        else:
-            parts.append([day, day])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts) or "none"
+    runs = itertools.groupby(enumerate(days), lambda pair: pair[1] - pair[0])
+    ends = ([day for _, day in run] for _, run in runs)
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in ends)
 
 
 def _pairs(values: dict[str, Any]) -> str:
     """Format names and values; leave out what was not set."""
-    given = (f"{name} {_value(value)}" for name, value in values.items() if value is not None)
+    given = (f"{name} {value}" for name, value in values.items() if value is not None)
     return ", ".join(given) or "none"
 
 
-def _value(value: Any) -> Any:
-    """Shorten a list of equal items, as a setting of each column by default is."""
-    if isinstance(value, list) and len(value) > 5 and len(set(map(str, value))) == 1:
-        return f"{len(value)} times {value[0]}"
-    return value
-
-
 def _wrap(name: str, text: str) -> list[str]:
-    indent = " " * 12
-    return textwrap.wrap(text, 100, initial_indent=f"{name:12}", subsequent_indent=indent)
+    return textwrap.wrap(text, 100, initial_indent=f"{name:12}", subsequent_indent=" " * 12)

@@ -62,14 +62,10 @@ class ModelSettings(Settings):
                 "no model, or two", "pass --bundle, or both --workflow and --checkpoint"
             )
 
-    def load(
-        self, *, device: str | None = None, check: bool = True, bundle: Path | None = None
-    ) -> Predictor:
+    def load(self, *, bundle: Path | None = None) -> Predictor:
         """Load the model.
 
         Args:
-            device: Where the model runs; None: on ``self.device``.
-            check: Compare files with their digests, unless ``skip_digests`` is set.
             bundle: The directory to open; None: that of ``self.bundle``.
 
         Raises:
@@ -81,7 +77,7 @@ class ModelSettings(Settings):
         return Predictor.load(
             bundle or self.bundle or self.workflow,
             self.checkpoint,
-            device=device or self.device,
+            device=self.device,
             tables=self.tables,
-            check=check and not self.skip_digests,
+            check=not self.skip_digests,
         )

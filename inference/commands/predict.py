@@ -10,10 +10,7 @@ from pathlib import Path
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.inference.commands.model import FORMATS, ModelSettings
 
-DESCRIPTION = (
-    "Writes the click probabilities of raw rows to parquet, in the order of the rows. Several "
-    "devices share the work: --device cuda:0,cuda:1"
-)
+DESCRIPTION = "Writes the click probabilities of raw rows to parquet, in the order of the rows."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +43,7 @@ SETTINGS = (ModelSettings, PredictSettings)
 
 def run(model: ModelSettings, settings: PredictSettings) -> None:
     """Score the rows; print how many there were, and perhaps metrics."""
-    first, *others = model.device.split(",")
-    predictor = model.load(device=first)
+    predictor = model.load()
     from nvt_torchrec.inference.bulk import evaluate_file, predict_file
 
     begin = time.perf_counter()
@@ -55,7 +51,6 @@ def run(model: ModelSettings, settings: PredictSettings) -> None:
         predictor,
         settings.input,
         settings.output,
-        replicas=[predictor.on(device) for device in others],
         file_format=settings.format,
         id_columns=settings.id_columns,
         reject=settings.on_bad_rows == "quarantine",

@@ -16,9 +16,9 @@ DESCRIPTION = (
     "Compares a bundle's digests and, with --sample, its accuracy with that of the bundle that is "
     "served; then switches SERVED/current to it, which servers started with --bundle "
     "SERVED/current notice. The exit status is 3, and nothing is switched, if it is less accurate "
-    "than allowed."
+    "than allowed, or of an earlier generation of the workflow."
 )
-#: The exit status if a bundle is less accurate than allowed.
+#: The exit status if a bundle is not allowed to be served.
 REFUSED = 3
 
 
@@ -57,6 +57,10 @@ class PublishSettings(Settings):
         "remove all published bundles but the last N that were served; never the one served or the "
         "one before it (default: keep all)", None, least=1, excludes=("rollback",)
     )
+    allow_older: bool = flag(
+        "publish a bundle whose workflow was extended to that of the served one since", False,
+        excludes=("rollback",)
+    )
     rollback: bool = flag("serve the bundle again that was served before", False)
     # fmt: on
 
@@ -73,6 +77,7 @@ SETTINGS = (PublishSettings,)
 def run(settings: PublishSettings) -> int:
     """Publish or roll back; print the comparison and what is served. Return the exit status."""
     prepare()
+    from nvt_torchrec.inference.accuracy import table
     from nvt_torchrec.inference.publish.steps import Sample, publish, rollback
 
     if settings.rollback:
@@ -89,9 +94,11 @@ def run(settings: PublishSettings) -> int:
             settings.max_calibration_change,
         )
     assert settings.bundle is not None
-    done = publish(settings.bundle, settings.to, sample, settings.keep)
-    if done.comparison is not None:
-        print(done.comparison.table())
+    done = publish(
+        settings.bundle, settings.to, sample, settings.keep, allow_older=settings.allow_older
+    )
+    if done.metrics:
+        print(table(done.metrics))
     for why in done.refusals:
         log.error("refused: %s", why)
     if done.refusals:

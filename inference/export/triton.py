@@ -5,9 +5,8 @@ Layout::
     click_probability/config.pbtxt     inputs: a tensor for each column; output: probability
     click_probability/1/model.py       :mod:`inference.export.triton_model`
     click_probability/1/bundle/        the bundle
-    click_probability/1/packages/      the parts of this project that read it
-    click_probability/1/requirements.txt   packages for Triton's Python: pip install -r …
 
+Triton's Python needs this package, in the version that made the repository, with ``[serve]``.
 Triton's tensors have no missing values: they are NaN in a TYPE_FP64 column and the empty string in
 a TYPE_STRING column. A list is passed as its JSON text. Features are derived by the model.
 """
@@ -19,7 +18,6 @@ import shutil
 from pathlib import Path
 
 from nvt_torchrec.base.files.atomic import new_directory
-from nvt_torchrec.base.versions import installed_version
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.inference.inputs.columns import read_as_text
@@ -27,9 +25,6 @@ from nvt_torchrec.inference.predictor import Predictor
 
 NAME = "click_probability"
 _MAX_BATCH = 4096
-_PACKAGES = ("base", "formats", "clicklog", "workflows", "dlrm", "inference")
-_REQUIREMENTS = ("fsspec", "llvmlite", "numba", "numpy", "pyarrow", "torch", "tqdm")
-_ROOT = Path(__file__).parents[2]
 
 
 def export_triton(bundle: Path, output: Path) -> None:
@@ -49,15 +44,7 @@ def export_triton(bundle: Path, output: Path) -> None:
         version.mkdir(parents=True)
         (temporary / NAME / "config.pbtxt").write_text(config(spec))
         shutil.copytree(bundle, version / "bundle")
-        packages = version / "packages" / _ROOT.name
-        for package in _PACKAGES:
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(_ROOT / package, packages / package, ignore=ignored)
-        shutil.copyfile(_ROOT / "__init__.py", packages / "__init__.py")
         shutil.copyfile(Path(__file__).with_name("triton_model.py"), version / "model.py")
-        versions = ((name, installed_version(name) or "") for name in _REQUIREMENTS)
-        pins = [f"{name}=={found.partition('+')[0]}\n" for name, found in versions]
-        (version / "requirements.txt").write_text("".join(pins))
 
 
 def config(spec: FeatureSpec) -> str:

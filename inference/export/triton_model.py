@@ -1,19 +1,21 @@
 """Model of Triton's Python backend: raw columns → probability. Copied as ``1/model.py``.
 
-Beside it are ``bundle/``, ``packages/`` (the code that reads the bundle) and ``requirements.txt``
-(the packages that Triton's Python needs).
+Beside it is ``bundle/``.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-HERE = Path(__file__).resolve().parent
+from nvt_torchrec.base.errors import ClickLogError
+from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.inference.server.batching import join
+
+BUNDLE = Path(__file__).resolve().parent / "bundle"
 
 
 class TritonPythonModel:
@@ -25,15 +27,9 @@ class TritonPythonModel:
         Args:
             args: Triton's arguments: ``model_instance_kind``, ``model_instance_device_id``.
         """
-        sys.path.insert(0, str(HERE / "packages"))
-        from nvt_torchrec.base.errors import ClickLogError
-        from nvt_torchrec.inference.predictor import Predictor
-        from nvt_torchrec.inference.server.batching import join
-
         gpu = args["model_instance_kind"] == "GPU"
         device = f"cuda:{args['model_instance_device_id']}" if gpu else "cpu"
-        self._predictor = Predictor.load(HERE / "bundle", device=device, check=True)
-        self._join, self._row_errors = join, (ClickLogError, ValueError)
+        self._predictor = Predictor.load(BUNDLE, device=device, check=True)
         spec = self._predictor.spec
         self._lists = {read.source: read.multi_hot for read in spec.read_plan(label=False).reads}
 
@@ -44,12 +40,12 @@ class TritonPythonModel:
         for index, request in enumerate(requests):
             try:
                 good[index] = self._encode(request)
-            except self._row_errors as error:
+            except (ClickLogError, ValueError) as error:
                 responses[index] = pb_utils.InferenceResponse(
                     output_tensors=[], error=pb_utils.TritonError(str(error))
                 )
         if good:
-            scores = self._predictor.predict_encoded(*self._join(list(good.values())))
+            scores = self._predictor.predict_encoded(*join(list(good.values())))
             ends = np.cumsum([len(rows) for rows in good.values()])
             for index, part in zip(good, np.split(scores, ends[:-1]), strict=True):
                 tensor = pb_utils.Tensor("probability", part.reshape(-1, 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
@@ -17,26 +19,20 @@ def check_same_columns(now: FeatureSpec, new: FeatureSpec, what: str) -> None:
     Raises:
         SchemaError: A column is missing, new, in another place, of another type or read otherwise.
     """
-    for kind in ("dense", "categorical"):
-        here, there = (
-            [(c.name, c.raw, getattr(c, "multi_hot", False)) for c in getattr(spec, kind)]
-            for spec in (now, new)
-        )
-        if here == there:
-            continue
-        differing = next((a for a, b in zip(here, there, strict=False) if a != b), None)
-        column = differing or max(here, there, key=len)[min(len(here), len(there))]
-        raise SchemaError(
-            f"{what}: its {kind} columns are not those of the bundle that is served: column "
-            f"{column[0]} differs ({len(there)} columns, {len(here)} are served)",
-            "clients send the columns of the bundle that is served: serve the new one at another "
-            "address, from a directory of its own",
-        )
-    read, other = (set(spec.read_plan(label=False).reads) for spec in (now, new))
-    if read != other:
-        raise SchemaError(
-            f"{what}: it reads column {min(one.source for one in read ^ other)} otherwise than the "
-            "bundle that is served",
-            "clients send the columns of the bundle that is served, in its formats: serve the new "
-            "one at another address, from a directory of its own",
-        )
+    here, there = (_as_clients_see(spec) for spec in (now, new))
+    if here == there:
+        return
+    names = [a or b for a, b in itertools.zip_longest(here, there) if a != b]
+    raise SchemaError(
+        f"{what}: its columns are not those of the bundle that is served: {names[0][1]} is in "
+        "another place, of another type or read otherwise, or one of both lacks it",
+        "clients send the columns of the bundle that is served, in its formats: serve the new one "
+        "at another address, from a directory of its own",
+    )
+
+
+def _as_clients_see(spec: FeatureSpec) -> list[tuple]:
+    columns = [("dense", c.name, c.raw) for c in spec.dense]
+    columns += [("categorical", c.name, c.raw, c.multi_hot) for c in spec.categorical]
+    reads = {("read", read.source, repr(read)) for read in spec.read_plan(label=False).reads}
+    return columns + sorted(reads)

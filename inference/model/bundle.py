@@ -20,6 +20,8 @@ bundle takes no longer for a large one, and the processes of a machine share the
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import os
 import shutil
 from pathlib import Path
 
@@ -29,12 +31,18 @@ import torch
 from nvt_torchrec import __version__
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
-from nvt_torchrec.base.files.atomic import new_directory
+from nvt_torchrec.base.files.atomic import (
+    TEMPORARY,
+    fsync_directory,
+    new_directory,
+    output_errors,
+)
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.finite import not_finite
+from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, digest_of
 from nvt_torchrec.dlrm.interactions import interaction_of
 from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
 from nvt_torchrec.inference.model.origin import Origin, file_digest, read_checkpoint_origin
 from nvt_torchrec.inference.model.scoring import Layer, ServingModel
 from nvt_torchrec.inference.model.tables import KINDS, Table
@@ -58,8 +66,10 @@ _AGAIN = "copy the whole bundle again, or make it again with `python -m inferenc
 
 def write_bundle(
     workflow: Path | str, checkpoint: Path | str, path: Path | str, *, tables: str = "float32"
-) -> None:
+) -> bool:
     """Put a saved workflow and a training checkpoint into a new directory ``path``.
+
+    ``bundle.json`` gets the checkpoint's time of change, so that it says when a model was trained.
 
     Args:
         workflow: Its directory.
@@ -67,16 +77,24 @@ def write_bundle(
         path: Of the bundle.
         tables: The type of the embeddings, one of :data:`inference.model.tables.KINDS`.
 
+    Returns:
+        Whether it was written; False if it is there already, made from the same.
+
     Raises:
         BadInputError: The workflow or the checkpoint is missing or damaged; all bytes are checked.
         SchemaError: The checkpoint was trained on data of another workflow.
         OutputError: ``path`` exists, or cannot be written.
     """
     workflow, path = Path(workflow), Path(path)
-    if path.exists():  # before anything is read
-        raise OutputError(f"{path} exists", "choose another --output, or remove it first")
     _check_output(workflow)
     description = inspect(workflow)
+    if is_bundle(path) and _is_made_from(path, description, checkpoint, tables):
+        return False
+    if path.exists() or path.is_symlink():
+        raise OutputError(
+            f"{path} exists, and is not a bundle of this workflow and checkpoint",
+            "choose another --output, or remove it first",
+        )
     description.verify()
     model, shape = read_checkpoint(checkpoint, torch.device("cpu"))
     _check_generation(description, shape, workflow, checkpoint)
@@ -84,7 +102,21 @@ def write_bundle(
     check_pair(opened.schema, opened.digest, shape, workflow, checkpoint)
     table = model.table.convert(tables)
     model = dataclasses.replace(model, table=table)
-    save_bundle(path, workflow, model, shape, origin=_origin(checkpoint))
+    save_bundle(path, workflow, model, shape, origin=_origin(checkpoint), trained=_time(checkpoint))
+    return True
+
+
+def _is_made_from(
+    path: Path, workflow: WorkflowDescription, checkpoint: Path | str, tables: str
+) -> bool:
+    bundle = describe(path, check=True)
+    inputs = (workflow.digest, workflow.generation, tables, digest_of(checkpoint))
+    of_checkpoint = bundle.origin.checkpoint.digest if bundle.origin else ""
+    return inputs == (bundle.workflow_digest, bundle.generation, bundle.tables, of_checkpoint)
+
+
+def _time(checkpoint: Path | str) -> float:
+    return (Path(checkpoint) / MODEL_FILE).stat().st_mtime
 
 
 def _check_output(workflow: Path) -> None:
@@ -124,18 +156,23 @@ def save_bundle(
     shape: ModelShape,
     *,
     origin: Origin | None = None,
+    trained: float | None = None,
 ) -> None:
-    """Put a workflow's directory and a model on the CPU into a new directory ``path``."""
-    opened = compiled.load(workflow)
-    generation = inspect(workflow).generation
+    """Put a workflow and a model on the CPU into a new directory ``path``."""
+    description = inspect(workflow)
     with new_directory(path) as temporary:
-        shutil.copytree(workflow, temporary / WORKFLOW)
-        opened.schema.write(temporary)
-        _write_weights(temporary / WEIGHTS, model)
+        for name in (METADATA_FILE, *description.files, *compiled.FILES):
+            file = temporary / WORKFLOW / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(workflow / name, file)
+        description.table_schema.write(temporary)
+        (temporary / WEIGHTS).mkdir()
+        for name, tensor in _weights(model).items():
+            _save(temporary / WEIGHTS / f"{name}.npy", np.ascontiguousarray(tensor.numpy()))
         files = sorted(file for file in temporary.rglob("*") if file.is_file())
         content = {
-            "workflow_digest": opened.digest,
-            "generation": generation,
+            "workflow_digest": description.digest,
+            "generation": description.generation,
             "origin": None if origin is None else dataclasses.asdict(origin),
             "model": shape.to_dict(),
             "tables": model.table.kind,
@@ -145,21 +182,31 @@ def save_bundle(
             },
         }
         FORMAT.write(temporary / BUNDLE_FILE, content)
+        if trained is not None:
+            os.utime(temporary / BUNDLE_FILE, (trained, trained))
 
 
-def _write_weights(directory: Path, model: ServingModel) -> None:
-    directory.mkdir()
-    _save(directory / "table.npy", model.table.values)
+def _save(file: Path, array: np.ndarray) -> None:
+    """Write what ``np.save`` writes; its error for a full disk does not say so."""
+    with open(file, "wb") as opened:
+        header = np.lib.format.header_data_from_array_1_0(array)
+        np.lib.format.write_array_header_1_0(opened, header)
+        opened.write(array.data)
+
+
+def _weights(model: ServingModel) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model by the names of their files."""
+    weights = {"table": model.table.values}
     if model.table.ranges is not None:
-        _save(directory / "ranges.npy", model.table.ranges)
+        weights["ranges"] = model.table.ranges
     for group, layers in model.layers.items():
-        for index, (weight, bias) in enumerate(layers):
-            _save(directory / f"{group}.{index}.weight.npy", weight)
-            _save(directory / f"{group}.{index}.bias.npy", bias)
+        for index, layer in enumerate(layers):
+            weights |= zip(_layer_files(group, index), layer, strict=True)
+    return weights
 
 
-def _save(file: Path, tensor: torch.Tensor) -> None:
-    np.save(file, tensor.numpy(), allow_pickle=False)
+def _layer_files(group: str, index: int) -> tuple[str, str]:
+    return f"{group}.{index}.weight", f"{group}.{index}.bias"
 
 
 def read_bundle(
@@ -208,16 +255,9 @@ def read_bundle(
 
 def _check_finite(path: Path, model: ServingModel, *, tables: bool) -> None:
     """Refuse weights that are not finite; ``tables``: check the embedding tables, too."""
-    weights = {
-        f"{group}.{index}.{part}": tensor
-        for group, layers in model.layers.items()
-        for index, layer in enumerate(layers)
-        for part, tensor in zip(("weight", "bias"), layer, strict=True)
-    }
-    if tables:
-        weights["table"] = model.table.values
-    if model.table.ranges is not None:
-        weights["ranges"] = model.table.ranges
+    weights = _weights(model)
+    if not tables:
+        del weights["table"]
     name = not_finite(weights)
     if name:
         raise BadInputError(
@@ -272,8 +312,7 @@ def _weight_files(tables: str, layers: dict[str, int]) -> list[str]:
     """The files that are read of a bundle, but for its workflow, which lists its own."""
     names = ["table", "ranges"] if tables == "int8" else ["table"]
     for group, count in layers.items():
-        for index in range(count):
-            names += [f"{group}.{index}.weight", f"{group}.{index}.bias"]
+        names += itertools.chain(*(_layer_files(group, index) for index in range(count)))
     return [f"{WEIGHTS}/{name}.npy" for name in names]
 
 
@@ -302,6 +341,37 @@ def bundle_name(digest: str) -> str:
     return digest[:_NAME_DIGITS]
 
 
+def is_bundle_name(name: str) -> bool:
+    """Whether a name could be one that :func:`bundle_name` gives."""
+    return len(name) == _NAME_DIGITS and set(name) <= set("0123456789abcdef")
+
+
+def prune_bundles(path: Path, keep: int) -> list[Path]:
+    """Remove the bundles beside one but it and the last trained, so that ``keep`` are left.
+
+    Returns:
+        The directories that were removed.
+
+    Raises:
+        OutputError: One cannot be removed.
+    """
+    others = [p for p in path.absolute().parent.iterdir() if is_bundle(p) and not p.is_symlink()]
+    others = [other for other in others if not other.samefile(path)]
+    others.sort(key=lambda other: (other / BUNDLE_FILE).stat().st_mtime, reverse=True)
+    for other in others[keep - 1 :]:
+        remove_bundle(other)
+    return others[keep - 1 :]
+
+
+def remove_bundle(path: Path) -> None:
+    """Remove a bundle; it is gone as a whole before its files are. Raises OutputError."""
+    temporary = path.with_name(f".{path.name}.old{TEMPORARY}")
+    with output_errors(path):
+        os.rename(path, temporary)
+        fsync_directory(path.parent)
+        shutil.rmtree(temporary)
+
+
 def _load_table(weights: Path, kind: str, rows: int) -> Table:
     values = _map(weights / "table.npy", _NUMPY_KINDS[kind])
     ranges = _map(weights / "ranges.npy", np.float32) if kind == "int8" else None
@@ -326,8 +396,8 @@ def _layers(weights: Path, group: str, count: int, device: torch.device) -> list
     layers = []
     for index in range(count):
         weight, bias = (
-            torch.tensor(_map(weights / f"{group}.{index}.{part}.npy", np.float32, rank).values)
-            for part, rank in (("weight", 2), ("bias", 1))
+            torch.tensor(_map(weights / f"{name}.npy", np.float32, rank).values)
+            for name, rank in zip(_layer_files(group, index), (2, 1), strict=True)
         )
         if len(weight) != len(bias):  # a single bias would be broadcast
             raise ValueError(f"{group}.{index}: {len(bias)} biases of {len(weight)} outputs")

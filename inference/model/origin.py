@@ -51,18 +51,6 @@ class Origin:
     versions: dict[str, str]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Training:
-    """The part of a checkpoint's training record that a bundle keeps."""
-
-    steps: int | None = None
-    samples: int | None = None
-    generation: int | None = None
-    days: tuple[int, ...] | None = None
-    continued_from: dict[str, Any] | None = None
-    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-
 def read_checkpoint_origin(path: Path | str) -> CheckpointOrigin:
     """Return what a bundle records of a checkpoint.
 
@@ -71,20 +59,20 @@ def read_checkpoint_origin(path: Path | str) -> CheckpointOrigin:
         SchemaError: It is not a checkpoint of this program.
     """
     file, record = Path(path) / MODEL_FILE, CheckpointRecord.read(path)
-    names = [field.name for field in dataclasses.fields(_Training)]
-    known = {name: record.training[name] for name in names if name in record.training}
-    training = parse(_Training, known, file, "the checkpoint is damaged: copy it again")
-    before = training.continued_from
-    return CheckpointOrigin(
-        digest=digest_of(path),
-        steps=training.steps,
-        samples=training.samples,
-        generation=training.generation,
-        days=training.days,
-        continued_from=None if before is None else str(before.get("digest")),
-        settings={key: item for key, item in training.settings.items() if not _is_path(item)},
-        versions=record.versions,
+    remedy = "the checkpoint is damaged: copy it again"
+    before, settings = (
+        parse(dict[str, Any], record.training.get(key) or {}, file, remedy)
+        for key in ("continued_from", "settings")
     )
+    known = {key: record.training.get(key) for key in ("steps", "samples", "generation", "days")}
+    value = {
+        **known,
+        "digest": digest_of(path),
+        "continued_from": before.get("digest"),
+        "settings": {key: item for key, item in settings.items() if not _is_path(item)},
+        "versions": record.versions,
+    }
+    return parse(CheckpointOrigin, value, file, remedy)
 
 
 def file_digest(file: Path) -> str:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
 from nvt_torchrec.dlrm.metrics import Metrics
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.inference.accuracy import score_labelled
 from nvt_torchrec.inference.inputs.successors import check_same_columns
-from nvt_torchrec.inference.model.bundle import bundle_digest, bundle_name, describe
+from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest, bundle_name, describe
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.publish.history import PUBLISH, ROLLBACK, Entry
 from nvt_torchrec.inference.publish.store import Store, open_store
+from nvt_torchrec.workflows.description import inspect
 
 log = logging.getLogger(__name__)
 
@@ -38,86 +40,31 @@ class Sample:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
-    """The metrics of both bundles on the sample.
-
-    Attributes:
-        new: Those of the new bundle.
-        served: Those of the bundle that is served; None if none is.
-    """
-
-    new: Metrics
-    served: Metrics | None = None
-
-    def refusals(self, sample: Sample) -> list[str]:
-        """Say by what the new bundle breaks the limits; nothing if it does not."""
-        if self.served is None:
-            return []
-        refusals = []
-        drop = _auroc(self.served) - _auroc(self.new)
-        if drop > sample.max_auroc_drop:
-            refusals.append(
-                f"AUROC falls by {drop:.6f}, more than --max_auroc_drop {sample.max_auroc_drop:g}"
-            )
-        growth = _calibration_error(self.new) - _calibration_error(self.served)
-        if growth > sample.max_calibration_change:
-            refusals.append(
-                f"the calibration error grows by {growth:.6f}, more than --max_calibration_change "
-                f"{sample.max_calibration_change:g}"
-            )
-        return refusals
-
-    def table(self) -> str:
-        """Format a line for each bundle, and one for the change."""
-        lines = [f"{'bundle':8}{'rows':>12}{'AUROC':>12}{'log loss':>12}{'calibration':>14}"]
-        named = {"served": self.served, "new": self.new}
-        for name, metrics in named.items():
-            if metrics is not None:
-                lines.append(
-                    f"{name:8}{metrics.samples:>12,}{metrics.auroc:>12.6f}"
-                    f"{metrics.log_loss:>12.6f}{metrics.calibration:>14.6f}"
-                )
-        if self.served is not None:
-            changes = [
-                f"{getattr(self.new, key) - getattr(self.served, key):>+{width}.6f}"
-                for key, width in (("auroc", 12), ("log_loss", 12), ("calibration", 14))
-            ]
-            lines.append(f"{'change':8}{'':12}{''.join(changes)}")
-        return "\n".join(lines)
-
-
-def _auroc(metrics: Metrics) -> float:
-    assert metrics.auroc is not None  # checked by _compare
-    return metrics.auroc
-
-
-def _calibration_error(metrics: Metrics) -> float:
-    """Return how far the mean prediction over the mean label is from 1."""
-    assert metrics.calibration is not None  # checked by _compare
-    return abs(metrics.calibration - 1)
-
-
-@dataclasses.dataclass(frozen=True)
 class Published:
     """What came of publishing or rolling back.
 
     Attributes:
         name: The name of the bundle.
         before: The name of the bundle that was served before; None if none was.
-        comparison: The metrics on the sample; None without one.
+        metrics: The metrics on the sample of the bundle that was served, if any, and the new one.
         refusals: Why the bundle is not served; empty if it is.
         removed: The names of the bundles that were removed.
     """
 
     name: str
     before: str | None
-    comparison: Comparison | None = None
+    metrics: dict[str, Metrics] = dataclasses.field(default_factory=dict)
     refusals: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
 
 
 def publish(
-    bundle: Path, to: Path, sample: Sample | None = None, keep: int | None = None
+    bundle: Path,
+    to: Path,
+    sample: Sample | None = None,
+    keep: int | None = None,
+    *,
+    allow_older: bool = False,
 ) -> Published:
     """Check a bundle, compare it with the one that is served, and serve it from now on.
 
@@ -126,6 +73,7 @@ def publish(
         to: Directory of published bundles.
         sample: Labelled rows; None: do not compare.
         keep: The number of bundles to keep; None: keep all.
+        allow_older: Serve it even if the workflow that is served was extended from its workflow.
 
     Raises:
         BadInputError: The bundle, the bundle that is served or the sample is missing or damaged.
@@ -139,20 +87,29 @@ def publish(
         if before == name:
             _check_served(store, name)
             return Published(name, before)
-        if before is not None:
-            _check_columns(store, before, new, bundle)
-        comparison = None if sample is None else _compare(store, before, new, sample)
-        if sample is not None and comparison is not None:
-            refusals = comparison.refusals(sample)
-            if refusals:
-                return Published(name, before, comparison, tuple(refusals))
+        metrics, refusals = {}, []
+        served = None if before is None else _served_workflow(store, before)
+        if served is not None:
+            check_same_columns(served.spec, new.spec, str(bundle))
+            ancestor = served.ancestor(new.workflow.digest)
+            if ancestor and ancestor.digest != served.digest and not allow_older:
+                refusals.append(
+                    f"its workflow is generation {ancestor.number}, that of the bundle that is "
+                    f"served {served.generation}: --rollback serves the one before again, "
+                    "--allow_older any"
+                )
+        if sample is not None and not refusals:
+            metrics = _compare(store, before, new, sample)
+            refusals = _refusals(metrics, sample)
+        if refusals:
+            return Published(name, before, metrics, tuple(refusals))
         del new
         if bundle_digest(store.add(bundle)) != digest:
             raise BadInputError(f"{bundle}: has changed meanwhile", "publish it again")
-        metrics = None if comparison is None else comparison.new.to_dict()
-        store.switch(Entry.now(PUBLISH, digest, generation=generation, metrics=metrics))
+        measured = metrics["new"].to_dict() if metrics else None
+        store.switch(Entry.now(PUBLISH, digest, generation=generation, metrics=measured))
         removed = () if keep is None else tuple(store.prune(keep))
-        return Published(name, before, comparison, removed=removed)
+        return Published(name, before, metrics, removed=removed)
 
 
 def rollback(to: Path) -> Published:
@@ -190,31 +147,46 @@ def _damaged(error: ClickLogError) -> OutputError:
     )
 
 
-def _check_columns(store: Store, before: str, new: Predictor, bundle: Path) -> None:
-    from nvt_torchrec.workflows.description import inspect
-
+def _served_workflow(store: Store, name: str) -> WorkflowDescription | None:
     try:
-        spec = inspect(store.path(before) / "workflow").spec
+        return inspect(store.path(name) / WORKFLOW)
     except ClickLogError as error:  # it cannot be compared; servers have it in memory
-        log.warning("the columns are not compared with those of %s: %s", before, error.what)
-        return
-    check_same_columns(spec, new.spec, str(bundle))
+        log.warning("the bundle is not compared with %s, which is served: %s", name, error.what)
+        return None
 
 
-def _compare(store: Store, before: str | None, new: Predictor, sample: Sample) -> Comparison:
-    served = None
+def _compare(
+    store: Store, before: str | None, new: Predictor, sample: Sample
+) -> dict[str, Metrics]:
+    predictors = {"new": new}
     if before is not None:
         try:
-            served = Predictor.load(store.path(before), check=True)
+            predictors = {"served": Predictor.load(store.path(before), check=True), **predictors}
         except (BadInputError, SchemaError) as error:
             raise _damaged(error) from error
-    predictors = {"new": new} if served is None else {"new": new, "served": served}
-    scored = score_labelled(predictors, sample.path, sample.format, sample.rows)
-    labels, metrics = scored.labels, scored.metrics()
+    metrics = score_labelled(predictors, sample.path, sample.format, sample.rows)
     if metrics["new"].auroc is None:
         raise BadInputError(
-            f"{sample.path}: the label of its first {len(labels)} rows is {int(labels[0])}: they "
+            f"{sample.path}: its first {metrics['new'].samples} rows have the same label: they "
             "tell nothing about a model",
             "pass more rows (--sample_rows), or others",
         )
-    return Comparison(metrics["new"], metrics.get("served"))
+    return metrics
+
+
+def _refusals(metrics: dict[str, Metrics], sample: Sample) -> list[str]:
+    """Say by what the new bundle breaks the limits; nothing if it does not."""
+    if "served" not in metrics:
+        return []
+    served, new = metrics["served"], metrics["new"]
+    drop = served.auroc - new.auroc
+    growth = abs(new.calibration - 1) - abs(served.calibration - 1)
+    limits = (
+        ("AUROC falls by", drop, "max_auroc_drop"),
+        ("the calibration error grows by", growth, "max_calibration_change"),
+    )
+    return [
+        f"{what} {change:.6f}, more than --{flag} {getattr(sample, flag):g}"
+        for what, change, flag in limits
+        if change > getattr(sample, flag)
+    ]

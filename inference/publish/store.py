@@ -17,7 +17,14 @@ from nvt_torchrec.base.files.atomic import (
     new_directory,
     output_errors,
 )
-from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name, describe
+from nvt_torchrec.inference.model.bundle import (
+    BUNDLE_FILE,
+    bundle_digest,
+    bundle_name,
+    describe,
+    is_bundle_name,
+    remove_bundle,
+)
 from nvt_torchrec.inference.publish.history import (
     HISTORY_FILE,
     Entry,
@@ -103,9 +110,9 @@ class Store:
             raise OutputError(
                 f"{self.current}: not a symbolic link", "move it away, or " + _ELSEWHERE
             ) from error
-        if target.parent != Path(BUNDLES):
+        if target.parent != Path(BUNDLES) or not is_bundle_name(target.name):
             raise OutputError(
-                f"{self.current}: leads to {target}, which is not in {self._bundles}",
+                f"{self.current}: leads to {target}, which is not a bundle in {self._bundles}",
                 "remove the link, or " + _ELSEWHERE,
             )
         return target.name
@@ -146,7 +153,7 @@ class Store:
                 describe(path, check=True)
                 return path
             except ClickLogError:  # a copy that was damaged, and is not served
-                self._remove(path)
+                remove_bundle(path)
         description = describe(bundle)
         with new_directory(path) as temporary:
             copied = {}
@@ -180,16 +187,8 @@ class Store:
                 needed.append(entry.name)
         removed = sorted(set(os.listdir(self._bundles)) - set(needed))
         for name in removed:
-            self._remove(self.path(name))
+            remove_bundle(self.path(name))
         return removed
-
-    def _remove(self, path: Path) -> None:
-        """Remove a bundle; it is gone as a whole before its files are."""
-        temporary = path.with_name(f".{path.name}.old{TEMPORARY}")
-        with output_errors(path):
-            os.rename(path, temporary)
-            fsync_directory(path.parent)
-            shutil.rmtree(temporary)
 
 
 def _link(source: Path, target: Path) -> bool:
@@ -199,5 +198,5 @@ def _link(source: Path, target: Path) -> bool:
         return True
     except OSError:  # another file system, or one without hard links
         pass
-    shutil.copyfile(source, target)
+    shutil.copy2(source, target)  # with its time, which is that of the training
     return False

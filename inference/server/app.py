@@ -287,16 +287,10 @@ def parse_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
     rows = _rows(value, max_rows)
     try:
         return predictor.workflow.transform(predictor.read(rows))
-    except InvalidRowError as error:
-        where = {"row": error.row, "column": error.column, "reason": error.reason}
-        if error.remedy:
-            where["remedy"] = error.remedy
+    except (InvalidRowError, MissingColumnError) as error:
+        known = {key: getattr(error, key) for key in ("row", "column", "reason", "remedy")}
+        where = {key: value for key, value in known.items() if value not in (None, "")}
         raise RefusedError(422, "invalid row", **where) from None
-    except MissingColumnError as error:
-        where = {"column": error.column, "reason": "the column is missing"}
-        if error.row is not None:
-            where = {"row": error.row, **where}
-        raise RefusedError(422, "invalid row", **where, remedy=error.remedy) from None
     except SchemaError as error:
         raise RefusedError(422, error.what, remedy=error.remedy) from None
 
@@ -310,10 +304,11 @@ def check_finite(probabilities: np.ndarray) -> None:
     finite = np.isfinite(probabilities)
     if not finite.all():
         row = int(finite.argmin())
-        log.error("the model computed the probability %s", probabilities[row])
+        error = f"the model computed the probability {probabilities[row]}"
+        log.error("%s", error)
         raise RefusedError(
             500,
-            f"the model computed the probability {probabilities[row]}",
+            error,
             row=row,
             remedy="its weights, or a dense value of the row, are too large or not finite: "
             "compare with `python -m inference predict`",
@@ -321,31 +316,24 @@ def check_finite(probabilities: np.ndarray) -> None:
 
 
 def _rows(value: Any, max_rows: int) -> list[dict] | dict[str, list]:
-    if not isinstance(value, dict) or set(value) not in ({"rows"}, {"columns"}):
-        raise RefusedError(422, "the body is not an object with either 'rows' or 'columns'")
-    if "rows" in value:
-        rows = value["rows"]
-        if not isinstance(rows, list):
-            raise RefusedError(422, "'rows' is not a list")
-        _check_count(len(rows), max_rows)
-        for index, row in enumerate(rows):
-            if not isinstance(row, dict):
-                raise RefusedError(422, "invalid row", row=index, reason="not an object")
-        return rows
-    columns = value["columns"]
-    if not isinstance(columns, dict):
-        raise RefusedError(422, "'columns' is not an object")
-    for name, values in columns.items():
-        if not isinstance(values, list):
-            raise RefusedError(422, "invalid column", column=name, reason="not a list")
-        _check_count(len(values), max_rows)
-    return columns
-
-
-def _check_count(rows: int, max_rows: int) -> None:
-    if rows > max_rows:
+    match value:
+        case {"rows": list(rows), **others} if not others:
+            count = len(rows)
+            for index, row in enumerate(rows):
+                if not isinstance(row, dict):
+                    raise RefusedError(422, "invalid row", row=index, reason="not an object")
+        case {"columns": dict(rows), **others} if not others:
+            if not all(isinstance(values, list) for values in rows.values()):
+                raise RefusedError(422, "a column of 'columns' is not a list")
+            count = max(map(len, rows.values()), default=0)
+        case _:
+            raise RefusedError(
+                422, "the body is not an object with either a list 'rows' or an object 'columns'"
+            )
+    if count > max_rows:
         raise RefusedError(
             413,
-            f"{rows} rows; the limit is {max_rows}",
+            f"{count} rows; the limit is {max_rows}",
             remedy="send them in several requests, or raise the server's --max_rows",
         )
+    return rows

@@ -1,8 +1,8 @@
 """Drift of the served rows, as Prometheus metrics: the index of each vocabulary, and dense means.
 
-:class:`workflows.drift_cells.Window` counts in the model's thread. prometheus_client adds the
-counts of several processes up, and the index is computed from the sums when metrics are read, so
-any process answers for the whole server.
+The model's thread counts the rows of a sliding window. prometheus_client adds the counts of several
+processes up, and the index is computed from the sums when metrics are read, so any process answers
+for the whole server.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from prometheus_client import CollectorRegistry, Gauge, Metric
 from prometheus_client.core import GaugeMetricFamily
 
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.formats.rows import Jagged
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.workflows.compiled.workflow import CompiledWorkflow, EncodedRows
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.drift import population_stability
-from nvt_torchrec.workflows.drift_cells import BUCKETS, Window, read_buckets
+from nvt_torchrec.workflows.drift import compared, population_stability
+from nvt_torchrec.workflows.drift_cells import BUCKETS, Buckets, read_buckets
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,96 @@ _COUNTS, _ROWS, _SUMS = (
     "inference_window_values", "inference_window_rows", "inference_window_dense_sum",
 )  # fmt: skip
 _BUCKET_NAMES = [*(f"{10 * i}-{10 * (i + 1)}" for i in range(BUCKETS)), "rest"]
+#: Parts of the window, the oldest of which is dropped at once.
+_SLOTS = 12
+#: Rows that are counted together: single ones would cost more in calls than in counting.
+_TOGETHER = 128
+#: Larger values, in standard deviations, count as this, so that a single one does not decide.
+_LARGEST = 100.0
+
+
+class Window:
+    """Counts the rows of the last seconds: by vocabulary the values in each bucket, and dense sums.
+
+    Columns that share a vocabulary are counted together, because their training counts are stored
+    together. Of dense columns a workflow holds mean and standard deviation only; the values that
+    the model sees are normalized by them, so the mean of a window is 0 without a shift.
+
+    Args:
+        spec: The spec of the rows.
+        buckets: The buckets of the vocabularies, see :func:`workflows.drift_cells.read_buckets`.
+        seconds: The length of the window.
+        clock: Returns the time in seconds.
+
+    Attributes:
+        buckets: The buckets of the vocabularies that are counted.
+        dense: The dense columns that are summed.
+    """
+
+    def __init__(
+        self,
+        spec: FeatureSpec,
+        buckets: dict[str, Buckets],
+        seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        columns = compared(spec)
+        self._vocabulary_of = {
+            j: column.vocabulary_name
+            for j, column in enumerate(spec.categorical)
+            if column.name in columns and column.vocabulary_name in buckets
+        }
+        self.buckets = {name: buckets[name] for name in dict.fromkeys(self._vocabulary_of.values())}
+        self.dense = [name for name in spec.normalized_names if name in columns]
+        self._places = [spec.dense_names.index(name) for name in self.dense]
+        self._slot_s, self._clock = seconds / _SLOTS, clock
+        self._lock = threading.Lock()
+        self._counts = {name: np.zeros((_SLOTS, BUCKETS + 1), np.int64) for name in self.buckets}
+        self._sums = np.zeros((_SLOTS, 1 + len(self.dense)))  # rows, and the sum of each column
+        self._slot = 0
+        self._waiting: list[EncodedRows] = []
+
+    def add(self, batches: Sequence[EncodedRows]) -> None:
+        """Count some rows."""
+        with self._lock:
+            self._move()
+            self._waiting += batches
+            if sum(map(len, self._waiting)) >= _TOGETHER:
+                self._count()
+
+    def totals(self) -> tuple[dict[str, np.ndarray], float, dict[str, float]]:
+        """Return the values in each bucket by vocabulary, the rows, and the sums of the columns."""
+        with self._lock:
+            self._move()
+            self._count()
+            rows, *sums = self._sums.sum(axis=0).tolist()
+            counts = {name: of.sum(axis=0) for name, of in self._counts.items()}
+        return counts, rows, dict(zip(self.dense, sums, strict=True))
+
+    def _move(self) -> None:
+        """Begin a new slot, if it is time for it, and empty those that left the window."""
+        now = int(self._clock() / self._slot_s)
+        if now == self._slot:
+            return
+        self._count()
+        left = [number % _SLOTS for number in range(max(self._slot, now - _SLOTS) + 1, now + 1)]
+        for counts in (self._sums, *self._counts.values()):
+            counts[left] = 0
+        self._slot = now
+
+    def _count(self) -> None:
+        """Count the rows that wait, in the slot of now."""
+        batches, self._waiting = self._waiting, []
+        if not batches:
+            return
+        slot = self._slot % _SLOTS
+        dense = np.concatenate([rows.dense[self._places] for rows in batches], axis=1)
+        self._sums[slot, 0] += dense.shape[1]
+        self._sums[slot, 1:] += dense.clip(-_LARGEST, _LARGEST).sum(axis=1, dtype=np.float64)
+        for j, name in self._vocabulary_of.items():
+            columns = [rows.ids[j] for rows in batches]
+            ids = [column.values if isinstance(column, Jagged) else column for column in columns]
+            self._counts[name][slot] += self.buckets[name].count(np.concatenate(ids))
 
 
 class DriftMetrics:
@@ -41,7 +133,7 @@ class DriftMetrics:
     Args:
         registry: The registry of the process.
         window_s: The length of the window in seconds.
-        clock: The time in seconds.
+        clock: Returns the time in seconds.
 
     Attributes:
         registry: The registry of the process.
@@ -118,28 +210,24 @@ class _WithPsi:
     """The part of a registry that ``generate_latest`` needs."""
 
     def __init__(self, registry: CollectorRegistry, window: Window | None) -> None:
-        self._registry, self._window = registry, window
+        self._registry = registry
+        self._buckets = {} if window is None else window.buckets
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics, and those made of them."""
-        buckets = self._window.buckets if self._window else {}
-        counts = {name: np.zeros(BUCKETS + 1, np.int64) for name in buckets}
-        rows, sums = 0.0, {}
+        read: dict[str, dict[tuple[str, str], float]] = {_COUNTS: {}, _ROWS: {}, _SUMS: {}}
         for metric in self._registry.collect():
             yield metric
-            if metric.name == _ROWS:
-                rows = sum(sample.value for sample in metric.samples)
-            elif metric.name == _SUMS:
-                sums = {sample.labels["column"]: sample.value for sample in metric.samples}
-            elif metric.name == _COUNTS:
-                for sample in metric.samples:
-                    if (name := sample.labels["column"]) in counts:
-                        bucket = _BUCKET_NAMES.index(sample.labels["bucket"])
-                        counts[name][bucket] = sample.value
-        stability = {
-            name: population_stability(buckets[name].counts, now, ERROR_RATE)
-            for name, now in counts.items()
-        }
+            if metric.name in read:
+                read[metric.name] = {
+                    (sample.labels.get("column", ""), sample.labels.get("bucket", "")): sample.value
+                    for sample in metric.samples
+                }
+        stability = {}
+        for name, buckets in self._buckets.items():
+            counts = [read[_COUNTS].get((name, bucket), 0) for bucket in _BUCKET_NAMES]
+            now = np.array(counts, np.int64)
+            stability[name] = population_stability(buckets.counts, now, ERROR_RATE)
         yield _gauge(
             "inference_psi",
             "Population stability index of the values in the sliding window, against the training "
@@ -152,18 +240,20 @@ class _WithPsi:
             f"{ERROR_RATE:g}",
             {name: limit for name, (_, limit) in stability.items()},
         )
-        if sums:
-            yield _gauge(
-                "inference_dense_mean",
-                "Mean of the dense values in the sliding window, in standard deviations of the "
-                "training days from their mean",
-                {name: total / rows if rows else 0.0 for name, total in sums.items()},
-            )
-            yield GaugeMetricFamily(
-                "inference_dense_mean_limit",
-                f"What it exceeds by chance, up or down, with a probability of {ERROR_RATE:g}",
-                value=_NORMAL_LIMIT / math.sqrt(rows) if rows else math.inf,
-            )
+        if not read[_SUMS]:
+            return
+        rows = read[_ROWS]["", ""]
+        yield _gauge(
+            "inference_dense_mean",
+            "Mean of the dense values in the sliding window, in standard deviations of the "
+            "training days from their mean",
+            {name: total / rows if rows else 0.0 for (name, _), total in read[_SUMS].items()},
+        )
+        yield GaugeMetricFamily(
+            "inference_dense_mean_limit",
+            f"What it exceeds by chance, up or down, with a probability of {ERROR_RATE:g}",
+            value=_NORMAL_LIMIT / math.sqrt(rows) if rows else math.inf,
+        )
 
 
 def _gauge(name: str, text: str, values: dict[str, float]) -> GaugeMetricFamily:

@@ -72,6 +72,13 @@ class ServerMetrics:
             "inference_bundle_info",
             "Processes that serve a bundle, by the beginning of its digest and by its generation",
             ["bundle", "generation"])
+        time = functools.partial(Gauge, multiprocess_mode="livemax", registry=registry)
+        self._trained = time(
+            "inference_bundle_trained_timestamp_seconds",
+            "When the bundle that is served was trained, in seconds since 1970; 0: unknown")
+        self._published = time(
+            "inference_bundle_published_timestamp_seconds",
+            "When the bundle that is served was put in place, in seconds since 1970; 0: unknown")
         self.reloads = counter(
             "inference_bundle_reloads", "How often another bundle was put in place")
         self.reload_failures = counter(
@@ -103,6 +110,8 @@ class ServerMetrics:
             else:
                 self._bundle_info.remove(*before.labels)
         self._bundle_info.labels(*now.labels).set(1)
+        self._trained.set(now.trained)
+        self._published.set(now.published)
 
     def page(self) -> bytes:
         """Return the text for Prometheus: the sums over all processes."""

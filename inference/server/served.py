@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from pathlib import Path
@@ -25,12 +26,20 @@ class Served:
         bundle: The digest of the bundle; "" for a workflow and a checkpoint.
         generation: The generation of the workflow; None if it has none.
         stamp: The bundle's stamp when it was opened; None for a workflow and a checkpoint.
+        published: When the path that is followed was changed, in seconds since 1970; 0 if
+            unknown.
     """
 
     predictor: Predictor
     bundle: str = ""
     generation: int | None = None
     stamp: Stamp | None = None
+    published: float = 0.0
+
+    @property
+    def trained(self) -> float:
+        """When it was trained, in seconds since 1970: the time of its ``bundle.json``."""
+        return 0.0 if self.stamp is None else self.stamp[-1] / 1e9
 
     @property
     def name(self) -> str:
@@ -79,12 +88,11 @@ def open_served(source: Source) -> Served:
     if source.bundle is None:
         served = Served(source.load(), generation=inspect(source.workflow).generation)
     else:
-        path = Path(os.path.realpath(source.bundle))
-        try:
-            stamp = read_stamp(path)
-        except OSError:  # load says what is missing
-            stamp = None
+        path, stamp, published = Path(os.path.realpath(source.bundle)), None, 0.0
+        with contextlib.suppress(OSError):  # load says what is missing
+            published, stamp = os.lstat(source.bundle).st_mtime, read_stamp(path)
         predictor = source.load(bundle=path)
-        served = Served(predictor, bundle_digest(path), describe(path).generation, stamp)
+        generation = describe(path).generation
+        served = Served(predictor, bundle_digest(path), generation, stamp, published)
     served.warm_up()
     return served

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
+from nvt_torchrec.base.files.validation import path_inside
 from tests.mutations import expect_own_errors
 
 
@@ -78,13 +80,33 @@ def test_other_formats_versions_and_digests(described: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["../data", "/etc/passwd", "a/../../data", "none"])
+@pytest.mark.parametrize(
+    "name", ["../data", "/etc/passwd", "a/../../data", "link", "loop", "", ".", "x\0", "\ud800"]
+)
 def test_files_lie_in_the_directory(described: Path, name: str) -> None:
     directory = described.parent / "inner"
-    directory.mkdir()
-    (directory / "a").mkdir()
-    with pytest.raises(BadInputError, match=r"missing\n.*copy it"):
+    (directory / "a").mkdir(parents=True)
+    (directory / "link").symlink_to(described.parent)
+    (directory / "loop").symlink_to("loop")
+    name = f"{name}/data" if name == "link" else name
+    with pytest.raises(BadInputError, match=r"does not lie in|missing\n.*copy it"):
         check_sizes(directory, {name: FileEntry(4, sha256="")}, "copy it")
+    assert path_inside(directory, "a/none", described) == directory / "a" / "none"
+
+
+def test_what_is_no_file_or_too_large_is_not_read(tmp_path: Path) -> None:
+    """It used to block for ever, or to fill the memory."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", 1 << 30)
+    for name, what in (
+        ("pipe", "not a regular"),
+        ("device", "not a regular"),
+        ("large", "at most"),
+    ):
+        with pytest.raises(BadInputError, match=f"cannot be read as a description.*{what}"):
+            FORMAT.read(_Content, tmp_path / name, "copy it")
 
 
 def test_damaged_files(described: Path) -> None:

@@ -56,11 +56,11 @@ def test_records_that_cannot_be_read_now_are_an_error(tmp_path: Path, monkeypatc
     journal = Journal(tmp_path)
     journal.add({"a": {"rows": 1}})
 
-    def read_text(path: Path, **options: str) -> str:
+    def read(path: Path, most: int) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", read_text)
+        patch.setattr("nvt_torchrec.base.files.atomic.read_regular", read)
         with pytest.raises(BadInputError, match="Input/output error"):
             journal.finished(_Record)
     (file,) = _files(tmp_path)

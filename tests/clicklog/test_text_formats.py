@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.readers.line_chunks import LongLine, end_of_rows, split_chunks
+from nvt_torchrec.clicklog.readers.line_chunks import LongLine, split_chunks
 from nvt_torchrec.clicklog.readers.raw import (
     Block,
     find_days,
@@ -355,10 +355,3 @@ def test_a_stray_quote_and_a_long_row_spoil_one_row_each(tmp_path: Path, block_b
     assert "field 2: text after the closing quote" in [what for _, what, _ in bad]
     streamed = stream_rows(str(path), spec, block_bytes=block_bytes, reject=True)
     assert [row[2] for _, part in streamed for row in _values(part)] == found
-
-
-def test_the_end_of_the_whole_rows_of_a_head() -> None:
-    text = b'y,a\n1,"x\ny"\n0,"z\n'
-    assert end_of_rows(text, 0, 1000, ",") == text.index(b"0,")
-    assert end_of_rows(text[:-4], 0, 1000, ",") == text.index(b"0,")
-    assert end_of_rows(text + b"w" * 1100 + b"\n0,a\n1", 0, 1000, ",") == len(text) + 1105

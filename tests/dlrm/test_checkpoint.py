@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pickle
+import resource
 import shutil
 from pathlib import Path
 
@@ -234,6 +235,25 @@ def test_a_failed_write_leaves_nothing(data, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "rename", fail)
     path = tmp_path / "checkpoint"
     with pytest.raises(OutputError, match=r"cannot be written: .*No space left"):
+        train_here(f"--binary_path={data}", f"--save_checkpoint_path={path}", "--learning_rate=0.1")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_a_sentence(data, tmp_path, monkeypatch):
+    """Stood in for by a limit of the size of files; torch's own error is of its source code."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def save(state, **options):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limits[1]))
+        try:
+            return original(state, **options)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    original = dcp.save
+    monkeypatch.setattr(dcp, "save", save)
+    path = tmp_path / "checkpoint"
+    with pytest.raises(OutputError, match=r"(could not be written whole: the disk is full|large)"):
         train_here(f"--binary_path={data}", f"--save_checkpoint_path={path}", "--learning_rate=0.1")
     assert not list(tmp_path.iterdir())
 

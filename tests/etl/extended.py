@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from nvt_torchrec.etl.check.findings import NOTE
+from nvt_torchrec.etl.check.output import NOTE
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.extend.run import extend
 from nvt_torchrec.etl.run import run

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.arrays import to_arrow
-from nvt_torchrec.etl.check.findings import NOTE
+from nvt_torchrec.etl.check.output import NOTE
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.formats.schema import TableSchema
 from tests.etl.findings import bad, only, set_value
@@ -84,7 +84,7 @@ def test_lists(tmp_path: Path) -> None:
     assert bad(directory) == []
     write([[1, 9], [], [3], [4, 10, 11]])
     found = only(directory, "id range")
-    assert "row 3, column tags: id 10, the table has 10 rows (2 such in the file)" in found
+    assert "row 3, column tags: id 10, the table has 10 rows (2 such in the row group)" in found
     write([[1, 9], [2, None]])
     assert "row 1, column tags: a null in a list" in only(directory, "nulls")
     write([[1, 9], None])

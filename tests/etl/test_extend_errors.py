@@ -19,7 +19,7 @@ from nvt_torchrec.base.errors import (
     SettingsError,
 )
 from nvt_torchrec.base.files.atomic import locked
-from nvt_torchrec.etl.check.findings import NOTE
+from nvt_torchrec.etl.check.output import NOTE
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.extend.splits import assign_all, days_after
 from nvt_torchrec.etl.output import EXTENDING_FILE

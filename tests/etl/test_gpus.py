@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import sys
 import types
@@ -12,13 +11,10 @@ import pytest
 from distributed import LocalCluster
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.etl.commands import dry_run
 from nvt_torchrec.etl.engines import cluster, hardware
 from nvt_torchrec.etl.engines.engine import resolve
-from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
-from tests.etl.runs import settings
-from tests.logs import CRITEO, write_log
+from tests.logs import CRITEO
 
 CARD = 141 << 30
 
@@ -140,24 +136,3 @@ def test_auto_is_dask_where_there_is_a_gpu_or_a_scheduler(
     asked = EtlSettings(str(tmp_path), tmp_path / "out", CRITEO, **options)
     assert resolve(asked).engine == engine
     assert resolve(resolve(asked)) == resolve(asked)
-
-
-def test_a_dry_run_counts_the_buffers_of_the_lanes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Kernels need few times their blocks, in four lanes; NVTabular takes eight blocks at once."""
-    write_log(tmp_path / "raw", [300, 300, 300], seed=1)
-    monkeypatch.setattr(dry_run, "gpu_count", lambda: 2)
-    # the sample itself is of another engine: here are no GPUs
-    monkeypatch.setattr(
-        dry_run, "run", lambda sample: run(dataclasses.replace(sample, engine="cpu"))
-    )
-    block, found = 256 << 20, {}
-    for engine in ("dask", "nvtabular"):
-        given = settings(tmp_path / "raw", tmp_path / "out", engine=engine, block_mb=256)
-        line = dry_run.dry_run(given).split("memory: about ")[1]
-        found[engine] = float(line.split(" GB")[0]) * 1e9 / 2  # of two workers
-    rows = block / ((tmp_path / "raw" / "day_0").stat().st_size / 300)
-    kernels = 4 * (block * 9 / 8 + rows * (13 * 4 + 8))
-    assert found["dask"] == pytest.approx(kernels, rel=0.1)
-    assert found["nvtabular"] == pytest.approx(8 * 12 * block, rel=0.1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nvt_torchrec.etl.__main__ import main
-from nvt_torchrec.etl.check.findings import NOTE
+from nvt_torchrec.etl.check.output import NOTE
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.labels import one_label, one_label_remedy
 from tests.logs import random_rows, write_day, write_log

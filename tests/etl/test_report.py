@@ -137,12 +137,6 @@ def test_most_frequent_values_and_how_many_make_99_percent(done: tuple[Path, lis
         assert column.values_for_99 == most
 
 
-def test_counting_in_batches_gives_the_same(done: tuple[Path, list], monkeypatch):
-    whole = data_of(done[0])[1].categorical
-    monkeypatch.setattr(report_data, "_BATCH", 7)
-    assert data_of(done[0])[1].categorical == whole
-
-
 def test_dense_values_before_are_the_raw_ones(done: tuple[Path, list]):
     output, days = done
     train = cut(days)["train"]

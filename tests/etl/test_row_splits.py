@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
 from nvt_torchrec.clicklog.readers.raw import find_days
-from nvt_torchrec.etl.commands.dry_run import dry_run
 from nvt_torchrec.etl.plan import make_plan
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.shuffle.permutation import round_keys
@@ -355,14 +354,6 @@ def test_times_that_leave_no_row_for_training(times: list[int], split: str) -> N
     what = f"so {split} would begin at 1970-01-01 00:00:00, the first time"
     with pytest.raises(BadInputError, match=what):
         find_cuts([np.stack([distinct, np.cumsum(counts)])], 0.1, 0.4)
-
-
-def test_dry_run(raw: Path, tmp_path: Path) -> None:
-    for split in SPLITS_OF_ROWS.values():
-        text = dry_run(settings(raw, tmp_path / "out", _with(split)))
-        assert f"whose rows are divided by {split.by}" in text
-        assert "rows  : about 1,1" in text
-    assert not (tmp_path / "out").exists()
 
 
 def test_by_days_the_manifest_has_no_rule(tmp_path: Path, raw: Path) -> None:

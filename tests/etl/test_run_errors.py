@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import fcntl
-import gzip
 import shutil
 from pathlib import Path
 
@@ -128,50 +127,6 @@ def test_a_policy_by_name(raw: Path, tmp_path: Path) -> None:
 def test_no_scheduler(raw: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"--scheduler tcp://127.0.0.1:1: "):
         run(settings(raw, tmp_path / "out", scheduler="tcp://127.0.0.1:1"))
-
-
-@pytest.mark.parametrize("engine", ["cpu", "dask"])
-def test_dry_run_writes_nothing(raw: Path, engine: str, tmp_path: Path, capsys) -> None:
-    flags = ["--input_path", str(raw), "--output_path", str(tmp_path / "out"), "--dry_run"]
-    assert main(["run", *flags, "--engine", engine]) == 0
-    text = capsys.readouterr().out
-    for word in (f"engine: {engine}", "day_0", "train", "valid", "test", "disk", "memory", "time"):
-        assert word in text
-    rows = int(text.split("rows  : about ")[1].split("\n")[0].replace(",", ""))
-    assert abs(rows - sum(ROWS)) < 20
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_dry_run_of_compressed_days(raw: Path, tmp_path: Path, capsys) -> None:
-    """What they would become is estimated from their first bytes."""
-    for packed in (["day_1"], ["day_0", "day_1", "day_2"]):
-        log = tmp_path / f"raw_{len(packed)}"
-        shutil.copytree(raw, log)
-        for name in packed:
-            (log / f"{name}.gz").write_bytes(gzip.compress((log / name).read_bytes()))
-            (log / name).unlink()
-        flags = ["--input_path", str(log), "--output_path", str(tmp_path / "out"), "--dry_run"]
-        assert main(["run", *flags, "--engine", "cpu"]) == 0
-        text = capsys.readouterr().out
-        assert f"{len(packed)} of 3 days are compressed, 1 : " in text
-        rows = int(text.split("rows  : about ")[1].split("\n")[0].replace(",", ""))
-        assert abs(rows - sum(ROWS)) < 20
-        assert not (tmp_path / "out").exists()
-
-
-def test_dry_run_refuses_what_the_run_would(raw: Path, done: Path, capsys) -> None:
-    flags = ["--input_path", str(raw), "--output_path", str(done), "--dry_run"]
-    assert main(["run", *flags]) == 2
-    assert "a finished run" in capsys.readouterr().err
-
-
-def test_dry_run_of_a_bad_log(tmp_path: Path, capsys) -> None:
-    write_log(tmp_path / "raw", [5, 5])
-    text = (tmp_path / "raw" / "day_0").read_text().replace("\n", "\tmore\n", 2)
-    (tmp_path / "raw" / "day_0").write_text(text)
-    flags = ["--input_path", str(tmp_path / "raw"), "--output_path", str(tmp_path / "out")]
-    assert main(["run", *flags, "--dry_run"]) == 2
-    assert "day_0, line 1: 41 fields instead of 40" in capsys.readouterr().err
 
 
 def test_an_input_that_changes_during_the_run(tmp_path: Path, monkeypatch) -> None:

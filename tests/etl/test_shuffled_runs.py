@@ -14,7 +14,7 @@ import pytest
 from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.base.files.journal import UNITS
 from nvt_torchrec.etl.__main__ import main
-from nvt_torchrec.etl.check.findings import NOTE
+from nvt_torchrec.etl.check.output import NOTE
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.output import WORK_DIRECTORY
 from nvt_torchrec.etl.shuffle.permutation import permute, round_keys

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, ClickLogError, OutputError
-from nvt_torchrec.clicklog.readers import lines
 from nvt_torchrec.clicklog.readers.raw import find_days
 from nvt_torchrec.etl import staging
 from nvt_torchrec.etl.__main__ import main
@@ -193,18 +192,6 @@ def test_an_interrupted_run_keeps_its_copies(tmp_path: Path, monkeypatch) -> Non
     assert copy.stat().st_ino == before
     parts = {name: data for name, data in tree(tmp_path / "whole").items() if "part." in name}
     assert {name: tree(output)[name] for name in parts} == parts
-
-
-def test_dry_run_of_a_bomb(tmp_path: Path, monkeypatch, capsys) -> None:
-    """It says what would come of it, from a bounded sample."""
-    monkeypatch.setattr(lines, "_HEAD_TEXT", 4 * MIB)
-    rows = _text(random_rows(50, 0))
-    (tmp_path / "day_0.gz").write_bytes(gzip.compress(rows * (16 * MIB // len(rows)), 9))
-    flags = ["--input_path", str(tmp_path), "--output_path", str(tmp_path / "out"), "--dry_run"]
-    assert main(["run", *flags, "--engine", "cpu"]) == 0
-    text = capsys.readouterr().out
-    size = float(text.split("bytes: about ")[1].split(" MB")[0])
-    assert 8 < size < 34
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan"])

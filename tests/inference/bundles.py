@@ -38,7 +38,13 @@ ROWS = [
 
 
 def make_workflow(
-    path: Path, *, seed: int = 0, generation: int | None = 0, equal: int = 1, columns: int = 2
+    path: Path,
+    *,
+    seed: int = 0,
+    generation: int | None = 0,
+    equal: int = 1,
+    columns: int = 2,
+    parent: str = "",
 ) -> Path:
     """Write a workflow whose ids depend on the seed; see :func:`set_lineage`."""
     spec = dataclasses.replace(SPEC, categorical=SPEC.categorical[:columns])
@@ -53,12 +59,15 @@ def make_workflow(
     statistics = {name: {"mean": 1.0, "std": 2.0} for name in SPEC.dense_names}
     workflows.write_workflow(path, spec, workflows.Fitted(statistics, vocabularies))
     if generation is not None:
-        set_lineage(path, generation, equal)
+        set_lineage(path, generation, equal, parent)
     return path
 
 
-def set_lineage(path: Path, generation: int, equal: int = 1) -> None:
-    """Give a workflow a line of descent of a day each; the last ``equal`` generations are equal."""
+def set_lineage(path: Path, generation: int, equal: int = 1, parent: str = "") -> None:
+    """Give a workflow a line of descent of a day each; the last ``equal`` generations are equal.
+
+    ``parent`` is the digest of the generation before; "" for one that there is not.
+    """
     description = inspect(path)
     values = {name: one.values for name, one in description.vocabularies.items()}
     lineage = [
@@ -71,6 +80,8 @@ def set_lineage(path: Path, generation: int, equal: int = 1) -> None:
         }
         for number in range(generation + 1)
     ]
+    if parent:
+        lineage[-2]["digest"] = parent
     metadata = read_json(path / "metadata.json", "a workflow")
     write_json(path / "metadata.json", {**metadata, "lineage": lineage})
 
@@ -89,6 +100,7 @@ def make_bundle(
     rows: int = VALUES + 3 + 5 + 3,
     columns: int = 2,
     origin: Origin | None = None,
+    parent: str = "",
 ) -> Path:
     """Write a bundle whose ids and weights depend on the seed.
 
@@ -100,9 +112,11 @@ def make_bundle(
         rows: The number of rows of its tables, for a larger file.
         columns: The number of categorical columns, 1 or 2.
         origin: Where it claims to come from.
+        parent: The digest of the workflow that its own was extended from.
     """
     workflow = path.with_name(f"{path.name}.workflow")
-    make_workflow(workflow, seed=seed, generation=generation, equal=equal, columns=columns)
+    lineage = {"generation": generation, "equal": equal, "parent": parent}
+    make_workflow(workflow, seed=seed, columns=columns, **lineage)
     generator = torch.Generator().manual_seed(seed)
 
     def integers(*shape: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Rows that were parsed, as arguments of an exported model; their columns are not derived."""
+"""Rows that were read, as arguments of an exported model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from nvt_torchrec.formats.missing import is_missing
 from nvt_torchrec.formats.rows import Jagged, RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.inference.export.sources import MISSING, padded
+from nvt_torchrec.inference.export.network import MISSING
 
 
 def arguments_of(
@@ -28,3 +28,11 @@ def arguments_of(
             single.append(np.where(absent, MISSING, values.astype(np.int64)))
     categorical = np.stack(single, 1) if single else np.empty((len(rows), 0), np.int64)
     return torch.from_numpy(dense), torch.from_numpy(categorical), lists
+
+
+def padded(values: Jagged) -> torch.Tensor:
+    """Lists of integers as a tensor."""
+    lengths = np.diff(values.offsets)
+    result = np.full((len(lengths), max(1, lengths.max(initial=0))), MISSING)
+    result[np.arange(result.shape[1]) < lengths[:, None]] = values.values
+    return torch.from_numpy(result)

@@ -31,8 +31,6 @@ def test_table_and_json(shop: Trained, tmp_path: Path, capsys: pytest.CaptureFix
             assert 0 < timing["p50"] <= timing["p90"] <= timing["p99"]
             assert timing["rows_per_s"] == pytest.approx(size / timing["p50"] * 1e3)
             assert timing["batches"] >= 1
-    assert set(value["bulk_one_thread"]) == {"parse", "encode", "model"}
-    assert min(value["bulk_one_thread"].values()) > 0
     printed = capsys.readouterr().out
     assert "batch 500:" in printed
     assert "times faster than Workflow.transform" in printed

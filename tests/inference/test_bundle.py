@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -49,11 +52,72 @@ def test_a_bundle_scores_as_its_parts(
     np.testing.assert_allclose(got, predictor.predict(rows), atol=1e-6)
 
 
-def test_nothing_is_overwritten(bundle: Path, trained: Trained) -> None:
-    with pytest.raises(OutputError, match="exists"):
-        write_bundle(trained.workflow, trained.checkpoint, bundle)
+def test_what_is_there_already(bundle: Path, trained: Trained, tmp_path: Path, capsys) -> None:
+    """From the same inputs nothing is done; anything else is not overwritten."""
+    before = {file: file.stat().st_mtime_ns for file in bundle.rglob("*")}
+    assert main(["bundle", *trained.flags, "--output", str(bundle)]) == 0
+    assert "made from this workflow and checkpoint already" in capsys.readouterr().out
+    assert {file: file.stat().st_mtime_ns for file in bundle.rglob("*")} == before
+    model = (trained.checkpoint / "model.json").stat()
+    assert (bundle / "bundle.json").stat().st_mtime == pytest.approx(model.st_mtime, abs=1e-3)
+    for tables, path in (("int8", bundle), ("float32", trained.raw), ("float32", tmp_path / "l")):
+        (tmp_path / "l").unlink(missing_ok=True)
+        (tmp_path / "l").symlink_to("l")
+        with pytest.raises(OutputError, match="exists, and is not a bundle of this workflow"):
+            write_bundle(trained.workflow, trained.checkpoint, path, tables=tables)
     with pytest.raises(OutputError, match="cannot be written"):
         write_bundle(trained.workflow, trained.checkpoint, "/proc/none/bundle")
+
+
+def test_bundles_are_kept(trained: Trained, tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    for day in range(4):
+        checkpoint = shutil.copytree(trained.checkpoint, checkpoints / str(day))
+        os.utime(checkpoint / "model.json", (1000 * day, 1000 * day))
+        flags = ["--workflow", str(trained.workflow), "--checkpoint", str(checkpoint)]
+        output = tmp_path / "bundles" / f"day_{day}"
+        assert main(["bundle", *flags, "--output", str(output), "--keep", "2"]) == 0
+        (tmp_path / "bundles" / "notes").mkdir(exist_ok=True)
+    assert {path.name for path in output.parent.iterdir()} == {"day_2", "day_3", "notes"}
+
+
+def test_only_what_a_workflow_lists_is_copied(trained: Trained, tmp_path: Path) -> None:
+    workflow = shutil.copytree(trained.workflow, tmp_path / "workflow")
+    os.mkfifo(workflow / "pipe")
+    (workflow / "loop").symlink_to("loop")
+    (workflow / "secret").symlink_to("/etc/passwd")
+    write_bundle(workflow, trained.checkpoint, tmp_path / "bundle")
+    assert not {"pipe", "loop", "secret"} & {file.name for file in tmp_path.rglob("bundle/**/*")}
+    graph = workflow / "graph.json"
+    graph.unlink()
+    os.mkfifo(graph)
+    with pytest.raises(BadInputError, match=r"graph\.json"):
+        write_bundle(workflow, trained.checkpoint, tmp_path / "other")
+
+
+_FULL = """
+import resource, signal, sys
+from nvt_torchrec.inference.__main__ import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), -1))
+sys.exit(main(["bundle", *sys.argv[2:]]))
+"""
+
+
+@pytest.mark.parametrize("size", [500, 5000])
+def test_a_full_disk_is_a_sentence(trained: Trained, tmp_path: Path, size: int) -> None:
+    """Stood in for by a limit of the size of files."""
+    flags = [*trained.flags, "--output", str(tmp_path / "bundle")]
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL, str(size), *flags], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert lines[-2:] == [
+        f"error: {tmp_path / 'bundle'}: cannot be written: File too large",
+        "  -> free space, or choose a writable place",
+    ]
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.spec.reading import Derivation, Reading
 from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.export.network import RawModel
-from nvt_torchrec.inference.export.probe import probe_rows
-from nvt_torchrec.inference.export.sources import to_inputs
-from nvt_torchrec.inference.export.torch_package import export_torch
+from nvt_torchrec.inference.export.torch_package import describe, export_torch
 from nvt_torchrec.inference.model.bundle import save_bundle
 from nvt_torchrec.inference.model.weights import ModelShape, from_scorer
 from nvt_torchrec.workflows import compiled
@@ -126,7 +125,7 @@ def test_a_package_runs_with_pytorch_alone(
     flags = ["--bundle", str(bundle), "--output", str(export), "--format", "torch"]
     assert main(["export", *flags]) == 0
     assert sorted(file.name for file in export.iterdir()) == ["columns.json", "model.pt2"]
-    rows = criteo_dicts(trained.days[2]) + probe_rows(trained.workflow, 300, seed=9)
+    rows = criteo_dicts(trained.days[2])
     columns = json.loads((export / "columns.json").read_text())
     assert columns["dense"]["columns"] == list(predictor.spec.dense_names)
     dense = torch.tensor(
@@ -169,12 +168,12 @@ def test_a_package_of_lists_hashes_and_small_tables(tmp_path: Path) -> None:
     save_bundle(tmp_path / "small", tmp_path / "workflow", small, shape)
     export_torch(tmp_path / "small", tmp_path / "export")
     small_predictor = Predictor(predictor.workflow, small)
-    parts = [probe_rows(tmp_path / "workflow", count, seed=count) for count in (1, 2, 50)]
-    inputs = [to_inputs(rows, LISTS) for rows in parts]
-    assert [one[2][0].shape[1] for one in inputs][2] == 4
+    parts = [odd_rows(LISTS, count, np.random.default_rng(count)) for count in (1, 2, 50)]
+    inputs = [arguments_of(rows, LISTS) for rows in parts]
+    assert max(values.shape[1] for _, _, lists in inputs for values in lists) > 1
     [got] = run_bare(tmp_path / "export", tmp_path, inputs, ["model.pt2"])
     for scores, rows in zip(got, parts, strict=True):
-        np.testing.assert_allclose(scores, small_predictor.predict(rows), atol=1e-6)
+        np.testing.assert_allclose(scores, small_predictor.predict_rows(rows), atol=1e-6)
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="AOTInductor needs a C++ compiler")
@@ -187,11 +186,11 @@ def test_a_compiled_package(tmp_path: Path) -> None:
     spec = FeatureSpec("label", (DenseColumn("d0", fill=3),), columns)
     predictor = untrained(tmp_path, spec, 3)
     export_torch(tmp_path / "bundle", tmp_path / "export", compiled=True)
-    parts = [probe_rows(tmp_path / "workflow", count, seed=count) for count in (1, 2, 50)]
-    inputs = [to_inputs(rows, spec) for rows in parts]
+    parts = [odd_rows(spec, count, np.random.default_rng(count)) for count in (1, 2, 50)]
+    inputs = [arguments_of(rows, spec) for rows in parts]
     for got in run_bare(tmp_path / "export", tmp_path, inputs, ["model.pt2", "compiled.pt2"]):
         for scores, rows in zip(got, parts, strict=True):
-            np.testing.assert_allclose(scores, predictor.predict(rows), atol=1e-6)
+            np.testing.assert_allclose(scores, predictor.predict_rows(rows), atol=1e-6)
 
 
 @settings(
@@ -218,6 +217,23 @@ def test_the_network_scores_any_spec_as_the_predictor(
         got = network(*arguments_of(rows, spec)).numpy()
         expected = predictor.predict_rows(rows)
     np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+def test_the_columns_say_what_the_caller_derives() -> None:
+    hour = Reading(("time",), nulls=("-",))
+    spec = FeatureSpec(
+        "label",
+        (DenseColumn("d0"),),
+        (
+            CategoricalColumn("tags", raw="int", multi_hot=True),
+            CategoricalColumn("hour", raw="int", reading=hour, derive=Derivation("hour")),
+        ),
+    )
+    columns = describe(spec, "digest")
+    assert columns["categorical"]["columns"] == ["hour"]
+    assert columns["lists"]["columns"] == ["tags"]
+    assert columns["derived"] == {"hour": {"from": ["time"], "kind": "hour"}}
+    assert columns["nulls"] == {"hour": ["-"]}
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_what_cannot_be_served_is_logged_and_counted(two: Bundles, tmp_path: Pat
         for target, message in (
             (damaged, "table.npy: not the file that was written"),
             (tmp_path / "nowhere", "no bundle: No such file"),
-            (narrow, "its categorical columns are not those of the bundle that is served"),
+            (narrow, "its columns are not those of the bundle that is served"),
             (loop, "no bundle: Too many levels of symbolic links"),
         ):
             before = failures()

@@ -214,39 +214,3 @@ def test_flags(trained: Trained, tmp_path: Path, capsys, flags: list[str], messa
 
     assert re.search(message, capsys.readouterr().err)
     assert not any(tmp_path.iterdir())
-
-
-def test_devices_take_pieces_in_turn(
-    trained: Trained, predictor: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Here two on the CPU; the output is that of one."""
-    seen = []
-    genuine = bulk._score
-
-    def work(chosen, piece, *rest):
-        seen.append((piece.first, chosen))
-        return genuine(chosen, piece, *rest)
-
-    monkeypatch.setattr(bulk, "_score", work)
-    outputs = []
-    for replicas in ([], [predictor.on("cpu")]):
-        outputs.append(tmp_path / f"{len(replicas)}.parquet")
-        bulk.predict_file(
-            predictor,
-            str(trained.raw / "day_0"),
-            outputs[-1],
-            replicas=replicas,
-            workers=2,
-            piece_bytes=4000,
-        )
-    assert outputs[0].read_bytes() == outputs[1].read_bytes()
-    half = len(seen) // 2
-    turns = [chosen for _, chosen in sorted(seen[half:], key=lambda one: one[0])]
-    assert all(chosen is predictor for _, chosen in seen[:half])
-    assert all(chosen is predictor for chosen in turns[::2])
-    assert not any(chosen is predictor for chosen in turns[1::2])
-    flags = [*trained.flags, "--input", str(trained.raw / "day_0"), "--device", "cpu,cpu"]
-    assert main(["predict", *flags, "--output", str(tmp_path / "p.parquet")]) == 0
-    got = pq.read_table(tmp_path / "p.parquet")["probability"].to_numpy()
-    expected = pq.read_table(outputs[0])["probability"].to_numpy()
-    np.testing.assert_allclose(got, expected, atol=1e-6)

@@ -18,7 +18,7 @@ from nvt_torchrec.dlrm.metrics import Metrics
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
-from nvt_torchrec.inference.accuracy import compare, score_labelled
+from nvt_torchrec.inference.accuracy import score_labelled
 from nvt_torchrec.inference.model.bundle import describe, save_bundle
 from nvt_torchrec.inference.model.weights import read_checkpoint
 from tests.dlrm.runs import train_here
@@ -64,7 +64,6 @@ def weighted(scores: np.ndarray, rows: pd.DataFrame) -> dict[str, float]:
 def test_bundles_know_their_label(bought: Bought) -> None:
     assert describe(bought.bundle).model.label == "bought"
     assert describe(bought.bundle).origin.checkpoint.settings["label"] == "bought"
-    assert Predictor.load(bought.bundle).on("cpu").label == "bought"
     workflow = bought.directory / "out" / "workflow"
     assert Predictor.load(workflow, bought.directory / "checkpoint").label == "bought"
 
@@ -110,12 +109,12 @@ def test_an_id_column_named_as_the_weights(bought: Bought, tmp_path: Path, capsy
 def test_comparisons_use_label_and_weights(bought: Bought) -> None:
     predictor = Predictor.load(bought.bundle)
     expected = weighted(predictor.predict(bought.day), bought.rows)
-    (found,) = compare({"float32": predictor}, str(bought.day))
+    metrics = score_labelled({"one": predictor}, str(bought.day))["one"]
     for name, value in expected.items():
-        assert getattr(found.metrics, name) == pytest.approx(value, abs=1e-6)
-    some = score_labelled({"one": predictor}, str(bought.day), most=37)
-    assert some.labels.tolist() == bought.rows["bought"][:37].tolist()
-    assert some.weights.tolist() == bought.rows["w"][:37].tolist()
+        assert getattr(metrics, name) == pytest.approx(value, abs=1e-6)
+    some = score_labelled({"one": predictor}, str(bought.day), most=37)["one"]
+    assert (some.samples, some.positives) == (37, bought.rows["bought"][:37].sum())
+    assert some.total_weight == pytest.approx(bought.rows["w"][:37].sum())
     other = Predictor(predictor.workflow, predictor.model)
     assert other.label == "liked"
     with pytest.raises(SchemaError, match="model two predicts label liked, the first one bought"):

@@ -15,10 +15,10 @@ from nvt_torchrec.etl.run import EtlSettings, run
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
-from nvt_torchrec.inference.export.sources import to_inputs
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.runs import train_here
 from tests.inference.conftest import Trained
+from tests.inference.exported import arguments_of
 from tests.inference.serving import serving
 from tests.spec_logs import write_spec_log
 
@@ -91,5 +91,5 @@ def test_a_package_for_pytorch(sparse: Trained, bundle: Path, tmp_path: Path) ->
     predictor, rows = Predictor.load(bundle), raw_rows(sparse)
     run_model = torch.export.load(tmp_path / "export" / "model.pt2").module()
     for count in (1, 30):
-        found = run_model(*to_inputs(rows[:count], SPEC))
-        np.testing.assert_allclose(found, predictor.predict(rows[:count]), atol=1e-6)
+        scores = run_model(*arguments_of(predictor.read(rows[:count]), SPEC))
+        np.testing.assert_allclose(scores, predictor.predict(rows[:count]), atol=1e-6)

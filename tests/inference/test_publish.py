@@ -108,7 +108,7 @@ def test_a_bundle_that_is_worse_is_refused(
     assert "calibration" not in caplog.text
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines()] == [
-        "bundle", "served", "new", "change", f"{served}:"
+        "rows", "served", "new", "change", f"{served}:"
     ]  # fmt: skip
     caplog.clear()
     calibrated = ["--max_auroc_drop", "1", "--max_calibration_change", "0.0001"]
@@ -127,11 +127,28 @@ def test_a_bundle_that_is_worse_is_refused(
     assert metrics["positives"] == labels.sum()
 
 
+def test_an_earlier_generation_is_refused(tmp_path: Path, caplog) -> None:
+    old = make_bundle(tmp_path / "old", seed=1)
+    digest = read_json(old / "bundle.json", "a bundle")["workflow_digest"]
+    new = make_bundle(tmp_path / "new", seed=2, generation=1, parent=digest)
+    refitted = make_bundle(tmp_path / "refitted", seed=3)
+    served = tmp_path / "served"
+    for bundle in (old, new):
+        assert main(["publish", str(bundle), "--to", str(served)]) == 0
+    assert main(["publish", str(old), "--to", str(served)]) == 3
+    assert "its workflow is generation 0, that of the bundle that is served 1" in caplog.text
+    assert _current(served) == _name(new)
+    assert main(["publish", str(old), "--to", str(served), "--allow_older"]) == 0
+    assert _current(served) == _name(old)
+    publish(new, served)
+    assert publish(refitted, served).refusals == ()  # its generation 0 is of another line
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
         ("", "no rows|empty"),
-        ("0\t1\t\ta\t1\n" * 9, "the label of its first 9 rows is 0"),
+        ("0\t1\t\ta\t1\n" * 9, "its first 9 rows have the same label"),
         ("x\t1\t\ta\t1\n", "line 1"),
     ],
 )
@@ -212,7 +229,7 @@ def test_columns_must_stay(bundles: list[Path], tmp_path: Path) -> None:
     served = tmp_path / "served"
     publish(bundles[0], served)
     narrow = make_bundle(tmp_path / "narrow", columns=1)
-    with pytest.raises(SchemaError, match=r"column cat_1 differs \(1 columns, 2 are served\)"):
+    with pytest.raises(SchemaError, match="served: cat_1 is in another place"):
         publish(narrow, served)
     assert _current(served) == _name(bundles[0])
 
@@ -238,8 +255,14 @@ def test_directories_of_something_else(bundles: list[Path], tmp_path: Path) -> N
     publish(bundles[1], served)  # somebody removed the link
     (served / "current").unlink()
     (served / "current").symlink_to(bundles[0])
-    with pytest.raises(OutputError, match=r"current: leads to .*, which is not in"):
+    with pytest.raises(OutputError, match=r"current: leads to .*, which is not a bundle in"):
         publish(bundles[1], served)
+    for name in ("..", "day-1", "é" * 12):
+        (served / "current").unlink()
+        (served / "current").symlink_to(f"bundles/{name}")
+        for change in (lambda: publish(bundles[1], served), lambda: rollback(served)):
+            with pytest.raises(OutputError, match=r"leads to .*, which is not a bundle in"):
+                change()
     (served / "current").unlink()
     (served / "current").mkdir()
     with pytest.raises(OutputError, match="not a symbolic link"):
@@ -325,7 +348,7 @@ from nvt_torchrec.inference.model.bundle import bundle_digest, describe
 old, new, base = map(Path, sys.argv[1:])
 first, second = bundle_digest(old), bundle_digest(new)
 steps.Predictor.load = lambda path, check: describe(path, check=check)
-steps._check_columns = lambda *_: None
+steps._served_workflow = lambda *_: None
 
 def forked(work):
     pid = os.fork()

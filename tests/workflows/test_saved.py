@@ -313,7 +313,7 @@ def test_what_is_no_saved_workflow(saved: Path, tmp_path: Path) -> None:
 
     with pytest.raises(BadInputError, match="no such file"):
         load(tmp_path / "none")
-    with pytest.raises(BadInputError, match=r"as a pickle\n.*--trust_pickle"):
+    with pytest.raises(BadInputError, match=r"as a pickle\n.*`python -m etl run`"):
         load(directory("pickle", '{"versions": {}}', workflow_pkl=b"cposix\nsystem\n"))
     with pytest.raises(SchemaError, match=r"format version 1, this program reads 2\n.*fit it"):
         load(directory("old", workflow_json=b'{"format": "nvt-torchrec workflow"}'))

@@ -5,7 +5,7 @@
 imports NVTabular, Dask, pandas or torch.
 """
 
-from nvt_torchrec.workflows.compiled.builder import build
+from nvt_torchrec.workflows.compiled.builder import FILES, build
 from nvt_torchrec.workflows.compiled.workflow import CompiledWorkflow, EncodedRows, load, to_table
 
-__all__ = ["CompiledWorkflow", "EncodedRows", "build", "load", "to_table"]
+__all__ = ["FILES", "CompiledWorkflow", "EncodedRows", "build", "load", "to_table"]

@@ -40,6 +40,8 @@ from nvt_torchrec.workflows.description import inspect
 FORMAT = Format("nvt-torchrec compiled workflow", 2, "a compiled workflow")
 DIRECTORY, PLAN_FILE = "compiled", "compiled.json"
 ARRAYS = {"tables.npy": np.uint64, "text.npy": np.uint8, "text_begins.npy": np.int64}
+#: All of them, relative to the workflow's directory.
+FILES = tuple(f"{DIRECTORY}/{name}" for name in (PLAN_FILE, *ARRAYS))
 
 _BATCH_VALUES = 1 << 20
 #: Tables that may wait in memory to be written after a larger one that is not ready.

@@ -54,15 +54,6 @@ log = logging.getLogger(__name__)
 LANES = 4
 
 
-def host_bytes(spec: FeatureSpec, block_bytes: int, rows: int) -> int:
-    """Return the main memory that a worker's lanes take for blocks of so many bytes and rows.
-
-    That is their pinned buffers, and the dense columns from which moments are computed.
-    """
-    dense = rows * (4 * len(spec.dense) + 8) if normalized(spec) else 0
-    return LANES * (_pinned_bytes(block_bytes) + dense)
-
-
 def _pinned_bytes(block_bytes: int) -> int:
     return block_bytes + block_bytes // 8 + 1  # blocks vary by a line
 

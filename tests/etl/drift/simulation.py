@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nvt_torchrec.workflows.drift import Counted
-from nvt_torchrec.workflows.drift_cells import BUCKETS, Buckets, count_bins, make_edges
+from nvt_torchrec.workflows.drift_cells import Bins, Buckets
 
 _ZIPF = 1 / np.arange(1, 1001) ** 1.1
 #: Shares of the values of each categorical column.
@@ -39,9 +39,10 @@ def draws(count: int, train: int, rows: int, seed: int) -> Iterator[tuple[Counte
 
 def _draw(rng: np.random.Generator, train: int, rows: int) -> tuple[Counted, Counted]:
     names = [f"int_{j}" for j in range(_DENSE)]
-    edges = make_edges(sample := _dense_values(rng, min(train, SAMPLED_DENSE_ROWS)))
-    then = dict(zip(names, count_bins(sample, edges), strict=True))
-    now = dict(zip(names, count_bins(_dense_values(rng, rows), edges), strict=True))
+    bins = list(map(Bins.make, _dense_values(rng, min(train, SAMPLED_DENSE_ROWS))))
+    values = _dense_values(rng, rows)
+    then = {name: of.counts for name, of in zip(names, bins, strict=True)}
+    now = {name: of.count(row) for name, of, row in zip(names, bins, values, strict=True)}
     missing_then, missing_now, unseen_then, unseen_now = {}, {}, {}, {}
     for name, rate in zip(names, MISSING, strict=False):
         missing_then[name] = (int(rng.binomial(train, rate)), train)
@@ -53,11 +54,10 @@ def _draw(rng: np.random.Generator, train: int, rows: int) -> tuple[Counted, Cou
         present = rows - missing_now[name][0]
         counted = rng.multinomial(train - missing_then[name][0], shares)
         held_out, today = (rng.multinomial(present, shares) for _ in range(2))
-        buckets = Buckets.make([counted], _FIRST_ID, 0)
+        buckets = Buckets.make(counted, _FIRST_ID, 0)
         ids = np.where(counted > 0, np.arange(len(counted)) + _FIRST_ID, _FIRST_ID - 1)
-        counts = np.zeros(BUCKETS + 2, np.int64)
-        buckets.count(np.repeat(ids, today).astype(np.int32), counts)
-        then[name], now[name] = buckets.counts, counts[: BUCKETS + 1]
+        then[name] = buckets.counts
+        now[name] = buckets.count(np.repeat(ids, today).astype(np.int32))
         unseen_then[name] = (int(held_out[counted == 0].sum()), present)
         unseen_now[name] = (int(today[counted == 0].sum()), present)
     return (

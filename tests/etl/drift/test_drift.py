@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from nvt_torchrec.etl import drift as measure_module
 from nvt_torchrec.etl.commands.drift import as_text
-from nvt_torchrec.etl.drift import measure as measure_module
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.spec.feature_spec import InputFormat
 from nvt_torchrec.formats.spec.split import BY_DAYS
@@ -96,15 +97,26 @@ def test_malformed_rows_are_flagged_and_left_out(log: Path, day: Path, tmp_path:
     assert drift.measure("malformed rows").now == [ROWS // 20, ROWS]
 
 
-@pytest.mark.parametrize("share", [0.5, 2])
+@pytest.mark.parametrize("share", [0.1, 0.5, 2, 10])
 def test_another_number_of_rows_is_flagged(log: Path, day: Path, tmp_path: Path, share: float):
     rows = day.read_text().splitlines(keepends=True)
     other = tmp_path / "day_3"
-    other.write_text("".join((rows * 2)[: int(ROWS * share)]))
+    other.write_text("".join((rows * 10)[: int(ROWS * share)]))
     drift = drift_of(log / "out", other)
     assert drift.flags == ["rows"]
-    assert drift.measure("rows").change == share - 1
+    assert drift.measure("rows").change == pytest.approx(share - 1)
     assert (drift.measure("rows").now, drift.measure("rows").then) == ([ROWS * share], [ROWS] * 3)
+
+
+def test_a_copy_of_an_earlier_day_is_flagged(log: Path, tmp_path: Path):
+    copy = tmp_path / "day_3"
+    shutil.copy(log / "raw" / "day_1", copy)
+    drift = drift_of(log / "out", copy)
+    assert drift.flags == ["repeated day"]
+    assert "the file is a copy of day 1  << drift" in as_text(drift)
+    rows = copy.read_text().splitlines(keepends=True)
+    copy.write_text("".join([*rows[1:], rows[1]]))
+    assert drift_of(log / "out", copy).flags == []
 
 
 def test_counts_are_those_of_the_log(log: Path, day: Path):

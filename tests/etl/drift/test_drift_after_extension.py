@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.etl import sample
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.drift import as_text
-from nvt_torchrec.etl.drift import baseline
 from nvt_torchrec.etl.extend.run import extend
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
@@ -88,8 +88,8 @@ def test_a_day_that_was_added_is_not_compared_with_itself(
 ):
     kept = (extended / "drift" / "day_2.json").read_bytes()
     arguments = ["drift", str(extended), "--input", str(log / "raw" / "day_2")]
-    assert main(arguments) == 2
-    assert "--output" in capsys.readouterr().err
+    assert main(arguments) == 0
+    assert "compared with days 0 to 1" in capsys.readouterr().out  # as when the day was new
     assert (extended / "drift" / "day_2.json").read_bytes() == kept
     assert main([*arguments, "--output", str(tmp_path / "other")]) == 0
 
@@ -103,7 +103,7 @@ def test_parts_of_other_statistics_are_not_compared():
     def chosen(*settings: dict) -> list[str]:
         extensions = [Extension(i + 1, i, one) for i, one in enumerate(settings)]
         manifest = SimpleNamespace(files=files, extensions=extensions)
-        return baseline.comparable_parts(manifest)
+        return sample.comparable_parts(manifest)
 
     frozen = {"statistics": "frozen", "retire_after_days": None}
     assert chosen() == ["train/part.0.parquet", "train/part.1.parquet", "train/part.2.parquet"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -44,7 +45,8 @@ def test_a_day_that_drifted(
     assert main(arguments) == 3
     printed = capsys.readouterr().out
     (line,) = (line for line in printed.splitlines() if line.startswith("  int_2 "))
-    assert line.endswith("<< PSI")
+    assert line.startswith("  int_2 PSI ")
+    assert line.endswith("<< drift")
     assert "\n  int_3 " not in printed
     assert "\n  38 columns without drift; " in printed
     assert "drift: 1 of 107 measures are flagged" in printed
@@ -100,30 +102,30 @@ def psi(column: str, change: float, limit: float | None = 0.2, *, flagged: bool 
     return Measure("PSI", column, [1, 2], [2, 1], change, limit, flagged)
 
 
-def text(*psis: Measure, all_columns: bool = False) -> str:
+def drift_with(*psis: Measure) -> Drift:
     measures = [Measure("label rate", "", [100, 1000], [90, 1000], 0.0, 0.2, flagged=False)]
     for one in psis:
         measures += [one, Measure("missing rate", one.column, [1, 10], [0, 0], None, 0.05, False)]
     flags = [f"{one.column} PSI" for one in psis if one.flagged]
-    drift = Drift(3, "day_3", "raw/day_3", 1000, 0, "", [0, 1, 2], {}, flags, measures)
-    return as_text(drift, all_columns=all_columns)
+    return Drift(3, "day_3", "raw/day_3", 1000, 0, "", [0, 1, 2], {}, flags, measures)
 
 
 def test_the_text_of_a_day_without_drift():
-    assert text(psi("a", 0.01), psi("b", 0.03), psi("c", 0.02)).splitlines() == [
+    assert as_text(drift_with(psi("a", 0.01), psi("b", 0.03), psi("c", 0.02))).splitlines() == [
         "raw/day_3: 1,000 rows, compared with days 0 to 2",
-        "  label rate      9.0 % -> 10.0 %",
-        "  3 columns without drift; highest PSI 0.0300 of b (limit 0.2000)",
+        "  label rate  9.0 % -> 10.0 %",
+        "  3 columns without drift; highest PSI 0.0300 (limit 0.2000) of b",
         "no drift: none of 7 measures is flagged",
     ]
-    assert "of a (no limit)" in text(psi("a", 9.0, None))
-    assert "1 column without" in text(psi("a", 9.0, None))
+    assert "1 column without drift; highest PSI 9.0000 (no limit) of a" in as_text(
+        drift_with(psi("a", 9.0, None))
+    )
 
 
-def test_long_names_stay_aligned():
-    name = "a_name_that_is_longer_than_any_heading"
-    lines = text(psi("a", 0.5, flagged=True), psi("b", 0.1), psi(name, 0.2), all_columns=True)
-    rows = [line for line in lines.splitlines() if " 0.2000 " in line]
-    assert [line.split()[0] for line in rows] == ["a", "b", name]
-    assert len({line.index(" 0.2000 ", len(name) + 4) for line in rows}) == 1
-    assert "without drift" not in text(psi("a", 0.5, flagged=True))
+def test_measures_are_aligned_and_dates_are_dates():
+    drift = drift_with(psi("a", 0.5, flagged=True), psi("a_long_name", 0.1))
+    shown = as_text(drift, all_columns=True).splitlines()
+    assert len({line.index(".") for line in shown if "PSI" in line}) == 1
+    assert not any("without drift" in line for line in shown)
+    drift = dataclasses.replace(drift, input="clicks-20260301.csv", baseline_days=[20511, 20512])
+    assert "compared with days 2026-02-27 to 2026-02-28" in as_text(drift)

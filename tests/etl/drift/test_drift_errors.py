@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.etl.__main__ import main
 from tests.etl.drift.days import changed, drift_of, make_log
 
@@ -24,9 +24,9 @@ def day(log: Path) -> Path:
 
 
 def test_no_such_day(log: Path):
-    with pytest.raises(BadInputError, match=r"day_9: no such file(.|\n)*day_3"):
+    with pytest.raises(BadInputError, match=r"day_9: no such"):
         drift_of(log / "out", log / "raw" / "day_9")
-    with pytest.raises(SettingsError, match=r"directory of 4 days(.|\n)*day_3"):
+    with pytest.raises(BadInputError, match=r"4 days(.|\n)*day_3"):
         drift_of(log / "out", log / "raw")
 
 

@@ -1,1 +1,0 @@
-"""Compare a raw day with the days that the workflow of an output was fitted on."""

@@ -1,0 +1,88 @@
+"""Samples of the training parquet, and counts from its footers, for the report and for drift."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nvt_torchrec.base.arrays import to_numpy
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.splits import SPLITS
+
+
+def read_sample(
+    output: EtlOutput, manifest: Manifest, names: Sequence[str], *, row_groups: int, rows: int
+) -> dict[str, np.ndarray]:
+    """Read some training rows, the same ones every time; of lists, their elements.
+
+    Args:
+        output: The output.
+        manifest: Its manifest.
+        names: The columns to read.
+        row_groups: The most row groups: the first ones of parts that are evenly distributed.
+        rows: The most rows of a row group: every n-th one.
+
+    Raises:
+        BadInputError: A part is damaged.
+    """
+    parts = comparable_parts(manifest)
+    count = min(row_groups, len(parts)) if names else 0
+    samples: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    for i in range(count):
+        file = output.splits / parts[i * len(parts) // count]
+        try:
+            with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
+                group = parquet.read_row_group(0, columns=list(names), use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            raise BadInputError(
+                f"{file}: cannot be read: {error}", "copy the output again, or run the ETL again"
+            ) from error
+        step = -(-group.num_rows // rows)
+        for name in names:
+            column = group[name].combine_chunks()
+            is_list = pa.types.is_list(column.type)
+            samples[name].append(to_numpy(column.flatten() if is_list else column)[::step])
+    return {name: np.concatenate(arrays) for name, arrays in samples.items()}
+
+
+def comparable_parts(manifest: Manifest) -> list[str]:
+    """Return the parts with rows that were encoded as the workflow encodes them now.
+
+    Ids and values of older parts differ where an extension updated the statistics or gave ids to
+    other values. Training parts are taken if there are any, else those of the newest day.
+    """
+    since = max(
+        (
+            extension.generation
+            for extension in manifest.extensions
+            if extension.settings.get("statistics") == "update"
+            or extension.settings.get("retire_after_days")
+        ),
+        default=0,
+    )
+    files = [part for part in manifest.files if part.rows and (part.generation or 0) >= since]
+    train = [part.file for part in files if part.split == "train"]
+    return train or [part.file for part in files]
+
+
+def count_ids(
+    output: EtlOutput, manifest: Manifest, names: Sequence[str]
+) -> dict[str, dict[str, int]]:
+    """Count the ids of columns of lists in each split; footers count an empty list as a value."""
+    totals = {
+        name: {split: -manifest.splits[split]["missing"][name] for split in SPLITS}
+        for name in names
+    }
+    for part in manifest.files if totals else ():
+        footer = pq.read_metadata(output.splits / part.file)
+        for group in map(footer.row_group, range(footer.num_row_groups)):
+            for chunk in map(group.column, range(group.num_columns)):
+                name = chunk.path_in_schema.split(".")[0]
+                if name in totals:
+                    totals[name][part.split] += chunk.num_values
+    return totals

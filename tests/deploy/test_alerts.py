@@ -1,0 +1,46 @@
+"""``deploy/alerts.yml``: rules that Prometheus takes, about metrics that there are."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nvt_torchrec.inference.publish.steps import publish
+from tests.inference.bundles import ROWS, make_bundle
+from tests.inference.serving import serving, until
+
+RULES = Path(__file__).parents[2] / "deploy" / "alerts.yml"
+
+
+def test_rules_name_metrics_of_the_server(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle")
+    publish(bundle, tmp_path / "served")
+    with serving(tmp_path, "--bundle", str(tmp_path / "served" / "current")) as server:
+        server.predict(rows=ROWS)
+        until(lambda: "\ninference_psi_limit{" in server.ask("/metrics")[1].decode())
+        page = server.ask("/metrics")[1].decode()
+        times = {
+            name: server.metric(f"inference_bundle_{name}_timestamp_seconds")
+            for name in ("trained", "published")
+        }
+    assert times["trained"] == pytest.approx((bundle / "bundle.json").stat().st_mtime, abs=1e-3)
+    link = (tmp_path / "served" / "current").lstat()
+    assert times["published"] == pytest.approx(link.st_mtime, abs=1e-3)
+    there = set(re.findall(r"^(inference_\w+)", page, re.MULTILINE))
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    expressions = [rule["expr"] for group in groups for rule in group["rules"]]
+    assert len(expressions) == 7
+    assert set(re.findall(r"inference_\w+", " ".join(expressions))) <= there
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="needs Prometheus' promtool")
+def test_promtool_accepts_them() -> None:
+    done = subprocess.run(
+        ["promtool", "check", "rules", str(RULES)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
