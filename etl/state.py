@@ -14,7 +14,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -95,8 +95,7 @@ def write_unit(
             tally = _tally(unit, rows, oov)
             tallies.append(tally)
             if rows.bad and rejected is None:
-                temporary = files.enter_context(atomic_path(rejected_file(work, unit)))
-                rejected = files.enter_context(open(temporary, "wb"))
+                rejected = files.enter_context(_created(rejected_file(work, unit)))
             for row in rows.bad:  # there may be millions
                 assert rejected is not None
                 rejected.write(_rejected_line(row, lines))
@@ -193,6 +192,12 @@ def recorded(work: Path, units: Iterable[Unit]) -> list[UnitResult]:
 def rejected_file(work: Path, unit: Unit) -> Path:
     """Where a unit's rejected rows are: line in the unit, from 0; reason; the raw line."""
     return work / REJECTED / f"{unit.split}.{unit.part}.tsv"
+
+
+@contextlib.contextmanager
+def _created(path: Path) -> Iterator[IO[bytes]]:
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        yield file
 
 
 def _rejected_line(bad: BadRow, lines: int) -> bytes:
