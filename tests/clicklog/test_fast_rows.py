@@ -42,7 +42,9 @@ def _assert_same(text: bytes, spec: FeatureSpec, *, label: bool = True) -> RawRo
     fast = parse_criteo(text, spec, label=label, reject=True)
     slow = parse_delimited(text, spec, plain_layout(spec, label=label), reject=True)
     for field in ("label", "dense", "dense_missing", "categorical", "categorical_missing", "line"):
-        np.testing.assert_array_equal(getattr(fast, field), getattr(slow, field), field)
+        np.testing.assert_array_equal(
+            getattr(fast, field), getattr(slow, field), field, strict=True
+        )
     assert (fast.bad, fast.bad_count, fast.lines) == (slow.bad, slow.bad_count, slow.lines)
     return fast
 
