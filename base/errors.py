@@ -1,7 +1,8 @@
 """Errors a user can act on: each names the place, the value and the remedy.
 
 Command lines turn a :class:`ClickLogError` into one message on stderr and exit status 2
-(:func:`run_command`). Ctrl-C and too little memory give one message too, a closed pipe gives none.
+(:func:`run_command`). Ctrl-C, too little memory and a full disk give one message too, a closed pipe
+gives none.
 All other errors are defects of this project and keep their tracebacks.
 """
 
@@ -83,9 +84,9 @@ def exit_status(
         report: Prints a message; to stderr by default.
 
     Returns:
-        The status that ``main`` returned; 2 after a :class:`ClickLogError` or too little memory,
-        130 after Ctrl-C, 141 without a message if the reader of the output has closed the pipe. All
-        other errors are raised.
+        The status that ``main`` returned; 2 after a :class:`ClickLogError`, too little memory or
+        a full disk, 130 after Ctrl-C, 141 without a message if the reader of the output has closed
+        the pipe. All other errors are raised.
     """
     from nvt_torchrec.base import interrupts
 
@@ -108,6 +109,6 @@ def exit_status(
         status, message = end
         if message:
             report(message)
-        if status == interrupts.PIPE_CLOSED:
+        if isinstance(error, OSError):  # perhaps of stdout, which Python flushes at its end
             interrupts.discard_output()
         return status

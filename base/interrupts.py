@@ -1,4 +1,4 @@
-"""Ctrl-C, too little memory and closed pipes: one message or none, instead of a traceback.
+"""Ctrl-C, too little memory, full disks, closed pipes: one message or none, no traceback.
 
 Command lines import this module before anything that takes time to import; its hooks apply from
 then on. The command itself runs in :func:`base.errors.run_command`, which handles the same
@@ -17,7 +17,8 @@ from types import TracebackType
 
 #: Exit statuses: of SIGINT and SIGPIPE as shells report them, and of all errors that a user can act
 #: on.
-INTERRUPTED, PIPE_CLOSED, OUT_OF_MEMORY = 130, 141, 2
+INTERRUPTED, PIPE_CLOSED, OUT_OF_MEMORY, DISK_FULL = 130, 141, 2, 2
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 #: Messages of libraries that have no type of error for it.
 _NO_MEMORY = (
@@ -38,6 +39,9 @@ def expected_end(error: BaseException) -> tuple[int, str] | None:
         return PIPE_CLOSED, ""
     if is_out_of_memory(error):
         return OUT_OF_MEMORY, _memory_message(error)
+    if isinstance(error, OSError) and error.errno in _DISK_FULL:
+        what = f"{error.filename or 'the output'}: {error.strerror}"
+        return DISK_FULL, f"error: {what}\n  -> free space there, or write elsewhere"
     return None
 
 
@@ -115,7 +119,7 @@ def _excepthook(
     status, message = end
     if message:
         print_error(message)
-    if status == PIPE_CLOSED:
+    if isinstance(error, OSError):
         discard_output()
     # C code that Ctrl-C interrupts also calls this, and then raises another error.
     _interrupted = _interrupted or status == INTERRUPTED

@@ -22,7 +22,7 @@ def in_order(
 
     Args:
         work: Called in a thread with each task. If it raises, the error is raised here, and tasks
-            that have not begun are dropped.
+            that have not begun are dropped. Ctrl-C does not wait for those that have.
         tasks: Taken one by one, as threads become free.
         threads: Number of threads.
         name: Prefix of the threads' names.
@@ -30,6 +30,7 @@ def in_order(
     """
     pool = ThreadPoolExecutor(threads, name)
     pending: deque[Future[_Result]] = deque()
+    wait = True
     try:
         for task in tasks:
             pending.append(pool.submit(work, task))
@@ -37,5 +38,8 @@ def in_order(
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+    except KeyboardInterrupt:
+        wait = False  # a task may compile loops for a minute; commands end without it
+        raise
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=wait, cancel_futures=True)

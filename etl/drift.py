@@ -58,7 +58,6 @@ class Baseline:
     Attributes:
         manifest: The manifest of the output.
         description: The workflow.
-        workflow: Its directory.
         cells: The cells of each column that is compared.
         days: The days that were counted.
         counted: What was counted in them.
@@ -66,7 +65,6 @@ class Baseline:
 
     manifest: Manifest
     description: WorkflowDescription
-    workflow: Path
     cells: dict[str, Bins | Buckets]
     days: list[int]
     counted: Counted
@@ -104,7 +102,7 @@ def measure_drift(
     description = baseline.description
     if unknown := sorted(set(thresholds.ignore) - set(description.spec.feature_names)):
         raise SettingsError(
-            f"--ignore {','.join(unknown)}: not among the columns of {baseline.workflow}",
+            f"--ignore {','.join(unknown)}: not among the columns of {description.path}",
             f"known: {', '.join(description.spec.feature_names)}",
         )
     now = _count_day(day, baseline, workers, limit_rows, report)
@@ -193,7 +191,6 @@ def read_baseline(root: Path) -> Baseline:
     return Baseline(
         manifest,
         description,
-        output.workflow,
         cells,
         days,
         Counted(
@@ -282,7 +279,7 @@ def _count_day(
     report: Callable[[int, int | None], object],
 ) -> Counted:
     """Read and count a day; malformed rows are left out and counted."""
-    workflow, spec = compiled.load(baseline.workflow), baseline.description.spec
+    workflow, spec = compiled.load(baseline.description.path), baseline.description.spec
     pieces = stream_unparsed(day.path, spec, block_bytes=PIECE_BYTES)
     if limit_rows is not None:
         pieces = itertools.takewhile(lambda piece: piece.first < limit_rows, pieces)
@@ -330,7 +327,7 @@ def _count_piece(
         which ``bad`` ones; ``labels`` and ``positives``; ``missing`` int64 [columns]; ``oov``
         [categorical columns]; ``text_bytes``. And what is wrong with the first malformed row.
     """
-    rows, spec = piece.parse(reject=True), workflow.spec
+    rows, spec = piece.parse(reject=True, describe=False), workflow.spec
     encoded = workflow.transform(rows)
     columns = dict(zip(spec.feature_names, [*encoded.dense, *encoded.ids], strict=True))
     counts = [cells.count(columns[name]) for name, cells in baseline.cells.items()]

@@ -147,25 +147,12 @@ def check_splits(results: list[UnitResult], spec: FeatureSpec) -> None:
         raise BadInputError(
             f"split by {spec.split.by}: no row for {', '.join(empty)}; "
             + ", ".join(f"{split} has {count:,}" for split, count in rows.items()),
-            f"{_EMPTY[spec.split.by]}, and begin again with --restart",
+            "choose other shares, times, files or another column in the spec's [split] (check its "
+            "time_format), and begin again with --restart",
         )
-    log.info(
-        "split by %s: %s",
-        spec.split.by,
-        ", ".join(
-            f"{split} {count:,} rows ({count / sum(rows.values()):.2%})"
-            for split, count in rows.items()
-        ),
-    )
-
-
-#: What to do about a split without rows.
-_EMPTY = {
-    "share": "use larger shares in the spec's [split]",
-    "column": "use larger shares, or a column with more values, in the spec's [split]",
-    "time": "choose other times or shares in the spec's [split]; check its time_format",
-    "files": "use a larger share or other files in the spec's [split]",
-}
+    total = sum(rows.values())
+    counts = [f"{split} {count:,} rows ({count / total:.2%})" for split, count in rows.items()]
+    log.info("split by %s: %s", spec.split.by, ", ".join(counts))
 
 
 def move_parts(parts: Path, split_root: Path, names: dict[str, str]) -> None:

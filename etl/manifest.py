@@ -9,6 +9,7 @@ import numpy as np
 
 from nvt_torchrec.clicklog.readers.raw import DayFile
 from nvt_torchrec.etl.results import UnitResult, by_source
+from nvt_torchrec.etl.state import content_digest
 from nvt_torchrec.formats.manifest import InputFile, Manifest, PartFile
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.splits import SPLITS
@@ -70,6 +71,7 @@ def input_entries(
             day.path,
             record["inputs"][day.path],
             rows.get(day.source, row_counts([])),
+            content_digest(day),
         )
         for day in days
     ]

@@ -22,7 +22,7 @@ from typing import IO
 from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.base.files.atomic import locked, output_errors, remove_temporary
 from nvt_torchrec.base.files.journal import UNITS
-from nvt_torchrec.formats.etl_output import NAMES, EtlOutput
+from nvt_torchrec.formats.etl_output import NAMES, SWITCH_FILE, EtlOutput
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,8 @@ WORK_DIRECTORY = ".work"
 #: The marker of an extension of a finished output, see :mod:`etl.extend.claim`.
 EXTENDING_FILE = ".extending"
 NAME_LETTERS = 8  # of the directory of a run's state
+#: What to do about a damaged state.
+RESTART = "discard what was done and begin again with --restart"
 #: What a run creates in its output directory.
 OWN = (WORK_DIRECTORY, *NAMES)
 #: Below the directory of a run's state, beside its journal: decompressed days; what was counted;
@@ -61,16 +63,12 @@ def check_output(output: Path, *, resume: bool = False, restart: bool = False) -
     present = {path.name for path in output.iterdir()} if output.is_dir() else set()
     if not present:
         return present
-    if is_finished(output):
-        if resume:
-            return present
+    finished = is_finished(output)
+    if finished and resume:
+        return present
+    if finished or UNFINISHED_FILE not in present:
         raise OutputError(
-            f"{output}: holds {', '.join(sorted(present)[:5])} (a finished run)",
-            "choose an empty --output_path, or remove it first",
-        )
-    if UNFINISHED_FILE not in present:
-        raise OutputError(
-            f"{output}: holds {', '.join(sorted(present)[:5])}",
+            f"{output}: holds {', '.join(sorted(present)[:5])}{' (a finished run)' * finished}",
             "choose an empty --output_path, or remove it first",
         )
     if not resume and not restart:
@@ -149,45 +147,59 @@ def _take(output: Path, stack: contextlib.ExitStack, resume: bool, restart: bool
     if restart:
         _remove(output, OWN)
     remove_temporary(output)  # there may be some of a worker that is not done yet, see _remove
-    name = "" if restart else state_named(marker)
-    if not name:
-        name = secrets.token_hex(NAME_LETTERS // 2)
-        marker.seek(0)
-        marker.truncate()
-        marker.write(name)
-        marker.flush()
-    return output / WORK_DIRECTORY / name
+    if restart:
+        name_state(marker, "")
+    return begin_state(output, marker)
 
 
-def state_named(marker: IO[str]) -> str:
-    """The name of a state's directory in a marker; "" if the run ended before it wrote one.
+def state_of(output: Path, marker: IO[str]) -> Path | None:
+    """Return the directory of the state that a marker names; None if it names none yet.
 
     Raises:
-        OutputError: it is not such a name.
+        OutputError: It names something else.
     """
     marker.seek(0)
     try:
         name = marker.read(NAME_LETTERS + 1)
     except UnicodeDecodeError:
         name = "?"
-    if name and not re.fullmatch(f"[0-9a-f]{{{NAME_LETTERS}}}", name):
-        raise OutputError(
-            f"{marker.name}: {name!r} is not a name that a run writes there",
-            "discard the unfinished run and begin again with --restart",
-        )
-    return name
+    if name and not is_state_name(name):
+        raise OutputError(f"{marker.name}: {name!r} is not a name that a run writes there", RESTART)
+    return output / WORK_DIRECTORY / name if name else None
+
+
+def is_state_name(name: str) -> bool:
+    """Return whether a directory of a run's state can have this name."""
+    return re.fullmatch(f"[0-9a-f]{{{NAME_LETTERS}}}", name) is not None
+
+
+def begin_state(output: Path, marker: IO[str]) -> Path:
+    """Return the directory of the state that a marker names; a new one if it names none."""
+    if (work := state_of(output, marker)) is None:
+        name = secrets.token_hex(NAME_LETTERS // 2)
+        name_state(marker, name)
+        work = output / WORK_DIRECTORY / name
+    return work
+
+
+def name_state(marker: IO[str], name: str) -> None:
+    """Write the name of a state's directory to a marker; "" for none."""
+    marker.seek(0)
+    marker.truncate()
+    marker.write(name)
+    marker.flush()
 
 
 def is_finished(output: Path) -> bool:
-    """Whether the output directory holds a whole run."""
-    return EtlOutput(output).manifest.exists()
+    """Whether the output directory holds a whole run; during a switch its manifest may be away."""
+    return EtlOutput(output).manifest.exists() or (output / SWITCH_FILE).exists()
 
 
-def release(output: Path) -> None:
-    """Remove the state of a run that has just finished; errors do not matter any more."""
+def release(output: Path, marker: str = UNFINISHED_FILE) -> None:
+    """Remove the state of what has just finished, and its marker; errors do not matter any more."""
     shutil.rmtree(output / WORK_DIRECTORY, ignore_errors=True)
     with contextlib.suppress(OSError):
-        (output / UNFINISHED_FILE).unlink()
+        (output / marker).unlink()
 
 
 @contextlib.contextmanager

@@ -104,89 +104,64 @@ class Plan:
         """Return the bytes of decompressed input in one split, or in all; estimated for parquet."""
         return round(self._steps(split) * self.bytes_per_step)
 
+    def most_rows(self, spec: FeatureSpec) -> int:
+        """Return the most well-formed rows that there can be: fields need a byte behind each."""
+        steps = sum(block.end - block.begin for block in self.blocks)
+        return steps if spec.input.format == "parquet" else steps // len(spec.sources(label=True))
+
     def estimated_rows(self, split: str | None = None) -> int:
         """Estimate the rows in one split, or in all; exact for parquet."""
         return round(self._steps(split) * self.rows_per_step)
 
 
 def make_plan(
-    days: list[DayFile], spec: FeatureSpec, *, block_bytes: int, limit_rows: int | None = None
+    files: list[DayFile],
+    spec: FeatureSpec,
+    *,
+    block_bytes: int,
+    limit_rows: int | None = None,
+    splits: tuple[str, ...] = (),
+    first_parts: dict[str, int] | None = None,
 ) -> Plan:
-    """Cut the days into units; by the spec's split, the last day becomes valid and test.
+    """Cut files into units; by the spec's split, the last day becomes valid and test.
 
     The cuts depend only on the data and ``block_bytes``, not on the engine or its workers. What a
     division of rows needs to know beyond the files is added by :func:`etl.split_pass.prepared`.
 
     Args:
-        days: The uncompressed files; see :func:`etl.staging.staged`.
+        files: The uncompressed files; see :func:`etl.staging.staged`.
         spec: The columns, and the format of the files.
         block_bytes: The approximate size of a unit, as text or as decoded parquet.
         limit_rows: The number of rows of each day to use, from its begin; None for all.
+        splits: The splits of a day that is added to an output, if it is split by days: valid, test,
+            or both, which get half of the rows each.
+        first_parts: The number of the first part in each split of such an output; None: 0.
 
     Raises:
         BadRowError: The rows have no label, or another number of fields than the spec.
         BadInputError: A file lacks a column, or a split would get no row.
     """
+    units = _Units(dict(first_parts or dict.fromkeys(SPLITS, 0)), block_bytes)
     if spec.split.by != "days":
-        return _make_plan_of_rows(days, spec, block_bytes, limit_rows)
-    units = _Units(dict.fromkeys(SPLITS, 0), block_bytes)
-    for file in days:
+        return _make_plan_of_rows(files, spec, units, limit_rows)
+    before = dict(units.next_parts)
+    for file in files:
         day, end = _opened(file, spec, limit_rows)
-        if file is not days[-1]:
-            units.add(day, "train", day.begin, end)
+        if file is not files[-1] or len(splits) == 1:
+            units.add(day, splits[0] if splits else "train", day.begin, end)
         else:
             rows = day.count_rows(end)
-            units.add_rows(day, end, rows, cut_last_day(rows, only_day=len(days) == 1))
-    empty = [split for split in SPLITS if not units.next_parts[split]]
+            only_day = len(files) == 1 and not splits
+            units.add_rows(day, end, rows, cut_last_day(rows, only_day=only_day))
+    empty = [split for split in splits or SPLITS if units.next_parts[split] == before[split]]
     if empty:
         raise BadInputError(
-            f"{days[-1].source}: too few rows: none left for {', '.join(empty)}",
-            "the last day is halved into valid and test (a log of one day 80/10/10); "
-            "use a longer file or a larger --limit_rows",
+            f"{files[-1].source}: too few rows: none left for {', '.join(empty)}",
+            "the last day is halved into valid and test (a log of one day 80/10/10); use a longer "
+            "file or a larger --limit_rows, or, for a day that is added, choose other days with "
+            "--valid_days and --test_days",
         )
-    return _plan(days, units, day, spec)
-
-
-def make_day_plan(
-    file: DayFile,
-    spec: FeatureSpec,
-    splits: tuple[str, ...],
-    next_parts: dict[str, int],
-    *,
-    block_bytes: int,
-    limit_rows: int | None = None,
-) -> Plan:
-    """Cut a day that is added to an output into units.
-
-    Args:
-        file: The uncompressed file.
-        spec: The columns, and the format of the file.
-        splits: By days, the splits of the day: valid, test, or both, which get half of the rows
-            each. Otherwise the spec's rule decides for each row.
-        next_parts: The number of the first part in each split.
-        block_bytes: As in :func:`make_plan`.
-        limit_rows: The number of rows to use, from the begin; None for all.
-
-    Raises:
-        BadRowError: The rows have no label, or another number of fields than the spec.
-        BadInputError: The file lacks a column, or a split would get no row.
-    """
-    if spec.split.by != "days":
-        return _make_plan_of_rows([file], spec, block_bytes, limit_rows, next_parts)
-    units = _Units(dict(next_parts), block_bytes)
-    day, end = _opened(file, spec, limit_rows)
-    if len(splits) == 1:
-        units.add(day, splits[0], day.begin, end)
-    else:
-        rows = day.count_rows(end)
-        units.add_rows(day, end, rows, cut_last_day(rows))
-    empty = [split for split in splits if units.next_parts[split] == next_parts[split]]
-    if empty:
-        raise BadInputError(
-            f"{file.source}: too few rows: none left for {', '.join(empty)}",
-            "use a longer file, or choose other days with --valid_days and --test_days",
-        )
-    return _plan([file], units, day, spec)
+    return _plan(files, units, day, spec)
 
 
 @dataclasses.dataclass
@@ -195,13 +170,17 @@ class _Units:
 
     next_parts: dict[str, int]
     block_bytes: int
-    found: list[Unit] = dataclasses.field(default_factory=list)
+    cut: list[Unit] = dataclasses.field(default_factory=list)
+
+    def add_block(self, split: str, day: int, block: Block) -> None:
+        """Make a block a unit of a split."""
+        self.cut.append(Unit(split, self.next_parts[split], day, block))
+        self.next_parts[split] += 1
 
     def add(self, day: OpenDay, split: str, begin: int, end: int) -> None:
         """Cut ``[begin, end)`` of a day into units of a split."""
         for block in day.cut(begin, end, self.block_bytes):
-            self.found.append(Unit(split, self.next_parts[split], day.file.day, block))
-            self.next_parts[split] += 1
+            self.add_block(split, day.file.day, block)
 
     def add_rows(self, day: OpenDay, end: int, rows: int, cuts: dict[str, tuple[int, int]]) -> None:
         """Cut ranges of rows, by split, of the ``rows`` rows before ``end`` into units."""
@@ -215,34 +194,26 @@ class _Units:
 
 
 def _make_plan_of_rows(
-    files: list[DayFile],
-    spec: FeatureSpec,
-    block_bytes: int,
-    limit_rows: int | None,
-    first_parts: dict[str, int] | None = None,
+    files: list[DayFile], spec: FeatureSpec, units: _Units, limit_rows: int | None
 ) -> Plan:
     """Cut files into blocks, whose rows are divided unless the whole file is in one split."""
-    found: list[Unit] = []
-    next_parts = dict(first_parts or dict.fromkeys(SPLITS, 0))
     for file in files:
         day, end = _opened(file, spec, limit_rows)
         rule = _rule(file, spec.split)
-        for block in day.cut(day.begin, end, block_bytes):
+        for block in day.cut(day.begin, end, units.block_bytes):
             if rule is not None:
                 first = block.begin if spec.input.format == "parquet" else 0
-                own = dataclasses.asdict(block)
-                block = DividedBlock(**own, rule=rule, file=file.day, first_row=first)
+                whole = dataclasses.asdict(block)
+                block = DividedBlock(**whole, rule=rule, file=file.day, first_row=first)
             for split in rule.splits if rule else (file.split,):
-                found.append(Unit(split, next_parts[split], file.day, block))
-                next_parts[split] += 1
-    empty = [split for split in SPLITS if not next_parts[split]]
-    if empty or not found:
-        source = files[0].source if spec.split.by != "files" or first_parts else "split by files"
+                units.add_block(split, file.day, block)
+    empty = [split for split in SPLITS if not units.next_parts[split]]
+    if empty or not units.cut:
+        source = "split by files" if spec.split.by == "files" else files[0].source
         raise BadInputError(
             f"{source}: no rows for {', '.join(empty or SPLITS)}", "use longer files"
         )
-    found.sort(key=lambda unit: SPLITS.index(unit.split))
-    units = _Units(next_parts, block_bytes, found)
+    units.cut.sort(key=lambda unit: SPLITS.index(unit.split))
     return dataclasses.replace(_plan(files, units, day, spec), shares=_shares(spec.split))
 
 
@@ -269,10 +240,10 @@ def _shares(split: Split) -> dict[str, float]:
 
 def by_block(units: Iterable[Unit]) -> list[tuple[Unit, ...]]:
     """Return the units of each block together, in the order of each block's first unit."""
-    found: dict[Block, list[Unit]] = {}
+    blocks: dict[Block, list[Unit]] = {}
     for unit in units:
-        found.setdefault(unit.block, []).append(unit)
-    return [tuple(own) for own in found.values()]
+        blocks.setdefault(unit.block, []).append(unit)
+    return [tuple(of_block) for of_block in blocks.values()]
 
 
 def _opened(file: DayFile, spec: FeatureSpec, limit_rows: int | None) -> tuple[OpenDay, int]:
@@ -284,8 +255,8 @@ def _opened(file: DayFile, spec: FeatureSpec, limit_rows: int | None) -> tuple[O
 
 def _plan(days: list[DayFile], units: _Units, last: OpenDay, spec: FeatureSpec) -> Plan:
     if spec.input.format == "parquet":
-        return Plan(days, units.found, 1.0, days[-1].size / max(1, last.end))
-    return Plan(days, units.found, _rows_per_byte(units.found[0].block), 1.0)
+        return Plan(days, units.cut, 1.0, days[-1].size / max(1, last.end))
+    return Plan(days, units.cut, _rows_per_byte(units.cut[0].block), 1.0)
 
 
 def _rows_per_byte(block: Block) -> float:

@@ -12,9 +12,6 @@ from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.etl.plan import Unit
 from nvt_torchrec.formats.missing import WORD_BITS
 
-_COUNTS = ("rows", "bad_count", "positives", "size")
-_BY_COLUMN = ("dense_missing", "null", "oov")
-
 
 class LostRowsError(BadInputError):
     """Rows of the input that are neither in the parquet nor among the rejected ones."""
@@ -24,57 +21,21 @@ class NoTrainingRowsError(BadInputError):
     """A day that cannot be added, because none of its rows is for training."""
 
 
-@dataclasses.dataclass
-class UnitResult:
-    """The result of a unit.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnitRecord:
+    """The result of a unit in JSON, without the unit.
 
     Attributes:
-        unit: the unit.
-        rows: rows written.
-        bad_count: rows left out.
-        bad: line in the unit, from 0, and reason of the first rows left out.
-        positives: rows with label 1.
-        size: bytes of the part.
-        dense_missing: int64 [dense columns], rows in which each was missing.
-        null: int64 [categorical columns], rows in which each was missing.
-        oov: int64 [categorical columns], out-of-vocabulary ids.
-        sha256: digest of a part without page checksums, hexadecimal; "" of others.
+        rows: Rows written.
+        bad_count: Rows left out.
+        bad: Line in the unit, from 0, and reason of the first rows left out.
+        positives: Rows with label 1.
+        size: Bytes of the part.
+        dense_missing: By dense column, rows in which it was missing.
+        null: By categorical column, rows in which it was missing.
+        oov: By categorical column, out-of-vocabulary ids.
+        sha256: Digest of a part without page checksums, hexadecimal; "" of others.
     """
-
-    unit: Unit
-    rows: int
-    bad_count: int
-    bad: list[tuple[int, str]]
-    positives: int
-    size: int
-    dense_missing: np.ndarray
-    null: np.ndarray
-    oov: np.ndarray
-    sha256: str = ""
-
-    @property
-    def lines(self) -> int:
-        """Rows read."""
-        return self.rows + self.bad_count
-
-    @property
-    def has_part(self) -> bool:
-        """Whether there is a file; a divided block has none for a split without rows."""
-        return self.size > 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form, without the unit; :class:`UnitRecord` reads it."""
-        return {
-            **{name: getattr(self, name) for name in _COUNTS},
-            "bad": [list(row) for row in self.bad],
-            **{name: getattr(self, name).tolist() for name in _BY_COLUMN},
-            **({"sha256": self.sha256} if self.sha256 else {}),
-        }
-
-
-@dataclasses.dataclass(frozen=True)
-class UnitRecord:
-    """A :class:`UnitResult` in JSON."""
 
     rows: int
     bad_count: int
@@ -91,22 +52,37 @@ class UnitRecord:
             raise ValueError("bad is not a list of lines and reasons")
 
     def result(self, unit: Unit) -> UnitResult:
-        """The result of the unit."""
-        return UnitResult(
-            unit=unit,
-            bad=[(line, reason) for line, reason in self.bad],
-            sha256=self.sha256,
-            **{name: getattr(self, name) for name in _COUNTS},
-            **{name: np.array(getattr(self, name), np.int64) for name in _BY_COLUMN},
-        )
+        """Return the result of the unit."""
+        return UnitResult(unit=unit, **vars(self))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnitResult(UnitRecord):
+    """The result of a unit."""
+
+    unit: Unit
+
+    @property
+    def lines(self) -> int:
+        """Rows read."""
+        return self.rows + self.bad_count
+
+    @property
+    def has_part(self) -> bool:
+        """Whether there is a file; a divided block has none for a split without rows."""
+        return self.size > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON-ready form, which :class:`UnitRecord` reads."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(UnitRecord)}
 
 
 def by_source(results: list[UnitResult]) -> dict[str, list[UnitResult]]:
     """The results of each input file, in the order of its blocks."""
-    own: dict[str, list[UnitResult]] = {}
+    sources: dict[str, list[UnitResult]] = {result.unit.block.source: [] for result in results}
     for result in sorted(results, key=lambda result: result.unit.block.begin):
-        own.setdefault(result.unit.block.source, []).append(result)
-    return {result.unit.block.source: own[result.unit.block.source] for result in results}
+        sources[result.unit.block.source].append(result)
+    return sources
 
 
 def count_missing(mask: np.ndarray, columns: int) -> np.ndarray:

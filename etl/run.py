@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from nvt_torchrec.etl.finish import (
     quarantine,
     without_empty_parts,
 )
-from nvt_torchrec.etl.plan import Plan, make_plan
+from nvt_torchrec.etl.plan import Plan
 from nvt_torchrec.etl.results import UnitResult
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.stages import Stages
@@ -83,15 +84,7 @@ class _Run:
 
     def execute(self) -> Manifest:
         spec = self.settings.spec
-        plan = self.stages.read(
-            self.days,
-            lambda days: make_plan(
-                days,
-                spec,
-                block_bytes=self.settings.block_mb << 20,
-                limit_rows=self.settings.limit_rows,
-            ),
-        )
+        plan = self.stages.read(self.days)
         _log_plan(plan, spec)
         plan = self.stages.divide(plan)
         if spec.split.by == "time":
@@ -165,6 +158,10 @@ class _Run:
         )
         rule = None if spec.split.by == "days" else split_pass.describe(plan, spec)
         manifest = make_manifest(self.record, self.days, results, sizes, description, rule)
+        for digest, count in Counter(file.digest for file in manifest.inputs).items():
+            if count > 1:
+                same = [file.path for file in manifest.inputs if file.digest == digest]
+                log.warning("warning: %s have the same content", ", ".join(same))
         self.stages.finish(manifest, description, plan, manifest["rows"]["in"])
         output.release(self.paths.root)
         log.info("wrote %s", self.paths.manifest)
@@ -185,21 +182,8 @@ def _log_plan(plan: Plan, spec: FeatureSpec) -> None:
     for split in SPLITS:
         units = [unit for unit in plan.units if unit.split == split]
         days = [titles[day] for day in sorted({unit.day for unit in units})]
-        log.info(
-            "%-5s %s: %.1f MB in %d parts",
-            split,
-            _range(days),
-            plan.text_bytes(split) / 1e6,
-            len(units),
-        )
+        names = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+        size = plan.text_bytes(split) / 1e6
+        log.info("%-5s %s: %.1f MB in %d parts", split, names, size, len(units))
     if len(plan.days) == 1 and spec.split.by == "days":
         log.info("one day only: 80 % for training, 10 % each for validation and test")
-
-
-def _range(names: list[str]) -> str:
-    """``day 0-22``, or the first and the last name."""
-    if len(names) == 1:
-        return names[0]
-    if all(name.startswith("day ") for name in names):
-        return f"{names[0]}-{names[-1].removeprefix('day ')}"
-    return f"{names[0]} to {names[-1]}"

@@ -151,7 +151,11 @@ class ExtendSettings(Settings):
     output_path: Path = flag("the OUT of a finished `python -m etl run`", metavar="OUT")
     input_path: str = flag(
         "the new day, a file day_24 or of another number or date; or a directory, of which all "
-        "days are taken that are newer than those in OUT; local or URL", metavar="RAW"
+        "days are taken that are newer than those in OUT; local or URL", "", metavar="RAW"
+    )
+    undo: bool = flag(
+        "go back to the generation before the newest one, which is kept in OUT/.previous", False,
+        excludes=("input_path", "resume")
     )
     days: frozenset[int] | None = flag(
         "add these days only, for example 24-26; days between that are not named may be missing",
@@ -165,6 +169,13 @@ class ExtendSettings(Settings):
     test_days: frozenset[int] | None = flag(
         "the days for test (default: the second half of the newest day); a new day that is in both "
         "lists is halved", None, parse=_days, metavar="LIST", needs="--valid_days"
+    )
+    allow_repeated_day: bool = flag(
+        "add a day although its file is a copy of that of an earlier day", False
+    )
+    max_rows_factor: float = flag(
+        "refuse a day with so many times more, or fewer, rows than each of the days before", 5.0,
+        least=1, most=float("inf")
     )
     statistics: str = flag(
         "mean and standard deviation of the dense columns: frozen, as the trained model knows "
@@ -205,21 +216,18 @@ class ExtendSettings(Settings):
         object.__setattr__(self, "output_path", self.output_path.absolute())
         super().__post_init__()
         _check_engine(self.engine, self.scheduler)
+        if not (self.input_path or self.undo or self.resume):
+            raise SettingsError("--input_path is missing", "pass the new day, or its directory")
 
     def day_settings(self, spec: FeatureSpec, block_mb: int, limit_rows: int | None) -> EtlSettings:
         """Return the settings by which a day is read: these, and those of the run before."""
+        of_a_run = {field.name for field in dataclasses.fields(EtlSettings)}
+        shared = of_a_run & vars(self).keys() - {"days", "block_mb", "resume", "restart"}
         return EtlSettings(
-            self.input_path,
-            self.output_path,
-            spec,
+            spec=spec,
             limit_rows=limit_rows,
             block_mb=self.block_mb or block_mb,
-            engine=self.engine,
-            workers=self.workers,
-            scheduler=self.scheduler,
-            on_bad_rows=self.on_bad_rows,
-            max_bad_fraction=self.max_bad_fraction,
-            max_decompressed_gb=self.max_decompressed_gb,
+            **{name: getattr(self, name) for name in shared},
         )
 
 

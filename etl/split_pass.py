@@ -40,7 +40,7 @@ def prepared(
     work: Path,
     *,
     threads: int,
-    reject: bool,
+    reject: bool | int,
     report: Callable[[int], object] = lambda rows: None,
 ) -> Plan:
     """Return the plan with the row numbers, or the cuts by time, that its division of rows needs.
@@ -99,7 +99,7 @@ def _time_cuts(
     spec: FeatureSpec,
     directory: Path,
     threads: int,
-    reject: bool,
+    reject: bool | int,
     report: Callable[[int], object],
 ) -> tuple[int, int]:
     """Count all times, or take the cuts that an earlier process found."""
@@ -133,7 +133,9 @@ def _file(directory: Path, block: int) -> Path:
     return directory / f"{block}.npy"
 
 
-def _count_times(index: int, block: Block, spec: FeatureSpec, directory: Path, reject: bool) -> int:
+def _count_times(
+    index: int, block: Block, spec: FeatureSpec, directory: Path, reject: bool | int
+) -> int:
     """Write the distinct times of a block, and how many rows are not later; return its rows."""
     log.debug("begin times %s:%d", block.source, block.begin)
     pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=_CHUNK_BYTES)

@@ -11,6 +11,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError
 from nvt_torchrec.base.files.atomic import read_json, write_json
@@ -22,7 +23,7 @@ from nvt_torchrec.etl.engines import engine
 from nvt_torchrec.etl.engines.engine import Engine, Report
 from nvt_torchrec.etl.engines.hardware import cores
 from nvt_torchrec.etl.labels import one_label_remedy, one_label_splits
-from nvt_torchrec.etl.plan import Plan
+from nvt_torchrec.etl.plan import Plan, make_plan
 from nvt_torchrec.etl.progress import RowsBar, StageTimer
 from nvt_torchrec.etl.results import NoTrainingRowsError, UnitResult
 from nvt_torchrec.etl.settings import EtlSettings
@@ -32,6 +33,9 @@ from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 log = logging.getLogger(__name__)
+
+#: Bad rows of a block that are always described: of few rows the share is known soon.
+_LEAST_REJECTED = 10_000
 
 
 @dataclasses.dataclass
@@ -56,10 +60,24 @@ class Stages:
     def _threads(self) -> int:
         return self.settings.workers or cores()
 
-    def read(self, days: list[DayFile], make_plan: Callable[[list[DayFile]], Plan]) -> Plan:
-        """Decompress days that are compressed, and plan the work on them."""
+    def _reject(self, plan: Plan) -> bool | int:
+        """Return whether bad rows are left out: so many of a block that more cannot be accepted."""
+        if not self.settings.reject:
+            return False
+        most = self.settings.max_bad_fraction * plan.most_rows(self.settings.spec)
+        return max(_LEAST_REJECTED, int(most))
+
+    def read(self, days: list[DayFile], **options: Any) -> Plan:
+        """Decompress compressed days, and plan the work; see :func:`etl.plan.make_plan`."""
+        settings = self.settings
         with self.timer("read the input"):
-            return make_plan(staging.staged(days, self.settings, self.work, self._threads))
+            return make_plan(
+                staging.staged(days, settings, self.work, self._threads),
+                settings.spec,
+                block_bytes=settings.block_mb << 20,
+                limit_rows=settings.limit_rows,
+                **options,
+            )
 
     def divide(self, plan: Plan) -> Plan:
         """Return the plan with what the division of rows needs; nothing is read by days.
@@ -75,7 +93,7 @@ class Stages:
                     spec,
                     self.work,
                     threads=self._threads,
-                    reject=self.settings.reject,
+                    reject=self._reject(plan),
                     report=bar.update,
                 )
         check_cuts(self.work, plan.units, self.settings.input_path)
@@ -108,7 +126,9 @@ class Stages:
         with contextlib.ExitStack() as stack:
             if missing or not whole:
                 with self.timer("start workers"):
-                    started = stack.enter_context(engine.start(self.settings, self.work))
+                    started = stack.enter_context(
+                        engine.start(self.settings, self.work, self._reject(plan))
+                    )
             if not whole:
                 with self.timer("fit"), RowsBar("fit", plan, counted) as bar:
                     self._make_workflow(started, bar.update, write_workflow, parts=bool(done))

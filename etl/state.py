@@ -31,7 +31,7 @@ from nvt_torchrec.base.files.atomic import (
 from nvt_torchrec.base.files.journal import Journal, refuse_changes
 from nvt_torchrec.base.versions import installed_version
 from nvt_torchrec.clicklog.readers.raw import DayFile, read_bytes
-from nvt_torchrec.etl.output import CUTS_FILE, REJECTED
+from nvt_torchrec.etl.output import CUTS_FILE, REJECTED, RESTART
 from nvt_torchrec.etl.parquet import write_tables
 from nvt_torchrec.etl.plan import DividedBlock, Unit
 from nvt_torchrec.etl.results import UnitRecord, UnitResult, count_missing
@@ -47,9 +47,7 @@ log = logging.getLogger(__name__)
 DESCRIBED = 5
 #: Packages of other versions may write other bytes.
 _VERSIONS_OF = ("nvt-torchrec", "pyarrow", "numpy", "numba", "nvtabular", "pandas")
-_ENDS = 1 << 20
-#: The counts of a unit that are sums over its pieces.
-_SUMS = ("rows", "bad_count", "positives", "dense_missing", "null", "oov")
+_MIB, _SAMPLES = 1 << 20, 16
 
 
 #: Rows read (with labels), what is written for them, and int64 [categorical columns]:
@@ -86,34 +84,32 @@ def write_unit(
     Raises:
         OutputError: a file cannot be written.
     """
-    tallies: list[UnitResult] = []
-    described: list[tuple[int, str]] = []
+    tallies: list[dict[str, Any]] = []
+    bad: list[list[Any]] = []
 
-    def tables(files: contextlib.ExitStack) -> Iterator[pa.Table]:
-        lines, rejected = 0, None
-        for rows, table, oov in pieces:
-            tally = _tally(unit, rows, oov)
-            tallies.append(tally)
-            if rows.bad and rejected is None:
-                rejected = files.enter_context(_created(rejected_file(work, unit)))
-            for row in rows.bad:  # there may be millions
-                assert rejected is not None
-                rejected.write(_rejected_line(row, lines))
-                if len(described) < DESCRIBED:
-                    described.append((lines + row.line, row.reason))
-            lines += rows.lines
-            if len(table) or not isinstance(unit.block, DividedBlock):
-                yield table
+    with deferred() as written, contextlib.ExitStack() as stack:
+        rejected: list[IO[bytes]] = []  # the file, once there is a bad row
 
-    with deferred() as written, contextlib.ExitStack() as files:
-        size = _write_part(tables(files), parts / unit.file)
-    result = UnitResult(
-        unit=unit,
-        bad=described,
-        size=size,
-        **{name: sum(getattr(tally, name) for tally in tallies) for name in _SUMS},
-    )
-    return result, written
+        def tables() -> Iterator[pa.Table]:
+            lines = 0
+            for rows, table, oov in pieces:
+                tallies.append(_tally(unit, rows, oov))
+                if rows.bad and not rejected:
+                    temporary = stack.enter_context(atomic_path(rejected_file(work, unit)))
+                    rejected.append(stack.enter_context(open(temporary, "wb")))
+                for row in rows.bad:
+                    _write_rejected(rejected[0], lines + row.line, row)
+                first = rows.bad[: DESCRIBED - len(bad)]
+                bad.extend([lines + row.line, row.reason] for row in first)
+                lines += rows.lines
+                if len(table) or not isinstance(unit.block, DividedBlock):
+                    yield table
+
+        size = _write_part(tables(), parts / unit.file)
+    sums = {
+        name: np.sum([tally[name] for tally in tallies], axis=0).tolist() for name in tallies[0]
+    }
+    return UnitResult(unit=unit, bad=bad, size=size, **sums), written
 
 
 def write_units(
@@ -162,20 +158,17 @@ def _write_part(tables: Iterator[pa.Table], path: Path) -> int:
     return 0
 
 
-def _tally(unit: Unit, rows: RawRows, oov: np.ndarray) -> UnitResult:
+def _tally(unit: Unit, rows: RawRows, oov: np.ndarray) -> dict[str, Any]:
     if not isinstance(unit.block, DividedBlock):  # else checked before it was divided
         check_lines(rows, unit.block)
-    return UnitResult(
-        unit=unit,
-        rows=len(rows),
-        bad_count=rows.bad_count,
-        bad=[],
-        positives=int(np.count_nonzero(rows.label)),
-        size=0,
-        dense_missing=count_missing(rows.dense_missing, len(rows.dense)),
-        null=count_missing(rows.categorical_missing, len(rows.categorical)),
-        oov=np.asarray(oov, np.int64),
-    )
+    return {
+        "rows": len(rows),
+        "bad_count": rows.bad_count,
+        "positives": np.count_nonzero(rows.label),
+        "dense_missing": count_missing(rows.dense_missing, len(rows.dense)),
+        "null": count_missing(rows.categorical_missing, len(rows.categorical)),
+        "oov": oov,
+    }
 
 
 def record(work: Path, results: list[UnitResult]) -> None:
@@ -194,15 +187,9 @@ def rejected_file(work: Path, unit: Unit) -> Path:
     return work / REJECTED / f"{unit.split}.{unit.part}.tsv"
 
 
-@contextlib.contextmanager
-def _created(path: Path) -> Iterator[IO[bytes]]:
-    with atomic_path(path) as temporary, open(temporary, "wb") as file:
-        yield file
-
-
-def _rejected_line(bad: BadRow, lines: int) -> bytes:
+def _write_rejected(file: IO[bytes], line: int, bad: BadRow) -> None:
     text = bad.text.replace(b"\r", b"").replace(b"\n", b"\\n")
-    return b"%d\t%s\t%s\n" % (lines + bad.line, bad.reason.encode(), text)
+    file.write(b"%d\t%s\t%s\n" % (line, bad.reason.encode(), text))
 
 
 def plan_record(settings: dict[str, Any], days: list[DayFile]) -> dict[str, Any]:
@@ -214,7 +201,9 @@ def plan_record(settings: dict[str, Any], days: list[DayFile]) -> dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class _PlanRecord:
+class PlanRecord:
+    """The plan of a job in JSON, see :func:`plan_record`."""
+
     settings: dict[str, Any]
     inputs: dict[str, dict[str, Any]]
     versions: dict[str, Any]
@@ -233,19 +222,18 @@ def begin_or_resume(work: Path, now: dict[str, Any], output: Path) -> bool:
         OutputError: the plan is another one, or cannot be written.
     """
     journal = Journal(work)
-    found = journal.plan(_PlanRecord, "discard what was done and begin again with --restart")
-    if found is None:
+    begun = journal.plan(PlanRecord, RESTART)
+    if begun is None:
         journal.begin(now)
     else:
-        before = with_defaults(dataclasses.asdict(found))
+        before = with_defaults(dataclasses.asdict(begun))
         if now["settings"].get("on_bad_rows") == "quarantine":
             # no finished unit had bad rows: quarantine would have done the same
             before["settings"]["on_bad_rows"] = "quarantine"
-        remedy = "undo that, or discard what was done and begin again with --restart"
-        refuse_changes(before, now, output, remedy)
+        refuse_changes(before, now, output, f"undo that, or {RESTART}")
         log.info("%s: resuming a run that did not finish", output)
         journal.update(now)
-    return found is not None
+    return begun is not None
 
 
 def already_finished(output: Path, now: dict[str, Any], remedy: str) -> Manifest:
@@ -310,6 +298,25 @@ def fingerprint(day: DayFile) -> dict[str, Any]:
     """
     if day.modified is not None:
         return {"size": day.size, "modified": str(day.modified)}
-    ends = {(0, min(day.size, _ENDS)), (max(0, day.size - _ENDS), day.size)}
-    digest = hashlib.sha256(b"".join(read_bytes(day.path, *cut) for cut in sorted(ends)))
-    return {"size": day.size, "sha256 of its ends": digest.hexdigest()}
+    ends = {(0, min(day.size, _MIB)), (max(0, day.size - _MIB), day.size)}
+    return {"size": day.size, "sha256 of its ends": _digest(day, sorted(ends))}
+
+
+def content_digest(day: DayFile) -> str:
+    """Return a digest by which copies of a file are known: of its size, and of 16 MiB in 16 places.
+
+    All of a small file is read. To read all of a large one would take as long as a tenth of a run.
+
+    Raises:
+        BadInputError: It cannot be read.
+    """
+    step = max(_MIB, -(-day.size // _SAMPLES))
+    places = [(begin, min(begin + _MIB, day.size)) for begin in range(0, day.size, step)]
+    return f"{day.size}-{_digest(day, places)}"
+
+
+def _digest(day: DayFile, ranges: Iterable[tuple[int, int]]) -> str:
+    digest = hashlib.sha256()
+    for begin, end in ranges:
+        digest.update(read_bytes(day.path, begin, end))
+    return digest.hexdigest()

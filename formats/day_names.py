@@ -19,6 +19,8 @@ _NUMBER = re.compile(rf"(|.*[-_.=])(\d+){_SPARK}{_ENDINGS}")
 _PARTITION = re.compile(r"([^=]+)=([^=]+)")
 
 _EPOCH = datetime.date(1970, 1, 1)
+#: Numbers that are shown as dates: a log of 27 years of numbered days is unlikely.
+_FIRST_DATE, _LAST_DATE = 10_000, 84_005
 #: The largest number of a day: generations of a workflow keep days in 32 bits.
 MOST = 2**31 - 1
 #: The most days that a range on the command line may have.
@@ -98,6 +100,11 @@ def _days_since_1970(year: int, month: int, day: int) -> int | None:
 def date_of(number: int) -> datetime.date:
     """Return the date of a day's number."""
     return _EPOCH + datetime.timedelta(days=number)
+
+
+def day_text(number: int) -> str:
+    """Return a day of a workflow, which holds numbers alone: from 10,000 on, 1997, it is a date."""
+    return str(date_of(number)) if _FIRST_DATE <= number <= _LAST_DATE else str(number)
 
 
 class OpenDays(frozenset[int]):

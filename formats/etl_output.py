@@ -14,6 +14,8 @@ NAMES = (
 )  # fmt: skip
 #: Exists while the output is switched to a new generation; it lists the renames of the switch.
 SWITCH_FILE = ".switching.json"
+#: The generation before the newest one, laid out as ``OUT``, until a later one is made.
+PREVIOUS = ".previous"
 
 
 class EtlOutput:
@@ -72,5 +74,17 @@ class EtlOutput:
             raise BadInputError(
                 f"{self.root}: the switch to a new generation has begun and not ended",
                 "wait for `python -m etl extend` if it is running; else finish it with "
-                f"`python -m etl extend --output_path {self.root} --input_path DAY --resume`",
+                f"`python -m etl extend --output_path {self.root} --resume`",
             )
+
+
+def existing_part(part: Path) -> Path:
+    """Return the path of a part, also if a day was added to its output since the part was found.
+
+    `python -m etl extend` may give it another name; the old one is kept in :data:`PREVIOUS`.
+    """
+    if not part.exists() and len(part.parents) > 3:
+        out = part.parents[3]
+        before = out / PREVIOUS / part.relative_to(out)
+        return before if before.exists() else part
+    return part

@@ -12,12 +12,18 @@ from typing import Any, ClassVar
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import Format
 from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.base.files.validation import convert
 from nvt_torchrec.formats.splits import SPLITS
 
 #: By version that can be read. The older one says neither the day of a part nor a generation.
 _FORMATS = {version: Format("", version, "the ETL's manifest") for version in (2, 3)}
 _AGAIN = "copy the manifest again, or run the ETL again"
 _OTHER_VERSION = "read it with the version of this program that wrote it, or run the ETL again"
+
+#: What is counted of each split, in all and of each day.
+_COUNTS = {
+    "rows": int, "positives": int, "missing": dict[str, int], "out_of_vocabulary": dict[str, int],
+}  # fmt: skip
 
 
 class _ByKey:
@@ -36,12 +42,15 @@ class InputFile(_ByKey):
         path: Its path or URL.
         fingerprint: Its size, and its time of change or a checksum.
         rows: Its rows ``in``, ``out`` and ``rejected``.
+        digest: Equal for copies of a file, see :func:`etl.state.content_digest`; None in manifests
+            of before there were digests.
     """
 
     day: int
     path: str
     fingerprint: dict[str, Any]
     rows: dict[str, int]
+    digest: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +121,7 @@ class Manifest(_ByKey):
     days: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     splits: dict[str, dict[str, Any]]
     by_day_and_split: dict[str, dict[str, dict[str, Any]]] = dataclasses.field(default_factory=dict)
-    by_day: dict[str, Any]
+    by_day: dict[str, dict[str, int]]
     num_embeddings_per_feature: str
     workflow_digest: str | None
     versions: dict[str, Any]
@@ -125,6 +134,12 @@ class Manifest(_ByKey):
         for rows in (self.rows, *(file.rows for file in self.inputs)):
             if rows.keys() != {"in", "out", "rejected"}:
                 raise ValueError(f"rows {', '.join(rows)}")
+        days = (self.splits, *self.by_day_and_split.values())
+        for split, counts in (pair for splits in days for pair in splits.items()):
+            for key, kind in _COUNTS.items():
+                convert(kind, counts[key], f"{split}.{key}")
+        if any(map(str.isdecimal, self.by_day)) and not (self.inputs and self.files):
+            raise ValueError("no inputs or no files")
 
     @classmethod
     def read(cls, path: Path) -> Manifest:

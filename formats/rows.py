@@ -109,6 +109,16 @@ class RawRows:
         return self.dense_missing.shape[1]
 
 
+def describes(reject: bool | int, bad: int) -> bool:
+    """Return whether so many bad rows are all described, and not only the first ones.
+
+    Args:
+        reject: Whether bad rows are left out, or how many of them at most.
+        bad: The number of bad rows.
+    """
+    return bad <= reject if type(reject) is int else bool(reject)
+
+
 def dense_dtype(spec: FeatureSpec) -> type:
     """The dtype of ``RawRows.dense``: int32 if all dense columns are int32, else float64."""
     dtypes = {RAW_TYPES[column.raw].dtype for column in spec.dense}

@@ -13,20 +13,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
-import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.base.files.atomic import write_json
-from nvt_torchrec.base.versions import installed_version
 from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
@@ -37,7 +32,6 @@ from nvt_torchrec.inference.predictor import Predictor
 
 _PIECE_BYTES = 2 << 20
 _MAX_ROWS = 1 << 17
-_VERSIONS = ("torch", "torchrec", "nvtabular", "pandas")
 _NUMBERS: dict[str, Callable[[str], Any]] = {"int32": int, "int": int, "float": float}
 
 
@@ -60,33 +54,6 @@ class Timing:
     p99: float
     rows_per_s: float
     batches: int
-
-
-def run_benchmark(
-    predictor: Predictor,
-    pieces: list[UnparsedRows],
-    sizes: Sequence[int],
-    seconds: float,
-    stock: Any,
-    file: Path | None,
-) -> None:
-    """Measure batches of all ``sizes``, print a table, and write it to a JSON file as well.
-
-    The other arguments are those of :func:`measure`.
-    """
-    timings = [t for size in sizes for t in measure(predictor, stock, pieces, size, seconds)]
-    _print(timings)
-    if file is not None:
-        result = {
-            "machine": {
-                "processor": platform.processor() or platform.machine(),
-                "cores": len(os.sched_getaffinity(0)),
-                "device": str(predictor.model.device),
-            },
-            "versions": {name: installed_version(name) for name in _VERSIONS},
-            "results": [dataclasses.asdict(timing) for timing in timings],
-        }
-        write_json(file, result)
 
 
 def first_pieces(path: str, spec: FeatureSpec, rows: int) -> list[UnparsedRows]:
@@ -211,7 +178,8 @@ def _value(text: str, read: Read, number: Callable | None, separator: str) -> An
     return number(text) if number else text
 
 
-def _print(timings: list[Timing]) -> None:
+def print_table(timings: list[Timing]) -> None:
+    """Print a line for each stage, and by how much faster than the baseline it is."""
     print(f"{'batch':>6}  {'':28}{'p50 ms':>10}{'p90 ms':>10}{'p99 ms':>10}{'rows/s':>12}")
     for timing in timings:
         print(

@@ -202,21 +202,12 @@ def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> 
         file_format = "parquet"
     if file_format in (None, spec.input.format):
         return spec
-    own = spec.input
-    if file_format == "parquet":
-        given = InputFormat("parquet", max_line_kb=own.max_line_kb, decimal=own.decimal)
-    else:
-        # text of another format has the same values in the same order, and other separators
-        separator = InputFormat().list_separator if own.format == "parquet" else own.list_separator
-        given = InputFormat(
-            file_format,
-            list_separator=separator,
-            max_line_kb=own.max_line_kb,
-            columns=own.columns,
-            encoding=own.encoding,
-            quoted_newlines=own.quoted_newlines and file_format == "csv",
-            decimal=own.decimal,
-        )
+    kept = ["max_line_kb", "decimal"]
+    if file_format != "parquet":  # the same values in the same order, and other separators
+        kept += ["columns", "encoding"]
+        kept += ["list_separator"] if spec.input.format != "parquet" else []
+        kept += ["quoted_newlines"] if file_format == "csv" else []
+    given = InputFormat(file_format, **{name: getattr(spec.input, name) for name in kept})
     return dataclasses.replace(spec, input=given)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
-CALLS = ("replace", "rename", "symlink", "mkdir", "unlink", "rmdir")
+CALLS = ("replace", "rename", "link", "symlink", "mkdir", "unlink", "rmdir")
 
 
 def fork(work: Callable[[], object], hangs_after: float = 100) -> int:

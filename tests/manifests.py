@@ -9,13 +9,14 @@ from typing import Any
 from nvt_torchrec.formats.manifest import InputFile, Manifest, PartFile
 
 ROWS = {"in": 1, "out": 1, "rejected": 0}
+COUNTS = {"rows": 1, "positives": 0, "missing": {}, "out_of_vocabulary": {}}
 #: The manifest of one raw file of one row.
 PLAIN = Manifest(
     settings={},
     inputs=[InputFile(0, "day_0", {"size": 1}, ROWS)],
     rows=ROWS,
     days={"train": [0], "valid": [], "test": []},
-    splits={"train": {}},
+    splits={"train": COUNTS},
     by_day={},
     num_embeddings_per_feature="3",
     workflow_digest=None,
@@ -27,5 +28,8 @@ PLAIN = Manifest(
 
 
 def write_manifest(path: Path, **values: Any) -> None:
-    """Write a manifest with these values, the others those of :data:`PLAIN`."""
-    dataclasses.replace(PLAIN, **values).write(path)
+    """Write a manifest with these values, the others those of :data:`PLAIN` and `COUNTS`."""
+    splits = values.get("splits", {})
+    counts = {name: COUNTS | given for name, given in splits.items() if isinstance(given, dict)}
+    manifest = dataclasses.replace(PLAIN, **values | ({"splits": counts} if counts else {}))
+    manifest.write(path)

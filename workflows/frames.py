@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,21 +34,12 @@ def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False) -> pd.DataF
         gpu: Return a ``cudf.DataFrame`` on the current device.
     """
     if gpu:
-        return joined([to_table(rows, spec)], gpu=True)
+        import cudf
+
+        return cudf.DataFrame.from_arrow(to_table(rows, spec).combine_chunks())
     import pandas as pd
 
     return pd.DataFrame(_columns(rows, spec, _to_pandas), copy=False)
-
-
-def joined(parts: Sequence[Any], *, gpu: bool) -> pd.DataFrame:
-    """Concatenate pandas frames; or, with ``gpu``, tables of :func:`to_table` to a cuDF frame."""
-    if gpu:
-        import cudf
-
-        return cudf.DataFrame.from_arrow(pa.concat_tables(parts).combine_chunks())
-    import pandas as pd
-
-    return parts[0] if len(parts) == 1 else pd.concat(parts, ignore_index=True)
 
 
 def to_table(rows: RawRows, spec: FeatureSpec) -> pa.Table:

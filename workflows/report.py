@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from nvt_torchrec.formats.day_names import day_text
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.workflow_description import FORMAT, WorkflowDescription
 from nvt_torchrec.workflows import nodes
@@ -61,14 +62,15 @@ def _lineage(description: WorkflowDescription) -> str:
 
 
 def days_text(days: Sequence[int]) -> str:
-    """Return days as ``0-3, 7``."""
+    """Return days as ``0-3, 7`` or ``2024-10-28..2024-10-31``."""
     runs: list[list[int]] = []
     for day in days:
         if runs and day == runs[-1][1] + 1:
             runs[-1][1] = day
         else:
             runs.append([day, day])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    texts = [[day_text(day) for day in dict.fromkeys(run)] for run in runs]
+    return ", ".join((".." if "-" in text[0] else "-").join(text) for text in texts)
 
 
 def _mib(size: int) -> str:

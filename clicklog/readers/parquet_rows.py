@@ -117,7 +117,7 @@ def read_parquet(
     spec: FeatureSpec,
     *,
     label: bool,
-    reject: bool,
+    reject: bool | int,
     chunk_rows: int | None = None,
 ) -> Iterator[RawRows]:
     """Read the rows ``[begin, end)`` in order, checking every value.
@@ -200,7 +200,12 @@ def _column(table: pa.Table | pa.RecordBatch, name: str, source: str) -> pa.Arra
 
 
 def _to_rows(
-    table: pa.Table | pa.RecordBatch, source: str, spec: FeatureSpec, *, label: bool, reject: bool
+    table: pa.Table | pa.RecordBatch,
+    source: str,
+    spec: FeatureSpec,
+    *,
+    label: bool,
+    reject: bool | int,
 ) -> RawRows:
     plan, separator = spec.read_plan(label=label), spec.input.list_separator
     columns = {name: _column(table, name, source) for name in spec.sources(label=label)}

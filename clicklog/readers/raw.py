@@ -28,7 +28,7 @@ from nvt_torchrec.clicklog.readers.text_rows import (
     offset_of_row,
     read_text,
 )
-from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.rows import RawRows, describes
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 __all__ = [
@@ -149,7 +149,7 @@ def check_label(label: bool, source: str, spec: FeatureSpec) -> None:
 
 
 def read_block(
-    block: Block, spec: FeatureSpec, *, label: bool = True, reject: bool = False
+    block: Block, spec: FeatureSpec, *, label: bool = True, reject: bool | int = False
 ) -> RawRows:
     """Read and parse a block.
 
@@ -172,13 +172,14 @@ def read_block_chunks(
     spec: FeatureSpec,
     *,
     label: bool = True,
-    reject: bool = False,
+    reject: bool | int = False,
     chunk_bytes: int | None = 8 << 20,
 ) -> Iterator[RawRows]:
     """:func:`read_block` in chunks of about ``chunk_bytes``, which bounds its memory.
 
     Line numbers count from 0 in each chunk; ``RawRows.lines`` adds up to the block's. Small chunks
-    also stay in a processor's cache. ``None``: one chunk.
+    also stay in a processor's cache. ``None``: one chunk. ``reject`` may also be the number of bad
+    rows that are left out at most; more are an error.
     """
     path, begin, end, source = block.path, block.begin, block.end, block.source
     if spec.input.format == "parquet":
@@ -192,10 +193,16 @@ def read_block_chunks(
     else:
         layout = block_layout(path, source, spec, label)
         chunks = read_text(path, begin, end, spec, layout, reject=reject, chunk_bytes=chunk_bytes)
-    lines_before = 0
+    lines_before = bad = 0
     for rows in chunks:
-        if rows.bad_count and not reject:
-            raise bad_row_error(rows, source, first_line(block, spec) + lines_before, unit_of(spec))
+        bad += rows.bad_count
+        if rows.bad_count and (not reject or not describes(reject, bad)):
+            error = bad_row_error(
+                rows, source, first_line(block, spec) + lines_before, unit_of(spec)
+            )
+            if reject:
+                raise too_many_bad_rows(error, bad)
+            raise error
         lines_before += rows.lines
         yield rows
 
@@ -229,6 +236,15 @@ def unit_of(spec: FeatureSpec) -> str:
     """What :func:`first_line` counts: "line" or "row"."""
     rows = spec.input.format == "parquet" or spec.input.quoted_newlines
     return "row" if rows else "line"
+
+
+def too_many_bad_rows(error: BadRowError, bad: int) -> BadRowError:
+    """Return the error of a block with so many bad rows that the rest of the log cannot matter."""
+    return BadRowError(
+        f"{error.what}\n{bad:,} rows of this block are malformed, which is more than "
+        "--max_bad_fraction allows of the whole input",
+        "correct the file or the spec, or allow more with --max_bad_fraction",
+    )
 
 
 def bad_row_error(rows: RawRows, source: str, first: int, unit: str = "line") -> BadRowError:

@@ -71,12 +71,18 @@ class UnparsedRows:
         layout = self.layout.without_label() if self.layout else None
         return dataclasses.replace(self, label=False, layout=layout)
 
-    def parse(self, *, reject: bool = False) -> RawRows:
-        """Parse the rows; line numbers count from ``first``. Raises BadRowError."""
+    def parse(self, *, reject: bool = False, describe: bool = True) -> RawRows:
+        """Parse the rows; line numbers count from ``first``.
+
+        Args:
+            reject: Leave bad rows out instead of raising :class:`BadRowError`.
+            describe: Describe all of them, and not only the first ones of a text.
+        """
         if self.block is not None:
             return read_block(self.block, self.spec, label=self.label, reject=reject)
         chunk = self.text if self.long is None else self.long
-        rows = parse_chunks([chunk], self.spec, self.layout, reject=reject)
+        describes_all = reject and describe
+        rows = parse_chunks([chunk], self.spec, self.layout, reject=describes_all or int(reject))
         if rows.bad_count and not reject:
             first = self.first + 1 + header_lines(self.spec, self.path)
             raise bad_row_error(rows, self.path, first, unit_of(self.spec))

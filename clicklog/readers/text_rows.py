@@ -28,6 +28,7 @@ from nvt_torchrec.clicklog.text.line_layout import (
     plain_layouts,
 )
 from nvt_torchrec.clicklog.text.parse import as_utf8, parse_rows
+from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG
 from nvt_torchrec.clicklog.text.row_ends import NO_LIMIT, count_rows, skip_rows
 from nvt_torchrec.formats.rows import BadRow, RawRows, with_bad_rows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
@@ -227,7 +228,9 @@ def _layout_of_head(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     if head.startswith(PARQUET_MAGIC):
         raise BadInputError(
             f"{source}: a parquet file, where the spec says {spec.input.format}",
-            'set format = "parquet" in its [input]',
+            ANOTHER_LOG.format(source)
+            if spec.is_criteo_format
+            else 'set format = "parquet" in its [input]',
         )
     if spec.input.header and len(first_line_of(head, spec)) > line_limit(spec):
         raise _long_header(source, spec)
@@ -248,7 +251,7 @@ def read_text(
     spec: FeatureSpec,
     layout: LineLayout,
     *,
-    reject: bool,
+    reject: bool | int,
     chunk_bytes: int | None,
 ) -> Iterator[RawRows]:
     """Read and parse the whole lines in the bytes ``[begin, end)``.
@@ -275,7 +278,11 @@ def read_text(
 
 
 def parse_chunks(
-    chunks: list[memoryview | LongLine], spec: FeatureSpec, layout: LineLayout, *, reject: bool
+    chunks: list[memoryview | LongLine],
+    spec: FeatureSpec,
+    layout: LineLayout,
+    *,
+    reject: bool | int,
 ) -> RawRows:
     """Parse chunks of one text together; lines that are too long are bad rows."""
     texts, bad, before = [], [], 0

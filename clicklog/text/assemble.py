@@ -21,6 +21,7 @@ from nvt_torchrec.formats.rows import (
     Jagged,
     RawRows,
     dense_dtype,
+    describes,
 )
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
@@ -33,7 +34,7 @@ def assemble(
     *,
     rows: int,
     label: bool,
-    reject: bool,
+    reject: bool | int,
 ) -> RawRows:
     """Make rows of what was read, deriving columns; bad rows are left out and described.
 
@@ -91,7 +92,7 @@ def assemble(
         what = f"column {read.source}: {value}: the {role} must not be missing"
         return BadRow(row, what, read.source, text(row))
 
-    shown = bad if reject else bad[:DESCRIBED_BAD_ROWS]
+    shown = bad if describes(reject, len(bad)) else bad[:DESCRIBED_BAD_ROWS]
     return RawRows(
         label=labels[0] if labels else None,
         dense=dense,

@@ -27,7 +27,7 @@ from nvt_torchrec.clicklog.text.fast_rows import count_newlines
 from nvt_torchrec.clicklog.text.line_layout import LineLayout
 from nvt_torchrec.clicklog.text.remedies import line_remedy
 from nvt_torchrec.clicklog.text.row_ends import row_ends
-from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows
+from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows, describes
 from nvt_torchrec.formats.spec.columns import InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types.base import AFTER_QUOTE, FIELD_COUNT, MESSAGES, OPEN_QUOTE
@@ -43,7 +43,7 @@ MAX_BLOCK_BYTES = 2**31 - 2
 
 
 def parse_delimited(
-    data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool = False
+    data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool | int = False
 ) -> RawRows:
     """Parse delimited text of any spec, as :func:`parse_rows` does; it is UTF-8."""
     if spec.input.format == "parquet":
@@ -68,7 +68,8 @@ def parse_delimited(
     )
     wrong = np.flatnonzero(split.code)
     bad = [row.at(int(split.line[row.line])) for row in rows.bad]
-    for line in (wrong if reject else wrong[:DESCRIBED_BAD_ROWS]).tolist():
+    all_described = describes(reject, rows.bad_count + len(wrong))
+    for line in (wrong if all_described else wrong[:DESCRIBED_BAD_ROWS]).tolist():
         code, where, text = int(split.code[line]), int(split.where[line]), split.row(line)
         what = describe_count(where, len(layout.fields))
         if code != FIELD_COUNT:
@@ -78,7 +79,7 @@ def parse_delimited(
     return dataclasses.replace(
         rows,
         line=split.line[rows.line],
-        bad=bad if reject else bad[:DESCRIBED_BAD_ROWS],
+        bad=bad if all_described else bad[:DESCRIBED_BAD_ROWS],
         bad_count=rows.bad_count + len(wrong),
         lines=len(split),
     )

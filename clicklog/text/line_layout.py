@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.text.remedies import FIRST_LINES, HEADER
+from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG, FIRST_LINES, HEADER
 from nvt_torchrec.clicklog.text.row_ends import NO_LIMIT, skip_rows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
@@ -133,9 +133,10 @@ def _layout_by_count(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     needed, *others = (len(layout.fields) for layout in layouts)
     names = [name or '""' for name in spec.file_columns(label=True)]
     less = f" ({' or '.join(map(str, others))} without the label)" if others else ""
+    remedy = ANOTHER_LOG.format(source) if spec.is_criteo_format else FIRST_LINES
     raise BadRowError(
         f"{source}, line 1: {counts[0]} {kind} field{'s' * (counts[0] != 1)}",
-        f"{needed} are needed{less}: {', '.join(names[:2])} … {names[-1]}; {FIRST_LINES}",
+        f"{needed} are needed{less}: {', '.join(names[:2])} … {names[-1]}; {remedy}",
     )
 
 

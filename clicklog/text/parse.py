@@ -10,7 +10,7 @@ from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 
 def parse_rows(
-    data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool = False
+    data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool | int = False
 ) -> RawRows:
     """Parse whole lines of text, without a header line.
 

@@ -38,6 +38,11 @@ MISSING_LABEL = (
 )
 #: Of an empty line, which has one field.
 EMPTY_LINE = "set skip_empty_lines = true in [input] of the spec if no row follows"
+#: Of a file that is not in Criteo's format, where no other spec was given.
+ANOTHER_LOG = (
+    "for another log than Criteo's make a spec, `python -m etl guess {} --output spec.toml`, and "
+    "pass it as --spec"
+)
 #: Of a file none of whose first lines has as many fields as the spec, and of its header.
 FIRST_LINES = (
     'check delimiter in [input] of the spec, or name its fields with columns = […], "" for those '

@@ -22,7 +22,11 @@ _NEWLINE = 10
 
 
 def parse_criteo(
-    data: bytes | memoryview | np.ndarray, spec: FeatureSpec, *, label: bool, reject: bool = False
+    data: bytes | memoryview | np.ndarray,
+    spec: FeatureSpec,
+    *,
+    label: bool,
+    reject: bool | int = False,
 ) -> RawRows:
     """Parse whole lines of a log in Criteo's format.
 
@@ -64,7 +68,7 @@ def parse_criteo(
 
 
 def _with_others(
-    rows: RawRows, lines: np.ndarray, text: memoryview, spec: FeatureSpec, *, reject: bool
+    rows: RawRows, lines: np.ndarray, text: memoryview, spec: FeatureSpec, *, reject: bool | int
 ) -> RawRows:
     """Fill in the rows that are not usual, or leave them out if they are malformed.
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import ClassVar
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.formats.spec.feature_spec import DENSE_TRANSFORMS, POLICIES, FeatureSpec
+
+logger = logging.getLogger(__name__)
 
 DESCRIPTION = (
     "Fits a Workflow on all days but the last, saves it to OUT/workflow, and writes "
@@ -89,3 +92,6 @@ def run(settings: EtlSettings, options: RunOptions) -> None:
     if timings["rows_per_s"]:  # an interrupted run has none
         print(f"{timings['rows_per_s']} rows/s to fit and transform")
     print(f"--num_embeddings_per_feature {manifest['num_embeddings_per_feature']}")
+    paths = EtlOutput(settings.output_path)
+    logger.info("look at %s; train on it:", paths.report)
+    logger.info("python train_torchrec.py --binary_path %s", paths.splits)

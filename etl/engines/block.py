@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 PIECE_BYTES = 2 << 20
 
 
-def count_block(block: Block, spec: FeatureSpec, reject: bool) -> Run:
+def count_block(block: Block, spec: FeatureSpec, reject: bool | int) -> Run:
     """Count the categories of a block, and compute the moments of its dense columns.
 
     Of a divided block, only the rows for training are counted.
@@ -83,7 +83,12 @@ def _count_column(pieces: list[CategoryValues], column: CategoricalColumn, missi
 
 
 def encode_block(
-    units: tuple[Unit, ...], workflow: CompiledWorkflow, parts: Path, work: Path, *, reject: bool
+    units: tuple[Unit, ...],
+    workflow: CompiledWorkflow,
+    parts: Path,
+    work: Path,
+    *,
+    reject: bool | int,
 ) -> tuple[list[UnitResult], list[Written]]:
     """Read the units of a block, encode them and write their parts.
 

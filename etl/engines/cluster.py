@@ -92,16 +92,12 @@ def _check_workers(client: Client, name: str, shared: Path) -> bool:
             "use workers of one kind; without GPUs: CUDA_VISIBLE_DEVICES='' for each",
         )
     gpu = all(gpus.values())
-    if gpu and not gpu_count():
-        raise SettingsError(
-            f"{name}: its workers have GPUs, and this machine has none that cuDF can use",
-            "start the run on one of the cluster's hosts: the workflow is built here, with cuDF",
-        )
-    if gpu and not at_scheduler:
-        raise SettingsError(
-            f"{name}: its workers have GPUs, and the scheduler's host has none that cuDF can use",
-            "start `dask scheduler` on a host with a GPU: it unpacks empty cuDF frames",
-        )
+    for host, there in (("this machine", gpu_count()), ("the scheduler's host", at_scheduler)):
+        if gpu and not there:
+            raise SettingsError(
+                f"{name}: its workers have GPUs, and {host} has none that cuDF can use",
+                "start the run, and `dask scheduler`, on hosts with a GPU: both handle cuDF frames",
+            )
     return gpu
 
 

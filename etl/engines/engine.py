@@ -69,19 +69,25 @@ def resolve(settings: EtlSettings) -> EtlSettings:
 
 
 @contextlib.contextmanager
-def start(settings: EtlSettings, work: Path) -> Iterator[Engine]:
-    """Start the engine that ``settings`` name; ``work`` is the directory of the run's state."""
+def start(settings: EtlSettings, work: Path, reject: bool | int) -> Iterator[Engine]:
+    """Start the engine that the settings name.
+
+    Args:
+        settings: The settings of the run.
+        work: The directory of its state.
+        reject: Whether malformed rows are left out, or how many of a block at most.
+    """
     engines = {"cpu": _threads, "dask": _workers, "nvtabular": _nvtabular}
-    with engines[settings.engine](settings, work) as engine:
+    with engines[settings.engine](settings, work, reject) as engine:
         yield engine
 
 
 @contextlib.contextmanager
-def _threads(settings: EtlSettings, work: Path) -> Iterator[Engine]:
+def _threads(settings: EtlSettings, work: Path, reject: bool | int) -> Iterator[Engine]:
     # compiles its loops on import, which may take half a minute: only once the input was checked
     from nvt_torchrec.etl.engines import threads
 
-    spec, reject, number = settings.spec, settings.reject, settings.workers or cores()
+    spec, number = settings.spec, settings.workers or cores()
 
     def count(blocks: list[Block], report: Report) -> None:
         threads.count(blocks, spec, work / FIT, workers=number, reject=reject, report=report)
@@ -93,13 +99,13 @@ def _threads(settings: EtlSettings, work: Path) -> Iterator[Engine]:
 
 
 @contextlib.contextmanager
-def _workers(settings: EtlSettings, work: Path) -> Iterator[Engine]:
+def _workers(settings: EtlSettings, work: Path, reject: bool | int) -> Iterator[Engine]:
     # Dask takes seconds to import: not for the cpu engine, nor for --help
     from nvt_torchrec.etl.engines import workers
     from nvt_torchrec.etl.engines.cluster import cluster
     from nvt_torchrec.etl.engines.device import workers as device
 
-    spec, reject = settings.spec, settings.reject
+    spec = settings.spec
     with cluster(settings.scheduler, settings.workers, work / DASK, work) as (client, gpu):
 
         def count(blocks: list[Block], report: Report) -> None:
@@ -130,12 +136,12 @@ def _of_counts(settings: EtlSettings, work: Path, count: _Count, encode: _Encode
 
 
 @contextlib.contextmanager
-def _nvtabular(settings: EtlSettings, work: Path) -> Iterator[Engine]:
+def _nvtabular(settings: EtlSettings, work: Path, reject: bool | int) -> Iterator[Engine]:
     from nvt_torchrec.etl.engines import nvtabular
     from nvt_torchrec.etl.engines.cluster import cluster
 
     with cluster(settings.scheduler, settings.workers, work / DASK, work) as (client, gpu):
-        options = {"gpu": gpu, "reject": settings.reject}
+        options = {"gpu": gpu, "reject": reject}
 
         def fit(blocks: list[Block], report: Report) -> Fitted:
             return nvtabular.fit(blocks, settings.spec, work, client, report=report, **options)

@@ -7,10 +7,6 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-#: Blocks that a Dask worker takes at once, with a GPU (True) and without one (False). A GPU takes
-#: little longer for many rows than for few, and a CPU thread per block reads and writes.
-BLOCKS_AT_ONCE = {True: 8, False: 1}
-
 
 def cores() -> int:
     """Count the CPU cores that this process may use."""

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import nvtabular
 import pyarrow as pa
 import pyarrow.compute as pc
 from dask import delayed
-from distributed import Client, as_completed, get_worker
+from distributed import Client, get_worker
 from distributed.client import ClosedClientError
 from merlin.core.utils import set_dask_client
 from merlin.dag import Graph
@@ -30,18 +29,16 @@ from nvtabular.ops import Categorify
 
 from nvt_torchrec.clicklog.readers.raw import Block, read_block
 from nvt_torchrec.etl.engines.cluster import readable_errors
-from nvt_torchrec.etl.engines.hardware import BLOCKS_AT_ONCE
-from nvt_torchrec.etl.engines.workers import with_workflow
+from nvt_torchrec.etl.engines.workers import results, with_workflow
 from nvt_torchrec.etl.output import CATEGORIES
 from nvt_torchrec.etl.plan import Unit, by_block
 from nvt_torchrec.etl.results import UnitResult
 from nvt_torchrec.etl.row_split import divided, training_rows
 from nvt_torchrec.etl.state import finish_unit
-from nvt_torchrec.formats.rows import RawRows, empty_rows
+from nvt_torchrec.formats.rows import empty_rows
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, FeatureSpec
 from nvt_torchrec.workflows import inspect, to_frame
-from nvt_torchrec.workflows.frames import joined, to_table
 from nvt_torchrec.workflows.store import build, fitted_state, load
 from nvt_torchrec.workflows.writer import Fitted
 
@@ -59,7 +56,7 @@ def fit(
     client: Client,
     *,
     gpu: bool,
-    reject: bool,
+    reject: bool | int,
     report: Callable[[float], object],
 ) -> Fitted:
     """Fit a Workflow on blocks, and return its state.
@@ -82,13 +79,11 @@ def fit(
         WorkerLostError: Workers ran out of memory.
     """
     empty = to_frame(empty_rows(spec, label=True), spec, gpu=gpu)
-    # NVTabular reads the first group once more, for the types of the columns: one block only
-    groups = [blocks[:1], *_batches(blocks[1:], BLOCKS_AT_ONCE[gpu])]
     # Delayed tasks are not fused with others, so the graphs that NVTabular makes, one for each
     # operator with statistics, share the frames. (A worker counts a frame's memory three times, for
     # the task and two aliases of it, and so may spill early.)
     read = delayed(functools.partial(_read_frame, spec=spec, gpu=gpu, reject=reject))
-    frame = dd.from_delayed([read(group) for group in groups], meta=empty, verify_meta=False)
+    frame = dd.from_delayed([read(block) for block in blocks], meta=empty, verify_meta=False)
     with readable_errors(client):
         dataset = nvtabular.Dataset(frame, cpu=not gpu)
         client.subscribe_topic(_PROGRESS, lambda event: report(event[1]))
@@ -115,46 +110,12 @@ def _merlin_client(client: Client) -> Iterator[None]:
             set_dask_client("auto")
 
 
-def _read_frame(blocks: Sequence[Block], spec: FeatureSpec, gpu: bool, reject: bool):
-    """Read the training rows of blocks as one frame."""
-    make = to_table if gpu else to_frame
-
-    def read(block: Block) -> tuple[int, Any]:
-        (rows,) = training_rows([read_block(block, spec, reject=reject)], block)
-        return len(rows), make(rows, spec)
-
-    rows, frames = zip(*_map_in_threads(read, blocks), strict=True)
+def _read_frame(block: Block, spec: FeatureSpec, gpu: bool, reject: bool | int):
+    """Read the training rows of a block as a frame."""
+    (rows,) = training_rows([read_block(block, spec, reject=reject)], block)
     with contextlib.suppress(ValueError):  # not in a worker
-        get_worker().log_event(_PROGRESS, sum(rows))
-    return joined(list(frames), gpu=gpu)
-
-
-def _read(
-    groups: Sequence[tuple[Unit, ...]], spec: FeatureSpec, *, gpu: bool, reject: bool
-) -> tuple[list[RawRows], Any]:
-    """Read the units of some blocks; return the rows of each unit, and one frame of all of them."""
-    make = to_table if gpu else to_frame
-
-    def read(units: tuple[Unit, ...]) -> list[tuple[RawRows, Any]]:
-        rows = read_block(units[0].block, spec, reject=reject)
-        (by_split,) = divided([rows], units[0].block, [unit.split for unit in units])
-        return [(rows, make(rows, spec)) for rows in by_split]
-
-    pairs = [pair for pairs in _map_in_threads(read, groups) for pair in pairs]
-    rows, frames = zip(*pairs, strict=True)
-    return list(rows), joined(frames, gpu=gpu)
-
-
-def _batches(values: list, size: int) -> list[list]:
-    return [values[i : i + size] for i in range(0, len(values), size)]
-
-
-def _map_in_threads(function: Callable, values: Sequence) -> list:
-    """Call a function with each value, each in a thread; raise the first error in their order."""
-    if len(values) == 1:
-        return [function(values[0])]
-    with ThreadPoolExecutor(len(values)) as pool:
-        return list(pool.map(function, values))
+        get_worker().log_event(_PROGRESS, len(rows))
+    return to_frame(rows, spec, gpu=gpu)
 
 
 def encode(
@@ -165,7 +126,7 @@ def encode(
     client: Client,
     *,
     gpu: bool,
-    reject: bool,
+    reject: bool | int,
 ) -> Iterator[UnitResult]:
     """Transform units with a saved workflow and write their parts.
 
@@ -189,52 +150,37 @@ def encode(
         OutputError: A part cannot be written.
         WorkerLostError: Workers ran out of memory.
     """
-    # fewer at once where workers would otherwise have nothing to do
-    workers = max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
-    groups = by_block(units)
-    at_once = max(1, min(BLOCKS_AT_ONCE[gpu], len(groups) // workers))
     task = with_workflow(
-        encode_units, workflow_path, parts=parts, work=work, gpu=gpu, reject=reject
+        encode_block, workflow_path, parts=parts, work=work, gpu=gpu, reject=reject
     )
-    futures = client.map(task, _batches(groups, at_once), pure=False, batch_size=1000)
-    try:
-        with readable_errors(client):
-            for future in as_completed(futures):
-                yield from future.result()
-                future.release()
-    finally:
-        with contextlib.suppress(CancelledError, ClosedClientError):
-            client.cancel([future for future in futures if not future.done()])
+    for of_block in results(client, task, by_block(units)):
+        yield from of_block
 
 
-def encode_units(
-    groups: Sequence[tuple[Unit, ...]],
+def encode_block(
+    units: Sequence[Unit],
     *,
     workflow_path: str,
     digest: str,
     parts: Path,
     work: Path,
     gpu: bool,
-    reject: bool,
+    reject: bool | int,
 ) -> list[UnitResult]:
-    """Transform the units of some blocks in a worker; write their parts and records.
+    """Transform the units of a block in a worker; write their parts and records.
 
     See :func:`etl.engines.workers.with_workflow` for ``digest``.
     """
-    units = [unit for group in groups for unit in group]
-    for unit in units:
-        log.debug("begin %s", unit.file)
+    log.debug("begin %s", units[0].file)
     workflow, schema, spec = _load_once(workflow_path, digest, gpu)
-    rows, frame = _read(groups, spec, gpu=gpu, reject=reject)
-    whole = transform_frame(frame, workflow, schema, gpu=gpu)
-    del frame
-    ends = np.cumsum([0, *map(len, rows)]).tolist()
-
-    def finish(i: int) -> UnitResult:
-        table = whole.slice(ends[i], ends[i + 1] - ends[i])
-        return finish_unit(units[i], [(rows[i], table, _count_oov(table, spec))], parts, work)
-
-    return _map_in_threads(finish, range(len(units)))
+    rows = read_block(units[0].block, spec, reject=reject)
+    (by_split,) = divided([rows], units[0].block, [unit.split for unit in units])
+    finished = []
+    for unit, own in zip(units, by_split, strict=True):
+        table = transform_frame(to_frame(own, spec, gpu=gpu), workflow, schema, gpu=gpu)
+        piece = own, table, _count_oov(table, spec)
+        finished.append(finish_unit(unit, [piece], parts, work))
+    return finished
 
 
 def _count_oov(table: pa.Table, spec: FeatureSpec) -> np.ndarray:

@@ -33,7 +33,7 @@ def count(
     directory: Path,
     *,
     workers: int,
-    reject: bool,
+    reject: bool | int,
     report: Callable[[float], object] = lambda rows: None,
 ) -> None:
     """Count the categories and the moments of the dense columns, of all blocks.
@@ -80,7 +80,7 @@ def encode(
     work: Path,
     *,
     workers: int,
-    reject: bool,
+    reject: bool | int,
 ) -> Iterator[UnitResult]:
     """Encode units with a saved workflow; write their parts and records.
 

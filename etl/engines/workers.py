@@ -43,7 +43,7 @@ def count(
     directory: Path,
     client: Client,
     *,
-    reject: bool,
+    reject: bool | int,
     report: Callable[[float], object],
 ) -> None:
     """Count all blocks; see :func:`etl.engines.threads.count`.
@@ -70,7 +70,7 @@ def missing_blocks(
 
 
 def _count_block(
-    index: int, block: Block, *, spec: FeatureSpec, directory: Path, reject: bool
+    index: int, block: Block, *, spec: FeatureSpec, directory: Path, reject: bool | int
 ) -> int:
     """Count a block in a worker, and write the counts durably; return its rows."""
     log.debug("begin fit %s:%d", block.source, block.begin)
@@ -87,7 +87,7 @@ def encode(
     work: Path,
     client: Client,
     *,
-    reject: bool,
+    reject: bool | int,
 ) -> Iterator[UnitResult]:
     """Encode units with a saved workflow; see :func:`etl.engines.threads.encode`.
 
@@ -119,7 +119,7 @@ def _encode_block(
     digest: str,
     parts: Path,
     work: Path,
-    reject: bool,
+    reject: bool | int,
 ) -> list[UnitResult]:
     """Encode the units of a block in a worker; write their parts and records, durably."""
     log.debug("begin %s", units[0].file)

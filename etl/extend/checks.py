@@ -7,8 +7,9 @@ from typing import Any
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.clicklog.readers.days import day_title
 from nvt_torchrec.clicklog.readers.raw import DayFile, find_days
+from nvt_torchrec.etl.extend.splits import split_and_number
 from nvt_torchrec.etl.settings import ExtendSettings
-from nvt_torchrec.etl.state import fingerprint
+from nvt_torchrec.etl.state import content_digest, fingerprint
 from nvt_torchrec.formats import day_names
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import InputFile, Manifest
@@ -65,14 +66,15 @@ def check_extendable(paths: EtlOutput, manifest: Manifest) -> FeatureSpec:
         raise BadInputError(
             f"{paths.extension}: missing; it holds the counts of values without an id", _RESTORE
         )
-    for file in manifest["files"]:
-        path = paths.splits / file["file"]
+    for file in manifest.files:
+        split_and_number(file.file)  # a name that leads elsewhere is refused
+        path = paths.splits / file.file
         try:
             size = path.stat().st_size
         except OSError as error:
             raise BadInputError(f"{path}: cannot be read: {error.strerror}", _RESTORE) from error
-        if size != file["bytes"]:
-            raise BadInputError(f"{path}: {size} bytes instead of {file['bytes']}", _RESTORE)
+        if size != file.bytes:
+            raise BadInputError(f"{path}: {size} bytes instead of {file.bytes}", _RESTORE)
     return description.spec
 
 
@@ -148,6 +150,40 @@ def new_days(settings: ExtendSettings, manifest: Manifest) -> list[DayFile]:
             f"add the file {_following(inputs)}",
         )
     return days
+
+
+def check_not_repeated(day: DayFile, manifest: Manifest) -> None:
+    """Refuse a copy of a day that is there, under another name. Raises :class:`BadInputError`."""
+    digest = content_digest(day)
+    for file in manifest.inputs:
+        if file.digest == digest:
+            raise BadInputError(
+                f"{day.path}: the same content as {file.path}, which is there already",
+                f"fetch {day.name} again; or, if it is right, add it with --allow_repeated_day",
+            )
+
+
+def check_row_count(day: DayFile, rows: int, manifest: Manifest, factor: float) -> None:
+    """Refuse a day of far more, or far fewer, rows than all days before.
+
+    Of a single day before nothing is known of how days differ; it may be a log of many days.
+
+    Args:
+        day: The day.
+        rows: About how many rows it has.
+        manifest: The manifest of the days before.
+        factor: How many times more, or fewer, rows it may have.
+
+    Raises:
+        BadInputError: It has more or fewer.
+    """
+    before = [counts["rows"] for counts in manifest.by_day.values()]
+    if len(before) > 1 and not min(before) / factor <= rows <= max(before) * factor:
+        raise BadInputError(
+            f"{day.source}: about {rows:,} rows; the days before have {min(before):,} to "
+            f"{max(before):,}",
+            f"fetch {day.name} again; or, if it is right, add it with a larger --max_rows_factor",
+        )
 
 
 def _following(inputs: dict[int, InputFile]) -> str:

@@ -11,11 +11,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.base.files.atomic import locked, remove_temporary
@@ -23,64 +22,71 @@ from nvt_torchrec.base.files.journal import Journal
 from nvt_torchrec.etl.extend.switch import roll_forward
 from nvt_torchrec.etl.output import (
     EXTENDING_FILE,
-    NAME_LETTERS,
+    RESTART,
     UNFINISHED_FILE,
     WORK_DIRECTORY,
     anything_done,
+    begin_state,
     is_finished,
+    name_state,
     named_errors,
     release,
-    state_named,
+    state_of,
 )
+from nvt_torchrec.etl.state import PlanRecord
 from nvt_torchrec.formats.etl_output import SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 
 log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
+class DayRecord(PlanRecord):
+    """What adding a day depends on."""
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != 1:
+            raise ValueError(f"{len(self.inputs)} inputs instead of one")
+        for key in ("day", "generation"):
+            if type(self.settings.get(key)) is not int:
+                raise ValueError(f"settings.{key} is no integer")
+
+    @property
+    def day(self) -> int:
+        """The day."""
+        return self.settings["day"]
+
+    @property
+    def path(self) -> str:
+        """The path of its file."""
+        return next(iter(self.inputs))
+
+
+@dataclasses.dataclass(frozen=True)
 class Claim:
     """An output that this process extends.
 
     Attributes:
-        output: the output directory.
-        marker: the locked marker.
-        resumed: whether an interrupted extension is continued.
+        output: The output directory.
+        marker: The locked marker.
     """
 
     output: Path
     marker: IO[str]
-    resumed: bool = False
 
-    @property
-    def work(self) -> Path | None:
-        """The state of the day that is being added; None between days."""
-        name = state_named(self.marker)
-        return self.output / WORK_DIRECTORY / name if name else None
-
-    def unfinished_day(self) -> dict[str, Any] | None:
+    def unfinished_day(self) -> DayRecord | None:
         """The plan of the day that is being added; None if nothing of it was written down."""
-        work = self.work
-        remedy = "discard what was done and begin again with --restart"
-        return Journal(work).plan(dict[str, Any], remedy) if work else None
+        work = state_of(self.output, self.marker)
+        return Journal(work).plan(DayRecord, RESTART) if work else None
 
     def begin(self) -> Path:
         """Return the directory of the state of the day that is being, or will be, added."""
-        if (work := self.work) is None:
-            self._write(secrets.token_hex(NAME_LETTERS // 2))
-            work = self.work
-        return work
+        return begin_state(self.output, self.marker)
 
     def end(self) -> None:
         """Forget the day that was being added; errors do not matter."""
-        self._write("")
+        name_state(self.marker, "")
         shutil.rmtree(self.output / WORK_DIRECTORY, ignore_errors=True)
-
-    def _write(self, name: str) -> None:
-        self.marker.seek(0)
-        self.marker.truncate()
-        self.marker.write(name)
-        self.marker.flush()
 
 
 @contextlib.contextmanager
@@ -91,20 +97,20 @@ def claimed(output: Path, *, resume: bool, restart: bool) -> Iterator[Claim]:
     day, all that it wrote for this day is removed.
 
     Args:
-        output: the OUT of a finished run.
-        resume: continue what an interrupted extension did.
-        restart: discard the day that an interrupted extension was adding.
+        output: The OUT of a finished run.
+        resume: Continue what an interrupted extension did.
+        restart: Discard the day that an interrupted extension was adding.
 
     Raises:
-        BadInputError: there is no finished run, or the switch to a generation was interrupted.
-        OutputError: an interrupted extension is neither resumed nor discarded, another process
+        BadInputError: There is no finished run, or the switch to a generation was interrupted.
+        OutputError: An interrupted extension is neither resumed nor discarded, another process
             writes to the directory, or it cannot be written.
     """
     _check_finished(output)
     with contextlib.ExitStack() as stack:
         with named_errors(output):
             marker = stack.enter_context(locked(output / EXTENDING_FILE, output))
-        claim = Claim(output, marker, resume)
+        claim = Claim(output, marker)
         if not resume:
             EtlOutput(output).check_whole()
         generation = roll_forward(output)
@@ -114,18 +120,12 @@ def claimed(output: Path, *, resume: bool, restart: bool) -> Iterator[Claim]:
         try:
             yield claim
         except BaseException as error:
-            work = claim.work
+            work = state_of(output, marker)
             switching = (output / SWITCH_FILE).exists()
             if not switching and (work is None or not anything_done(work, error)):
-                _leave(claim)
+                release(output, EXTENDING_FILE)
             raise
-        _leave(claim)
-
-
-def _leave(claim: Claim) -> None:
-    claim.end()
-    with contextlib.suppress(OSError):
-        (claim.output / EXTENDING_FILE).unlink()
+        release(output, EXTENDING_FILE)
 
 
 def _check_finished(output: Path) -> None:
@@ -148,21 +148,14 @@ def _check_finished(output: Path) -> None:
 def _settle(claim: Claim, *, resume: bool, restart: bool) -> None:
     """Decide about the day that an earlier process was adding."""
     plan = claim.unfinished_day() if not restart else None
-    if plan is None or _is_added(claim.output, plan):
+    now = Manifest.read(EtlOutput(claim.output).manifest).generation or 0
+    if plan is None or plan.settings["generation"] <= now:  # only its state was left
         claim.end()
         return
     if not resume:
-        day = plan["settings"]["day"]
         raise OutputError(
-            f"{claim.output}: adding day {day} was interrupted; the output is as it was before",
-            f"finish it with --resume and --input_path {next(iter(plan['inputs']))}, or discard "
-            "what was done with --restart",
+            f"{claim.output}: adding day {plan.day} was interrupted; the output is as before",
+            f"finish it with --resume and --input_path {plan.path}, or discard what was done with "
+            "--restart",
         )
     remove_temporary(claim.output)
-
-
-def _is_added(output: Path, plan: dict[str, Any]) -> bool:
-    """Whether the switch to the day of a plan was finished, and only its state was left."""
-    return plan["settings"]["generation"] <= (
-        Manifest.read(EtlOutput(output).manifest).generation or 0
-    )

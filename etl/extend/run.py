@@ -13,23 +13,30 @@ from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.base.files.journal import refuse_changes
+from nvt_torchrec.base.files.validation import path_inside
 from nvt_torchrec.clicklog.readers.raw import DayFile, find_days
 from nvt_torchrec.etl.engines.engine import Engine, Report, resolve
 from nvt_torchrec.etl.engines.hardware import cores
-from nvt_torchrec.etl.extend.checks import check_extendable, check_flags, new_days
+from nvt_torchrec.etl.extend.checks import (
+    check_extendable,
+    check_flags,
+    check_not_repeated,
+    check_row_count,
+    new_days,
+)
 from nvt_torchrec.etl.extend.claim import Claim, claimed
 from nvt_torchrec.etl.extend.splits import Assignment, assign_all, renamed_parts
-from nvt_torchrec.etl.extend.stage import NEXT, link_parts, next_manifest, planned_switch
-from nvt_torchrec.etl.extend.switch import switch
+from nvt_torchrec.etl.extend.stage import link_files, link_parts, next_manifest
+from nvt_torchrec.etl.extend.switch import NEXT, switch
 from nvt_torchrec.etl.finish import check_rows, quarantine, without_empty_parts
 from nvt_torchrec.etl.output import named_errors
-from nvt_torchrec.etl.plan import Plan, make_day_plan
+from nvt_torchrec.etl.plan import Plan
 from nvt_torchrec.etl.progress import RowsBar
 from nvt_torchrec.etl.results import UnitResult
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.stages import Stages
 from nvt_torchrec.etl.state import begin_or_resume, plan_record
-from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.etl_output import PREVIOUS, EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
@@ -54,9 +61,11 @@ def extend(settings: ExtendSettings) -> Manifest:
     claiming = claimed(settings.output_path, resume=settings.resume, restart=settings.restart)
     with claiming as claim:
         manifest = Manifest.read(paths.manifest)
+        if settings.undo:
+            return _undo(paths, manifest, claim)
         split = check_extendable(paths, manifest).split
         check_flags(settings, split)
-        days = new_days(settings, manifest)
+        days = new_days(settings, manifest) if settings.input_path else []
         _check_unfinished(claim, days)
         chosen: Sequence[Assignment | None] = [None] * len(days)
         if split.by == "days":
@@ -74,16 +83,32 @@ def extend(settings: ExtendSettings) -> Manifest:
         return manifest
 
 
+def _undo(paths: EtlOutput, manifest: Manifest, claim: Claim) -> Manifest:
+    """Switch back to the generation before the newest one, and return its manifest."""
+    previous = EtlOutput(paths.root / PREVIOUS)
+    remedy = "restore it from a copy; to leave out days without it, run the ETL again without them"
+    path_inside(paths.root, PREVIOUS, paths.root, remedy)
+    before = Manifest.read(previous.manifest) if previous.manifest.exists() else None
+    if before is None or before.generation != (manifest.generation or 0) - 1:
+        raise BadInputError(
+            f"{paths.root}: the generation before generation {manifest.generation} is not there",
+            f"one is kept when a day is added: {remedy}",
+        )
+    check_extendable(previous, before)
+    switch(paths.root, claim.begin(), before.generation, undo=True)
+    log.info("%s: is generation %d again", paths.root, before.generation)
+    return before
+
+
 def _check_unfinished(claim: Claim, days: Sequence[DayFile]) -> None:
     """Refuse to begin with another day than the one that is half added."""
     plan = claim.unfinished_day()
-    if plan is None or (days and days[0].day == plan["settings"]["day"]):
+    if plan is None or (days and days[0].day == plan.day):
         return
     raise OutputError(
-        f"{claim.output}: adding day {plan['settings']['day']} was interrupted, and it is not "
-        "among the days given",
-        f"finish it first, with --resume and --input_path {next(iter(plan['inputs']))}, or discard "
-        "what was done with --restart",
+        f"{claim.output}: adding day {plan.day} was interrupted, and it is not among those given",
+        f"finish it first, with --resume and --input_path {plan.path}, or discard what was done "
+        "with --restart",
     )
 
 
@@ -112,13 +137,21 @@ class _Day:
 
     def add(self) -> None:
         """Add the day: make the next generation, and switch the output to it."""
+        if not self.settings.allow_repeated_day:
+            check_not_repeated(self.day, self.manifest)
         self.record = plan_record(self._described(), [self.day])
         self.work = self.claim.begin()
         self.next = EtlOutput(self.work / NEXT)
         resumed = begin_or_resume(self.work, self.record, self.output)
         self.stages = Stages(self.reading, self.work, self.next, resumed)
         renamed, first_parts = self._renamed()
-        plan = self.stages.read([self.day], lambda days: self._plan(days[0], first_parts))
+        plan = self.stages.read(
+            [self.day],
+            splits=self.assignment[self.day.day] if self.assignment else (),
+            first_parts=first_parts,
+        )
+        factor = self.settings.max_rows_factor
+        check_row_count(self.day, plan.estimated_rows(), self.manifest, factor)
         plan = self.stages.divide(plan)
         log.info(
             "%s: %.1f MB in %d blocks for %s",
@@ -141,12 +174,8 @@ class _Day:
             shown=self.paths.rejected,
         )
         self._measure_drift(plan)
-        manifest, new = self._stage(plan, renamed, first_parts, results)
-        switch(
-            self.output,
-            self.work,
-            planned_switch(self.output, self.work, manifest["generation"], renamed, new),
-        )
+        manifest = self._stage(plan, renamed, first_parts, results)
+        switch(self.output, self.work, manifest.generation)
         self.claim.end()
         counts = manifest["by_day_and_split"][str(self.day.day)]
         rows = ", ".join(f"{split} {count['rows']:,} rows" for split, count in counts.items())
@@ -182,16 +211,6 @@ class _Day:
         if self.assignment is None:
             return {}, self.manifest["next_parts"]
         return renamed_parts(self.manifest["files"], self.assignment, self.manifest["next_parts"])
-
-    def _plan(self, file: DayFile, first_parts: dict[str, int]) -> Plan:
-        return make_day_plan(
-            file,
-            self.reading.spec,
-            () if self.assignment is None else self.assignment[self.day.day],
-            first_parts,
-            block_bytes=self.reading.block_mb << 20,
-            limit_rows=self.reading.limit_rows,
-        )
 
     def _extend_workflow(self, engine: Engine, plan: Plan, report: Report) -> WorkflowDescription:
         from nvt_torchrec.workflows.extension.workflow import extend_workflow
@@ -238,12 +257,8 @@ class _Day:
         renamed: dict[str, str],
         first_parts: dict[str, int],
         results: list[UnitResult],
-    ) -> tuple[Manifest, dict[str, str]]:
-        """Write the descriptions, the report and the manifest of the next generation beside OUT.
-
-        Returns:
-            The manifest, and the names in OUT of the day's parts, by those that they have now.
-        """
+    ) -> Manifest:
+        """Make the next generation ready beside OUT; return its manifest."""
         from nvt_torchrec.etl.parquet import write_descriptions
 
         description = inspect(self.next.workflow)
@@ -254,6 +269,8 @@ class _Day:
         with self.stages.timer("describe"), named_errors(self.next.splits):
             files = [file["file"] for file in self.manifest["files"]]
             splits = link_parts(self.output, self.work, files, renamed, new)
+            link_files(self.paths.rejected, self.next.rejected)
+            link_files(self.paths.drift, self.next.drift)
             sizes = check_rows(plan, results, splits)
             manifest = next_manifest(
                 self.manifest, self.record, self.day, results, sizes, description,
@@ -274,7 +291,7 @@ class _Day:
         )
         rows = sum(result.lines for result in results)
         self.stages.finish(manifest, description, plan, rows)
-        return manifest, new
+        return manifest
 
     def _check_splits(self, manifest: Manifest) -> None:
         if not manifest["by_day"][str(self.day.day)]["rows"]:

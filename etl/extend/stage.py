@@ -1,19 +1,22 @@
 """The next generation of an output, ready beside it: what the switch will rename.
 
-Its directory is laid out as ``OUT``. Parts are links there, under the names that they will have, so
-that schemas, footers and the report are written by the same functions as those of a run.
+Its directory is laid out as ``OUT``. Parts are hard links there, under the names that they will
+have, so that schemas, footers and the report are written by the same functions as those of a run,
+and the generation before stays as it is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 from nvt_torchrec.clicklog.readers.raw import DayFile
 from nvt_torchrec.etl.extend.splits import Assignment, split_and_number
-from nvt_torchrec.etl.extend.switch import Switch
+from nvt_torchrec.etl.extend.switch import NEXT
 from nvt_torchrec.etl.manifest import (
     add_counts,
     click_counts,
@@ -30,11 +33,6 @@ from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Extension, Manifest
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
-
-#: Below the state of the day that is being added: the next generation; what it replaces.
-NEXT, PREVIOUS = "next", "previous"
-#: Directories that each generation has of its own.
-RETIRED = ("workflow", "extension")
 
 
 def link_parts(
@@ -53,17 +51,25 @@ def link_parts(
         The directory of the splits.
 
     Raises:
-        OSError: The directory cannot be written.
+        OSError: The directory cannot be written, or its file system has no hard links.
     """
     splits, now = EtlOutput(work / NEXT).splits, EtlOutput(output).splits
     shutil.rmtree(splits, ignore_errors=True)
     for split in SPLITS:
         (splits / split).mkdir(parents=True)
     for file in files:
-        (splits / renamed.get(file, file)).symlink_to(now / file)
+        os.link(now / file, splits / renamed.get(file, file), follow_symlinks=False)
     for file, name in new.items():
-        (splits / name).symlink_to(work / PARTS / file)
+        os.link(work / PARTS / file, splits / name)
     return splits
+
+
+def link_files(source: Path, target: Path) -> None:
+    """Link the files of a directory, if there is one, to another that may have some of them."""
+    for file in sorted(source.glob("*")):
+        target.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.link(file, target / file.name, follow_symlinks=False)
 
 
 def next_manifest(
@@ -127,25 +133,3 @@ def _moved(own: dict[str, dict[str, Any]], splits: tuple[str, ...]) -> dict[str,
     if len(splits) > 1:  # it is halved, and stays so
         return own
     return {splits[0]: add_counts(list(own.values()))}
-
-
-def planned_switch(
-    output: Path, work: Path, generation: int, renamed: dict[str, str], new: dict[str, str]
-) -> Switch:
-    """List what the switch renames; all of it is in place below ``work``."""
-    paths, ready = EtlOutput(output), EtlOutput(work / NEXT)
-    moves = [(paths.splits / before, paths.splits / after) for before, after in renamed.items()]
-    moves += [(work / PARTS / file, paths.splits / name) for file, name in new.items()]
-    described = [ready.splits, ready.rejected, ready.drift]
-    for directory in described:
-        for file in sorted(directory.rglob("*")):
-            if file.is_file() and not file.is_symlink():
-                moves.append((file, output / file.relative_to(ready.root)))
-    for name in (*RETIRED, ready.report.name, ready.timings.name, ready.manifest.name):
-        moves.append((ready.root / name, output / name))
-    return Switch(
-        generation,
-        list(RETIRED),
-        str((work / PREVIOUS).relative_to(output)),
-        [[str(path.relative_to(output)) for path in move] for move in moves],
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ from nvt_torchrec.etl.labels import one_label_remedy, one_label_splits
 from nvt_torchrec.etl.report.data import Categorical, ReportData, collect
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
-from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.spec.transforms import TRANSFORMS, DenseTransform
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
@@ -82,9 +79,7 @@ def page(
         by_vocabulary=_grouped(data.categorical, "vocabulary"),
         by_policy=_grouped(data.categorical, "policy"),
         statistics=description.statistics,
-        transform=_by_transform(description.spec, lambda transform: transform.name),
-        transforms={c.name: description.spec.transform_of(c).name for c in description.spec.dense},
-        formula=_by_transform(description.spec, _formula),
+        transforms={c.name: description.spec.transform_of(c) for c in description.spec.dense},
         versions=description.versions,
         digest=description.digest,
     )
@@ -110,26 +105,6 @@ def _split_text(manifest: Manifest) -> str:
 
 def _click_rate(counts: dict[str, int]) -> float:
     return counts["positives"] / max(1, counts["rows"])
-
-
-def _formula(transform: DenseTransform) -> str:
-    result = "z" if transform.normalized else "y"
-    return f"{result} = {transform.formula.replace('-', '−')}"
-
-
-def _by_transform(spec: FeatureSpec, text_of: Callable[[DenseTransform], str]) -> str:
-    """Return the text of the transform in use; of several ones, each with its columns."""
-    used: dict[DenseTransform, list[str]] = {}
-    for column in spec.dense:
-        used.setdefault(spec.transform_of(column), []).append(column.name)
-    if len(used) < 2:
-        return text_of(next(iter(used), TRANSFORMS[spec.dense_transform]))
-    few = 4  # names that are listed
-    return "; ".join(
-        f"{text_of(transform)}: "
-        f"{', '.join(names) if len(names) <= few else f'{len(names)} columns'}"
-        for transform, names in used.items()
-    )
 
 
 def _grouped(columns: list[Categorical], attribute: str) -> list[list[Categorical]]:

@@ -125,6 +125,13 @@ class FeatureSpec:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SettingsError(f"column names used twice: {', '.join(twice)}")
+        label = self.label_rules[0].column if self.label_rules else self.label
+        for column in every:
+            if label in column.reading.sources:
+                raise SettingsError(
+                    f"column {column.name} is made of {label}, from which the label comes",
+                    "leave it out: the model would see what it has to predict",
+                )
         for name, columns in self.vocabularies.items():
             _check_shared(name, columns)
             if name in names and name not in {column.name for column in columns}:

@@ -60,6 +60,9 @@ class Split:
         for field, share in (("valid", self.valid), ("test", self.test)):
             if type(share) not in (int, float) or not 0 <= share < 1:
                 raise SettingsError(f"split: {field} = {share!r}", "give a share from 0 to below 1")
+        for field, text in (("column", self.column), ("time_format", self.time_format)):
+            if not isinstance(text, str):
+                raise SettingsError(f"split: {field} = {text!r}", "write it in quotes")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
             raise SettingsError(f"split: seed = {self.seed!r}", "give an integer from 0 on")
         if self.by in ("share", "column"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
+import types
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.inference.commands.model import FORMATS, ModelSettings
@@ -15,11 +15,12 @@ DESCRIPTION = "Measures latency and rows/s by batch size, beside those of Workfl
 class BenchmarkSettings(Settings):
     """What to measure with."""
 
+    HINTS = types.MappingProxyType({"--json": "the table has all figures"})
+
     input: str = flag("raw rows to measure with", metavar="FILE")
     format: str | None = flag("format of the input", None, choices=FORMATS)
     batch_sizes: tuple[int, ...] = flag("batch sizes", (1, 64, 4096), least=1)
     seconds: float = flag("time for each measurement", 2.0)
-    json: Path | None = flag("write the results to this file, too", None, metavar="FILE")
 
 
 SETTINGS = (ModelSettings, BenchmarkSettings)
@@ -28,7 +29,7 @@ SETTINGS = (ModelSettings, BenchmarkSettings)
 def run(model: ModelSettings, settings: BenchmarkSettings) -> None:
     """Measure, print a table, and perhaps write the results."""
     predictor, stock = model.load(), None
-    from nvt_torchrec.inference.benchmark import first_pieces, run_benchmark
+    from nvt_torchrec.inference.benchmark import first_pieces, measure, print_table
     from nvt_torchrec.inference.predictor import input_spec
 
     spec = input_spec(predictor.spec, settings.input, settings.format)
@@ -37,4 +38,5 @@ def run(model: ModelSettings, settings: BenchmarkSettings) -> None:
         from nvt_torchrec.inference.stock import Stock
 
         stock = Stock(model.workflow, model.checkpoint, predictor.model.device)
-    run_benchmark(predictor, pieces, settings.batch_sizes, settings.seconds, stock, settings.json)
+    sizes, seconds = settings.batch_sizes, settings.seconds
+    print_table([t for size in sizes for t in measure(predictor, stock, pieces, size, seconds)])

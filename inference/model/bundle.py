@@ -78,7 +78,8 @@ def write_bundle(
         tables: The type of the embeddings, one of :data:`inference.model.tables.KINDS`.
 
     Returns:
-        Whether it was written; False if it is there already, made from the same.
+        Whether it was written; False if it is there already, made from the same, where the workflow
+        may have been extended since.
 
     Raises:
         BadInputError: The workflow or the checkpoint is missing or damaged; all bytes are checked.
@@ -110,9 +111,9 @@ def _is_made_from(
     path: Path, workflow: WorkflowDescription, checkpoint: Path | str, tables: str
 ) -> bool:
     bundle = describe(path, check=True)
-    inputs = (workflow.digest, workflow.generation, tables, digest_of(checkpoint))
+    known = bundle.workflow_digest == workflow.digest or workflow.ancestor(bundle.workflow_digest)
     of_checkpoint = bundle.origin.checkpoint.digest if bundle.origin else ""
-    return inputs == (bundle.workflow_digest, bundle.generation, bundle.tables, of_checkpoint)
+    return bool(known) and (bundle.tables, of_checkpoint) == (tables, digest_of(checkpoint))
 
 
 def _time(checkpoint: Path | str) -> float:

@@ -118,7 +118,7 @@ class CudfReader:
             group = self._dataset.row_groups[number]
             files.setdefault(group.file, []).append(group.index)
             check_unchanged(self._dataset, number, self._footers(group.file)[0])
-        source = plc.io.SourceInfo([str(self._dataset.files[file]) for file in files])
+        source = plc.io.SourceInfo([str(self._dataset.path(file)) for file in files])
         options = plc.io.parquet.ParquetReaderOptions.builder(source).build()
         options.set_column_names(self._dataset.schema.columns)
         options.set_row_groups(list(files.values()))
@@ -179,7 +179,7 @@ class CudfReader:
 def _read_footers(dataset: Dataset, file: int) -> tuple[pq.FileMetaData, Any]:
     """Read a file's footer, with Arrow and with libcudf."""
     footer = check_file(dataset, file)
-    source = plc.io.SourceInfo([str(dataset.files[file])])
+    source = plc.io.SourceInfo([str(dataset.path(file))])
     return footer, plc.io.parquet_metadata.read_parquet_footers(source)[0]
 
 

@@ -60,7 +60,7 @@ class ArrowReader:
         group = dataset.row_groups[part.row_group]
         names = [dataset.schema.columns[i] for i in numbers.tolist()]
         # pyarrow takes a millisecond to open a path; a ParquetFile keeps the last call's settings
-        source = pa.OSFile(str(dataset.files[group.file]))
+        source = pa.OSFile(str(dataset.path(group.file)))
         file = pq.ParquetFile(
             source, metadata=footer, pre_buffer=False, page_checksum_verification=True
         )
@@ -155,7 +155,7 @@ def count_kept(dataset: Dataset) -> Dataset:
     label = dataset.schema.label
     kept, cuts, number, file = [], {}, -1, None
     for i, group in enumerate(dataset.row_groups):
-        path = dataset.files[group.file]
+        path = dataset.path(group.file)
         try:
             if group.file != number:
                 number, file = group.file, pq.ParquetFile(path, page_checksum_verification=True)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.formats.etl_output import existing_part
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Range, RowGroupSlice
@@ -84,6 +85,10 @@ class Dataset:
     def jagged(self) -> bool:
         """Whether a row may have any number of ids in some column."""
         return bool(self.schema.multi_hot)
+
+    def path(self, file: int) -> Path:
+        """Return where a file can be opened: a day that is added may have given it another name."""
+        return existing_part(self.files[file])
 
     @functools.cached_property
     def row_bytes(self) -> np.ndarray:
@@ -237,8 +242,15 @@ def read_footer(path: Path, schema: TableSchema) -> pq.FileMetaData:
 
 def check_file(dataset: Dataset, number: int) -> pq.FileMetaData:
     """Return a file's footer. Raises :class:`BadInputError` if the file's size has changed."""
-    path, size = dataset.files[number], dataset.sizes[number]
-    found = path.stat().st_size
+    path, size = dataset.path(number), dataset.sizes[number]
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        raise BadInputError(
+            f"{path}: cannot be read since the loader was made: {error.strerror}",
+            "if days were added to this output meanwhile, or one was taken back, begin the "
+            f"training again, or resume it; else {REWRITE}",
+        ) from error
     if found != size:
         raise BadInputError(
             f"{path} has {found} bytes; it had {size} when the loader was made",

@@ -81,7 +81,7 @@ class PageReader:
             return None
         file = self._dataset.row_groups[row_group].file
         memory = self._bytes.take(sum(size for _, size in columns.byte_ranges))
-        if not _read(self._dataset.files[file], columns.byte_ranges, memory):
+        if not _read(self._dataset.path(file), columns.byte_ranges, memory):
             return None
         chunks = columns.chunks.copy()
         chunks[:, pages.ADDRESS] += memory.ctypes.data

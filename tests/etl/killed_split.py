@@ -129,7 +129,7 @@ def main(directory: Path, stride: int) -> None:
     def small_blocks(*arguments, **options):
         return make_plan(*arguments, **{**options, "block_bytes": BLOCK_BYTES})
 
-    nvt_torchrec.etl.run.make_plan = small_blocks
+    nvt_torchrec.etl.stages.make_plan = small_blocks
     for split in SPLITS:  # imports and compiles, here, before any fork
         nvt_torchrec.etl.run.run(settings(raw, directory / f"warm_{split.by}", spec_of(split)))
     seen = {split.by: one_split(raw, directory / split.by, split, stride) for split in SPLITS}

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -22,9 +21,8 @@ from nvt_torchrec.etl.engines.cluster import WorkerLostError, local_cluster
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.runs import parts, read_split, settings, tree
-from tests.logs import CRITEO, random_rows, write_day
+from tests.logs import random_rows, write_day
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -104,24 +102,6 @@ def test_killed_and_resumed(raw: Path, whole, dask_client) -> None:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     with local_cluster(2, tmp_path_factory.mktemp("dask")) as client:
         yield client
-
-
-def test_several_blocks_at_once(raw: Path, tmp_path: Path, dask_client, monkeypatch) -> None:
-    """As NVTabular on GPUs takes them; here by pandas. Sums are rounded elsewhere."""
-    options = {"engine": "nvtabular", "block_mb": 1, "scheduler": dask_client.scheduler.address}
-    for output, at_once in ((tmp_path / "one", 1), (tmp_path / "three", 3)):
-        monkeypatch.setattr(
-            "nvt_torchrec.etl.engines.nvtabular.BLOCKS_AT_ONCE", {True: at_once, False: at_once}
-        )
-        run(settings(raw, output, **options))
-    one, three = tmp_path / "one", tmp_path / "three"
-    assert tree(one).keys() == tree(three).keys()
-    for split in SPLITS:
-        expected, got = read_split(one, split), read_split(three, split)
-        ids = [CRITEO.label, *CRITEO.categorical_names]
-        pd.testing.assert_frame_equal(got[ids], expected[ids])
-        dense = CRITEO.dense_names
-        np.testing.assert_allclose(got[dense], expected[dense], rtol=3e-7, atol=1e-7)
 
 
 def test_the_fit_reads_each_block_once(raw: Path, tmp_path: Path, dask_client) -> None:

@@ -112,8 +112,8 @@ def test_any_cut_and_any_workers(
         for name in CRITEO.dense_names:
             np.testing.assert_allclose(got[name], expected[name], rtol=1e-6, atol=1e-6)
         assert result.positives == sum(row[0] == "1" for row in own)
-        assert result.oov.tolist() == [got[name].count(2) for name in CRITEO.categorical_names]
-        assert result.null.tolist() == [got[name].count(1) for name in CRITEO.categorical_names]
+        assert result.oov == [got[name].count(2) for name in CRITEO.categorical_names]
+        assert result.null == [got[name].count(1) for name in CRITEO.categorical_names]
     assert begin == len(raw)
 
 

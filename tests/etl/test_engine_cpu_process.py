@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tests.logs import random_rows, write_log
 
-_IMPORTS = """
-import json, sys
+_SCRIPT = """
+import json, resource, sys
 from pathlib import Path
 from nvt_torchrec.clicklog.readers.raw import find_days
 from nvt_torchrec.formats.spec.toml_file import load_spec
@@ -18,47 +18,31 @@ from nvt_torchrec.etl.engines import fitting, threads
 from nvt_torchrec.etl.plan import make_plan
 from nvt_torchrec.workflows.writer import write_workflow
 
-raw, out = sys.argv[1], Path(sys.argv[2])
-plan = make_plan(find_days(raw), load_spec(), block_bytes=5000)
+raw, out, block_bytes = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+plan = make_plan(find_days(raw), load_spec(), block_bytes=block_bytes)
 options = {"workers": 2, "reject": False}
 threads.count(plan.train_blocks, load_spec(), out / "fit", **options)
 fitted = fitting.fit(plan.train_blocks, load_spec(), out / "fit")
 write_workflow(out / "workflow", load_spec(), fitted)
-list(threads.encode(plan.units, out / "workflow", out / "parts", out / "work", **options))
+for _ in threads.encode(plan.units, out / "workflow", out / "parts", out / "work", **options):
+    pass
 heavy = {"nvtabular", "merlin", "dask", "distributed", "pandas", "torch", "cudf", "sklearn"}
 heavy.add("scipy.linalg")
-print(json.dumps(sorted(heavy & sys.modules.keys())))
+imported = sorted(heavy & sys.modules.keys())
+peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+print(json.dumps([imported, len(plan.units), peak_mb]))
 """
+
+
+def _run(raw: Path, out: Path, block_bytes: int) -> list:
+    """Return heavy packages that were imported, the number of units, and the peak in MiB."""
+    command = [sys.executable, "-c", _SCRIPT, str(raw), str(out), str(block_bytes)]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def test_none_of_the_heavy_packages_is_imported(tmp_path: Path) -> None:
     write_log(tmp_path / "raw", [60, 6])
-    command = [sys.executable, "-c", _IMPORTS, str(tmp_path / "raw"), str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == []
-
-
-_MEMORY = """
-import resource, sys
-from pathlib import Path
-from nvt_torchrec.clicklog.readers.raw import find_days
-from nvt_torchrec.formats.spec.toml_file import load_spec
-from nvt_torchrec.etl.engines import fitting, threads
-from nvt_torchrec.etl.plan import make_plan
-from nvt_torchrec.workflows.writer import write_workflow
-
-raw, out = sys.argv[1], Path(sys.argv[2])
-plan = make_plan(find_days(raw), load_spec(), block_bytes=4 << 20)
-options = {"workers": 2, "reject": False}
-threads.count(plan.train_blocks, load_spec(), out / "fit", **options)
-fitted = fitting.fit(plan.train_blocks, load_spec(), out / "fit")
-write_workflow(out / "workflow", load_spec(), fitted)
-for _ in threads.encode(
-    plan.units, out / "workflow", out / "parts", out / "work", **options
-):
-    pass
-print(len(plan.units), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
-"""
+    assert _run(tmp_path / "raw", tmp_path / "out", 5000)[0] == []
 
 
 def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
@@ -72,9 +56,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
             for _ in range(times):
                 file.write(text)
         (tmp_path / name / "day_1").write_text(text)
-        command = [sys.executable, "-c", _MEMORY, str(tmp_path / name), str(tmp_path / f"{name}.o")]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        peaks[name] = tuple(map(int, done.stdout.split()))
+        peaks[name] = _run(tmp_path / name, tmp_path / f"{name}.o", 4 << 20)[1:]
     (small_units, small_mb), (large_units, large_mb) = peaks["small"], peaks["large"]
     assert small_units <= 6
     assert large_units >= 40

@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import json
 import logging
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec import workflows
-from nvt_torchrec.base.errors import BadRowError, OutputError
+from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError
 from nvt_torchrec.clicklog.readers.raw import Block, read_block
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.check.output import ERROR
@@ -25,9 +26,10 @@ from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.engines.nvtabular import transform_frame
 from nvt_torchrec.etl.report.data import collect
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.etl_output import PREVIOUS, EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.nvt_loader.parquet.dataset import check_file, read_dataset
 from tests.etl.extended import (
     SMALL,
     add,
@@ -139,6 +141,49 @@ def test_workers_change_nothing(raw, base, extended, tmp_path: Path) -> None:
     output = copy_of(base, tmp_path)
     add(output, raw[0], workers=1)
     assert differences(content(extended), content(output)) == []
+
+
+def test_the_generation_before(raw, base, tmp_path: Path) -> None:
+    """It is kept, for --undo and for a training that began with it; undone, nothing is left."""
+    output = copy_of(base, tmp_path)
+    before = content(output)
+    dataset = read_dataset(EtlOutput(output).splits / "valid")
+    add(output, raw[0] / "day_3")
+    assert not dataset.files[0].exists()
+    assert check_file(dataset, 0).num_rows == dataset.row_groups[0].rows
+    assert differences(before, content(output / PREVIOUS)) == []
+    assert main(["extend", "--output_path", str(output), "--undo"]) == 0
+    assert differences(before, content(output)) == []
+    add(output, raw[0])
+    with pytest.raises(BadInputError, match=r"since the loader was made(.|\n)*days were added"):
+        check_file(dataset, 0)
+    add(output, "", undo=True)
+    other = copy_of(base, tmp_path / "other")
+    add(other, raw[0], days=(3, 4))
+    found = {name: data for name, data in content(other).items() if PREVIOUS not in name}
+    assert differences(content(output), found) == []
+    assert_sound(output)
+
+
+def test_an_undoing_that_was_interrupted(raw, base, tmp_path: Path, monkeypatch) -> None:
+    output = copy_of(base, tmp_path)
+    before = content(output)
+    for after in range(1, 12, 3):
+        add(output, raw[0] / "day_3")
+        rename, done = os.rename, []
+
+        def failing(source: Path, target: Path, rename=rename, done=done, after=after) -> None:
+            if len(done) == after:
+                raise OSError(5, "Input/output error")
+            done.append(target)
+            rename(source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("nvt_torchrec.etl.extend.switch._rename", failing)
+            with pytest.raises(OutputError, match="Input/output error"):
+                add(output, "", undo=True)
+        assert add(output, "", resume=True)["generation"] == 0
+        assert differences(before, content(output)) == []
 
 
 def test_old_parts_keep_their_bytes(base, extended) -> None:

@@ -18,7 +18,8 @@ from nvt_torchrec.base.errors import (
     OutputError,
     SettingsError,
 )
-from nvt_torchrec.base.files.atomic import locked
+from nvt_torchrec.base.files.atomic import locked, read_json, write_json
+from nvt_torchrec.clicklog.readers.raw import DayFile
 from nvt_torchrec.etl.check.output import NOTE
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.extend.splits import assign_all, days_after
@@ -26,11 +27,13 @@ from nvt_torchrec.etl.output import EXTENDING_FILE
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.stages import Stages
-from nvt_torchrec.formats.etl_output import SWITCH_FILE, EtlOutput
+from nvt_torchrec.etl.state import content_digest
+from nvt_torchrec.formats.etl_output import NAMES, PREVIOUS, SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.extended import SMALL, add, content, copy_of, differences, make_base, write_days
 from tests.etl.runs import settings
 from tests.logs import write_day
+from tests.mutations import expect_own_errors
 
 ROWS = {0: 60, 1: 50, 2: 41, 3: 45, 4: 52}
 
@@ -68,6 +71,48 @@ def _refused(output: Path, path: Path, match: str, kind=BadInputError, **options
 def test_a_day_that_is_there(raw, output) -> None:
     for path, options in ((raw / "day_3", {}), (raw / "day_0", {}), (raw, {"days": {1, 4}})):
         _refused(output, path, r"day \d is in .* already", **options)
+
+
+def test_a_copy_of_a_day(raw, output, tmp_path: Path, caplog) -> None:
+    shutil.copy(raw / "day_2", tmp_path / "day_4")
+    _refused(output, tmp_path / "day_4", "the same content as .*/day_2, which is there already")
+    assert add(output, tmp_path / "day_4", allow_repeated_day=True)["generation"] == 2
+    shutil.copytree(raw, tmp_path / "raw")
+    shutil.copy(raw / "day_0", tmp_path / "raw" / "day_1")
+    make_base(tmp_path / "raw", tmp_path / "again")
+    assert "raw/day_1 have the same content" in caplog.text
+
+
+@pytest.mark.parametrize("rows", [7, 330])
+def test_a_day_of_far_fewer_or_more_rows(raw, output, tmp_path: Path, rows: int) -> None:
+    """Corrected, it is taken without another flag."""
+    write_days(tmp_path, {4: 330})
+    lines = (tmp_path / "day_4").read_text().splitlines(keepends=True)[:rows]
+    (tmp_path / "day_4").write_text("".join(lines))
+    match = r"about \d+ rows; the days before have 41 to 60"
+    _refused(output, tmp_path / "day_4", match)
+    add(copy_of(output, tmp_path / "other"), raw / "day_4")
+    assert add(output, tmp_path / "day_4", max_rows_factor=6.0)["generation"] == 2
+
+
+def test_digests_of_samples(tmp_path: Path) -> None:
+    """Of a large file 16 places are read."""
+
+    def digest() -> str:
+        file = tmp_path / "day_0"
+        return content_digest(DayFile(0, str(file), file.stat().st_size, "day_0"))
+
+    digests = set()
+    for size, place in ((0, 0), (1, 0), (40 << 20, 0), (40 << 20, 38 << 20)):
+        with open(tmp_path / "day_0", "wb") as file:
+            file.truncate(size)
+        digests.add(digest())
+        if size:
+            with open(tmp_path / "day_0", "rb+") as file:
+                file.seek(place)
+                file.write(b"x")
+            digests.add(digest())
+    assert len(digests) == 6
 
 
 def test_a_day_that_changed_since(raw, output, tmp_path: Path) -> None:
@@ -362,11 +407,61 @@ def test_between_two_generations(raw, output, monkeypatch) -> None:
     assert not [one for one in check(output) if one.severity != NOTE]
 
 
-def test_a_damaged_record_of_the_switch(raw, output, monkeypatch) -> None:
+def test_a_damaged_record_of_the_switch(raw, output, tmp_path: Path, monkeypatch) -> None:
+    """Also one that was planted: nothing outside of the output is written or removed."""
     _interrupt_switch(raw, output, monkeypatch, after=3)
-    (output / SWITCH_FILE).write_text("{}")
-    with pytest.raises(BadInputError, match="not the record of a switch"):
-        add(output, raw / "day_4", resume=True)
+    (state,) = (path.name for path in (output / ".work").iterdir())
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "precious").touch()
+    (output / ".work" / "01234567").symlink_to(victim)
+    names = ["drift", *(name for name in NAMES if name != "rejected")]
+    header = {"format": "nvt-torchrec switch", "format_version": 2, "undo": False}
+    for record, match in (
+        ({}, "not the record of a switch"),
+        ({**header, "generation": 2, "state": "../victim", "names": names}, "state '../victim'"),
+        ({**header, "generation": 2, "state": state, "names": [*names, "../x"]}, "names"),
+        ({**header, "generation": 2, "state": "01234567", "names": names}, "does not lie in"),
+        ({**header, "generation": 7, "state": state, "names": names}, "generation 7 is missing"),
+    ):
+        write_json(output / SWITCH_FILE, record)
+        with pytest.raises(BadInputError, match=match):
+            add(output, raw / "day_4", resume=True)
+    assert [path.name for path in victim.iterdir()] == ["precious"]
+
+
+def test_plans_that_somebody_changed(raw, output, monkeypatch) -> None:
+    _interrupted(raw, output, monkeypatch)
+    (plan,) = output.glob(".work/*/plan.json")
+    expect_own_errors(plan, lambda: add(output, raw / "day_4"), rounds=100)
+    value = read_json(plan, "the plan")
+    for change in ({"inputs": {}}, {"settings": {}}, {"settings": {"day": "4", "generation": 2}}):
+        write_json(plan, {**value, **change})
+        with pytest.raises(BadInputError, match=r"plan\.json: damaged(.|\n)*--restart"):
+            add(output, raw / "day_4", resume=True)
+
+
+def test_a_manifest_that_names_files_elsewhere(raw, output) -> None:
+    for name in ("../../../victim", "/etc/passwd", "train/../../x.parquet"):
+        _change(
+            output / "manifest.json", lambda value, name=name: value["files"][0].update(file=name)
+        )
+        _refused(output, raw / "day_4", "not the name of a part")
+
+
+def test_nothing_to_undo(raw, output, tmp_path: Path) -> None:
+    before = add(output, "", undo=True)
+    assert before["generation"] == 0
+    _refused(output, "", "the generation before generation 0 is not there", undo=True)
+    add(output, raw / "day_3")
+    (tmp_path / "elsewhere").mkdir()
+    (output / PREVIOUS).rename(tmp_path / "elsewhere" / PREVIOUS)
+    (output / PREVIOUS).symlink_to(tmp_path / "elsewhere" / PREVIOUS)
+    _refused(output, "", "does not lie in", undo=True)
+    with pytest.raises(SettingsError, match="--input_path is missing"):
+        add(output, "")
+    with pytest.raises(SettingsError, match="are both set"):
+        add(output, raw / "day_4", undo=True)
 
 
 def _interrupt_switch(raw: Path, output: Path, monkeypatch, after: int) -> None:

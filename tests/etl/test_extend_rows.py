@@ -135,10 +135,11 @@ def test_the_splits_are_those_of_a_run_over_all_days(
     days = {3 + i: max(few, count) for i, count in enumerate(counts)}
     rows = _write(directory / "raw", {0: ROWS[0], 1: ROWS[1], 2: ROWS[2]} | days)
     output = copy_of(bases[name], directory)
+    options = {"workers": workers, "max_rows_factor": float("inf")}
     if at_once:
-        add(output, directory / "raw", workers=workers)
+        add(output, directory / "raw", **options)
     else:
-        add_each_csv(output, directory / "raw", days, workers=workers)
+        add_each_csv(output, directory / "raw", days, **options)
     run(settings(directory / "raw", directory / "fresh", _with(name), workers=workers))
     found = _rows_of(output)
     assert found == _rows_of(directory / "fresh")
@@ -299,33 +300,13 @@ def test_bad_rows_are_rejected_once(raw: Path, bases, tmp_path: Path) -> None:
 def test_without_any_well_formed_row(raw: Path, bases, tmp_path: Path) -> None:
     output = copy_of(bases["share"], tmp_path)
     (tmp_path / "day_3.csv").write_text(",".join(NAMES) + "\nbad\n")
-    options = {"on_bad_rows": "quarantine", "max_bad_fraction": 1.0}
+    options = {"on_bad_rows": "quarantine", "max_bad_fraction": 1.0, "max_rows_factor": 99.0}
     with pytest.raises(BadInputError, match=r"day_3\.csv: no well-formed row"):
         add(output, tmp_path / "day_3.csv", **options)
     assert add(output, raw / "day_3.csv", restart=True)["generation"] == 1
     (tmp_path / "day_4.csv").write_text(",".join(NAMES) + "\n")
     with pytest.raises(BadInputError, match=r"day_4\.csv.* no rows"):
         add(output, tmp_path / "day_4.csv")
-
-
-@pytest.mark.parametrize("name", ["share", "time"])
-def test_resumed_at_every_stage(raw: Path, bases, tmp_path: Path, monkeypatch, name: str) -> None:
-    whole = copy_of(bases[name], tmp_path / "whole")
-    add(whole, raw / "day_3.csv")
-    for stage in (
-        "nvt_torchrec.workflows.extension.workflow.extend_workflow",
-        "nvt_torchrec.etl.extend.run.quarantine",
-        "nvt_torchrec.etl.extend.run.switch",
-    ):
-        output = copy_of(bases[name], tmp_path / stage)
-        with monkeypatch.context() as patch:
-            patch.setattr(stage, _stop)
-            with pytest.raises(OutputError, match="stop here"):
-                add(output, raw / "day_3.csv")
-        if stage.endswith("switch"):
-            assert [one.kind for one in check(output)] == ["unfinished"]
-        add(output, raw / "day_3.csv", resume=True)
-        assert differences(content(whole), content(output)) == []
 
 
 def test_drift_compares_no_day_with_rows_of_the_same_days(raw: Path, bases, tmp_path: Path) -> None:
@@ -336,10 +317,6 @@ def test_drift_compares_no_day_with_rows_of_the_same_days(raw: Path, bases, tmp_
     unseen = [result.measure("unseen share", "item") for result in results]
     assert all(own.now[0] > own.now[1] // 4 and not own.flagged for own in unseen)
     assert [own.then for own in unseen] == [[], *(own.now for own in unseen[:-1])]
-
-
-def _stop(*arguments, **options) -> None:
-    raise OutputError("stop here")
 
 
 def _refused(output: Path, path: Path, match: str, **options) -> None:

@@ -20,8 +20,8 @@ from nvt_torchrec.formats.spec.feature_spec import (
     InputFormat,
 )
 from nvt_torchrec.workflows.extension.state import STATE_FILE, read_state
-from nvt_torchrec.workflows.moments import COUNT, normalized, statistics
-from tests.etl.runs import fit, settings, tree
+from nvt_torchrec.workflows.moments import COUNT, statistics
+from tests.etl.runs import settings, tree
 from tests.etl.test_engine_cpu import write_parquet
 from tests.logs import CRITEO, write_log
 from tests.workflows.random_specs import Oracle, random_raw_rows
@@ -89,16 +89,6 @@ def test_state_of_the_cpu_engine(raw, done: Path) -> None:
     _check(done, SPEC, raw[1][:-1])
 
 
-def test_blocks_change_nothing(raw, done: Path, tmp_path: Path) -> None:
-    blocks = make_plan(find_days(str(raw[0])), SPEC, block_bytes=900).train_blocks
-    assert len(blocks) > 5
-    fitted = fit(blocks, SPEC, tmp_path / "fit", workers=3)
-    state = read_state(done / "extension", workflows.inspect(done / "workflow"))
-    for name, own in state.vocabularies.items():
-        assert fitted.pending[name].values.tolist() == own.pending.values.tolist()
-        assert fitted.pending[name].counts.tolist() == own.pending.counts.tolist()
-
-
 def _assert_same(one: Path, other: Path) -> None:
     """Workflow, state and parts are the same bytes."""
     files = [
@@ -129,26 +119,6 @@ def test_both_engines_for_criteo(dask_client, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "cpu" / "extension").iterdir()] == [STATE_FILE]
 
 
-def test_nothing_to_count_for_extensions(dask_client, tmp_path: Path) -> None:
-    """No policy and no normalization: the dask engine counts as before."""
-    spec = FeatureSpec(
-        "label", (DenseColumn("age"),), (CategoricalColumn("c"),), "log", InputFormat("parquet")
-    )
-    assert not normalized(spec)
-    (tmp_path / "raw").mkdir()
-    for day in range(2):
-        path = tmp_path / "raw" / f"day_{day}.parquet"
-        write_parquet(path, spec, random_raw_rows(spec, 20, day))
-    address = dask_client.scheduler.address
-    for name, options in (("cpu", {}), ("dask", {"scheduler": address})):
-        run(settings(tmp_path / "raw", tmp_path / name, spec, **options))
-    assert tree(tmp_path / "cpu" / "extension") == tree(tmp_path / "dask" / "extension")
-    state = read_state(
-        tmp_path / "cpu" / "extension", workflows.inspect(tmp_path / "cpu" / "workflow")
-    )
-    assert state.moments is None
-
-
 def test_workers_that_write_elsewhere(raw, tmp_path: Path) -> None:
     blocks = make_plan(find_days(str(raw[0])), SPEC, block_bytes=1 << 20).train_blocks
     with pytest.raises(BadInputError, match=r"2 of 2 blocks were not counted there\n.*same path"):
@@ -172,14 +142,3 @@ def test_a_lost_state_is_made_again(raw, done: Path, tmp_path: Path, monkeypatch
     run(settings(raw[0], output, SPEC, resume=True))
     assert tree(output / "extension") == tree(done / "extension")
     assert tree(output / "workflow") == tree(done / "workflow")
-
-
-def test_a_restart_discards_it(raw, tmp_path: Path, monkeypatch) -> None:
-    output = tmp_path / "out"
-    monkeypatch.setattr(threads, "encode", lambda *args, **options: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        run(settings(raw[0], output, SPEC))
-    (output / "extension" / "stale").touch()
-    monkeypatch.undo()
-    run(settings(raw[0], output, SPEC, restart=True))
-    assert not (output / "extension" / "stale").exists()

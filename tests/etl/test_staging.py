@@ -182,7 +182,7 @@ def test_an_interrupted_run_keeps_its_copies(tmp_path: Path, monkeypatch) -> Non
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("nvt_torchrec.etl.run.make_plan", interrupted)
+        patch.setattr("nvt_torchrec.etl.stages.make_plan", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(settings(raw, output))
     (copy,) = output.glob(".work/*/decompressed/day_0")

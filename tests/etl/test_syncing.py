@@ -184,7 +184,7 @@ def test_what_is_noted_is_durable(raw: Path, tmp_path: Path, monkeypatch) -> Non
     monkeypatch.setattr(Path, "unlink", deleted)
     monkeypatch.setattr("nvt_torchrec.etl.engines.runs.FAN_IN", 2)
     plan = make_plan(find_days(str(raw)), CRITEO, block_bytes=1500)
-    monkeypatch.setattr("nvt_torchrec.etl.run.make_plan", lambda *args, **options: plan)
+    monkeypatch.setattr("nvt_torchrec.etl.stages.make_plan", lambda *args, **options: plan)
     run(settings(raw, tmp_path / "out", workers=2))
     assert sorted(noted) == sorted(unit.file for unit in plan.units)
 

@@ -145,8 +145,20 @@ def test_bad_keys_are_named_with_their_column(
         ('by = "time"\ncolumn = "t"\ntime_format = "%H"\nvalid = 0.1\ntest = 0.1', "time_format"),
         ('by = "time"\ncolumn = "t"', "two times or two shares"),
         ('by = "days"\nvalid = 0.1', "split by days with valid"),
+        ('by = "column"\ncolumn = 1\nvalid = 0.1\ntest = 0.1', "column = 1"),
+        ('by = "time"\ncolumn = [1]\nvalid = 0.1\ntest = 0.1', r"column = \[1\]"),
     ],
 )
 def test_bad_splits(tmp_path: Path, split: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         _load(tmp_path, f"[split]\n{split}\n[[categorical]]\nnames = 'x'\n")
+
+
+@pytest.mark.parametrize("column", ['from = "stars"', 'from = ["u", "stars"]\nderive = "cross"'])
+def test_no_feature_is_made_of_the_label(tmp_path: Path, column: str) -> None:
+    labels = (
+        '[[label]]\nname = "liked"\nfrom = "stars"\nthreshold = 4\n[[label]]\nname = "clicks"\n'
+    )
+    columns = f'[[categorical]]\nnames = "u"\n[[categorical]]\nnames = "x"\n{column}\n'
+    with pytest.raises(SettingsError, match="column x is made of stars, from which"):
+        _load(tmp_path, labels + columns)

@@ -187,6 +187,8 @@ def test_a_checkpoint_of_an_earlier_generation(trained: Trained, tmp_path: Path)
         SchemaError, match=r"trained on generation 0 .* is at generation 1\n.*--continue_from"
     ):
         write_bundle(later, trained.checkpoint, tmp_path / "bundle")
+    write_bundle(trained.workflow, trained.checkpoint, tmp_path / "before")
+    write_bundle(later, trained.checkpoint, tmp_path / "before")  # is there already: no error
 
 
 def test_an_output_between_two_generations(trained: Trained, tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ import pytest
 from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.evaluate import score
 from nvt_torchrec.etl.__main__ import main as main_of_etl
-from nvt_torchrec.etl.report.data import undo_transform
 from nvt_torchrec.etl.run import EtlSettings, run
 from nvt_torchrec.formats.missing import is_missing
 from nvt_torchrec.formats.rows import RawRows
@@ -185,12 +184,3 @@ def test_the_report_folds_many_columns(days, output: Path) -> None:
     ]  # fmt: skip
     assert page.count("<details>") == page.count("</details>") == 4
     assert "y = log(max(x, −2) + 3): 30 columns;" in page
-    description = inspect(output / "workflow")
-    written = _read(output, "train")
-    raw = np.concatenate([day.dense for day in days[1][:2]], axis=1)
-    absent = np.concatenate([day.dense_missing for day in days[1][:2]], axis=1)
-    for j, column in enumerate(SPEC.dense):
-        least = -np.inf if SPEC.transform_of(column).minimum is None else -2
-        expected = np.maximum(np.where(is_missing(absent, j), column.fill, raw[j]), least)
-        found = undo_transform(np.array(written[column.name]), column.name, description)
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4, err_msg=column.name)

@@ -12,6 +12,7 @@ from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.workflows.difference import difference
+from nvt_torchrec.workflows.report import days_text
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.workflows.line import SPEC, day, edit, fitted, run, write_line
 from tests.workflows.test_extension import extend, write_base
@@ -125,3 +126,8 @@ def test_ids_that_changed_although_the_lineage_does_not_say_so(copy: Path, line:
     edit(workflow / "metadata.json", lambda value: value["lineage"][0].update(digest=first))
     with pytest.raises(BadInputError, match="id 3 of vocabulary cat_0 has another value than in"):
         difference(line / "0" / "workflow", workflow, 3)
+
+
+def test_days_of_a_dated_log_are_dates() -> None:
+    assert days_text([0, 1, 2, 7]) == "0-2, 7"
+    assert days_text([20513, 20514, 20516]) == "2026-03-01..2026-03-02, 2026-03-04"

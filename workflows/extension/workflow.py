@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.formats.day_names import day_text
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import compiled
@@ -241,9 +242,9 @@ def _log(
 ) -> None:
     generation, last = after.lineage[-1], before.lineage[-1]
     log.info(
-        "generation %d, day %d: %d values added, %d ids reused",
+        "generation %d, day %s: %d values added, %d ids reused",
         generation.number,
-        generation.days[-1],
+        day_text(generation.days[-1]),
         sum(count - last.values[name] for name, count in generation.values.items()),
         sum(generation.reused.values()),
     )

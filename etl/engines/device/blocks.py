@@ -132,7 +132,7 @@ class DeviceRun:
     counts: list[DeviceCounts]
 
 
-def count_block(card: Card, block: Block, spec: FeatureSpec, *, reject: bool) -> DeviceRun:
+def count_block(card: Card, block: Block, spec: FeatureSpec, *, reject: bool | int) -> DeviceRun:
     """Count the categories of a block, and compute the moments of its dense columns.
 
     Raises:
@@ -218,7 +218,7 @@ def encode_unit(
     parts: Path,
     work: Path,
     *,
-    reject: bool,
+    reject: bool | int,
 ) -> tuple[UnitResult, list[Written]]:
     """Encode a unit on the card and write its part; see :func:`etl.state.write_unit`.
 
@@ -256,9 +256,9 @@ def encode_unit(
                 bad=[],
                 positives=int(rows.label.sum()),
                 size=temporary.stat().st_size,
-                dense_missing=count_missing(device, rows.missing[0], len(spec.dense)),
-                null=encoded.null,
-                oov=encoded.oov,
+                dense_missing=count_missing(device, rows.missing[0], len(spec.dense)).tolist(),
+                null=encoded.null.tolist(),
+                oov=encoded.oov.tolist(),
             )
             del rows, encoded
             held.close()  # the next block takes the lane while the host computes the digest

@@ -90,7 +90,7 @@ def count(
     directory: Path,
     client: Client,
     *,
-    reject: bool,
+    reject: bool | int,
     report: Callable[[float], object],
 ) -> None:
     """Count all blocks; takes and raises what :func:`etl.engines.workers.count` does."""
@@ -124,7 +124,7 @@ def _groups(indices: Iterable[int]) -> Iterator[list[int]]:
 
 
 def _count_blocks(
-    numbered: list[tuple[int, Block]], *, spec: FeatureSpec, directory: Path, reject: bool
+    numbered: list[tuple[int, Block]], *, spec: FeatureSpec, directory: Path, reject: bool | int
 ) -> int:
     """Count blocks in a worker; write a run for each group durably. Returns their rows."""
     card, total = worker_card(), 0
@@ -148,7 +148,7 @@ def encode(
     work: Path,
     client: Client,
     *,
-    reject: bool,
+    reject: bool | int,
 ) -> Iterator[UnitResult]:
     """Encode units with a saved workflow; see :func:`etl.engines.threads.encode`.
 
@@ -166,7 +166,13 @@ def encode(
 
 
 def _encode_units(
-    units: list[Unit], *, workflow_path: str, digest: str, parts: Path, work: Path, reject: bool
+    units: list[Unit],
+    *,
+    workflow_path: str,
+    digest: str,
+    parts: Path,
+    work: Path,
+    reject: bool | int,
 ) -> list[UnitResult]:
     """Encode units in a worker; write their parts, rejected rows and records, durably."""
     card = worker_card()

@@ -16,22 +16,12 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.spec.feature_spec import InputFormat
 from nvt_torchrec.formats.spec.split import BY_DAYS
 from nvt_torchrec.formats.spec.toml_file import load_spec
-from tests.etl.drift.days import ROWS, changed, drift_of, make_log, read_rows, with_larger_int_2
+from tests.etl.drift.days import ROWS, changed, drift_of, read_rows, with_larger_int_2
 from tests.etl.runs import settings
 from tests.logs import CRITEO
 from tests.spec_logs import write_spec_log
 
 CAT_6 = CRITEO.columns.index("cat_6")
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_log(tmp_path_factory.mktemp("drift"))
-
-
-@pytest.fixture(scope="module")
-def day(log: Path) -> Path:
-    return log / "raw" / "day_3"
 
 
 def swap(values: list[str], a: int, b: int):

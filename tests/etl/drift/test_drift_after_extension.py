@@ -18,18 +18,8 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.formats.manifest import Extension, PartFile
 from nvt_torchrec.workflows.drift import Drift
-from tests.etl.drift.days import changed, drift_of, make_log
+from tests.etl.drift.days import changed, drift_of
 from tests.etl.runs import settings
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_log(tmp_path_factory.mktemp("drift"))
-
-
-@pytest.fixture(scope="module")
-def day(log: Path) -> Path:
-    return log / "raw" / "day_3"
 
 
 @pytest.fixture(scope="module")

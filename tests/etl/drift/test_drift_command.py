@@ -11,18 +11,8 @@ import pytest
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.drift import as_text
 from nvt_torchrec.workflows.drift import FORMAT, Drift, Measure
-from tests.etl.drift.days import drift_of, make_log, with_larger_int_2
+from tests.etl.drift.days import drift_of, with_larger_int_2
 from tests.logs import CRITEO
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_log(tmp_path_factory.mktemp("drift"))
-
-
-@pytest.fixture(scope="module")
-def day(log: Path) -> Path:
-    return log / "raw" / "day_3"
 
 
 def test_a_day_without_drift(log: Path, day: Path, capsys: pytest.CaptureFixture[str]):
