@@ -160,6 +160,7 @@ def make_loader(
         loader_memory=None if memory is None else memory << 20,
         selection=selection,
         label=settings.label,
+        strict_gpu=settings.strict_gpu,
         limit_batches=limits[split],
         rank=group.rank,
         world_size=group.world_size,

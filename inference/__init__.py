@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvt_torchrec import __version__
-from nvt_torchrec.inference.errors import InvalidRowError, MissingColumnError
+from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError, MissingColumnError
 
 if TYPE_CHECKING:
     from nvt_torchrec.inference.predictor import Predictor

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.clicklog.in_memory.values import read_as_text
 from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.reading import Read
-from nvt_torchrec.inference.inputs.columns import read_as_text
 from nvt_torchrec.inference.inputs.ids import IdColumns, names_of_file
 from nvt_torchrec.inference.predictor import Predictor
 

@@ -27,6 +27,7 @@ from tqdm import tqdm
 from nvt_torchrec.base.arrays import to_arrow, to_numpy
 from nvt_torchrec.base.errors import OutputError, SchemaError, SettingsError
 from nvt_torchrec.base.threads import in_order
+from nvt_torchrec.clicklog.in_memory.remedies import of_fitted_spec, say_fitted
 from nvt_torchrec.clicklog.readers.lines import filesystem_of
 from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
 from nvt_torchrec.clicklog.readers.text_rows import header_lines
@@ -35,7 +36,6 @@ from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.inference.accuracy import metrics_of
 from nvt_torchrec.inference.inputs.ids import IdColumns, find_id_columns
-from nvt_torchrec.inference.inputs.remedies import of_fitted_spec, say_fitted
 from nvt_torchrec.inference.predictor import Predictor, input_spec
 
 log = logging.getLogger(__name__)

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
+from nvt_torchrec.clicklog.in_memory.frames import read_columns, read_dicts
+from nvt_torchrec.clicklog.in_memory.remedies import of_fitted_spec, with_remedy
 from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.formats.rows import Jagged, RawRows
 from nvt_torchrec.formats.spec.columns import InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.inference.errors import InvalidRowError
-from nvt_torchrec.inference.inputs.frames import read_columns, read_dicts
-from nvt_torchrec.inference.inputs.remedies import of_fitted_spec, with_remedy
 from nvt_torchrec.inference.inputs.values import RowReader, reads_plainly
 from nvt_torchrec.inference.model.bundle import describe, is_bundle, read_bundle
 from nvt_torchrec.inference.model.scoring import ServingModel

@@ -32,7 +32,7 @@ class Stock:
         description = inspect(workflow)
         self.spec, self.schema = description.spec, description.table_schema
         self.device = device
-        self._workflow = load(workflow, label=False)
+        self._workflow = load(workflow, label=False, raw=False)
         self._model, _ = load_model(checkpoint, device)
 
     def frame(self, rows: RawRows) -> pd.DataFrame:

@@ -10,8 +10,11 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
+from nvt_torchrec.base.device_check import difference
 from nvt_torchrec.nvt_loader import plan as planning
-from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch, ShardRows
+from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, Block, LoaderBatch, ShardRows
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.memory import PREFETCH_BLOCKS, READ_AHEAD, Budget
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
@@ -59,18 +62,19 @@ def produce_blocks(
     position: Position,
     order: Order,
     budget: Budget,
+    fall_back: Callable[[str], object],
 ) -> Iterator[tuple[slice, Any]]:
     """Build the blocks of one rank from step ``position.first`` to the epoch's end.
+
+    If row groups are decoded on a device, the host makes the first block, and the device makes it
+    once more, to compare them. If they differ, ``fall_back`` is called with how, and the host makes
+    the other blocks, too.
 
     Yields:
         The steps of the block to draw (not those before ``position.first``), and the block.
     """
-    epoch, first_step, rank, world_size = (
-        position.epoch,
-        position.first,
-        order.rank,
-        order.world_size,
-    )
+    epoch, first_step = position.epoch, position.first
+    rank, world_size = order.rank, order.world_size
     if first_step >= plan.steps:
         return
     where = {"shuffle": order.shuffle != "none", "seed": order.seed, "epoch": epoch}
@@ -79,7 +83,7 @@ def produce_blocks(
     starts = planning.stream_starts(rows, groups)
     assigned = planning.assign_rows(plan, starts, planning.find_remainder(plan, **where))
 
-    def read(ranges: list[planning.Range], decode: Decoder = builder.decode) -> ShardReader:
+    def read(ranges: list[planning.Range], decode: Decoder) -> ShardReader:
         slices = (
             dataset.locate(part)
             for ends in ranges
@@ -91,7 +95,7 @@ def produce_blocks(
     batch = plan.global_batch // world_size
     spans = plan.spans(rank, world_size)
 
-    def readers_from(step: int, decode: Decoder = builder.decode) -> list[ShardReader]:
+    def readers_from(step: int, decode: Decoder) -> list[ShardReader]:
         return [
             read(assigned.shard_ranges(span.shard, step * span.width), decode) for span in spans
         ]
@@ -117,24 +121,42 @@ def produce_blocks(
 
     extents = _extents(plan, order.shuffle, first_step, batch, budget)
     extents = itertools.takewhile(lambda extent: extent[1] < plan.steps, extents)
+    now = builder.host or builder
     readers: list[ShardReader] = []
+    on_device: list[ShardReader] = []
     for number, ((window, begin, end), *others) in enumerate(_with_next(extents, READ_AHEAD)):
         following = [later_end - later_begin for _, later_begin, later_end in others]
-        wanted = slice(max(first_step - begin, 0), plan.steps - begin)
-        if number == 0 and builder.starter is not None:
-            readers = readers_from(end)
-            builder.read_ahead(sources_of(readers), following)
-            now, own = builder.starter, readers_from(begin, builder.starter.decode)
-        else:
-            readers = readers or readers_from(begin)
-            now, own = builder, readers
-        sources = sources_of(own, window, begin, end)
-        yield wanted, now.build(end - begin, batch, sources, following)
+        if number == 0:
+            readers = readers_from(begin, now.decode)
+            if now is not builder:
+                on_device = readers_from(begin, builder.decode)
+                builder.read_ahead(sources_of(on_device), [end - begin, *following])
+        size = end - begin, batch
+        block = now.build(*size, sources_of(readers, window, begin, end), following)
+        yield slice(max(first_step - begin, 0), plan.steps - begin), block
+        if on_device and number == 0:
+            sources = sources_of(on_device, window, begin, end)
+            why = _difference(functools.partial(builder.build, *size, sources, following), block)
+            if why:
+                fall_back(why)
+            else:
+                now, readers = builder, on_device
+        del block  # it is not needed here while the next one is made
     if plan.steps > plan.full_steps:
         first, last = (assigned.remainder[0] + row for row in plan.last_step(rank, world_size))
-        size = last - first
-        sources = [ShardRows(read([(first, last)]), size, 0, size, 0)] if size else []
-        yield slice(0, 1), builder.build(1, size, sources)
+        rows_left = last - first
+        reader = read([(first, last)], now.decode)
+        sources = [ShardRows(reader, rows_left, 0, rows_left, 0)] if rows_left else []
+        yield slice(0, 1), now.build(1, rows_left, sources)
+
+
+def _difference(build: Callable[[], Block], host: Block) -> str:
+    """Return how a block that is built on a device differs from the host's; "" if it does not."""
+    return difference(lambda: _arrays(build()), _arrays(host))
+
+
+def _arrays(block: Block) -> dict[str, np.ndarray]:
+    return {name: tensor.cpu().numpy() for name, tensor in block.tensors.items()}
 
 
 def _with_next(items: Iterator[Any], more: int) -> Iterator[tuple[Any, ...]]:

@@ -16,22 +16,22 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.device_check import fall_back
+from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import options
 from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch
+from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cuda.builders import choose_builder
 from nvt_torchrec.nvt_loader.epoch import EpochIterator, Order, Position, produce_blocks
 from nvt_torchrec.nvt_loader.memory import Budget, Demand, device_bytes, divide_memory
-from nvt_torchrec.nvt_loader.options import check_options, choose_device, configure, processors
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.nvt_loader.plan import WINDOW_ROWS, Plan, default_virtual_shards
 from nvt_torchrec.nvt_loader.selection import Selection
-from nvt_torchrec.nvt_loader.state import check_state, make_state
+from nvt_torchrec.nvt_loader.state import STATE_VERSION, check_state
 
 
 class KJTLoader:
@@ -43,9 +43,8 @@ class KJTLoader:
 
     - ``dense_features``: float32 [B, dense columns];
     - ``sparse_features``: KeyedJaggedTensor with the categorical columns as keys, in the schema's
-      order; values of ``id_dtype``, lengths and offsets int32, stride B. Without multi-hot columns
-      there is one id per key and row. A multi-hot column has as many ids in a row as its list
-      holds;
+      order; values, lengths and offsets int32, stride B. Without multi-hot columns there is one id
+      per key and row. A multi-hot column has as many ids in a row as its list holds;
     - ``labels``: float32 [B], 0 or 1 (TorchRec's DLRMTrain calls ``.float()`` on them);
     - ``weights``: float32 [B], the weights of the rows; None if the data have no such column.
 
@@ -87,7 +86,6 @@ class KJTLoader:
             files may be any parquet: numbers of other types are converted.
         table_sizes: Rows of the embedding tables, instead of the schema's.
         hash_indices: Map ids outside their table into it, instead of refusing them.
-        id_dtype: Type of the ids, "int32" or "int64".
         undersampling_rate: Share of the negative rows to keep, the same ones in each epoch. If a
             model trained on them predicts p, the probability is ``p / (p + (1 - p) / rate)``.
         limit_batches: End each epoch after so many steps.
@@ -98,12 +96,15 @@ class KJTLoader:
         selection: The files of the split to read, and those to sample; by default all files.
         transforms: Functions of a batch, applied in order before those of :meth:`map`.
         label: The label that ``labels`` holds, if the data have several; by default the main one.
+        strict_gpu: Where libcudf decodes, the first block of each epoch is compared with the CPU's.
+            If they differ, raise an error instead of a warning and going on with the CPU's.
 
     Raises:
         BadInputError: A missing directory, file or schema, or a file that cannot be read.
         SchemaError: A missing column or one of another type, a null, an id outside its table, or a
             split with another number of rows than the manifest says.
         SettingsError: A setting out of its range, or too little ``loader_memory``.
+        DeviceError: From ``next()``, with ``strict_gpu``.
     """
 
     def __init__(
@@ -122,7 +123,6 @@ class KJTLoader:
         schema: TableSchema | None = None,
         table_sizes: Iterable[int] | None = None,
         hash_indices: bool = False,
-        id_dtype: str = "int32",
         undersampling_rate: float | None = None,
         limit_batches: int | None = None,
         loader_memory: int | None = None,
@@ -130,27 +130,24 @@ class KJTLoader:
         selection: Selection | None = None,
         transforms: Iterable[Callable[[Any], Any]] = (),
         label: str | None = None,
+        strict_gpu: bool = False,
     ) -> None:
         if isinstance(shuffle, bool):
             shuffle = "rows" if shuffle else "none"
-        check_options(
+        options.check_options(shuffle, rank, world_size, undersampling_rate)
+        options.check_least(0, seed=seed)
+        options.check_least(
+            1,
             batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-            shuffle=shuffle,
-            seed=seed,
             shuffle_window=shuffle_window,
-            id_dtype=id_dtype,
-            undersampling_rate=undersampling_rate,
             limit_batches=limit_batches,
             decode_threads=decode_threads,
         )
         dataset = read_dataset(path, schema, label or "")
-        self._dataset = configure(
+        self._dataset = options.configure(
             dataset,
             selection=selection,
             table_sizes=table_sizes,
-            id_dtype=np.dtype(id_dtype),
             hash_indices=hash_indices,
             undersampling=None if undersampling_rate is None else (undersampling_rate, seed),
         )
@@ -160,20 +157,21 @@ class KJTLoader:
             self._schema = dataclasses.replace(self._schema, table_sizes=sizes)
         self._fingerprint = self._dataset.fingerprint()
         self._order = Order(shuffle, seed, rank, world_size)
-        self._device = choose_device(device)
+        self._device = options.choose_device(device)
         self._batch_size, self._memory = batch_size, loader_memory
-        self._threads = decode_threads or min(2, processors())
+        self._threads = decode_threads or min(2, options.processors())
         global_batch = batch_size * world_size
+        if virtual_shards is None:
+            virtual_shards = default_virtual_shards(global_batch)
         self._plan = Plan(
             rows=int(self._dataset.rows.sum()),
             global_batch=global_batch,
-            virtual_shards=default_virtual_shards(global_batch)
-            if virtual_shards is None
-            else virtual_shards,
+            virtual_shards=virtual_shards,
             drop_last=drop_last,
             limit=limit_batches,
             window_rows=shuffle_window,
         )
+        self._builder, self._strict_gpu = choose_builder(self._dataset, self._device), strict_gpu
         self._budget()
         self._make_batch = BatchFactory(self._dataset.schema.categorical, self._device)
         self._functions = list(transforms)
@@ -244,11 +242,15 @@ class KJTLoader:
             )
         position = self._current = dataclasses.replace(self._next)
         self._next = Position(position.epoch + 1)
-        builder = choose_builder(self._dataset, self._device)(
-            self._dataset, self._device, self._threads
-        )
+        builder = self._make_builder()
         produced = produce_blocks(
-            self._dataset, self._plan, builder, position, self._order, self._budget()
+            self._dataset,
+            self._plan,
+            builder,
+            position,
+            self._order,
+            self._budget(),
+            self._fall_back,
         )
         batches: Iterator[LoaderBatch] = EpochIterator(
             produced, builder, self._make_batch, position, self._finish
@@ -256,6 +258,21 @@ class KJTLoader:
         for function in self._functions:
             batches = map(function, batches)
         return batches
+
+    def _make_builder(self) -> CpuBuilder:
+        try:
+            return self._builder(self._dataset, self._device, self._threads)
+        except Exception as error:
+            if not self._builder.on_device:
+                raise
+            self._fall_back(f"{type(error).__name__}: {error}")
+            return self._builder(self._dataset, self._device, self._threads)
+
+    def _fall_back(self, why: str) -> None:
+        """Let the CPU decode from now on. Raises :class:`DeviceError` with ``strict_gpu``."""
+        instead = "the CPU decodes, and blocks are copied from pinned memory"
+        fall_back("decoding by libcudf", why, instead, strict=self._strict_gpu)
+        self._builder = self._builder.host_kind
 
     def state_dict(self, trained_steps: int | None = None) -> dict[str, Any]:
         """Return how far training has got, as a few numbers that are the same on all ranks.
@@ -278,12 +295,13 @@ class KJTLoader:
                 "count from the epoch's beginning, including the steps before a resume",
             )
         finished = step == len(self) and step > 0
-        return make_state(
-            self._identity(),
-            virtual_shards=self._plan.virtual_shards,
-            epoch=position.epoch + 1 if finished else position.epoch,
-            step=0 if finished else step,
-        )
+        return {
+            "version": STATE_VERSION,
+            **self._identity(),
+            "virtual_shards": self._plan.virtual_shards,
+            "epoch": position.epoch + 1 if finished else position.epoch,
+            "step": 0 if finished else step,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next ``iter()`` yield exactly the steps that were not trained before ``state``.
@@ -317,7 +335,12 @@ class KJTLoader:
         expected = self._plan.rank_rows(
             order.rank, order.world_size, position.first, self._plan.steps
         )
-        options.check_rank(position.rows, expected, order.rank, position.epoch)
+        if position.rows != expected:
+            raise SchemaError(
+                f"rank {order.rank} got {position.rows} rows in epoch {position.epoch}, "
+                f"{expected} were planned",
+                "this is a defect of the loader: the epoch's metrics cannot be trusted",
+            )
 
     @property
     def device_bytes(self) -> int:
@@ -337,7 +360,7 @@ class KJTLoader:
             shuffled=order.shuffle == "rows",
             threads=self._threads,
         )
-        return demand, choose_builder(self._dataset, self._device).on_device
+        return demand, self._builder.on_device
 
     def _budget(self) -> Budget:
         demand, on_device = self._demand()

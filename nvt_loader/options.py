@@ -14,46 +14,34 @@ from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.nvt_loader.parquet.arrow_reader import count_kept
-from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
+from nvt_torchrec.nvt_loader.parquet.dataset import REWRITE, Dataset
 from nvt_torchrec.nvt_loader.plan import SHUFFLES, Plan
 from nvt_torchrec.nvt_loader.selection import Selection, select
 
 
 def check_options(
-    *,
-    batch_size: int,
-    rank: int,
-    world_size: int,
-    shuffle: str,
-    seed: int,
-    shuffle_window: int,
-    id_dtype: str,
-    undersampling_rate: float | None,
-    limit_batches: int | None,
-    decode_threads: int | None,
+    shuffle: str, rank: int, world_size: int, undersampling_rate: float | None
 ) -> None:
     """Check options of :class:`nvt_loader.loader.KJTLoader`, each within its range.
 
     Raises:
         SettingsError: One is out of its range.
     """
-    _check(batch_size=(batch_size, 1), seed=(seed, 0), shuffle_window=(shuffle_window, 1))
-    if limit_batches is not None:
-        _check(limit_batches=(limit_batches, 1))
-    if decode_threads is not None:
-        _check(decode_threads=(decode_threads, 1))
     if not 0 <= rank < world_size:
         raise SettingsError(
             f"rank = {rank} with world_size = {world_size}", "ranks are 0 … world_size - 1"
         )
-    for name, value, known in (
-        ("shuffle", shuffle, SHUFFLES),
-        ("id_dtype", id_dtype, ("int32", "int64")),
-    ):
-        if value not in known:
-            raise SettingsError(f"{name} = {value!r}", f"choose one of {', '.join(known)}")
+    if shuffle not in SHUFFLES:
+        raise SettingsError(f"shuffle = {shuffle!r}", f"choose one of {', '.join(SHUFFLES)}")
     if undersampling_rate is not None and not 0 <= undersampling_rate <= 1:
         raise SettingsError(f"undersampling_rate = {undersampling_rate}", "choose 0 … 1")
+
+
+def check_least(least: int, **settings: int | None) -> None:
+    """Raise :class:`SettingsError` if a setting that is given is less than ``least``."""
+    for name, value in settings.items():
+        if value is not None and value < least:
+            raise SettingsError(f"{name} = {value}", f"choose {least} or more")
 
 
 def configure(
@@ -90,12 +78,6 @@ def configure(
     return dataset if dataset.undersampling is None else count_kept(dataset)
 
 
-def _check(**settings: tuple[int, int]) -> None:
-    for name, (value, least) in settings.items():
-        if value < least:
-            raise SettingsError(f"{name} = {value}", f"choose {least} or more")
-
-
 def processors() -> int:
     """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -111,44 +93,31 @@ def choose_device(device: torch.device | str | None) -> torch.device:
     return device
 
 
-REMEDY = "restore the split's files, or run the ETL again"
-
-
 def check_manifest(dataset: Dataset) -> None:
     """Compare a split's footers with the ETL's ``OUT/manifest.json``, where there is one.
 
     Raises:
         SchemaError: The split has other rows than the ETL wrote.
-        BadInputError: The manifest is damaged.
+        BadInputError: The manifest is damaged, or a day is being added.
     """
     parents = dataset.directory.absolute().parents
     if len(parents) < 3 or parents[0].name != "split":
         return
     output = EtlOutput.of_splits(parents[0])
-    if not output.manifest.is_file() or len(dataset.files) == 1 != len(
-        list(dataset.directory.glob("*.parquet"))
-    ):
+    whole = sum(1 for _ in dataset.directory.glob("*.parquet"))
+    if not output.manifest.is_file() or len(dataset.files) == 1 != whole:
         return
-    splits = Manifest.read(output.manifest).splits
-    expected = splits.get(dataset.directory.name, {}).get("rows")
-    found = sum(group.rows for group in dataset.row_groups)
-    if expected is not None and expected != found:
+    output.check_whole()
+    expected = Manifest.read(output.manifest).splits.get(dataset.directory.name, {}).get("rows")
+    rows = sum(group.rows for group in dataset.row_groups)
+    if expected is not None and expected != rows:
         raise SchemaError(
-            f"{dataset.directory}: {found} rows, but the ETL wrote {expected} ({output.manifest})",
-            REMEDY,
+            f"{dataset.directory}: {rows} rows, but the ETL wrote {expected} ({output.manifest})",
+            f"if a day was added just now, start again; else {REWRITE}",
         )
 
 
-def check_rank(found: int, expected: int, rank: int, epoch: int) -> None:
-    """Compare the rows of one rank's epoch with the plan. Raises :class:`SchemaError`."""
-    if found != expected:
-        raise SchemaError(
-            f"rank {rank} got {found} rows in epoch {epoch}, {expected} were planned",
-            "this is a defect of the loader: the epoch's metrics cannot be trusted",
-        )
-
-
-def check_sum(found: int, plan: Plan, first_step: int, world_size: int) -> None:
+def check_sum(rows: int, plan: Plan, first_step: int, world_size: int) -> None:
     """Compare the rows of all ranks' epochs with the plan's (collective).
 
     Raises:
@@ -156,12 +125,12 @@ def check_sum(found: int, plan: Plan, first_step: int, world_size: int) -> None:
     """
     if world_size > 1:
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        total = torch.tensor(found, dtype=torch.int64, device=device)
+        total = torch.tensor(rows, dtype=torch.int64, device=device)
         dist.all_reduce(total)
-        found = int(total)
+        rows = int(total)
     expected = plan.epoch_rows - min(first_step, plan.full_steps) * plan.global_batch
-    if found != expected:
+    if rows != expected:
         raise SchemaError(
-            f"the ranks together got {found} rows in this epoch, {expected} were planned",
+            f"the ranks together got {rows} rows in this epoch, {expected} were planned",
             "did every rank finish its epoch, and are all on the same data?",
         )

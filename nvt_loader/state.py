@@ -12,19 +12,6 @@ from nvt_torchrec.base.errors import SchemaError, SettingsError
 STATE_VERSION = 2
 
 
-def make_state(
-    identity: dict[str, Any], *, virtual_shards: int, epoch: int, step: int
-) -> dict[str, Any]:
-    """Return a state: what must stay the same, and how far training has got."""
-    return {
-        "version": STATE_VERSION,
-        **identity,
-        "virtual_shards": virtual_shards,
-        "epoch": epoch,
-        "step": step,
-    }
-
-
 def check_state(state: dict[str, Any], mine: dict[str, Any], directory: Path) -> None:
     """Refuse a state of other data or settings.
 

@@ -36,7 +36,13 @@ PREFIX = "nvt_torchrec."
 SUB_ROOMS: dict[str, dict[str, set[str]]] = {
     "base": {"files": set(), "pages": set()},
     "formats": {"spec": set()},
-    "clicklog": {"derive": set(), "text": {"derive"}, "readers": {"text"}, "synthetic": {"derive"}},
+    "clicklog": {
+        "derive": set(),
+        "text": {"derive"},
+        "readers": {"text"},
+        "in_memory": {"readers", "text"},
+        "synthetic": {"derive"},
+    },
     "workflows": {"compiled": set(), "extension": {"compiled"}},
     "etl": {
         "check": set(),
@@ -82,6 +88,7 @@ EXCEPTIONS = {
 #: Outside of ``nvt_compat`` and the measurements: the modules that import NVTabular or Merlin.
 NVTABULAR_MODULES = {
     "etl.engines.nvtabular",
+    "workflows.raw_values",
     "workflows.store",
 }
 #: Modules that import ``nvt_compat`` for NVTabular in other modules or processes.

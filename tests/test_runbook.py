@@ -78,6 +78,7 @@ _FAILURES = {
         "checkpoints/day_14 --output bundles/day_14",
         "rm -r checkpoints/day_14",
     ),
+    "A bad day was added": ("", ""),
 }
 
 

@@ -50,17 +50,19 @@ def build(spec: FeatureSpec, categories_path: Path | str = "./") -> Workflow:
     return store.build(spec, categories_path)
 
 
-def load(path: Path | str, *, label: bool = True) -> Workflow:
+def load(path: Path | str, *, label: bool = True, raw: bool = True) -> Workflow:
     """Return the fitted Workflow in a directory; see :func:`workflows.store.load`.
 
     Args:
         path: Directory that :func:`save` or ``python -m etl run`` wrote.
         label: Whether the Workflow passes the label through (training) or has no such column
             (inference).
+        raw: Whether it takes columns of the raw log, as text or as typed values, or frames of
+            :func:`to_frame`.
     """
     from nvt_torchrec.workflows import store
 
-    return store.load(path, label=label)
+    return store.load(path, label=label, raw=raw)
 
 
 def save(workflow: Workflow, spec: FeatureSpec, path: Path | str) -> WorkflowDescription:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nvt_torchrec.clicklog.in_memory.frames import Features
 from nvt_torchrec.formats.missing import is_missing
 from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
@@ -40,6 +41,28 @@ def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False) -> pd.DataF
     import pandas as pd
 
     return pd.DataFrame(_columns(rows, spec, _to_pandas), copy=False)
+
+
+def features_to_frame(features: Features, unchanged: Collection[str], *, gpu: bool) -> pd.DataFrame:
+    """Return a frame as :func:`to_frame` does, of columns that were read one by one.
+
+    Args:
+        features: See :func:`clicklog.in_memory.frames.read_features`.
+        unchanged: The labels and the weight among them.
+        gpu: Return a ``cudf.DataFrame`` on the current device.
+    """
+    convert = _to_arrow if gpu else _to_pandas
+    columns = {
+        name: values.astype(np.float32) if name in unchanged else convert(values, missing)
+        for name, (values, missing) in features.items()
+    }
+    if gpu:
+        import cudf
+
+        return cudf.DataFrame.from_arrow(pa.table(columns))
+    import pandas as pd
+
+    return pd.DataFrame(columns, copy=False)
 
 
 def to_table(rows: RawRows, spec: FeatureSpec) -> pa.Table:

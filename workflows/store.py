@@ -23,7 +23,7 @@ from merlin.dag.ops.concat_columns import ConcatColumns
 from merlin.dag.ops.selection import SelectionOp
 from merlin.io.worker import clean_worker_cache
 from merlin.schema import ColumnSchema, Schema
-from nvtabular import Workflow, ops
+from nvtabular import ColumnSelector, Workflow, ops
 from nvtabular.workflow.node import WorkflowNode
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
@@ -33,6 +33,7 @@ from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import GRAPH_FILE, WorkflowDescription
 from nvt_torchrec.workflows import functions, nodes
 from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.raw_values import RawWorkflow, ReadRawValues
 from nvt_torchrec.workflows.vocabulary import OBSERVED, FittedVocabulary, finish
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 
@@ -66,12 +67,16 @@ def build(spec: FeatureSpec, categories_path: Path | str = "./") -> nvtabular.Wo
     return workflow
 
 
-def realize(records: list[nodes.Record], directory: Path | None = None) -> nvtabular.Workflow:
+def realize(
+    records: list[nodes.Record], directory: Path | None = None, raw: FeatureSpec | None = None
+) -> nvtabular.Workflow:
     """Return the Workflow of a list of records, made of known operators and functions only.
 
     Args:
         records: Parents before children, the output last.
         directory: Directory of the artifacts of fitted records; None: the Workflow is unfitted.
+        raw: The spec by which the Workflow reads raw columns first; None: it takes the frames of
+            :func:`workflows.frames.to_frame`.
 
     Raises:
         BadInputError: An unknown operator or function.
@@ -87,6 +92,9 @@ def realize(records: list[nodes.Record], directory: Path | None = None) -> nvtab
         node.op = _OPERATORS[record["op_class"]](record["op_params"])
         if isinstance(node.op, SelectionOp):
             node.selector = node.op.selector
+            if raw is not None:
+                reader = ReadRawValues(raw, _schema(record["input_schema"]))
+                node.add_parent(ColumnSelector(reader.sources) >> reader)
         if directory is not None:
             _restore(node.op, record, directory)
         for parent in record["parent_ids"]:
@@ -94,7 +102,7 @@ def realize(records: list[nodes.Record], directory: Path | None = None) -> nvtab
         for other in record["dependency_ids"]:
             node.add_dependency(made[other])
         made[record["id"]] = node
-    return nvtabular.Workflow(node)
+    return Workflow(node) if raw is None else RawWorkflow(node)
 
 
 def _restore(operator: object, record: nodes.Record, directory: Path) -> None:
@@ -170,7 +178,7 @@ def save(workflow: Workflow, spec: FeatureSpec, path: Path | str) -> WorkflowDes
     return write_workflow(path, spec, fitted_state(workflow, spec))
 
 
-def load(path: Path | str, *, label: bool = True) -> Workflow:
+def load(path: Path | str, *, label: bool = True, raw: bool = True) -> Workflow:
     """Load a fitted Workflow, which can ``transform`` frames or Datasets.
 
     Every file is compared with its digest. Nothing that is read is executed: operators and
@@ -180,6 +188,9 @@ def load(path: Path | str, *, label: bool = True) -> Workflow:
         path: Directory that :func:`save` wrote.
         label: Whether labels and weight are passed through (training), or there are none
             (inference).
+        raw: Whether it takes columns of the raw log, as text or as typed values, which its first
+            nodes read by the spec (:class:`workflows.raw_values.ReadRawValues`). Without, it takes
+            frames of :func:`workflows.frames.to_frame`.
 
     Raises:
         BadInputError: There is no saved workflow, or one of its files is missing, damaged or
@@ -189,11 +200,36 @@ def load(path: Path | str, *, label: bool = True) -> Workflow:
     path = Path(path).resolve()
     description = inspect(path)
     description.verify()
+    spec = description.spec
     records = read_json(path / GRAPH_FILE, "the graph of a saved workflow")["nodes"]
-    workflow = realize(records, path).fit_schema(_input_schema(records))
+    if not label:
+        records = _without(records, nodes.passed_through(spec))
+    workflow = realize(records, path, spec if raw else None)
     # NVTabular caches vocabularies by path, which may have contained another workflow.
     clean_worker_cache()
-    return workflow if label else workflow.remove_inputs(nodes.passed_through(description.spec))
+    names = [name for record in records for name in _selected(record)]
+    if raw:
+        sources = dict.fromkeys(source for name in names for source in spec.sources_of(name))
+        return workflow.fit_schema(Schema([ColumnSchema(source) for source in sources]))
+    columns = [
+        column for record in records if _selected(record) for column in record["input_schema"]
+    ]
+    return workflow.fit_schema(Schema(_schema(columns)))
+
+
+def _selected(record: nodes.Record) -> list[str]:
+    """Return the columns of the input that a node selects."""
+    return record["selector"]["names"] if record["op_class"] == nodes.SELECT else []
+
+
+def _without(records: list[nodes.Record], names: list[str]) -> list[nodes.Record]:
+    """Leave out the node that selects some columns, which only the output has."""
+    (gone,) = (record["id"] for record in records if _selected(record) == names)
+    return [
+        {**record, "dependency_ids": [i for i in record["dependency_ids"] if i != gone]}
+        for record in records
+        if record["id"] != gone
+    ]
 
 
 def fitted_state(workflow: Workflow, spec: FeatureSpec) -> Fitted:
@@ -240,21 +276,13 @@ def _vocabulary(column: CategoricalColumn, stored: str, file: Path) -> FittedVoc
     )
 
 
-def _input_schema(records: list[nodes.Record]) -> Schema:
-    """Return Merlin's schema of the pandas frames of :func:`workflows.frames.to_frame`."""
-    columns = [
-        column
-        for record in records
-        if record["op_class"] == nodes.SELECT
-        for column in record["input_schema"]
+def _schema(columns: list[nodes.Record]) -> list[ColumnSchema]:
+    """Return Merlin's schemas of columns of :func:`workflows.frames.to_frame`."""
+    return [
+        ColumnSchema(
+            column["name"],
+            dtype=column["dtype"]["name"],
+            dims=tuple((size["min"], size["max"]) for size in column["dtype"]["shape"]),
+        )
+        for column in columns
     ]
-    return Schema(
-        [
-            ColumnSchema(
-                column["name"],
-                dtype=column["dtype"]["name"],
-                dims=tuple((size["min"], size["max"]) for size in column["dtype"]["shape"]),
-            )
-            for column in columns
-        ]
-    )

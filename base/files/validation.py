@@ -16,7 +16,7 @@ import stat
 import types
 import typing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError
 
@@ -26,22 +26,34 @@ _LARGEST = 2**63 - 1
 _NAMES = {bool: "true or false", int: "an integer", float: "a finite number", str: "text"}
 
 
-def read_regular(path: Path | str, most: int) -> bytes:
-    """Return the content of a file, if it is a regular one of at most ``most`` bytes.
+def open_regular(path: Path | str) -> IO[bytes]:
+    """Open a file to read it, if it is a regular one.
 
     No byte is read of others: a named pipe could block for ever, a device never end.
+
+    Raises:
+        OSError: It cannot be opened.
+        ValueError: It is another kind of file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = open(descriptor, "rb")  # noqa: SIM115  # the caller closes it
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return file
+    file.close()
+    raise ValueError("not a regular file")
+
+
+def read_regular(path: Path | str, most: int) -> bytes:
+    """Return the content of a regular file of at most ``most`` bytes.
 
     Raises:
         OSError: It cannot be read.
         ValueError: It is another kind of file, or larger.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("not a regular file")
-        if status.st_size > most:
-            raise ValueError(f"{status.st_size} bytes, where at most {most} are expected")
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise ValueError(f"{size} bytes, where at most {most} are expected")
         return file.read(most)
 
 

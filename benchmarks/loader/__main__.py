@@ -19,8 +19,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.data import criteo_schema, make_once, write_rows
 from benchmarks.harness import Metric, System, Table, run_benchmark
 from benchmarks.loader.systems import DECODE, NPY, OURS, STOCK
@@ -84,9 +82,8 @@ def _run(settings: BenchmarkSettings) -> int:
 
 
 def make_data(root: Path, rows: int) -> None:
-    """Write the rows with ids of 32 and 64 bits, with lists, and as TorchRec's arrays."""
+    """Write the rows, with lists, and as TorchRec's arrays."""
     write_rows(root / "int32" / "train", criteo_schema(), rows, npy=root / "npy")
-    write_rows(root / "int64" / "train", criteo_schema(), rows // 2, dtype=np.int64)
     write_rows(root / "lists" / "train", criteo_schema(multi_hot=MULTI_HOT), rows // 2)
 
 
@@ -103,9 +100,8 @@ def _systems(data: Path, seconds: float) -> Iterator[System]:
             yield system(name, f"B={size}", "--batch_size", size)
     for name in (OURS, STOCK, NPY):
         yield system(name, "shuffled B=2048", "--shuffle")
-    for form, case in (("int64", "int64 B=2048"), ("lists", "multi-hot B=2048")):
-        for name in (OURS, STOCK):
-            yield system(name, case, "--form", form)
+    for name in (OURS, STOCK):
+        yield system(name, "multi-hot B=2048", "--form", "lists")
     for name in (OURS, STOCK, NPY):
         yield system(name, "2 ranks B=2048", "--ranks", 2)
 

@@ -33,7 +33,6 @@ def _ours(args: argparse.Namespace) -> Iterable[Any]:
         rank=args.rank,
         world_size=args.ranks,
         shuffle=args.shuffle,
-        id_dtype="int64" if args.form == "int64" else "int32",
         device="cpu",
     )
 

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.parquet_footer import DECOMPRESSED, Footer, columns_of_leaves, footer_of
 from nvt_torchrec.clicklog.readers.lines import filesystem_of
 from nvt_torchrec.clicklog.readers.parquet_values import convert_array, fits, type_remedy, wanted
 from nvt_torchrec.clicklog.text.assemble import assemble
@@ -45,14 +46,15 @@ class ParquetLayout:
 
 
 @contextlib.contextmanager
-def _opened(path: str, source: str) -> Iterator[pq.ParquetFile]:
+def _opened(path: str, source: str) -> Iterator[tuple[pq.ParquetFile, Footer]]:
     filesystem, name = filesystem_of(path)
     try:
-        with (
-            filesystem.open(name, "rb") as file,
-            pq.ParquetFile(file, pre_buffer=True, page_checksum_verification=True) as parquet,
-        ):
-            yield parquet
+        with filesystem.open(name, "rb") as file:
+            footer = footer_of(file)
+            with pq.ParquetFile(
+                file, metadata=footer.metadata, pre_buffer=True, page_checksum_verification=True
+            ) as parquet:
+                yield parquet, footer
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise BadInputError(
             f"{source}: cannot be read as parquet: {error}",
@@ -66,24 +68,20 @@ def parquet_layout(path: str, source: str, spec: FeatureSpec) -> ParquetLayout:
     Raises:
         BadInputError: it is not a parquet file, or a column is missing or of another type.
     """
-    with _opened(path, source) as parquet:
-        schema, partition = parquet.schema_arrow, partition_values(source)
-        label = all(name in partition or _find(schema, name) for name in spec.sources(label=True))
-        wanted = {name.split(".")[0] for name in _check(schema, source, spec, label=label)}
-        meta = parquet.metadata
-        groups = []
-        for index in range(meta.num_row_groups):
-            group = meta.row_group(index)
-            chunks = [group.column(j) for j in range(group.num_columns)]
-            encoded = sum(
-                chunk.total_uncompressed_size
-                for chunk in chunks
-                if chunk.path_in_schema.split(".")[0] in wanted
-            )
-            groups.append(
-                (group.num_rows, max(encoded, group.num_rows * _VALUE_BYTES * len(wanted)))
-            )
-        return ParquetLayout(meta.num_rows, label, groups)
+    with _opened(path, source) as (_, footer):
+        partition = partition_values(source)
+        label = all(
+            name in partition or _find(footer.schema, name) for name in spec.sources(label=True)
+        )
+        wanted = _check(footer.schema, source, spec, label=label)
+        wanted = {name if name in footer.schema.names else name.split(".")[0] for name in wanted}
+        leaves = [i for i, name in enumerate(columns_of_leaves(footer.schema)) if name in wanted]
+        sizes = footer.chunks[:, leaves, DECOMPRESSED].sum(axis=1)
+        groups = [
+            (rows, max(size, rows * _VALUE_BYTES * len(wanted)))
+            for rows, size in zip(footer.rows.tolist(), sizes.tolist(), strict=True)
+        ]
+        return ParquetLayout(footer.metadata.num_rows, label, groups)
 
 
 def cut_rows(
@@ -140,15 +138,15 @@ def read_parquet(
     Raises:
         BadInputError: the file is damaged, or a column is missing or of another type.
     """
-    with _opened(path, source) as parquet:
+    with _opened(path, source) as (parquet, footer):
         names = _check(parquet.schema_arrow, source, spec, label=label)
-        meta = parquet.metadata
+        meta = footer.metadata
         if end > meta.num_rows:
             raise BadInputError(
                 f"{source}: {meta.num_rows} rows instead of {end}: it was rewritten",
                 "start again when no program writes to it",
             )
-        rows = (meta.row_group(index).num_rows for index in range(meta.num_row_groups))
+        rows = footer.rows.tolist()
         ends = list(itertools.accumulate(rows))
         begins = [0, *ends[:-1]]
         groups = [i for i in range(len(ends)) if begins[i] < end and begin < ends[i]]

@@ -46,12 +46,12 @@ def fits(held: pa.DataType, read: Read, separator: str = "") -> bool:
     if types.is_null(held):
         return True
     if read.multi_hot:
-        if _is_text(held):
+        if is_text(held):
             return bool(separator)
         lists = (types.is_list, types.is_large_list, types.is_fixed_size_list)
         item = dataclasses.replace(read, multi_hot=False)
         return any(kind(held) for kind in lists) and fits(held.value_type, item)
-    return _is_text(held) or RAW_TYPES[read.raw].fits(held, read)
+    return is_text(held) or RAW_TYPES[read.raw].fits(held, read)
 
 
 def wanted(read: Read) -> str:
@@ -86,12 +86,13 @@ def convert_array(array: pa.Array, read: Read, separator: str = "") -> Converted
         return _values(array, read)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    if _is_text(array.type):
-        return convert_lists(_fields(_plain(array, read)), read, separator)
+    if is_text(array.type):
+        return convert_lists(fields_of_column(array), read, separator)
     return _lists(array, read)
 
 
-def _is_text(held: pa.DataType) -> bool:
+def is_text(held: pa.DataType) -> bool:
+    """Return whether columns of a type hold text."""
     types = pa.types
     texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     views = (types.is_string_view, types.is_binary_view)
@@ -120,14 +121,14 @@ def _values(array: pa.Array, read: Read) -> Converted:
     if pa.types.is_null(array.type):
         array = array.cast(pa.string())
     kind, texts = RAW_TYPES[read.raw], (array, read)
-    if not _is_text(array.type):
+    if not is_text(array.type):
         of_numbers = kind.as_texts(array, read)
         if of_numbers is None:
             parsed = kind.from_arrow(array, read)
             return Converted(parsed.values, parsed.missing, parsed.code, _shown(array))
         texts = of_numbers
     null = null_mask(texts[0])
-    column = convert(_fields(texts[0]), texts[1])
+    column = convert(fields_of_column(texts[0]), texts[1])
     if array is not texts[0]:
         return dataclasses.replace(column, show=_shown(array))
     return dataclasses.replace(column, show=lambda row: "None" if null[row] else column.show(row))
@@ -139,9 +140,13 @@ def _shown(array: pa.Array) -> Callable[[int], str]:
     return lambda row: repr(array[row].as_py())
 
 
-def _fields(texts: pa.Array) -> pa.Array:
+def fields_of_column(texts: pa.Array) -> pa.Array:
     """Return texts as the fields of a text file: with 32-bit offsets, "" for null."""
     null = null_mask(texts)
+    if pa.types.is_string_view(texts.type):
+        texts = texts.cast(pa.string())
+    if pa.types.is_binary_view(texts.type):
+        texts = texts.cast(pa.binary())
     if pa.types.is_large_string(texts.type) or pa.types.is_large_binary(texts.type):
         texts = texts.cast(pa.large_binary()).cast(pa.binary())
     return blanked(texts, null).view(pa.binary())

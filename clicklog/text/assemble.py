@@ -61,10 +61,10 @@ def assemble(
     categorical: list[CategoryValues] = []
     missing = [empty_mask(len(spec.dense), rows), empty_mask(len(spec.categorical), rows)]
     for j, column in enumerate(spec.dense):
-        dense[j], absent = _feature(column, [converted[index] for index in plan.dense[j]])
+        dense[j], absent = feature(column, [converted[index] for index in plan.dense[j]])
         add_missing(missing[0], j, absent)
     for j, column in enumerate(spec.categorical):
-        values, absent = _feature(column, [converted[index] for index in plan.categorical[j]])
+        values, absent = feature(column, [converted[index] for index in plan.categorical[j]])
         add_missing(missing[1], j, absent)
         categorical.append(values)
     line = np.arange(rows, dtype=np.int64)
@@ -109,7 +109,7 @@ def assemble(
     )
 
 
-def _feature(
+def feature(
     column: DenseColumn | CategoricalColumn, sources: list[Converted]
 ) -> tuple[CategoryValues, np.ndarray]:
     """Return the values of a column and where they are missing, bool [n]."""

@@ -162,6 +162,10 @@ class TrainFields(Settings):
         "type of the tables' weights; fp16 is rounded stochastically (on GPUs) and halves their "
         "memory; optimizer state stays fp32", "fp32", choices=TABLE_PRECISIONS
     )
+    strict_gpu: bool = _speed(
+        "an error, not a warning, if the GPU's code differs from the CPU's at the start",
+        False
+    )
     bind_cpus: bool = _speed(
         "keep each rank on CPU cores of its own, on the NUMA node of its GPU", False
     )

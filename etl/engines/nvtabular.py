@@ -214,7 +214,7 @@ def _load_once(path: str, digest: str, gpu: bool):
 
     See :func:`etl.engines.workers.with_workflow` for ``digest``.
     """
-    workflow, description = load(path), inspect(path)
+    workflow, description = load(path, raw=False), inspect(path)
     if gpu and _ENTRY * sum(description.table_schema.table_sizes) <= VOCABULARY_BYTES:
         # copied to the GPU once instead of for every frame; Dask cannot spill them
         for node in Graph.get_nodes_by_op_type([workflow.output_node], Categorify):

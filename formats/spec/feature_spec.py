@@ -213,6 +213,13 @@ class FeatureSpec:
         """Return the columns of the file that are read, each once, in the order of the plan."""
         return list(dict.fromkeys(read.source for read in self.read_plan(label=label).reads))
 
+    def sources_of(self, name: str) -> list[str]:
+        """Return the columns of the file that an output column is read or derived from."""
+        rules = {rule.name: [rule.column] for rule in self.label_rules}
+        features: list[DenseColumn | CategoricalColumn] = [*self.dense, *self.categorical]
+        read = {column.name: list(column.reading.sources) for column in features}
+        return rules.get(name) or read.get(name) or [name]
+
     def file_columns(self, *, label: bool) -> list[str]:
         """Return the names of the fields of a line of text without a header, "" where unused.
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.inference.commands.model import FORMATS, prepare
+
+if TYPE_CHECKING:
+    from nvt_torchrec.inference.publish.steps import Published
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +67,7 @@ class PublishSettings(Settings):
         excludes=("rollback",)
     )
     rollback: bool = flag("serve the bundle again that was served before", False)
+    json: bool = flag("print what came of it as JSON", False)
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -77,38 +83,43 @@ SETTINGS = (PublishSettings,)
 def run(settings: PublishSettings) -> int:
     """Publish or roll back; print the comparison and what is served. Return the exit status."""
     prepare()
-    from nvt_torchrec.inference.accuracy import table
     from nvt_torchrec.inference.publish.steps import Sample, publish, rollback
 
-    if settings.rollback:
+    if settings.bundle is None:
         done = rollback(settings.to)
-        print(f"{settings.to}: serving {done.name} again, instead of {done.before}")
-        return 0
-    sample = None
-    if settings.sample is not None:
-        sample = Sample(
-            settings.sample,
-            settings.sample_rows,
-            settings.format,
-            settings.max_auroc_drop,
-            settings.max_calibration_change,
-        )
-    assert settings.bundle is not None
-    done = publish(
-        settings.bundle, settings.to, sample, settings.keep, allow_older=settings.allow_older
-    )
+    else:
+        sample = None
+        if settings.sample is not None:
+            sample = Sample(
+                settings.sample,
+                settings.sample_rows,
+                settings.format,
+                settings.max_auroc_drop,
+                settings.max_calibration_change,
+            )
+        older = settings.allow_older
+        done = publish(settings.bundle, settings.to, sample, settings.keep, allow_older=older)
+    if settings.json:
+        print(json.dumps(dataclasses.asdict(done)))
+    else:
+        _print(done, settings)
+    return REFUSED if done.refusals else 0
+
+
+def _print(done: Published, settings: PublishSettings) -> None:
+    from nvt_torchrec.inference.accuracy import table
+
     if done.metrics:
         print(table(done.metrics))
     for why in done.refusals:
         log.error("refused: %s", why)
+    served, change = done.name, f", instead of {done.before}" if done.before else ""
     if done.refusals:
-        print(f"{settings.to}: serving {done.before} as before")
-        return REFUSED
-    if done.before == done.name:
-        print(f"{settings.to}: serving {done.name} already")
-        return 0
-    instead = "" if done.before is None else f", instead of {done.before}"
-    print(f"{settings.to}: serving {done.name}{instead}")
+        served, change = done.before, " as before"
+    elif done.before == done.name:
+        change = " already"
+    elif settings.rollback:
+        change = f" again{change}"
+    print(f"{settings.to}: serving {served}{change}")
     if done.removed:
         print(f"removed: {', '.join(done.removed)}")
-    return 0

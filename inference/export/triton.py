@@ -18,9 +18,9 @@ import shutil
 from pathlib import Path
 
 from nvt_torchrec.base.files.atomic import new_directory
+from nvt_torchrec.clicklog.in_memory.values import read_as_text
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
-from nvt_torchrec.inference.inputs.columns import read_as_text
 from nvt_torchrec.inference.predictor import Predictor
 
 NAME = "click_probability"

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from nvt_torchrec.clicklog.in_memory.errors import NOT_A_LIST, InvalidRowError, no_such_key
 from nvt_torchrec.formats.missing import mask_of_rows
 from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, dense_dtype
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn
@@ -18,17 +19,6 @@ from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES, is_missing
 from nvt_torchrec.formats.spec.raw_types.base import EMPTY_ITEM, MESSAGES
 from nvt_torchrec.formats.spec.reading import AS_IT_IS
-from nvt_torchrec.inference.errors import InvalidRowError, MissingColumnError
-
-#: The message for a value of a list column that is no list.
-NOT_A_LIST = "expected a list or a missing value"
-
-
-def no_such_key(row: int, column: str) -> MissingColumnError:
-    """Return the error for a dict without a column."""
-    return MissingColumnError(
-        f"row {row} has no column {column}", "a missing value is null", column, row
-    )
 
 
 def _list_parser(parse_item: Callable[[Any], Any]) -> Callable[[Any], list | None]:

@@ -356,7 +356,10 @@ def prune_bundles(path: Path, keep: int) -> list[Path]:
     Raises:
         OutputError: One cannot be removed.
     """
-    others = [p for p in path.absolute().parent.iterdir() if is_bundle(p) and not p.is_symlink()]
+    parent = path.absolute().parent
+    for left in parent.glob(f".*.old{TEMPORARY}"):  # by a command that was killed
+        shutil.rmtree(left)
+    others = [p for p in parent.iterdir() if is_bundle(p) and not p.is_symlink()]
     others = [other for other in others if not other.samefile(path)]
     others.sort(key=lambda other: (other / BUNDLE_FILE).stat().st_mtime, reverse=True)
     for other in others[keep - 1 :]:

@@ -86,7 +86,8 @@ def publish(
         new = Predictor.load(bundle, check=True)
         if before == name:
             _check_served(store, name)
-            return Published(name, before)
+            removed = () if keep is None else tuple(store.prune(keep))
+            return Published(name, before, removed=removed)
         metrics, refusals = {}, []
         served = None if before is None else _served_workflow(store, before)
         if served is not None:

@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 from nvt_torchrec import __version__
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.files.atomic import unique_keys
-from nvt_torchrec.inference.inputs.values import InvalidRowError, MissingColumnError
+from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError, MissingColumnError
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.batching import Batcher
 from nvt_torchrec.inference.server.metrics import ServerMetrics

@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from nvt_torchrec.clicklog.in_memory.values import read_as_text
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.reading import Read
-from nvt_torchrec.inference.inputs.columns import read_as_text
 
 
 class Probabilities(BaseModel):

@@ -61,13 +61,29 @@ class LoaderBatch(Batch):
 
 
 @dataclasses.dataclass(frozen=True)
-class FlatBlock:
+class _Block:
+    """Base of the blocks, whose tensors may all be copied to a device."""
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors, by the names of their fields."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+
+    def to(self, device: torch.device) -> Self:
+        """Copy the block to ``device``; from pinned memory, without waiting for the copy."""
+        there = {name: t.to(device, non_blocking=True) for name, t in self.tensors.items()}
+        return dataclasses.replace(self, **there)
+
+
+@dataclasses.dataclass(frozen=True)
+class FlatBlock(_Block):
     """Some steps of one rank, with one id per row and column.
 
     Attributes:
         labels: float32 [steps, B].
         dense: float32 [steps, B, dense columns].
-        ids: int32 or int64 [steps, categorical columns, B].
+        ids: int32 [steps, categorical columns, B].
         row_weights: float32 [steps, B]; None if the data have none, and before
             :func:`take_weights`.
     """
@@ -76,16 +92,6 @@ class FlatBlock:
     dense: torch.Tensor
     ids: torch.Tensor
     row_weights: torch.Tensor | None = None
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors on the device."""
-        more = () if self.row_weights is None else (self.row_weights,)
-        return self.labels, self.dense, self.ids, *more
-
-    def to(self, device: torch.device) -> FlatBlock:
-        """Copy the block to ``device``; from pinned memory, without waiting for the copy."""
-        return FlatBlock(*(tensor.to(device, non_blocking=True) for tensor in self.tensors))
 
     def batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[LoaderBatch]:
         """Yield the batches of some of the block's steps."""
@@ -97,13 +103,13 @@ class FlatBlock:
 
 
 @dataclasses.dataclass(frozen=True)
-class JaggedBlock:
+class JaggedBlock(_Block):
     """Some steps of one rank, with any number of ids in multi-hot columns.
 
     Attributes:
         labels: float32 [steps, B].
         dense: float32 [steps, B, dense columns].
-        values: int32 or int64 [ids of all steps].
+        values: int32 [ids of all steps].
         lengths: int32 [steps, categorical columns · B].
         offsets: int32 [steps, categorical columns · B + 1], in each step from 0.
         bounds: Where the ids of each step and column begin in ``values``, and where the last ones
@@ -118,21 +124,6 @@ class JaggedBlock:
     offsets: torch.Tensor
     bounds: Sequence[int]
     row_weights: torch.Tensor | None = None
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors on the device."""
-        values = (getattr(self, field.name) for field in dataclasses.fields(self))
-        return tuple(value for value in values if isinstance(value, torch.Tensor))
-
-    def to(self, device: torch.device) -> JaggedBlock:
-        """Copy the block to ``device``; from pinned memory, without waiting for the copy."""
-        changes = {
-            field.name: getattr(self, field.name).to(device, non_blocking=True)
-            for field in dataclasses.fields(self)
-            if isinstance(getattr(self, field.name), torch.Tensor)
-        }
-        return dataclasses.replace(self, **changes)
 
     def batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[LoaderBatch]:
         """Yield the batches of some of the block's steps."""
@@ -188,20 +179,15 @@ class ShardRows:
 
 def empty_block(dataset: Dataset, steps: int, device: torch.device) -> FlatBlock | JaggedBlock:
     """Return a block of steps without rows."""
-    schema = dataset.schema
-    dtype = torch.int64 if dataset.id_dtype.itemsize == 8 else torch.int32
+    columns = len(dataset.schema.categorical)
     labels = torch.empty(steps, 0, device=device)
-    dense = torch.empty(steps, 0, len(schema.dense), device=device)
-    columns = len(schema.categorical)
-    if not schema.multi_hot:
-        return FlatBlock(labels, dense, torch.empty(steps, columns, 0, dtype=dtype, device=device))
+    dense = torch.empty(steps, 0, len(dataset.schema.dense), device=device)
+    ids = torch.empty(steps, columns, 0, dtype=torch.int32, device=device)
+    if not dataset.jagged:
+        return FlatBlock(labels, dense, ids)
+    offsets = torch.zeros(steps, 1, dtype=torch.int32, device=device)
     return JaggedBlock(
-        labels,
-        dense,
-        torch.empty(0, dtype=dtype, device=device),
-        torch.empty(steps, 0, dtype=torch.int32, device=device),
-        torch.zeros(steps, 1, dtype=torch.int32, device=device),
-        [0] * (steps * columns + 1),
+        labels, dense, ids.view(-1), ids.view(steps, 0), offsets, [0] * (steps * columns + 1)
     )
 
 

@@ -17,11 +17,14 @@ from nvt_torchrec.nvt_loader.cpu.blocks import (
     take_weights,
 )
 from nvt_torchrec.nvt_loader.cpu.jagged import build_jagged, permuted_jagged
-from nvt_torchrec.nvt_loader.cpu.row_copies import ALIGNMENT, RowCopies, flat, moves, source_copies
+from nvt_torchrec.nvt_loader.cpu.row_copies import flat, moves, source_copies
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.decoder import cpu_decoder
 from nvt_torchrec.nvt_loader.parquet.kernels import permute
-from nvt_torchrec.nvt_loader.parquet.row_chunks import Buffers, CpuRows, Decoder, RowChunk, Target
+from nvt_torchrec.nvt_loader.parquet.row_chunks import Buffers, Decoder, RowChunk, Target
+
+#: Tensors in a block's memory begin at multiples of this many bytes.
+ALIGNMENT = 64
 
 
 class CpuBuilder:
@@ -34,8 +37,10 @@ class CpuBuilder:
 
     #: Whether row groups are decoded on the device, whole.
     on_device = False
-    #: What builds the first block instead, so that the first batch comes soon.
-    starter: CpuBuilder | None = None
+    #: Where row groups are decoded on the device: what builds the first block, and all others if
+    #: the device's differ from its; and its class.
+    host: CpuBuilder | None = None
+    host_kind: type[CpuBuilder]
 
     def __init__(self, dataset: Dataset, device: torch.device, threads: int = 1) -> None:
         self._dataset = dataset
@@ -60,17 +65,16 @@ class CpuBuilder:
         if not self._dataset.jagged:
             return self._build_flat(steps, batch, sources)
         parts = self._take(steps, sources)
-        copies = RowCopies(parts, [source.drawn for source in sources], steps, batch)
-        return build_jagged(self._dataset, parts, copies, self.tensors)
+        drawn = [source.drawn for source in sources]
+        return build_jagged(self._dataset, parts, drawn, steps, batch, self.tensors)
 
     def _build_flat(self, steps: int, batch: int, sources: list[ShardRows]) -> FlatBlock:
         schema = self._dataset.schema
         shape = (steps, batch)
-        dtype = torch.int64 if self._dataset.id_dtype.itemsize == 8 else torch.int32
         labels, dense, ids = self.tensors(
             (torch.float32, shape),
             (torch.float32, (*shape, len(schema.dense))),
-            (dtype, (steps, len(schema.categorical), batch)),
+            (torch.int32, (steps, len(schema.categorical), batch)),
         )
         memory = flat(labels), flat(dense), flat(ids)
 
@@ -97,7 +101,7 @@ class CpuBuilder:
         self._decode_ahead(sources)
         return parts
 
-    def _rows(self, source: ShardRows, steps: int) -> Iterable[CpuRows]:
+    def _rows(self, source: ShardRows, steps: int) -> Iterable[Any]:
         """Take a source's rows for some steps; if they are shuffled, only this rank's, in order."""
         parts = source.reader.take(steps * source.width)
         if source.order is None:
@@ -163,15 +167,9 @@ def permuted(
     """Copy the rows of some chunks in another order into one chunk."""
     if dataset.jagged:
         return permuted_jagged(chunks, order, dataset, buffers)
-    rows, floats = len(order), 1 + len(dataset.schema.dense)
-    ids = len(dataset.schema.categorical)
-    begin = -(-4 * floats * rows // ALIGNMENT) * ALIGNMENT  # of the ids
-    memory = buffers.take(begin + dataset.id_dtype.itemsize * ids * rows)
-    targets = memory[: 4 * floats * rows].view(np.int32), memory[begin:].view(dataset.id_dtype)
+    rows, columns = len(order), len(dataset.schema.columns)
+    memory = buffers.take(4 * columns * rows)
     for to_rows, from_rows, chunk in moves(chunks, order):
-        permute(targets[0], chunk.addresses[:floats], rows, to_rows, from_rows)
-        permute(targets[1], chunk.addresses[floats:], rows, to_rows, from_rows)
-    offsets = [4 * rows * i for i in range(floats)]
-    offsets += [begin + dataset.id_dtype.itemsize * rows * i for i in range(ids)]
-    none = np.zeros(floats + ids, np.int64)
-    return RowChunk(rows, memory.ctypes.data + np.array(offsets), dataset.row_bytes, none, memory)
+        permute(memory.view(np.int32), chunk.addresses, rows, to_rows, from_rows)
+    addresses = memory.ctypes.data + 4 * rows * np.arange(columns)
+    return RowChunk(rows, addresses, np.zeros(columns, np.int64), memory)

@@ -21,8 +21,6 @@ from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cuda.device_rows import build_on_device, decoded_rows
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
-#: Threads that decode row groups.
-READERS = 2
 #: Most bytes that RMM's pool for libcudf keeps between calls.
 POOL_BYTES = 1 << 30
 
@@ -42,7 +40,7 @@ class PinnedBuilder(CpuBuilder):
 
     def __init__(self, dataset: Dataset, device: torch.device, threads: int = 1) -> None:
         super().__init__(dataset, device, threads)
-        self._stream = loader_stream(device)
+        self._stream = loader_stream(device, "building")
 
     def memory(self, size: int) -> torch.Tensor:
         """Return uninitialised pinned memory, which torch recycles: uint8 [size]."""
@@ -67,7 +65,7 @@ class PinnedBuilder(CpuBuilder):
         """Let the caller's stream wait for the block."""
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(ready)
-        for tensor in block.tensors:
+        for tensor in block.tensors.values():
             tensor.record_stream(stream)
         return steps, block
 
@@ -76,20 +74,22 @@ class CudfBuilder(PinnedBuilder):
     """Builds blocks on the device, decoded by libcudf; no column passes through the host.
 
     Except for the first block's: libcudf decodes whole row groups, one of each virtual shard, and
-    the first batch would wait for them. The CPU decodes its few rows meanwhile.
+    the first batch would wait for them. The CPU decodes its few rows meanwhile, and the two blocks
+    are compared (:func:`nvt_loader.epoch.produce_blocks`).
     """
 
     on_device = True
+    host_kind = PinnedBuilder
 
     def __init__(self, dataset: Dataset, device: torch.device, threads: int = 1) -> None:
         super().__init__(dataset, device)
         from nvt_torchrec.nvt_loader.cuda.cudf_reader import CudfReader, ReadAhead
 
         use_pool(device)
-        streams = [reading_stream(device, number) for number in range(READERS)]
-        self.reading = ReadAhead([(CudfReader(dataset, one), one) for one in streams])
+        stream = loader_stream(device, "reading")
+        self.reading = ReadAhead(CudfReader(dataset, stream), stream)
         self.decode = self.reading.decode
-        self.starter = PinnedBuilder(dataset, device, threads)
+        self.host = self.host_kind(dataset, device, threads)
 
     def build(
         self, steps: int, batch: int, sources: list[ShardRows], following: Sequence[int] = ()
@@ -115,25 +115,18 @@ class CudfBuilder(PinnedBuilder):
     def close(self) -> None:
         """End the threads. No block may be built after that."""
         self.reading.close()
-        if self.starter is not None:
-            self.starter.close()
+        self.host.close()
         super().close()
 
 
 @functools.cache
-def loader_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream that all loaders on a device share.
+def loader_stream(device: torch.device, _purpose: str) -> torch.cuda.Stream:
+    """Return the stream that all loaders on a device share for a purpose.
 
     Torch uses memory again only on the stream that it was allocated on: with a stream for each
     epoch, each epoch would allocate its own. Loaders launch little work and training waits for it,
     so the stream has a high priority.
     """
-    return torch.cuda.Stream(device, priority=-1)
-
-
-@functools.cache
-def reading_stream(device: torch.device, _number: int) -> torch.cuda.Stream:
-    """Return a stream on which a thread of every loader on a device decodes."""
     return torch.cuda.Stream(device, priority=-1)
 
 

@@ -2,26 +2,24 @@
 
 This has never run on a card: tests give it a stand-in for libcudf that decodes with Arrow.
 :class:`ReadAhead` decodes the row groups of the next blocks while the last one is put in order.
-Each of its threads reads with a reader and on a stream of its own, so that reading, upload and
-decoding of consecutive blocks overlap.
+It reads in a thread and on a stream of its own.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import functools
-import queue
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pylibcudf as plc
 import torch
 from torch.utils.dlpack import from_dlpack
 
 from nvt_torchrec.base.errors import ClickLogError, SchemaError
+from nvt_torchrec.base.parquet_footer import Footer
 from nvt_torchrec.nvt_loader.cuda.device_rows import (
     DeviceChecker,
     DeviceRowGroup,
@@ -54,7 +52,6 @@ class CudfReader:
             weakref.WeakValueDictionary()
         )
         self._footers = functools.lru_cache(FOOTERS)(functools.partial(_read_footers, dataset))
-        self._together = True
 
     def decode(self, part: RowGroupSlice, _rows: int) -> Iterator[DeviceRowGroupSlice]:
         """Yield a slice of a row group that :meth:`read` decodes later (a ``Decoder``)."""
@@ -75,11 +72,10 @@ class CudfReader:
 
     def _calls(self, numbers: list[int]) -> Iterator[list[int]]:
         """Divide row groups among calls of at most :data:`CALL_BYTES`, or one larger row group."""
-        width, own, size, groups = self._dataset.batch_row_bytes, [], 0.0, self._dataset.row_groups
+        own, size = [], 0.0
         for number in numbers:
-            more = width * groups[number].rows
-            other = bool(own) and groups[own[-1]].file != groups[number].file
-            if own and (size + more > CALL_BYTES or (other and not self._together)):
+            more = self._dataset.batch_row_bytes * self._dataset.row_groups[number].rows
+            if own and size + more > CALL_BYTES:
                 yield own
                 own, size = [], 0.0
             own.append(number)
@@ -89,27 +85,22 @@ class CudfReader:
 
     def _read_call(self, numbers: list[int]) -> list[DeviceRows]:
         sizes = [self._dataset.row_groups[number].rows for number in numbers]
-        if len(numbers) == 1:
-            # a copy in torch's memory: another stream may use it, which libcudf's does not know
-            return self._read_together(numbers).split(sizes)
         try:
-            rows = self._read_together(numbers)
+            # copies in torch's memory: another stream may use them, which libcudf's does not know
+            return self._read_together(numbers).split(sizes)
         except ClickLogError:
-            # Read them one by one, so that the error names the file and row group. If none fails
-            # alone, the files' types differ, which libcudf refuses in one call.
-            found = [self._read_call([number])[0] for number in numbers]
-            self._together = False
-            return found
-        return rows.split(sizes)
+            if len(numbers) == 1:
+                raise
+            # One by one, so that the error names the file and row group; and files whose types
+            # differ, which libcudf refuses in one call, are read.
+            return [self._read_call([number])[0] for number in numbers]
 
     def _read_together(self, numbers: list[int]) -> DeviceRows:
         """Decode row groups into consecutive rows; ``numbers`` are ascending."""
         file = self._dataset.row_groups[numbers[0]].file
         with error_context(self._dataset, numbers[0]):
-            columns = self._read_columns(numbers)
-            rows = self._rows(columns, self._dataset.files[file])
-            wide = {name for name, column in columns.items() if self._is_uint64(name, column)}
-            return self._checker.checked(rows, file, wide)
+            rows = self._rows(self._read_columns(numbers), self._dataset.files[file])
+            return self._checker.checked(rows, file)
 
     def _read_columns(self, numbers: list[int]) -> dict[str, Any]:
         """Read libcudf's columns. Raises OSError for any error that libcudf finds in the files."""
@@ -130,10 +121,6 @@ class CudfReader:
                 raise  # the device's, not the file's
             raise OSError(str(error)) from error
         return dict(zip(read.column_names(), read.columns, strict=True))
-
-    def _is_uint64(self, name: str, column: Any) -> bool:
-        column = column.list_view().child() if name in self._lists else column
-        return column.type().id() == plc.TypeId.UINT64
 
     def _rows(self, columns: dict[str, Any], path: Path) -> DeviceRows:
         schema = self._dataset.schema
@@ -176,7 +163,7 @@ class CudfReader:
         return from_dlpack(capsule).view(-1, len(columns))  # one column has one dimension
 
 
-def _read_footers(dataset: Dataset, file: int) -> tuple[pq.FileMetaData, Any]:
+def _read_footers(dataset: Dataset, file: int) -> tuple[Footer, Any]:
     """Read a file's footer, with Arrow and with libcudf."""
     footer = check_file(dataset, file)
     source = plc.io.SourceInfo([str(dataset.path(file))])
@@ -195,19 +182,17 @@ class _Stream:
 
 
 class ReadAhead:
-    """Row groups that are decoded in other threads.
+    """Row groups that are decoded in a thread of their own.
 
     Args:
-        readers: The readers, and the stream that each reads on: a thread for each. None: there are
-            no streams, in tests on a CPU.
+        reader: The reader, used in that thread only.
+        stream: The stream that it reads on. None: there are no streams, in tests on a CPU.
     """
 
-    def __init__(self, readers: Sequence[tuple[CudfReader, torch.cuda.Stream | None]]) -> None:
-        self.decode = readers[0][0].decode
-        self._free: queue.SimpleQueue = queue.SimpleQueue()
-        for one in readers:
-            self._free.put(one)
-        self._pool = concurrent.futures.ThreadPoolExecutor(len(readers), "nvt_loader_read")
+    def __init__(self, reader: CudfReader, stream: torch.cuda.Stream | None) -> None:
+        self._reader, self._stream = reader, stream
+        self.decode = reader.decode
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, "nvt_loader_read")
 
     def begin(self, groups: Iterable[DeviceRowGroup]) -> None:
         """Decode together those row groups that nobody has begun with."""
@@ -235,14 +220,10 @@ class ReadAhead:
                     tensor.record_stream(stream)
 
     def close(self) -> None:
-        """End the threads, after what they have begun."""
+        """End the thread, after what it has begun."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, groups: list[DeviceRowGroup]) -> torch.cuda.Event | None:
-        reader, stream = self._free.get()
-        try:
-            with torch.cuda.stream(stream):  # None: does nothing
-                reader.read(groups)
-                return None if stream is None else stream.record_event()
-        finally:
-            self._free.put((reader, stream))
+        with torch.cuda.stream(self._stream):  # None: does nothing
+            self._reader.read(groups)
+            return None if self._stream is None else self._stream.record_event()

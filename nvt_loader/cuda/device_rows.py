@@ -8,7 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -219,13 +219,12 @@ class DeviceChecker:
         sizes = [schema.table_sizes[i] for i in self._single]
         self._sizes = torch.tensor(sizes, dtype=torch.int64, device=device)
 
-    def checked(self, rows: DeviceRows, file: int, unsigned: Collection[str] = ()) -> DeviceRows:
-        """Return the rows with their ids in the loader's dtype. Raises :class:`SchemaError`.
+    def checked(self, rows: DeviceRows, file: int) -> DeviceRows:
+        """Return the rows with their ids as int32. Raises :class:`SchemaError`.
 
         Args:
             rows: Rows with ids as int32 or int64.
             file: The number of the file that the rows are from.
-            unsigned: The columns whose ids were uint64; those from 2⁶³ on are negative now.
         """
         schema, path = self._dataset.schema, self._dataset.files[file]
         broken = ~rows.floats.isfinite().all(dim=0)
@@ -240,26 +239,17 @@ class DeviceChecker:
         broken, outside, in_lists = np.split(found, ends)
         for i in np.flatnonzero(broken):
             refuse_non_finite(rows.floats[:, i].cpu().numpy(), schema.columns[i], path)
-        dtype = torch.int64 if self._dataset.id_dtype.itemsize == 8 else torch.int32
         ids, lists = rows.ids, list(rows.lists)
         for i in np.flatnonzero(outside):
             ids = ids.clone()
-            ids[:, i] = self._into_table(ids[:, i], self._single[i], file, unsigned)
+            ids[:, i] = self._into_table(ids[:, i], self._single[i], file)
         for k in np.flatnonzero(in_lists):
             offsets, values = lists[k]
-            lists[k] = offsets, self._into_table(values, self._lists[k], file, unsigned)
-        return DeviceRows(
-            rows.rows,
-            rows.floats,
-            ids.to(dtype),
-            tuple((offsets, values.to(dtype)) for offsets, values in lists),
-        )
+            lists[k] = offsets, self._into_table(values, self._lists[k], file)
+        narrow = tuple((offsets, values.to(torch.int32)) for offsets, values in lists)
+        return DeviceRows(rows.rows, rows.floats, ids.to(torch.int32), narrow)
 
-    def _into_table(
-        self, ids: torch.Tensor, column: int, file: int, unsigned: Collection[str]
-    ) -> torch.Tensor:
-        found = ids.cpu().numpy()
-        if self._dataset.schema.categorical[column] in unsigned:
-            found = found.view(np.uint64)
-        found = self._host.into_table(found, column, file)
-        return torch.from_numpy(found.astype(np.int64)).to(ids)
+    def _into_table(self, ids: torch.Tensor, column: int, file: int) -> torch.Tensor:
+        number = 1 + len(self._dataset.schema.dense) + column
+        checked = self._host.checked(ids.cpu().numpy(), number, file)
+        return torch.from_numpy(checked.astype(np.int64)).to(ids)

@@ -5,38 +5,20 @@ What the page reader refuses comes here, so the errors of broken files are Arrow
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from nvt_torchrec.base.arrays import to_numpy
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
 from nvt_torchrec.nvt_loader.parquet.dataset import REWRITE, Dataset
-from nvt_torchrec.nvt_loader.parquet.kernels import plain_addresses, random_words
+from nvt_torchrec.nvt_loader.parquet.kernels import random_words
 from nvt_torchrec.nvt_loader.parquet.row_chunks import RowChunk, RowGroupSlice
-
-
-@dataclasses.dataclass(frozen=True)
-class _Columns:
-    """Where the columns are in a file's batches, and which need no conversion.
-
-    Attributes:
-        numbers: int64, which of the schema's columns are read.
-        indices: int64 [all columns], where those are in a batch.
-        plain: int64, those that need no conversion.
-        others: Those that are converted, and the lists.
-    """
-
-    numbers: np.ndarray
-    indices: np.ndarray
-    plain: np.ndarray
-    others: list[int]
 
 
 class ArrowReader:
@@ -58,7 +40,6 @@ class ArrowReader:
         """
         dataset = self._dataset
         group = dataset.row_groups[part.row_group]
-        names = [dataset.schema.columns[i] for i in numbers.tolist()]
         # pyarrow takes a millisecond to open a path; a ParquetFile keeps the last call's settings
         source = pa.OSFile(str(dataset.path(group.file)))
         file = pq.ParquetFile(
@@ -67,16 +48,14 @@ class ArrowReader:
         batches = file.iter_batches(
             min(rows, group.rows),
             row_groups=[group.index],
-            columns=names,
+            columns=[dataset.schema.columns[i] for i in numbers.tolist()],
             use_threads=False,
         )
-        where = None
         first = 0  # of the batch, as a row of the row group
         for batch in self._kept(batches, part.row_group):
-            where = where or self._columns(batch.schema, numbers)
             begin, end = max(part.begin - first, 0), min(part.end - first, batch.num_rows)
             if begin < end:
-                yield self._chunk(batch.slice(begin, end - begin), where, group.file)
+                yield self._chunk(batch.slice(begin, end - begin), numbers, group.file)
             first += batch.num_rows
             if first >= part.end:
                 return
@@ -99,48 +78,19 @@ class ArrowReader:
             first += batch.num_rows
             yield batch.filter(mask)
 
-    def _columns(self, found: pa.Schema, numbers: np.ndarray) -> _Columns:
+    def _chunk(self, batch: pa.RecordBatch, numbers: np.ndarray, file: int) -> RowChunk:
         names = self._dataset.schema.columns
-        indices = np.full(len(names), -1)
-        plain, others = [], []
+        addresses, values = np.zeros((2, len(names)), np.int64)
+        owner = []
         for i in numbers.tolist():
-            indices[i] = found.get_field_index(names[i])
-            is_plain = self._checker.is_plain(found.field(int(indices[i])).type, i)
-            (plain if is_plain else others).append(i)
-        return _Columns(numbers, indices, np.array(plain, np.int64), others)
-
-    def _chunk(self, batch: pa.RecordBatch, where: _Columns, file: int) -> RowChunk:
-        dataset, checker = self._dataset, self._checker
-        addresses, values = np.zeros((2, len(where.indices)), np.int64)
-        # Arrow's C data interface: all addresses at once, instead of three objects for each column
-        _, exported = batch.__arrow_c_array__()
-        owner: list[Any] = [exported]
-        plain, others = where.plain, where.others
-        pointer = _capsule_pointer(exported, b"arrow_array")
-        if not plain_addresses(addresses, pointer, plain, where.indices[plain], dataset.row_bytes):
-            others = where.numbers.tolist()  # there are nulls somewhere
-        arrays = {}
-        for i in others:
-            arrays[i] = column = checker.column(batch.column(int(where.indices[i])), i, file)
+            column = self._checker.column(batch.column(names[i]), i, file)
+            owner.append(column)
             if pa.types.is_list(column.type):
                 addresses[i] = column.buffers()[1].address + 4 * column.offset
-                values[i] = _address(column.values)
+                values[i] = to_numpy(column.values).ctypes.data
             else:
-                addresses[i] = _address(column)
-        owner.append(arrays)
-        chunk = RowChunk(batch.num_rows, addresses, dataset.row_bytes, values, owner)
-        checker.check(chunk, arrays, where.numbers, file)
-        return chunk
-
-
-_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_capsule_pointer.restype = ctypes.c_void_p
-_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-
-
-def _address(array: pa.Array) -> int:
-    data = array.buffers()[1]
-    return 0 if data is None else data.address + array.offset * array.type.bit_width // 8
+                addresses[i] = to_numpy(column).ctypes.data
+        return RowChunk(batch.num_rows, addresses, values, owner)
 
 
 def _sampled(dataset: Dataset, row_group: int) -> np.ndarray:

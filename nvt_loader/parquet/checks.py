@@ -14,12 +14,12 @@ from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from nvt_torchrec.base.arrays import to_arrow, to_numpy
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.nvt_loader.parquet.dataset import Dataset, find_leaves, is_list
-from nvt_torchrec.nvt_loader.parquet.kernels import largest, largest_magnitude
-from nvt_torchrec.nvt_loader.parquet.row_chunks import RowChunk
+from nvt_torchrec.base.parquet_footer import Footer
+from nvt_torchrec.nvt_loader.parquet.dataset import Dataset, find_leaves
+from nvt_torchrec.nvt_loader.parquet.kernels import largest
 
 log = logging.getLogger(__name__)
 
@@ -39,79 +39,79 @@ class Checker:
         self._dataset = dataset
         schema = dataset.schema
         self._first_id = 1 + len(schema.dense)
-        self._sizes = np.array(schema.table_sizes, dtype=np.int64)
-        lists = set(schema.multi_hot)
-        self._is_list = np.array([name in lists for name in schema.categorical], dtype=bool)
-        ids = pa.from_numpy_dtype(dataset.id_dtype)
-        self._types = [pa.float32()] * self._first_id + [ids] * len(self._sizes)
+        self._lists = {schema.columns.index(name) for name in schema.multi_hot}
         self._warned: set[str] = set()
-        self._known: tuple[pq.ParquetSchema | None, dict[int, tuple[int, int]]] = (None, {})
+        self._known: tuple[pa.Schema | None, dict[int, tuple[int, int]]] = (None, {})
         #: What each number must stay below: an unsigned id, or the bits of a magnitude.
         self.limits = np.array([INFINITY_BITS] * self._first_id + [*schema.table_sizes], np.uint64)
         self._lock = threading.Lock()
 
-    def plain_leaves(self, footer: pq.FileMetaData) -> dict[int, tuple[int, int]]:
+    def plain_leaves(self, footer: Footer) -> dict[int, tuple[int, int]]:
         """Find the columns of the loader's own types: for each the number of its leaf in the file,
         and whether its values may be missing."""
-        schema = footer.schema
-        with self._lock:
-            known, leaves = self._known
-        if known is None or not known.equals(schema):  # most files are alike
-            types = schema.to_arrow_schema()
+        known, leaves = self._known
+        if known is None or not known.equals(footer.schema):  # most files are alike
             leaves = {}
-            found = find_leaves(footer, self._dataset.schema.columns)
-            for number, (name, leaf) in enumerate(found.items()):
-                if self.is_plain(types.field(name).type, number):
-                    leaves[number] = leaf, schema.column(leaf).max_definition_level
-            with self._lock:
-                self._known = schema, leaves
+            places = find_leaves(footer.schema, self._dataset.schema.columns)
+            for number, (name, leaf) in enumerate(places.items()):
+                kind = footer.schema.field(name).type
+                if kind == pa.from_numpy_dtype(self.dtype(number)) and number not in self._lists:
+                    levels = footer.metadata.schema.column(leaf).max_definition_level
+                    leaves[number] = leaf, levels
+            self._known = footer.schema, leaves
         return leaves
 
-    def is_plain(self, kind: pa.DataType, number: int) -> bool:
-        """Whether a column of this type needs no conversion."""
-        lists = number >= self._first_id and self._is_list[number - self._first_id]
-        return not lists and kind == self._types[number]
+    def dtype(self, number: int) -> type[np.number]:
+        """Return the type of a column's numbers in a batch."""
+        return np.float32 if number < self._first_id else np.int32
 
     def column(self, column: pa.Array, number: int, file: int) -> pa.Array:
-        """Convert a column of a file to the type that the loader hands out; refuse nulls."""
-        name = self._dataset.schema.columns[number]
-        if is_list(column.type) and not pa.types.is_list(column.type):
-            column = column.cast(pa.list_(column.type.value_type))
-        self._refuse_nulls(column, name, file)
-        kind = column.type.value_type if pa.types.is_list(column.type) else column.type
-        if kind == self._types[number]:
-            return column
-        if number >= self._first_id:
-            return self._to_ids(column, number - self._first_id, file)
-        return column.cast(pa.float32(), safe=False)
+        """Convert a column of a file to the type that the loader hands out, and check its values.
 
-    def _refuse_nulls(self, column: pa.Array, name: str, file: int) -> None:
-        nulls = column.null_count
-        if pa.types.is_list(column.type) and not nulls:
-            nulls = column.flatten().null_count if column.values.null_count else 0
+        Raises:
+            SchemaError: A null, infinity or NaN, or an id outside its table.
+        """
+        is_list = number in self._lists
+        if is_list and not pa.types.is_list(column.type):
+            column = column.cast(pa.list_(column.type.value_type))
+        flat = column.flatten() if is_list else column
+        nulls = column.null_count or flat.null_count
         if nulls:
+            name = self._dataset.schema.columns[number]
             raise SchemaError(
                 f"{self._dataset.files[file]}: column {name} holds {nulls} null values", FILL_REMEDY
             )
+        if number < self._first_id and flat.type != pa.float32():
+            flat = column = column.cast(pa.float32(), safe=False)
+        values = to_numpy(flat)
+        checked = self.checked(values, number, file)
+        if checked is values and values.dtype == self.dtype(number):
+            return column
+        flat = to_arrow(checked.astype(np.int32))
+        if not is_list:
+            return flat
+        offsets = to_numpy(column.offsets)
+        return pa.ListArray.from_arrays(to_arrow(offsets - offsets[0]), flat)
 
-    def _to_ids(self, column: pa.Array, i: int, file: int) -> pa.Array:
-        """Convert integers of another width to ids, after mapping those outside the table."""
-        flat = column.flatten() if self._is_list[i] else column
-        ids = flat.to_numpy(zero_copy_only=False)
-        ids = pa.array(self.into_table(ids, i, file).astype(self._dataset.id_dtype))
-        if not self._is_list[i]:
-            return ids
-        offsets = column.offsets.to_numpy()
-        return pa.ListArray.from_arrays(pa.array(offsets - offsets[0]), ids)
-
-    def into_table(self, ids: np.ndarray, i: int, file: int) -> np.ndarray:
-        """Return the ids of categorical column ``i`` with those outside its table mapped into it.
+    def checked(self, values: np.ndarray, number: int, file: int) -> np.ndarray:
+        """Return a column's numbers with the ids outside its table mapped into it.
 
         Raises:
-            SchemaError: An id is outside the table and ``hash_indices`` is off. The message names
-                file, column, id and table size.
+            SchemaError: Infinity or NaN; or an id is outside the table and ``hash_indices`` is off.
+                The message names file, column, value and table size.
         """
-        name, size = self._dataset.schema.categorical[i], int(self._sizes[i])
+        is_float = number < self._first_id
+        known = values.dtype == self.dtype(number)
+        if known and largest(values.ctypes.data, len(values), is_float) < self.limits[number]:
+            return values
+        if is_float:
+            name = self._dataset.schema.columns[number]
+            refuse_non_finite(values, name, self._dataset.files[file])
+        return self._into_table(values, number - self._first_id, file)
+
+    def _into_table(self, ids: np.ndarray, i: int, file: int) -> np.ndarray:
+        """Map the ids of categorical column ``i`` that are outside its table into it."""
+        name, size = self._dataset.schema.categorical[i], self._dataset.schema.table_sizes[i]
         bad = (ids < 0) | (ids >= size)
         if not bad.any():
             return ids
@@ -140,76 +140,9 @@ class Checker:
                 size,
                 ids[bad][0],
             )
-        wide = ids[bad].astype(np.uint64 if ids.dtype.kind == "u" else np.int64)
-        wide = (wide - wide.dtype.type(RESERVED_IDS)) % wide.dtype.type(size - RESERVED_IDS)
-        hashed = ids.copy()
-        hashed[bad] = wide + wide.dtype.type(RESERVED_IDS)
+        hashed = ids.astype(np.uint64 if ids.dtype.kind == "u" else np.int64)
+        hashed[bad] = (hashed[bad] - RESERVED_IDS) % (size - RESERVED_IDS) + RESERVED_IDS
         return hashed
-
-    def check(
-        self,
-        chunk: RowChunk,
-        arrays: dict[int, pa.Array],
-        numbers: np.ndarray,
-        file: int,
-    ) -> None:
-        """Refuse infinity and NaN; refuse or map ids outside their tables.
-
-        Args:
-            chunk: The rows.
-            arrays: The chunk's list columns.
-            numbers: Which columns to check.
-            file: The number of the file that the rows are from.
-        """
-        if not chunk.rows:
-            return
-        floats = numbers[numbers < self._first_id]
-        found = np.empty(len(floats), np.uint64)
-        largest_magnitude(found, chunk.addresses[floats], chunk.rows)
-        for i in floats[found >= self.limits[floats]].tolist():
-            self.refuse(chunk, i, file)
-        ids = numbers[numbers >= self._first_id]
-        is_list, width = self._is_list[ids - self._first_id], self._dataset.id_dtype.itemsize
-        flat = ids[~is_list]
-        if flat.size:
-            most = np.empty(flat.size, np.uint64)
-            largest(most, chunk.addresses[flat], chunk.rows, width)
-            for i in flat[most >= self.limits[flat]].tolist():
-                self.refuse(chunk, i, file)
-        for i in ids[is_list].tolist():
-            array = arrays[i]
-            begin, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
-            if begin == end:
-                continue
-            most = np.empty(1, np.uint64)
-            address = chunk.values[i] + begin * width
-            largest(most, np.array([address]), end - begin, width)
-            if most[0] >= self.limits[i]:
-                self._replace(chunk, array, i, file)
-
-    def refuse(self, chunk: RowChunk, number: int, file: int) -> None:
-        """Refuse a flat column that has a number at its limit or above, or map its ids.
-
-        Raises:
-            SchemaError: The message names file, column and value.
-        """
-        if number < self._first_id:
-            name = self._dataset.schema.columns[number]
-            refuse_non_finite(chunk.column(number, np.float32), name, self._dataset.files[file])
-        self._replace(chunk, None, number, file)
-
-    def _replace(self, chunk: RowChunk, array: pa.Array | None, number: int, file: int) -> None:
-        """Map a column's ids into its table; ``array`` is the column if it is a list."""
-        i = number - self._first_id
-        if array is None:
-            ids = self.into_table(chunk.column(number, self._dataset.id_dtype), i, file)
-            chunk.addresses[number] = ids.ctypes.data
-        else:  # a copy of all elements, so that the offsets stay valid
-            begin, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
-            ids = array.values.to_numpy().copy()
-            ids[begin:end] = self.into_table(ids[begin:end], i, file)
-            chunk.values[number] = ids.ctypes.data
-        chunk.owner.append(ids)
 
 
 def refuse_non_finite(column: np.ndarray, name: str, path: Path) -> NoReturn:

@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import functools
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Iterable
@@ -14,15 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from nvt_torchrec.base import parquet_footer
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.base.parquet_footer import VALUES, Footer
 from nvt_torchrec.formats.etl_output import existing_part
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Range, RowGroupSlice
-
-INT32 = np.dtype(np.int32)
 
 REWRITE = "restore the file, or run the ETL again"
 
@@ -47,7 +45,6 @@ class Dataset:
         files: The parquet files, ``part.2`` before ``part.10``.
         sizes: The files' sizes in bytes.
         row_groups: All row groups in the order of the files.
-        id_dtype: The type of the ids that the loader hands out.
         hash_indices: Map ids outside their table into it.
         undersampling: Share of the negative rows that is kept, and the seed; None keeps all.
         kept: Rows of each row group that undersampling keeps.
@@ -60,7 +57,6 @@ class Dataset:
     files: tuple[Path, ...]
     sizes: tuple[int, ...]
     row_groups: tuple[RowGroup, ...]
-    id_dtype: np.dtype = INT32
     hash_indices: bool = False
     undersampling: tuple[float, int] | None = None
     kept: tuple[int, ...] | None = None
@@ -91,41 +87,19 @@ class Dataset:
         return existing_part(self.files[file])
 
     @functools.cached_property
-    def row_bytes(self) -> np.ndarray:
-        """Bytes of a row in each of the schema's columns; for a list, of its offset: int64
-        [columns]."""
-        lists = set(self.schema.multi_hot)
-        floats = [4] * (1 + len(self.schema.dense))
-        ids = [4 if name in lists else self.id_dtype.itemsize for name in self.schema.categorical]
-        return np.array(floats + ids, dtype=np.int64)
-
-    @functools.cached_property
     def batch_row_bytes(self) -> float:
-        """Bytes of a row in a batch; for lists the average by :attr:`list_elements`."""
-        total = float(4 * (1 + len(self.schema.dense)))
-        for name in self.schema.categorical:
-            if name in self.schema.multi_hot:  # ids, and a length, an offset and a start
-                total += self.list_elements[name] * self.id_dtype.itemsize + 16
-            else:
-                total += self.id_dtype.itemsize + (20 if self.jagged else 0)
-        return total
-
-    @functools.cached_property
-    def list_elements(self) -> dict[str, float]:
-        """Ids per row in each multi-hot column, on average, by the first file's footer."""
-        if not self.files or not self.jagged:
-            return {}
-        footer = pq.read_metadata(self.files[0])
-        groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
-        rows = max(footer.num_rows, 1)
-        return {
-            name: sum(group.column(leaf).num_values for group in groups) / rows
-            for name, leaf in find_leaves(footer, self.schema.multi_hot).items()
-        }
-
-    def read_footer(self, path: Path) -> pq.FileMetaData:
-        """Read the footer of a file with these columns; see :func:`read_footer`."""
-        return read_footer(path, self.schema)
+        """Bytes of a row in a batch; with lists, as many ids as the first file has on average."""
+        schema = self.schema
+        if not self.jagged:
+            return float(4 * len(schema.columns))
+        ids = float(len(schema.categorical))
+        if self.files:
+            footer = read_footer(self.files[0], schema)
+            rows = max(int(footer.rows.sum()), 1)
+            for leaf in find_leaves(footer.schema, schema.multi_hot).values():
+                ids += float(footer.chunks[:, leaf, VALUES].sum()) / rows - 1
+        # besides the ids, a length, an offset and a start in each categorical column
+        return 4 * (1 + len(schema.dense) + ids) + 16 * len(schema.categorical)
 
     def fingerprint(self) -> dict[str, int | str]:
         """Return counts, and a digest of file names, sizes, row groups and columns."""
@@ -182,7 +156,7 @@ def read_dataset(
     schema: TableSchema | None = None,
     label: str = "",
 ) -> Dataset:
-    """Read a split's schema and the footers of its files (from ``_metadata`` where it is fresh).
+    """Read a split's schema and the footers of its files.
 
     Args:
         path: A directory of parquet files, or one file.
@@ -190,110 +164,80 @@ def read_dataset(
         label: The label to read; "" for the main one.
 
     Raises:
-        BadInputError: There is no such directory, no parquet file or no schema in it, a file has
-            no readable footer, or ``_metadata`` names a missing file.
+        BadInputError: There is no such directory, no parquet file or no schema in it, or a file
+            has no readable footer.
         SchemaError: A column is missing from a file, or its type cannot be converted.
         SettingsError: There is no such label.
     """
     path = Path(path)
-    single = path.is_file()
-    directory = path.parent if single else path
-    files = [path] if single else _files(directory)
+    directory = path.parent if path.is_file() else path
+    files = _files(path)
     given = schema or TableSchema.read(directory)
     schema = columns_to_read(given, label)
-    collected = {} if single else _read_collected(directory, schema, files)
-    row_groups = []
-    for number, file in enumerate(files):
-        rows = collected.get(file.name)
-        if rows is None:
-            footer = read_footer(file, schema)
-            rows = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
-        row_groups += [RowGroup(number, index, count) for index, count in enumerate(rows)]
+    row_groups = [
+        RowGroup(number, index, rows)
+        for number, file in enumerate(files)
+        for index, rows in enumerate(read_footer(file, schema).rows.tolist())
+    ]
     sizes = tuple(file.stat().st_size for file in files)
     weighted = bool(given.weight)
     return Dataset(directory, schema, tuple(files), sizes, tuple(row_groups), weighted=weighted)
 
 
 def _files(directory: Path) -> list[Path]:
+    if directory.is_file():
+        return [directory]
     if not directory.is_dir():
         raise BadInputError(f"{directory}: no such directory", _suggest(directory))
     files = sorted(
         (path for path in directory.glob("*.parquet") if path.name[0] not in "._"),
-        key=lambda path: [int(word) if word.isdigit() else word for word in _words(path.name)],
+        key=lambda path: [
+            int(word) if word.isdigit() else word for word in re.split(r"(\d+)", path.name)
+        ],
     )
     if not files:
         raise BadInputError(f"{directory}: no parquet file in it", _suggest(directory))
     return files
 
 
-def read_footer(path: Path, schema: TableSchema) -> pq.FileMetaData:
+def read_footer(path: Path, schema: TableSchema) -> Footer:
     """Read a file's footer and check its columns.
 
     Raises as :func:`nvt_loader.parquet.dataset.check_columns`, and :class:`BadInputError` if the
     file has no footer.
     """
-    try:
-        footer = pq.read_metadata(path)
-    except (pa.ArrowException, OSError) as error:
-        raise BadInputError(f"{path}: not a whole parquet file: {error}", REWRITE) from error
-    check_columns(footer.schema.to_arrow_schema(), schema, path)
+    footer = parquet_footer.read_footer(path, REWRITE)
+    check_columns(footer.schema, schema, path)
     return footer
 
 
-def check_file(dataset: Dataset, number: int) -> pq.FileMetaData:
+def check_file(dataset: Dataset, number: int) -> Footer:
     """Return a file's footer. Raises :class:`BadInputError` if the file's size has changed."""
     path, size = dataset.path(number), dataset.sizes[number]
     try:
-        found = path.stat().st_size
+        bytes_now = path.stat().st_size
     except OSError as error:
         raise BadInputError(
             f"{path}: cannot be read since the loader was made: {error.strerror}",
             "if days were added to this output meanwhile, or one was taken back, begin the "
             f"training again, or resume it; else {REWRITE}",
         ) from error
-    if found != size:
+    if bytes_now != size:
         raise BadInputError(
-            f"{path} has {found} bytes; it had {size} when the loader was made",
+            f"{path} has {bytes_now} bytes; it had {size} when the loader was made",
             "the file was rewritten or cut short while in use: restore it, or start again",
         )
-    return dataset.read_footer(path)
+    return read_footer(path, dataset.schema)
 
 
-def check_unchanged(dataset: Dataset, row_group: int, footer: pq.FileMetaData) -> None:
+def check_unchanged(dataset: Dataset, row_group: int, footer: Footer) -> None:
     """Refuse a file whose row groups have changed. Raises :class:`BadInputError`."""
     group = dataset.row_groups[row_group]
-    if group.index >= footer.num_row_groups or footer.row_group(group.index).num_rows != group.rows:
+    if footer.rows[group.index : group.index + 1].tolist() != [group.rows]:
         raise BadInputError(
             f"{dataset.files[group.file]}: row group {group.index} no longer has {group.rows} rows",
-            "the file was rewritten while in use, or _metadata is out of date: delete _metadata",
+            "the file was rewritten while in use: start again",
         )
-
-
-def _read_collected(
-    directory: Path, schema: TableSchema, files: list[Path]
-) -> dict[str, list[int]]:
-    """Read ``_metadata``: file name → rows of its row groups, for files not written after it."""
-    path = directory / "_metadata"
-    if not path.exists():
-        return {}
-    footer = read_footer(path, schema)
-    rows: dict[str, list[int]] = {}
-    for i in range(footer.num_row_groups):
-        group = footer.row_group(i)
-        rows.setdefault(group.column(0).file_path, []).append(group.num_rows)
-    missing = sorted(rows.keys() - {file.name for file in files})
-    if missing:
-        raise BadInputError(
-            f"{path} names {missing[0]}, which does not exist",
-            "restore the file; if it was removed on purpose, delete _metadata",
-        )
-    written = path.stat().st_mtime_ns
-    fresh = {file.name for file in files if file.stat().st_mtime_ns <= written}
-    return {name: counts for name, counts in rows.items() if name in fresh}
-
-
-def _words(name: str) -> list[str]:
-    return re.split(r"(\d+)", name)
 
 
 def _suggest(directory: Path) -> str:
@@ -320,7 +264,7 @@ def is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
 
 
-def check_columns(found: pa.Schema, schema: TableSchema, path: Path) -> None:
+def check_columns(columns: pa.Schema, schema: TableSchema, path: Path) -> None:
     """Refuse a file that lacks a column or holds it in a type that cannot be converted.
 
     Raises:
@@ -330,14 +274,14 @@ def check_columns(found: pa.Schema, schema: TableSchema, path: Path) -> None:
     wanted |= dict.fromkeys(schema.categorical, "integer ids")
     wanted |= dict.fromkeys(schema.multi_hot, "lists of integer ids")
     for name, what in wanted.items():
-        index = found.get_field_index(name)
+        index = columns.get_field_index(name)
         if index < 0:
-            close = difflib.get_close_matches(name, set(found.names) - wanted.keys(), n=1)
+            close = difflib.get_close_matches(name, set(columns.names) - wanted.keys(), n=1)
             raise SchemaError(
                 f"{path}: column {name} is missing" + (f" (there is {close[0]})" if close else ""),
                 "all files of a split need the columns of its .merlin/schema.json",
             )
-        kind = found.field(index).type
+        kind = columns.field(index).type
         lists = is_list(kind)
         inner = kind.value_type if lists else kind
         fits = pa.types.is_integer(inner) if "ids" in what else is_number(inner)
@@ -349,13 +293,7 @@ def check_columns(found: pa.Schema, schema: TableSchema, path: Path) -> None:
             )
 
 
-def find_leaves(footer: pq.FileMetaData, columns: Iterable[str]) -> dict[str, int]:
+def find_leaves(columns: pa.Schema, names: Iterable[str]) -> dict[str, int]:
     """Return the number of the leaf that holds the values of each column, flat or a list."""
-    fields = footer.schema.to_arrow_schema()
-    first = itertools.accumulate((_count_leaves(field.type) for field in fields), initial=0)
-    leaves = dict(zip(fields.names, first, strict=False))  # leaves' paths are ambiguous
-    return {name: leaves[name] for name in columns}
-
-
-def _count_leaves(kind: pa.DataType) -> int:
-    return sum(_count_leaves(kind.field(i).type) for i in range(kind.num_fields)) or 1
+    leaves = parquet_footer.columns_of_leaves(columns)
+    return {name: leaves.index(name) for name in names}

@@ -13,20 +13,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.nvt_loader.parquet.arrow_reader import ArrowReader
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
 from nvt_torchrec.nvt_loader.parquet.dataset import REWRITE, Dataset, check_file, check_unchanged
 from nvt_torchrec.nvt_loader.parquet.page_reader import OpenRowGroup, PageReader
-from nvt_torchrec.nvt_loader.parquet.row_chunks import (
-    CpuRows,
-    Decoder,
-    RowChunk,
-    RowGroupSlice,
-    Target,
-)
+from nvt_torchrec.nvt_loader.parquet.row_chunks import Decoder, RowChunk, RowGroupSlice, Target
 
 #: Footers kept, so that a shuffled epoch does not parse one for each row group.
 FOOTERS = 64
@@ -42,23 +35,24 @@ def cpu_decoder(dataset: Dataset) -> Decoder:
     """
     checker = Checker(dataset)
     by_pages, by_arrow = PageReader(dataset, checker), ArrowReader(dataset, checker)
-    read_footer = functools.lru_cache(FOOTERS)(lambda file: check_file(dataset, file))
+    read_footer = functools.lru_cache(FOOTERS)(functools.partial(check_file, dataset))
     columns = np.arange(len(dataset.schema.columns))
 
-    def decode(part: RowGroupSlice, rows: int) -> Iterator[CpuRows]:
+    def decode(part: RowGroupSlice, rows: int) -> Iterator[RowChunk | LazyRows]:
         with error_context(dataset, part.row_group):
             footer = read_footer(dataset.row_groups[part.row_group].file)
             check_unchanged(dataset, part.row_group, footer)
             opened = None
             if dataset.undersampling is None:
                 opened = by_pages.open(part.row_group, footer)
+            arrow = functools.partial(by_arrow.chunks, footer=footer.metadata)
             if opened is None or not opened.skip(part.begin):
-                yield from by_arrow.chunks(part, rows, footer, columns)
+                yield from arrow(part, rows, numbers=columns)
             elif opened.complete:
-                arrow = functools.partial(by_arrow.chunks, footer=footer, numbers=columns)
+                arrow = functools.partial(arrow, numbers=columns)
                 yield LazyRows(dataset, opened, part, rows, arrow)
             else:
-                yield from _mixed(opened, by_arrow, part, rows, footer, columns)
+                yield from _mixed(opened, arrow, part, rows, columns)
 
     return decode
 
@@ -81,22 +75,20 @@ def error_context(dataset: Dataset, row_group: int) -> Iterator[None]:
 
 def _mixed(
     opened: OpenRowGroup,
-    by_arrow: ArrowReader,
+    arrow: Callable[..., Iterator[RowChunk]],
     part: RowGroupSlice,
     rows: int,
-    footer: pq.FileMetaData,
     columns: np.ndarray,
 ) -> Iterator[RowChunk]:
     """Decode a slice of which some columns are read from the pages, the others by Arrow."""
     done = part.begin
-    for chunk in by_arrow.chunks(part, rows, footer, np.setdiff1d(columns, opened.numbers)):
-        found = opened.read(chunk.rows)
-        if found is None:
-            rest = RowGroupSlice(part.row_group, done, part.end)
-            yield from by_arrow.chunks(rest, rows, footer, columns)
+    for chunk in arrow(part, rows, numbers=np.setdiff1d(columns, opened.numbers)):
+        paged = opened.read(chunk.rows)
+        if paged is None:
+            yield from arrow(dataclasses.replace(part, begin=done), rows, numbers=columns)
             return
-        chunk.addresses[opened.numbers] = found.addresses[opened.numbers]
-        chunk.owner.append(found)
+        chunk.addresses[opened.numbers] = paged.addresses[opened.numbers]
+        chunk.owner.append(paged)
         yield chunk
         done += chunk.rows
 
@@ -126,7 +118,7 @@ class LazyRows:
     def slice(self, begin: int, end: int) -> LazyRows:
         """Return rows [begin, end); no row may be left out between two slices."""
         first = self.part.begin
-        part = RowGroupSlice(self.part.row_group, first + begin, first + end)
+        part = dataclasses.replace(self.part, begin=first + begin, end=first + end)
         return dataclasses.replace(self, part=part)
 
     def chunks(self) -> Iterator[RowChunk]:

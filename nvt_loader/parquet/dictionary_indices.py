@@ -10,8 +10,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from nvt_torchrec.base.parquet_footer import varint
 from nvt_torchrec.nvt_loader.parquet.kernels import pointer
-from nvt_torchrec.nvt_loader.parquet.pages import varint
 
 #: Indices of at most so many bits are unpacked eight at a time: four, and a shift, fit a word.
 _EIGHT_BITS = 14
@@ -78,7 +78,7 @@ def _unpack_eights(to, base, begin, size, bits, count):
 
 
 @numba.njit
-def _unpack(to, cursor, begin, count, width):
+def _unpack(to, cursor, begin, count):
     """Read ``count`` values of a packed run from its bit ``begin`` on; False if an index lies
     outside the dictionary."""
     bits, size = cursor[BITS], cursor[END] - cursor[NEXT]
@@ -103,34 +103,22 @@ def _unpack(to, cursor, begin, count, width):
         most = max(most, indices[i])
     if np.int64(most) >= cursor[ENTRIES]:
         return False
-    if width == 4:
-        words = numba.carray(pointer(cursor[WORDS]), (1,), np.uint32)
-        for i in range(count):
-            indices[i] = words[indices[i]]
-    else:  # from the end, because the values overwrite the indices
-        wide_words = numba.carray(pointer(cursor[WORDS]), (1,), np.uint64)
-        wide_target = numba.carray(pointer(to), (1,), np.uint64)
-        for i in range(count - 1, -1, -1):
-            wide_target[i] = wide_words[indices[i]]
+    words = numba.carray(pointer(cursor[WORDS]), (1,), np.uint32)
+    for i in range(count):
+        indices[i] = words[indices[i]]
     return True
 
 
 @numba.njit
-def _repeat(to, source, count, width):
-    if width == 4:
-        target = numba.carray(pointer(to), (1,), np.uint32)
-        value = numba.carray(pointer(source), (1,), np.uint32)[0]
-        for i in range(count):
-            target[i] = value
-    else:
-        wide_target = numba.carray(pointer(to), (1,), np.uint64)
-        wide_value = numba.carray(pointer(source), (1,), np.uint64)[0]
-        for i in range(count):
-            wide_target[i] = wide_value
+def _repeat(to, source, count):
+    target = numba.carray(pointer(to), (1,), np.uint32)
+    value = numba.carray(pointer(source), (1,), np.uint32)[0]
+    for i in range(count):
+        target[i] = value
 
 
 @numba.njit
-def read_indices(to, cursor, count, width):
+def read_indices(to, cursor, count):
     """Read ``count`` values by their indices in the dictionary, or skip them if ``to`` is 0; False
     if they cannot be read."""
     while count > 0:
@@ -142,16 +130,16 @@ def read_indices(to, cursor, count, width):
             cursor[STATE] += number * cursor[BITS]
             if (cursor[STATE] + 7) >> 3 > cursor[END] - cursor[NEXT]:
                 return False
-            if to and not _unpack(to, cursor, first, number, width):
+            if to and not _unpack(to, cursor, first, number):
                 return False
         elif cursor[STATE] >= cursor[ENTRIES]:
             return False
         elif to:
-            _repeat(to, cursor[WORDS] + cursor[STATE] * width, number, width)
+            _repeat(to, cursor[WORDS] + cursor[STATE] * 4, number)
         cursor[RUN] -= number
         if cursor[RUN] == 0 and cursor[PACKED]:
             cursor[NEXT] += (cursor[STATE] + 7) >> 3
         if to:
-            to += number * width
+            to += number * 4
         count -= number
     return True

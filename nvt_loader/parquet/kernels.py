@@ -36,32 +36,8 @@ def pointer(_context, address):
 TILE_ROWS = 256
 
 
-@compiled("boolean(int64[::1], int64, int64[::1], int64[::1], int64[::1])", nogil=False)
-def plain_addresses(addresses, record_batch, numbers, indices, sizes):
-    """Find where the values of a record batch's columns begin; False if a column holds nulls.
-
-    Args:
-        addresses: int64 [columns], the result.
-        record_batch: Address of a struct ArrowArray of Arrow's C data interface.
-        numbers: Which elements of ``addresses`` to write.
-        indices: For each element of ``numbers`` its column in the record batch.
-        sizes: int64 [columns], bytes of a value.
-    """
-    # struct ArrowArray: length, null_count, offset, n_buffers, n_children, buffers, children, …
-    batch = numba.carray(pointer(record_batch), (7,), np.int64)
-    children = numba.carray(pointer(batch[6]), (batch[4],), np.int64)
-    for i in range(len(numbers)):
-        child = numba.carray(pointer(children[indices[i]]), (7,), np.int64)
-        if child[1] != 0:
-            return False
-        buffers = numba.carray(pointer(child[5]), (child[3],), np.int64)
-        addresses[numbers[i]] = buffers[1] + (batch[2] + child[2]) * sizes[numbers[i]]
-    return True
-
-
 @compiled(
-    "void(int32[::1], int32[::1], int32[::1], int64[::1], int64[:, ::1], int64, int64, int64)",
-    "void(int32[::1], int32[::1], int64[::1], int64[::1], int64[:, ::1], int64, int64, int64)",
+    "void(int32[::1], int32[::1], int32[::1], int64[::1], int64[:, ::1], int64, int64, int64)"
 )
 def copy_rows(labels, dense, ids, addresses, copies, batch, first, rows):
     """Copy rows [first, first + rows) of a source to their places in a block.
@@ -78,7 +54,6 @@ def copy_rows(labels, dense, ids, addresses, copies, batch, first, rows):
     places = len(labels)
     columns = len(dense) // max(places, 1)
     categorical = len(addresses) - 1 - columns
-    size = ids.itemsize
     for k in range(len(copies)):
         step, _, begin, count, place = copies[k]
         skipped = max(first - begin, 0)
@@ -101,12 +76,11 @@ def copy_rows(labels, dense, ids, addresses, copies, batch, first, rows):
                 for i in range(min(TILE_ROWS, count - tile)):
                     to[np.uint64(i * columns)] = source[i]
         for c in range(categorical):
-            address = addresses[1 + columns + c] + here * size
-            source_ids = numba.carray(pointer(address), (1,), ids.dtype)
-            address = ids.ctypes.data + ((step * categorical + c) * batch + place) * size
-            to_ids = numba.carray(pointer(address), (1,), ids.dtype)
+            source = numba.carray(pointer(addresses[1 + columns + c] + here * 4), (1,), np.int32)
+            address = ids.ctypes.data + ((step * categorical + c) * batch + place) * 4
+            to = numba.carray(pointer(address), (1,), np.int32)
             for i in range(count):
-                to_ids[i] = source_ids[i]
+                to[i] = source[i]
 
 
 @compiled("int64(int64[:, ::1], int64, int64, int64, int64, int64, int64[::1], int64)", nogil=False)
@@ -139,29 +113,23 @@ def find_copies(found, steps, width, begin, end, first, chunk_rows, first_chunk)
     return count
 
 
-@compiled(
-    "void(int32[::1], int64[::1], int64, uint32[::1], uint32[::1])",
-    "void(int64[::1], int64[::1], int64, uint32[::1], uint32[::1])",
-)
+@compiled("void(int32[::1], int64[::1], int64, uint32[::1], uint32[::1])")
 def permute(target, sources, stride, to_rows, from_rows):
     """Copy columns' rows ``from_rows`` to rows ``to_rows`` of a target [columns, stride], flat."""
-    base, size = target.ctypes.data, target.itemsize
     for c in range(len(sources)):
-        source = numba.carray(pointer(sources[c]), (1,), target.dtype)
-        to = numba.carray(pointer(base + c * stride * size), (1,), target.dtype)
+        source = numba.carray(pointer(sources[c]), (1,), np.int32)
+        to = numba.carray(pointer(target.ctypes.data + c * stride * 4), (1,), np.int32)
         for i in range(len(to_rows)):
             to[to_rows[i]] = source[from_rows[i]]
 
 
 @numba.njit(inline="always")
-def largest_of(address, count, width, is_float):
-    """Return the largest of unsigned numbers; for floats, the bits of the largest magnitude."""
-    if width == 8:
-        wide = numba.carray(pointer(address), (1,), np.uint64)
-        widest = np.uint64(0)
-        for i in range(count):
-            widest = max(widest, wide[i])
-        return widest
+def largest_of(address, count, is_float):
+    """Return the largest of unsigned numbers of 32 bits; of floats, the bits of the largest
+    magnitude, which from 0x7F800000 on are infinity or NaN.
+
+    Read as unsigned, a negative id is a large one: one reduction for both ends of a table.
+    """
     words = numba.carray(pointer(address), (1,), np.uint32)
     mask = np.uint32(0x7FFFFFFF if is_float else 0xFFFFFFFF)
     most = np.uint32(0)
@@ -170,24 +138,10 @@ def largest_of(address, count, width, is_float):
     return np.uint64(most)
 
 
-@compiled("void(uint64[::1], int64[::1], int64, int64)")
-def largest(found, sources, rows, width):
-    """Write to ``found`` each column's largest of ``rows`` unsigned numbers of ``width`` bytes.
-
-    Read as unsigned, a negative id is a large one: one reduction for both ends of a table.
-    """
-    for c in range(len(sources)):
-        found[c] = largest_of(sources[c], rows, width, False)
-
-
-@compiled("void(uint64[::1], int64[::1], int64)")
-def largest_magnitude(found, sources, rows):
-    """Write to ``found`` the bits of each float32 column's largest magnitude.
-
-    From 0x7F800000 on the column holds infinity or NaN.
-    """
-    for c in range(len(sources)):
-        found[c] = largest_of(sources[c], rows, 4, True)
+@compiled("uint64(int64, int64, boolean)")
+def largest(address, count, is_float):
+    """As :func:`largest_of`, for Python."""
+    return largest_of(address, count, is_float)
 
 
 @compiled("void(int32[::1], int64[:, ::1], boolean[::1], int64, int64[:, ::1], int64[::1])")
@@ -220,9 +174,7 @@ def list_lengths(lengths, offsets, is_list, stride, copies, steps):
 
 @compiled(
     "void(int32[::1], int64[::1], int64[:, ::1], int64[:, ::1], boolean[::1], int64,"
-    " int64[:, ::1], int64[::1])",
-    "void(int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], boolean[::1], int64,"
-    " int64[:, ::1], int64[::1])",
+    " int64[:, ::1], int64[::1])"
 )
 def list_values(target, starts, values, offsets, is_list, stride, copies, steps):
     """Copy the elements of all columns.
@@ -236,7 +188,7 @@ def list_values(target, starts, values, offsets, is_list, stride, copies, steps)
         values: int64 [chunks, columns], addresses of the elements; 0 leaves the target as it is.
         offsets, is_list, stride, copies, steps: As :func:`list_lengths` takes them.
     """
-    base, size = target.ctypes.data, target.itemsize
+    base = target.ctypes.data
     for step in range(len(steps) - 1):
         for c in range(values.shape[1]):
             for k in range(steps[step], steps[step + 1]):
@@ -248,20 +200,17 @@ def list_values(target, starts, values, offsets, is_list, stride, copies, steps)
                     begin, count = bounds[0], bounds[rows] - bounds[0]
                 if values[chunk, c] == 0 or count == 0:
                     continue
-                source = numba.carray(pointer(values[chunk, c] + begin * size), (1,), target.dtype)
-                to = base + starts[at + c * stride] * size
-                to = numba.carray(pointer(to), (1,), target.dtype)
+                source = numba.carray(pointer(values[chunk, c] + begin * 4), (1,), np.int32)
+                to = base + starts[at + c * stride] * 4
+                to = numba.carray(pointer(to), (1,), np.int32)
                 for i in range(count):
                     to[i] = source[i]
 
 
-@compiled(
-    "void(int32[::1], int64[::1], int64, int64, uint32[::1], uint32[::1])",
-    "void(int64[::1], int64[::1], int64, int64, uint32[::1], uint32[::1])",
-)
+@compiled("void(int32[::1], int64[::1], int64, int64, uint32[::1], uint32[::1])")
 def permute_lists(target, starts, values, offsets, to_rows, from_rows):
     """Copy rows ``from_rows`` of a list column to ``target``, to ``starts[to_rows]`` and after."""
-    source = numba.carray(pointer(values), (1,), target.dtype)
+    source = numba.carray(pointer(values), (1,), np.int32)
     bounds = numba.carray(pointer(offsets), (1,), np.int32)
     for i in range(len(to_rows)):
         to = starts[to_rows[i]]

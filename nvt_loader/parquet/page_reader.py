@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from isal import isal_zlib
 
+from nvt_torchrec.base.parquet_footer import Footer
 from nvt_torchrec.nvt_loader.parquet import pages
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
@@ -29,9 +29,8 @@ from nvt_torchrec.nvt_loader.parquet.row_chunks import Buffers, RowChunk, Target
 #: Row groups of which it is kept where their columns lie.
 ROW_GROUPS = 1024
 
-#: Encodings that footers name (of levels, RLE), and codecs, by Arrow's names for them.
-ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
-CODECS = {"UNCOMPRESSED": None, "SNAPPY": "snappy", "ZSTD": "zstd"}
+#: Codecs by their numbers in parquet.thrift.
+CODECS = {0: None, 1: "snappy", 6: "zstd"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +39,11 @@ class ColumnChunks:
 
     Attributes:
         numbers: int64 [chunks], which of the schema's columns each is.
-        chunks: int64 [chunks, CHUNK_FIELDS]; ADDRESS counts from the first byte that is read.
+        chunks: int64 [chunks, 6], see :data:`nvt_loader.parquet.pages.ADDRESS`, which here counts
+            from the first byte that is read.
         byte_ranges: The parts of the file to read: first byte and number of bytes.
         codecs: The codec of each chunk, None if it is not compressed.
         order: int64 [chunks], the chunks in the order of the schema.
-        starts: int64 [chunks], bytes of a row in the chunks before.
-        row_bytes: Bytes of a row.
         limits: uint64 [chunks], the bound that each column's numbers must stay below.
     """
 
@@ -54,8 +52,6 @@ class ColumnChunks:
     byte_ranges: list[tuple[int, int]]
     codecs: list[str | None]
     order: np.ndarray
-    starts: np.ndarray
-    row_bytes: int
     limits: np.ndarray
 
 
@@ -64,10 +60,10 @@ class PageReader:
 
     def __init__(self, dataset: Dataset, checker: Checker) -> None:
         self._dataset, self._checker = dataset, checker
-        self._known: dict[int, ColumnChunks | None] = {}
+        self._known: dict[int, ColumnChunks | None] = {}  # by row group
         self._bytes, self._values = Buffers(), Buffers()
 
-    def open(self, row_group: int, footer: pq.FileMetaData) -> OpenRowGroup | None:
+    def open(self, row_group: int, footer: Footer) -> OpenRowGroup | None:
         """Open the columns of a row group that can be read here, before their first row.
 
         Which ones these are follows from the footer. None if there are none, or if the pages of one
@@ -76,7 +72,12 @@ class PageReader:
         Raises:
             OSError: The file cannot be read.
         """
-        columns = self._columns(row_group, footer)
+        known = self._known
+        if row_group not in known:
+            if len(known) >= ROW_GROUPS:
+                known = self._known = {}
+            known[row_group] = _column_chunks(self._dataset, self._checker, row_group, footer)
+        columns = known[row_group]
         if columns is None:
             return None
         file = self._dataset.row_groups[row_group].file
@@ -85,11 +86,8 @@ class PageReader:
             return None
         chunks = columns.chunks.copy()
         chunks[:, pages.ADDRESS] += memory.ctypes.data
-        found = _find_pages(chunks)
-        if found is None:
-            return None
-        table, first_page = found
-        if not _verify_checksums(table, memory):
+        table, first_page = _find_pages(chunks)
+        if table is None or not _verify_checksums(table, memory):
             return None
         owner: list[Any] = [] if all(columns.codecs) else [memory]
         if any(columns.codecs) and not _decompress(table, first_page, columns.codecs, owner):
@@ -103,14 +101,6 @@ class PageReader:
         return OpenRowGroup(
             self._dataset, self._checker, columns, file, state, checked, owner, self._values
         )
-
-    def _columns(self, row_group: int, footer: pq.FileMetaData) -> ColumnChunks | None:
-        known = self._known
-        if row_group not in known:
-            if len(known) >= ROW_GROUPS:
-                known = self._known = {}
-            known[row_group] = _column_chunks(self._dataset, self._checker, row_group, footer)
-        return known[row_group]
 
 
 @dataclasses.dataclass
@@ -146,7 +136,7 @@ class OpenRowGroup:
     @property
     def complete(self) -> bool:
         """Whether these are all of the schema's columns."""
-        return len(self.numbers) == len(self.dataset.row_bytes)
+        return len(self.numbers) == len(self.checker.limits)
 
     def skip(self, rows: int) -> bool:
         """Skip the next rows; False if they cannot be read here."""
@@ -161,25 +151,27 @@ class OpenRowGroup:
         Raises:
             SchemaError: Infinity or NaN, or an id outside its table.
         """
-        memory = self.buffers.take(rows * self.columns.row_bytes)
-        targets = memory.ctypes.data + rows * self.columns.starts
-        found = np.empty(len(self.numbers), np.int64)
-        largest = np.zeros(len(found), np.uint64)
-        if not self._can(read_rows, found, largest, *self.state, targets, self.checked, rows):
+        columns = len(self.numbers)
+        memory = self.buffers.take(4 * rows * columns)
+        targets = memory.ctypes.data + 4 * rows * np.arange(columns)
+        places, largest = np.empty(columns, np.int64), np.zeros(columns, np.uint64)
+        if not self._can(read_rows, places, largest, *self.state, targets, self.checked, rows):
             return None
-        addresses, none = np.zeros((2, len(self.dataset.row_bytes)), np.int64)
-        addresses[self.numbers] = found
-        owner = [*self.owner, memory]
-        chunk = RowChunk(rows, addresses, self.dataset.row_bytes, none, owner)
-        for i in np.flatnonzero(largest >= self.columns.limits).tolist():
-            self.checker.refuse(chunk, int(self.numbers[i]), self.file)
+        addresses, none = np.zeros((2, len(self.checker.limits)), np.int64)
+        addresses[self.numbers] = places
+        chunk = RowChunk(rows, addresses, none, [*self.owner, memory])
+        for number in self.numbers[largest >= self.columns.limits].tolist():
+            values = chunk.column(number, self.checker.dtype(number))
+            ids = self.checker.checked(values, number, self.file).astype(np.int32)
+            addresses[number] = ids.ctypes.data
+            chunk.owner.append(ids)
         return chunk
 
     def read_into(self, target: Target, first: int, rows: int) -> bool:
         """Read the next rows of all columns into a block; ``first`` is the number of the first one
         in its source. False if they cannot be read here, or do not pass the checks."""
         where = first, rows, self.columns.order, self.columns.limits
-        return self._can(read_into, *target.arguments, *where, *self.state, self.checked)
+        return self._can(read_into, *target, *where, *self.state, self.checked)
 
     def _can(self, kernel: Callable[..., bool], *arguments: object) -> bool:
         """Call a kernel; return whether it could read its rows. After one failure none can."""
@@ -188,48 +180,36 @@ class OpenRowGroup:
 
 
 def _column_chunks(
-    dataset: Dataset, checker: Checker, row_group: int, footer: pq.FileMetaData
+    dataset: Dataset, checker: Checker, row_group: int, footer: Footer
 ) -> ColumnChunks | None:
     group = dataset.row_groups[row_group]
-    described = footer.row_group(group.index)
     floats = 1 + len(dataset.schema.dense)
-    found = []
+    described = []
     for number, (leaf, optional) in checker.plain_leaves(footer).items():
-        column = described.column(leaf)
-        begin, size = column.data_page_offset, column.total_compressed_size
-        if column.has_dictionary_page and column.dictionary_page_offset:
-            begin = min(begin, column.dictionary_page_offset)
-        known = column.compression in CODECS and ENCODINGS.issuperset(column.encodings)
+        codec, values, _, size, begin, dictionary = footer.chunks[group.index, leaf].tolist()
+        if dictionary > 0:
+            begin = min(begin, dictionary)
         inside = 0 < begin <= begin + size <= dataset.sizes[group.file]
-        if known and inside and column.num_values == group.rows:
-            width = int(dataset.row_bytes[number])
-            codec = CODECS[column.compression]
-            chunk = [begin, size, group.rows, width, optional, number < floats, codec == "snappy"]
-            found.append((begin, number, chunk, codec))
-    if not found:
+        if codec in CODECS and inside and values == group.rows:
+            chunk = [begin, size, values, optional, number < floats, CODECS[codec] == "snappy"]
+            described.append((begin, number, chunk, CODECS[codec]))
+    if not described:
         return None
-    found.sort()
+    described.sort()
     byte_ranges: list[tuple[int, int]] = []
     place = 0
-    for begin, _, chunk, _ in found:
+    for begin, _, chunk, _ in described:
         if byte_ranges and begin == sum(byte_ranges[-1]):
             byte_ranges[-1] = byte_ranges[-1][0], byte_ranges[-1][1] + chunk[pages.SIZE]
         else:
             byte_ranges.append((begin, chunk[pages.SIZE]))
         chunk[pages.ADDRESS] = place
         place += chunk[pages.SIZE]
-    numbers = np.array([number for _, number, _, _ in found])
-    chunks = np.array([chunk for _, _, chunk, _ in found], np.int64)
-    widths = chunks[:, pages.WIDTH]
+    numbers = np.array([number for _, number, _, _ in described])
+    chunks = np.array([chunk for _, _, chunk, _ in described], np.int64)
+    codecs = [codec for _, _, _, codec in described]
     return ColumnChunks(
-        numbers,
-        chunks,
-        byte_ranges,
-        [codec for _, _, _, codec in found],
-        np.argsort(numbers),
-        np.cumsum(widths) - widths,
-        int(widths.sum()),
-        checker.limits[numbers],
+        numbers, chunks, byte_ranges, codecs, np.argsort(numbers), checker.limits[numbers]
     )
 
 
@@ -251,17 +231,15 @@ def _read(path: os.PathLike, byte_ranges: list[tuple[int, int]], memory: np.ndar
     return True
 
 
-def _find_pages(chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the pages of column chunks and the first page of each; None if not readable here."""
+def _find_pages(chunks: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
+    """Return the pages of column chunks (None: not readable here) and the first page of each."""
     first_page = np.empty(len(chunks) + 1, np.int64)
     count = 8 * len(chunks)
     while True:
         table = np.empty((count, pages.PAGE_FIELDS), np.int64)
         count = pages.find_pages(table, first_page, chunks)
-        if count < 0:
-            return None
         if count <= len(table):
-            return table[:count], first_page
+            return (None if count < 0 else table[:count]), first_page
 
 
 def _verify_checksums(table: np.ndarray, memory: np.ndarray) -> bool:

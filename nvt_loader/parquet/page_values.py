@@ -9,6 +9,7 @@ import numba
 import numpy as np
 
 from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.base.parquet_footer import varint
 from nvt_torchrec.nvt_loader.parquet.dictionary_indices import (
     BITS,
     END,
@@ -34,8 +35,6 @@ from nvt_torchrec.nvt_loader.parquet.pages import (
     PLAIN,
     PLAIN_DICTIONARY,
     RLE_DICTIONARY,
-    WIDTH,
-    varint,
 )
 
 #: Rows decoded before they are copied to a block: as many as fit a core's second-level cache.
@@ -96,7 +95,7 @@ def open_columns(cursors, largest, pages, first_page, chunks):
     """
     cursors[:] = 0
     for c in range(len(chunks)):
-        cursor, width = cursors[c], chunks[c, WIDTH]
+        cursor = cursors[c]
         cursor[PAGE] = first_page[c] - 1
         indices = True
         for p in range(first_page[c], first_page[c + 1]):
@@ -105,7 +104,7 @@ def open_columns(cursors, largest, pages, first_page, chunks):
             if page[KIND] == DICTIONARY_PAGE:
                 if encoding != PLAIN and encoding != PLAIN_DICTIONARY:
                     return False
-                if p != first_page[c] or page[COUNT] * width > page[BYTES]:
+                if p != first_page[c] or page[COUNT] * 4 > page[BYTES]:
                     return False
                 cursor[WORDS], cursor[ENTRIES] = page[BODY], page[COUNT]
                 continue
@@ -113,13 +112,13 @@ def open_columns(cursors, largest, pages, first_page, chunks):
                 return False
             if encoding == PLAIN:
                 indices = False
-                if page[COUNT] * width > page[BYTES]:
+                if page[COUNT] * 4 != page[BYTES]:
                     return False
             elif encoding != RLE_DICTIONARY and encoding != PLAIN_DICTIONARY:
                 return False
         largest[c] = np.uint64(0xFFFFFFFFFFFFFFFF)
         if indices:
-            largest[c] = largest_of(cursor[WORDS], cursor[ENTRIES], width, chunks[c, FLOAT])
+            largest[c] = largest_of(cursor[WORDS], cursor[ENTRIES], chunks[c, FLOAT])
     return True
 
 
@@ -145,10 +144,10 @@ def _turn_page(cursor, pages, end):
 
 
 @numba.njit
-def _copy(to, source, size):
-    target = numba.carray(pointer(to), (1,), np.uint8)
-    values = numba.carray(pointer(source), (1,), np.uint8)
-    for i in range(size):
+def _copy(to, source, count):
+    target = numba.carray(pointer(to), (1,), np.uint32)
+    values = numba.carray(pointer(source), (1,), np.uint32)
+    for i in range(count):
         target[i] = values[i]
 
 
@@ -174,7 +173,7 @@ def read_rows(addresses, largest, cursors, pages, first_page, chunks, targets, c
         Whether the rows could be read.
     """
     for c in range(len(chunks)):
-        cursor, width, target = cursors[c], chunks[c, WIDTH], targets[c]
+        cursor, target = cursors[c], targets[c]
         addresses[c] = target
         done = np.int64(0)
         while done < rows:
@@ -183,19 +182,19 @@ def read_rows(addresses, largest, cursors, pages, first_page, chunks, targets, c
                     return False
                 continue
             count = min(rows - done, cursor[LEFT])
-            to = target + done * width if target else np.int64(0)
+            to = target + done * 4 if target else np.int64(0)
             if cursor[BITS] < 0:
                 if count == rows:
                     addresses[c] = cursor[NEXT]
                 elif target:
-                    _copy(to, cursor[NEXT], count * width)
-                cursor[NEXT] += count * width
-            elif not read_indices(to, cursor, count, width):
+                    _copy(to, cursor[NEXT], count)
+                cursor[NEXT] += count * 4
+            elif not read_indices(to, cursor, count):
                 return False
             cursor[LEFT] -= count
             done += count
         if target and checked[c]:
-            largest[c] = largest_of(addresses[c], rows, width, chunks[c, FLOAT])
+            largest[c] = largest_of(addresses[c], rows, chunks[c, FLOAT])
     return True
 
 
@@ -221,9 +220,7 @@ def _next_copies(copies, copy, row):
 
 @compiled(
     "boolean(int32[::1], int32[::1], int32[::1], int64[:, ::1], int64, int64, int64, int64[::1],"
-    " uint64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[:, ::1], boolean[::1])",
-    "boolean(int32[::1], int32[::1], int64[::1], int64[:, ::1], int64, int64, int64, int64[::1],"
-    " uint64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[:, ::1], boolean[::1])",
+    " uint64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[:, ::1], boolean[::1])"
 )
 def read_into(
     labels,
@@ -258,11 +255,9 @@ def read_into(
     targets = np.empty(len(chunks), np.int64)
     addresses = np.empty(len(chunks), np.int64)
     largest = np.zeros(len(chunks), np.uint64)
-    tile = np.empty(DECODED_ROWS * chunks[:, WIDTH].sum(), np.uint8)
-    place = tile.ctypes.data
+    tile = np.empty(DECODED_ROWS * len(chunks), np.uint32)
     for c in range(len(chunks)):
-        targets[c] = place
-        place += DECODED_ROWS * chunks[c, WIDTH]
+        targets[c] = tile.ctypes.data + c * DECODED_ROWS * 4
     none = np.zeros(len(chunks), np.int64)
     at = last = np.int64(0)  # the next row, counted from ``first``; a copy that begins before it
     while at < rows:

@@ -9,7 +9,7 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class RowGroupSlice:
 
 
 class Rows(Protocol):
-    """Consecutive rows of all columns."""
+    """Consecutive rows of all columns, decoded or not yet."""
 
     rows: int
 
@@ -37,8 +37,7 @@ class Rows(Protocol):
         """Return rows [begin, end), on the same memory."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """Where the rows of a source go in a block in CPU memory.
 
     Attributes:
@@ -53,49 +52,31 @@ class Target:
     copies: np.ndarray
     batch: int
 
-    @property
-    def arguments(self) -> tuple:
-        """The arguments of the compiled loops."""
-        return self.labels, self.dense, self.ids, self.copies, self.batch
-
-
-class CpuRows(Rows, Protocol):
-    """Rows on the CPU, decoded or not yet."""
-
-    def chunks(self) -> Iterator[RowChunk]:
-        """Decode the rows."""
-
-    def copy_to(self, target: Target, first: int) -> None:
-        """Copy the rows to a block; ``first`` is the number of the first one in its source."""
-
 
 #: ``(slice, rows) → parts of the slice``, which follow one another and together are the slice. What
 #: is decoded at once is decoded so many rows at a time.
-Decoder = Callable[[RowGroupSlice, int], Iterator[Rows]]
+Decoder = Callable[[RowGroupSlice, int], Iterator[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class RowChunk:
-    """Rows in CPU memory, column by column: label, dense, categorical.
+    """Rows in CPU memory, column by column: label, dense, categorical. A number takes four bytes.
 
     Attributes:
         rows: The number of rows.
         addresses: int64 [columns], where the first row lies; of a list column, its int32 offset.
-        sizes: int64 [columns], bytes from one row to the next at that address.
         values: int64 [columns], the address of a list column's elements; 0 for other columns.
         owner: The objects that keep the memory alive.
     """
 
     rows: int
     addresses: np.ndarray
-    sizes: np.ndarray
     values: np.ndarray
     owner: Any
 
     def slice(self, begin: int, end: int) -> RowChunk:
         """Return rows [begin, end), on the same memory."""
-        addresses = self.addresses + begin * self.sizes
-        return RowChunk(end - begin, addresses, self.sizes, self.values, self.owner)
+        return RowChunk(end - begin, self.addresses + 4 * begin, self.values, self.owner)
 
     def chunks(self) -> Iterator[RowChunk]:
         """Yield the chunk itself, which is decoded."""
@@ -103,21 +84,20 @@ class RowChunk:
 
     def copy_to(self, target: Target, first: int) -> None:
         """Copy the rows to a block; ``first`` is the number of the first one in its source."""
-        labels, dense, ids, copies, batch = target.arguments
+        labels, dense, ids, copies, batch = target
         copy_rows(labels, dense, ids, self.addresses, copies, batch, first, self.rows)
 
-    def column(self, number: int, dtype: np.dtype | type) -> np.ndarray:
+    def column(self, number: int, dtype: type) -> np.ndarray:
         """Return a column other than a list, on the same memory: [rows]."""
-        return _view(self.addresses[number], self.rows, np.dtype(dtype))
+        return _view(self.addresses[number], self.rows, dtype)
 
     def offsets(self, number: int) -> np.ndarray:
         """Return where the rows of a list column begin among its elements: int32 [rows + 1]."""
-        return _view(self.addresses[number], self.rows + 1, np.dtype(np.int32))
+        return _view(self.addresses[number], self.rows + 1, np.int32)
 
 
-def _view(address: int, length: int, dtype: np.dtype) -> np.ndarray:
-    memory = (ctypes.c_char * (length * dtype.itemsize)).from_address(int(address))
-    return np.frombuffer(memory, dtype)
+def _view(address: int, length: int, dtype: type) -> np.ndarray:
+    return np.frombuffer((ctypes.c_char * (4 * length)).from_address(int(address)), dtype)
 
 
 class ShardReader:

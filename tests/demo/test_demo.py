@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import nvt_torchrec.nvt_compat  # noqa: F401
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -67,6 +71,34 @@ def test_the_page_shows_the_summary(finished: Path) -> None:
         assert f"{summary[f'oracle_auroc_{split}']:.4f}" in page
     assert page.count("<svg") == 3  # log loss, AUROC, calibration
     assert page.count("<title>mean prediction ") == 10
+
+
+def test_the_readme_scores_raw_rows_of_the_demo(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its example in Python gives the ids of the parquet and the scores of `inference predict`."""
+    for name, target in (("OUT", "out"), ("CKPT", "checkpoint"), ("RAW", "raw")):
+        (tmp_path / name).symlink_to(finished / target)
+    monkeypatch.chdir(tmp_path)
+    readme = (ROOT / "README.md").read_text()
+    (code,) = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+        if "Predictor" in block
+    ]
+    shown: dict = {}
+    exec(code, shown)
+    split = finished / "out" / "criteo_binary" / "split"
+    parts = [pq.read_table(split / name / "part.0.parquet") for name in ("valid", "test")]
+    expected = pa.concat_tables(parts).to_pandas()
+    features = shown["features"]
+    assert set(features) == set(expected) - {"label"}
+    assert len(features) == len(expected) == 300
+    for name in features:
+        tolerance = 3e-7 if name.startswith("int") else 0  # NVTabular's logarithms are float64
+        np.testing.assert_allclose(features[name], expected[name], rtol=tolerance, atol=tolerance)
+    scores = pq.read_table(finished / "predictions.parquet")["probability"].to_numpy()
+    np.testing.assert_array_equal(shown["probabilities"], scores)
 
 
 def test_wrong_scores_are_seen(finished: Path) -> None:

@@ -198,7 +198,7 @@ def test_the_saved_workflow_is_nvtabulars_and_keeps_the_derivations(log) -> None
     description = workflows.inspect(base / "out" / "workflow")
     assert description.spec.read_plan(label=True) == spec.read_plan(label=True)
     expected = oracle.transform(rows["test"])
-    frame = load(base / "out" / "workflow").transform(to_frame(rows["test"], spec))
+    frame = load(base / "out" / "workflow", raw=False).transform(to_frame(rows["test"], spec))
     check_frame(frame, expected, spec)
     # new rows without labels, as they come for scoring
     lines = days[3]

@@ -41,7 +41,7 @@ def scores(scorer: Scorer, workflow: Path, rows: RawRows) -> np.ndarray:
     """Probabilities float32 [n]."""
     description = workflows.inspect(workflow)
     schema = description.table_schema
-    genuine = workflows.load(workflow, label=False)
+    genuine = workflows.load(workflow, label=False, raw=False)
     rows.label = None
     frame = genuine.transform(workflows.to_frame(rows, description.spec))
     dense, sparse = to_tensors(frame, schema)

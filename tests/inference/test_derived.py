@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError, MissingColumnError
 from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.spec.toml_file import load_spec
@@ -24,7 +25,6 @@ from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.export.network import RawModel
 from nvt_torchrec.inference.export.triton import config
 from nvt_torchrec.inference.inputs.successors import check_same_columns
-from nvt_torchrec.inference.inputs.values import InvalidRowError, MissingColumnError
 from nvt_torchrec.inference.predictor import input_spec
 from nvt_torchrec.inference.server.openapi import request_body
 from nvt_torchrec.workflows.description import inspect

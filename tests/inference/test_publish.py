@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -127,7 +128,7 @@ def test_a_bundle_that_is_worse_is_refused(
     assert metrics["positives"] == labels.sum()
 
 
-def test_an_earlier_generation_is_refused(tmp_path: Path, caplog) -> None:
+def test_an_earlier_generation_is_refused(tmp_path: Path, caplog, capsys) -> None:
     old = make_bundle(tmp_path / "old", seed=1)
     digest = read_json(old / "bundle.json", "a bundle")["workflow_digest"]
     new = make_bundle(tmp_path / "new", seed=2, generation=1, parent=digest)
@@ -135,6 +136,10 @@ def test_an_earlier_generation_is_refused(tmp_path: Path, caplog) -> None:
     served = tmp_path / "served"
     for bundle in (old, new):
         assert main(["publish", str(bundle), "--to", str(served)]) == 0
+    assert main(["publish", str(old), "--to", str(served), "--json"]) == 3
+    done = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (done["name"], done["before"]) == (_name(old), _name(new))
+    assert "its workflow is generation 0" in done["refusals"][0]
     assert main(["publish", str(old), "--to", str(served)]) == 3
     assert "its workflow is generation 0, that of the bundle that is served 1" in caplog.text
     assert _current(served) == _name(new)
@@ -178,6 +183,8 @@ def test_old_bundles_are_removed(bundles: list[Path], tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=f"served before, {names[1]}, is not there any more"):
         rollback(served)
     assert _current(served) == names[2]
+    publish(bundles[3], served)
+    assert publish(bundles[3], served, keep=2).removed == (names[0],)  # though served already
 
 
 def test_one_at_a_time(bundles: list[Path], tmp_path: Path) -> None:

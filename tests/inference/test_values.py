@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadRowError, SchemaError
+from nvt_torchrec.clicklog.in_memory.frames import read_columns, read_dicts
 from nvt_torchrec.clicklog.text.line_layout import plain_layout
 from nvt_torchrec.clicklog.text.parse import parse_delimited
 from nvt_torchrec.formats.rows import Jagged, RawRows
@@ -25,7 +26,6 @@ from nvt_torchrec.formats.spec.feature_spec import (
 )
 from nvt_torchrec.formats.spec.limits import LARGEST_FLOAT32
 from nvt_torchrec.inference import InvalidRowError
-from nvt_torchrec.inference.inputs.frames import read_columns, read_dicts
 from nvt_torchrec.inference.inputs.values import RowReader, reads_plainly
 
 SPEC = FeatureSpec(

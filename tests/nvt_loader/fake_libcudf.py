@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from nvt_torchrec.base import device_check
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cuda import builders as gpu
 
@@ -92,7 +93,7 @@ def to_dlpack(table, stream=None, mr=None):
     return torch.utils.dlpack.to_dlpack(torch.from_numpy(np.stack(columns)).t())
 
 
-TypeId = SimpleNamespace(INT32="int32", UINT64="uint64")
+TypeId = SimpleNamespace(INT32="int32")
 interop = SimpleNamespace(to_dlpack=to_dlpack)
 io = SimpleNamespace(
     SourceInfo=list,
@@ -114,31 +115,32 @@ CUDF_READER = "nvt_torchrec.nvt_loader.cuda.cudf_reader"
 class Blocks(CpuBuilder):
     """What :class:`nvt_loader.cuda.builders.CudfBuilder` does, in CPU memory."""
 
-    on_device = gpu.CudfBuilder.on_device
+    on_device, host_kind = gpu.CudfBuilder.on_device, CpuBuilder
     _stream = None
-    #: Whether the CPU decodes the first block: a whole epoch of most tests.
-    starts_on_cpu = False
 
     def __init__(self, dataset, device, threads=1):
         super().__init__(dataset, device, threads)
         stream = SimpleNamespace(device=self._device, cuda_stream=0)
-        reader = sys.modules["nvt_torchrec.nvt_loader.cuda.cudf_reader"].CudfReader
-        ahead = importlib.import_module("nvt_torchrec.nvt_loader.cuda.cudf_reader")
-        self.reading = ahead.ReadAhead([(reader(dataset, stream), None) for _ in range(2)])
+        ahead = importlib.import_module(CUDF_READER)
+        self.reading = ahead.ReadAhead(ahead.CudfReader(dataset, stream), None)
         self.decode = self.reading.decode
-        self.starter = CpuBuilder(dataset, device, threads) if self.starts_on_cpu else None
+        self.host = CpuBuilder(dataset, device, threads)
 
     build, read_ahead = gpu.CudfBuilder.build, gpu.CudfBuilder.read_ahead
 
     def close(self):
         self.reading.close()
-        if self.starter:
-            self.starter.close()
+        self.host.close()
         super().close()
 
 
-def install(patch: pytest.MonkeyPatch) -> None:
-    """Let loaders on the CPU decode as on a GPU, except where they undersample."""
+def install(patch: pytest.MonkeyPatch, *, strict: bool = True) -> None:
+    """Let loaders on the CPU decode as on a GPU, except where they undersample.
+
+    Args:
+        patch: Undoes it at the end of the test.
+        strict: Whether a first block that differs from the host's is an error for every loader.
+    """
     choose = gpu.choose_builder
     calls.clear()
     patch.setitem(sys.modules, "pylibcudf", sys.modules[__name__])
@@ -149,3 +151,8 @@ def install(patch: pytest.MonkeyPatch) -> None:
         "nvt_torchrec.nvt_loader.loader.choose_builder",
         lambda dataset, device: choose(dataset, device) if dataset.undersampling else Blocks,
     )
+    if strict:
+        patch.setattr(
+            "nvt_torchrec.nvt_loader.loader.fall_back",
+            lambda *given, strict: device_check.fall_back(*given, strict=True),
+        )

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.formats.etl_output import SWITCH_FILE
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader, memory, options
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
@@ -95,16 +96,6 @@ def test_leaves_of_nested_columns_are_no_columns(tmp_path):
         list(KJTLoader(tmp_path, 2, schema=schema, virtual_shards=1, device="cpu"))
 
 
-def test_int64_ids(train):
-    for shuffle in (False, True):
-        expected = list(KJTLoader(train, 64, shuffle=shuffle, device="cpu"))
-        wide = list(KJTLoader(train, 64, shuffle=shuffle, id_dtype="int64", device="cpu"))
-        for a, b in zip(wide, expected, strict=True):
-            assert a.sparse_features.values().dtype == torch.int64
-            assert torch.equal(a.sparse_features.values(), b.sparse_features.values().long())
-            assert torch.equal(a.dense_features, b.dense_features)
-
-
 def test_hash_indices(train, caplog):
     options = {"table_sizes": (10, 20, 50), "device": "cpu"}
     with pytest.raises(SchemaError, match=r"cat_1 holds id .* table of 20[\s\S]*--hash_indices"):
@@ -174,14 +165,6 @@ def test_shuffling_row_groups_only(train):
         KJTLoader(train, 64, shuffle="all", device="cpu")
 
 
-def test_drop_last_leaves_out_other_rows_in_each_epoch(train):
-    for shuffle in (False, True):
-        loader = KJTLoader(train, 300, drop_last=True, shuffle=shuffle, device="cpu")
-        left = [frozenset(range(ROWS)) - set(rows_of(loader)) for _ in range(6)]
-        assert {len(rows) for rows in left} == {ROWS % 300}
-        assert len(set(left)) == 6
-
-
 def test_map_and_transforms(train):
     loader = KJTLoader(train, 64, transforms=[lambda b: b.labels + 1], device="cpu")
     assert loader.map(lambda labels: labels.tolist()) is loader
@@ -189,23 +172,6 @@ def test_map_and_transforms(train):
     found = list(loader)
     assert len(found) == len(loader)
     assert set(found[0]) <= {1.0, 2.0}
-
-
-def test_a_budget_bounds_what_is_held(tmp_path):
-    write_split(tmp_path, {"train": [40000]}, row_group_rows=20000)
-    dataset = read_dataset(tmp_path / "train")
-    width = dataset.batch_row_bytes
-    for mib, batch, window, shards in ((1, 64, 0, 1), (4, 64, 0, 8), (64, 2048, 131072, 8)):
-        size = mib << 20
-        demand = memory.Demand(batch, window, shards)
-        budget = memory.divide_memory(dataset, size, demand)
-        held = memory.HELD_BLOCKS * budget.block_rows + window
-        held += memory.HELD_CHUNKS * shards * budget.decode_rows
-        assert width * held <= size
-    with pytest.raises(SettingsError, match=r"loader_memory = 1 MiB .* 65536 rows take \d+ MiB"):
-        KJTLoader(tmp_path / "train", 65536, loader_memory=1 << 20, device="cpu")
-    with pytest.raises(SettingsError, match="shuffle_window"):
-        KJTLoader(tmp_path / "train", 64, shuffle=True, loader_memory=1 << 20, device="cpu")
 
 
 def test_memory_is_used_again(tmp_path):
@@ -252,24 +218,14 @@ def test_rows_against_the_manifest(tmp_path):
     with pytest.raises(SchemaError, match=r"130 rows, but the ETL wrote 131 \(.*manifest\.json"):
         KJTLoader(split / "train", 8, device="cpu")
     KJTLoader(split / "train" / "part.1.parquet", 8, device="cpu")  # one file is no split
+    (tmp_path / SWITCH_FILE).touch()
+    with pytest.raises(BadInputError, match=r"has begun and not ended\n.*wait for .*extend"):
+        KJTLoader(split / "train", 8, device="cpu")
+    (tmp_path / SWITCH_FILE).unlink()
     text = (tmp_path / "manifest.json").read_text()
     (tmp_path / "manifest.json").write_text(text.replace('"rows": 131', '"rows": "many"'))
     with pytest.raises(BadInputError, match=r"manifest\.json: damaged: train.rows is 'many'"):
         KJTLoader(split / "train", 8, device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"id_dtype": "int16"}, "id_dtype = 'int16'"),
-        ({"limit_batches": 0}, "limit_batches = 0"),
-        ({"shuffle_window": 0}, "shuffle_window = 0"),
-        ({"decode_threads": 0}, "decode_threads = 0"),
-    ],
-)
-def test_settings(train, options, message):
-    with pytest.raises(SettingsError, match=message):
-        KJTLoader(train, 8, device="cpu", **options)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import importlib.util
+import re
 import sys
 import threading
 
@@ -12,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from nvt_torchrec.base.device_check import DeviceError
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
@@ -71,7 +74,7 @@ def test_other_types(tmp_path, monkeypatch, ids, floats):
             "click": pa.array([1, 0, 0, 1, 1], floats),
             "price": pa.array([0.25, 0.5, 1e9, 2**30 + 1.0, 0], pa.float64()),
             "age": pa.array([1.5, -2.5, 3, 4, 5], pa.float32()),
-            "site": pa.array([0, 7, 2**63 + 5 if ids == pa.uint64() else 120, 3, 4], ids),
+            "site": pa.array([0, 7, 2**40 if ids.bit_width == 64 else 120, 3, 4], ids),
             "user": pa.array([5, 4, 3, 2, 1], pa.int32()),
         }
     )
@@ -167,8 +170,8 @@ def test_an_error_ahead_is_raised_where_its_rows_come(tmp_path, libcudf, monkeyp
 @pytest.mark.parametrize("lists", [(), LISTS])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("step", [0, 7])
-def test_the_cpu_decodes_the_first_block(tmp_path, monkeypatch, lists, shuffle, step):
-    """Its batches, and all others, are the same, also from the middle of an epoch on."""
+def test_the_device_builds_all_blocks(tmp_path, monkeypatch, lists, shuffle, step):
+    """The first one to be compared with the host's, also in the middle of an epoch."""
     write_split(tmp_path, {"train": [3000, 0, 300]}, row_group_rows=100, multi_hot=lists)
     limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=640, BLOCK=640)
     monkeypatch.setattr("nvt_torchrec.nvt_loader.memory.FIRST_ROWS", 320)
@@ -183,14 +186,72 @@ def test_the_cpu_decodes_the_first_block(tmp_path, monkeypatch, lists, shuffle, 
 
     expected = batches()
     fake_libcudf.install(monkeypatch)
-    monkeypatch.setattr(fake_libcudf.Blocks, "starts_on_cpu", True)
     built, build = [], fake_libcudf.Blocks.build
     monkeypatch.setattr(
         fake_libcudf.Blocks, "build", lambda *given: built.append(given[1]) or build(*given)
     )
     found = batches()
     assert_same(found, expected)
-    assert 0 < sum(built) < len(found), "the first steps are another's"
+    assert sum(built) >= len(found)
+
+
+def wrong_id(block):
+    block.ids.view(-1)[-1] += 1
+    return block
+
+
+def nan(block):
+    block.dense.view(-1)[0] = float("nan")
+    return block
+
+
+def wide(block):
+    return dataclasses.replace(block, labels=block.labels.double())
+
+
+def broken(block):
+    raise RuntimeError("no kernel image is available")
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "what"),
+    [
+        (wrong_id, r"ids\[\d+, 2, \d+\] is \d+ instead of \d+ \(1 of \d+ values differ\)"),
+        (nan, r"dense\[0, 0, 0\] is nan instead of"),
+        (wide, r"labels is float64 .* instead of float32"),
+        (broken, "RuntimeError: no kernel image"),
+    ],
+)
+def test_a_device_that_differs_is_not_used(tmp_path, monkeypatch, caplog, shuffle, fault, what):
+    """One warning; the host makes this epoch's blocks and those of later ones."""
+    write_split(tmp_path, {"train": [3000]}, row_group_rows=100)
+    limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=640, BLOCK=640)
+    monkeypatch.setattr("nvt_torchrec.nvt_loader.memory.FIRST_ROWS", 320)
+    options = {"shuffle": shuffle, "device": "cpu", "shuffle_window": 640}
+    loader = KJTLoader(tmp_path / "train", 64, **options)
+    expected = [list(loader) for _ in range(2)]
+    fake_libcudf.install(monkeypatch, strict=False)
+    build = gpu.build_on_device
+    monkeypatch.setattr(gpu, "build_on_device", lambda *given: fault(build(*given)))
+    loader = KJTLoader(tmp_path / "train", 64, **options)
+    for batches in expected:
+        assert_same(list(loader), batches)
+    (warning,) = caplog.messages
+    assert re.search(f"decoding by libcudf differs from the CPU's: .*{what}", warning)
+    with pytest.raises(DeviceError, match=what):
+        list(KJTLoader(tmp_path / "train", 64, strict_gpu=True, **options))
+
+
+def test_a_device_that_cannot_be_set_up_is_not_used(tmp_path, monkeypatch, caplog):
+    write_split(tmp_path, {"train": [100]})
+    expected = list(KJTLoader(tmp_path / "train", 64, device="cpu"))
+    fake_libcudf.install(monkeypatch, strict=False)
+    monkeypatch.delattr(fake_libcudf, "TypeId")
+    monkeypatch.setattr(sys.modules[fake_libcudf.CUDF_READER], "CudfReader", None)
+    assert_same(list(KJTLoader(tmp_path / "train", 64, device="cpu")), expected)
+    (warning,) = caplog.messages
+    assert "differs from the CPU's: TypeError" in warning
 
 
 def test_a_row_group_that_two_shards_share_is_decoded_once_for_a_block(tmp_path, libcudf):
@@ -224,10 +285,9 @@ def test_files_of_other_types_are_read_one_by_one(tmp_path, libcudf):
     at = table.schema.get_field_index("int_1")
     wide = table.set_column(at, "int_1", table["int_1"].cast(pa.float64()))
     pq.write_table(wide, path)
-    (tmp_path / "train" / "_metadata").unlink()
     found = rows_of(KJTLoader(tmp_path / "train", 40, device="cpu"))
     assert sorted(found) == list(range(200))
-    assert [sum_lists(call) for call in libcudf.calls] == [[0, 0], [0], [0]]
+    assert [sum_lists(call) for call in libcudf.calls][:3] == [[0, 0], [0], [0]]
 
 
 def test_lists_are_cut_to_the_rows_of_a_block(tmp_path, libcudf, monkeypatch):
@@ -261,7 +321,7 @@ def test_what_the_device_lacks_is_not_the_files_fault(tmp_path, libcudf, monkeyp
         raise RuntimeError(message)
 
     monkeypatch.setattr(libcudf.io.parquet, "read_parquet", read_parquet)
-    with pytest.raises(RuntimeError, match="cudaError"):
+    with pytest.raises(DeviceError, match=r"RuntimeError: .*cudaError"):
         list(KJTLoader(tmp_path / "train", 64, device="cpu"))
 
 

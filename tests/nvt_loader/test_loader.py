@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
-import time
 import zlib
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
@@ -18,7 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.nvt_loader import KJTLoader
-from tests.nvt_loader.data import WRITER, make_columns, write_split
+from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import (
     all_ranks,
     assert_same,
@@ -225,19 +221,6 @@ def test_files_come_in_numeric_order(tmp_path):
     assert rows_of(loader) == list(range(36))
 
 
-def test_without_metadata_and_with_a_file_newer_than_it(tmp_path):
-    write_split(tmp_path, {"train": [10, 20]})
-    train = tmp_path / "train"
-    columns = make_columns(500, 7, table_sizes=(10, 50, 200), dense=3, seed=0)
-    pq.write_table(pa.table(columns), train / "part.1.parquet", **WRITER)
-    later = time.time() + 10
-    os.utime(train / "part.1.parquet", (later, later))
-    expected = [*range(10), *range(500, 507)]
-    assert sorted(rows_of(KJTLoader(train, 4, device="cpu"))) == expected
-    (train / "_metadata").unlink()
-    assert sorted(rows_of(KJTLoader(train, 4, device="cpu"))) == expected
-
-
 def test_a_split_without_rows_has_no_steps(tmp_path):
     write_split(tmp_path, {"train": [0, 0]})
     loader = KJTLoader(tmp_path / "train", 4, device="cpu")
@@ -301,6 +284,9 @@ def test_a_batch_stays_valid_while_later_ones_are_drawn(train, monkeypatch):
         ({"rank": 2, "world_size": 2}, "rank = 2 with world_size = 2"),
         ({"rank": -1}, "rank = -1"),
         ({"seed": -1}, "seed = -1"),
+        ({"limit_batches": 0}, "limit_batches = 0"),
+        ({"shuffle_window": 0}, "shuffle_window = 0"),
+        ({"decode_threads": 0}, "decode_threads = 0"),
         ({"virtual_shards": 0}, "virtual_shards = 0 with a global batch of 4 rows"),
         ({"virtual_shards": 5}, "virtual_shards = 5 with a global batch of 4 rows"),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from nvt_torchrec.base.errors import SettingsError
@@ -63,11 +62,11 @@ def test_the_budget_is_within_the_memory(train, read, whole):
 def test_the_default_grows_as_needed(train):
     """Up to four times; beyond that the user decides."""
     dataset = read_dataset(train)
-    names = [f"c{i}" for i in range(1000)]
+    names = [f"c{i}" for i in range(1500)]
     schema = dataclasses.replace(
-        dataset.schema, dense=tuple(names), categorical=tuple(names), table_sizes=(9,) * 1000
+        dataset.schema, dense=tuple(names), categorical=tuple(names), table_sizes=(9,) * 1500
     )
-    wide = dataclasses.replace(dataset, schema=schema, id_dtype=np.dtype(np.int64))
+    wide = dataclasses.replace(dataset, schema=schema)
     for on_device, usual in ((False, memory.LOADER_MEMORY), (True, memory.DEVICE_MEMORY)):
         for batch, enough in ((64, True), (4096, True), (1 << 20, False)):
             demand = memory.Demand(batch, shards=16)

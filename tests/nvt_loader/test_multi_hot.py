@@ -17,7 +17,7 @@ from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
-from tests.nvt_loader.helper import all_ranks, assert_same, global_rows, read_rows, rows_of
+from tests.nvt_loader.helper import all_ranks, assert_same, read_rows, rows_of
 
 LISTS = ("cat_0", "cat_2")
 ROWS = 1580
@@ -69,11 +69,6 @@ def assert_derived(kjt):
     assert kjt.offset_per_key() == derived.offset_per_key()
 
 
-def test_world_sizes_see_the_same_global_batches(train):
-    seen = [global_rows(all_ranks(train, 96 // n, n, shuffle=True)) for n in (1, 2, 8)]
-    assert seen[0] == seen[1] == seen[2]
-
-
 def test_resuming(train):
     whole = list(KJTLoader(train, 96, shuffle=True, device="cpu"))
     stopped = KJTLoader(train, 96, shuffle=True, device="cpu")
@@ -102,14 +97,6 @@ def test_embeddings_of_jagged_and_empty_batches(train):
         assert embed(batch.sparse_features).values().shape == (size, 12)
 
 
-def test_int64_ids(train):
-    expected = list(KJTLoader(train, 64, shuffle=True, device="cpu"))
-    found = list(KJTLoader(train, 64, shuffle=True, id_dtype="int64", device="cpu"))
-    for a, b in zip(found, expected, strict=True):
-        assert a.sparse_features.values().dtype == torch.int64
-        assert torch.equal(a.sparse_features.values(), b.sparse_features.values().long())
-
-
 def rewrite(train, **columns):
     table = pq.read_table(train / "part.0.parquet")
     for name, array in columns.items():
@@ -123,7 +110,6 @@ def small(request, monkeypatch, tmp_path):
     if request.param == "libcudf":
         fake_libcudf.install(monkeypatch)
     write_split(tmp_path, {"train": [100]}, multi_hot=LISTS)
-    (tmp_path / "train" / "_metadata").unlink()
     return tmp_path / "train"
 
 

@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.nvt_loader.parquet.arrow_reader import keep_rows
-from nvt_torchrec.nvt_loader.parquet.row_chunks import RowGroupSlice
 from nvt_torchrec.nvt_loader.plan import (
     Plan,
     Span,
@@ -124,18 +122,6 @@ def test_one_two_four_and_eight_ranks_share_no_virtual_shard(global_batch):
         assert all((span.begin, span.end) == (0, span.width) for span in spans)
 
 
-@given(rows=st.integers(0, 300), shards=st.integers(1, 12))
-def test_with_given_shards_any_world_size_sees_the_same(rows, shards):
-    seen = [
-        [
-            list(itertools.chain(*ranks))
-            for ranks in global_batches(Plan(rows, 12, shards), world_size)
-        ]
-        for world_size in (1, 2, 3, 4, 6, 12)
-    ]
-    assert all(steps == seen[0] for steps in seen)
-
-
 @pytest.mark.parametrize("global_batch", [48, 44, 6])
 def test_the_documented_formula(global_batch):
     plan = Plan(1000, global_batch, default_virtual_shards(global_batch))
@@ -219,13 +205,6 @@ def test_a_sample_of_the_rows(rate):
         assert (kept != keep_rows(100_000, rate, seed=2, row_group=3)).any()
 
 
-def test_a_limit():
-    plan = Plan(1000, 48, 8, limit=5)
-    assert (plan.steps, plan.epoch_rows) == (5, 240)
-    assert Plan(1000, 48, 8, limit=21).epoch_rows == 1000
-    assert Plan(1000, 48, 8, limit=20).epoch_rows == 960
-
-
 @given(dataset=layouts, seed=st.integers(0, 5), shuffle=st.booleans(), data=st.data())
 def test_pieces_are_the_stream(dataset, seed, shuffle, data):
     rows = np.array(dataset, dtype=np.int64)
@@ -237,15 +216,6 @@ def test_pieces_are_the_stream(dataset, seed, shuffle, data):
     found = list(row_group_slices(stream_starts(rows, order), order, begin, end))
     assert [(p.row_group, i) for p in found for i in range(p.begin, p.end)] == stream[begin:end]
     assert all(piece.begin < piece.end for piece in found)
-
-
-def test_pieces_skip_empty_row_groups():
-    rows = np.array([0, 3, 0, 0, 2, 0])
-    order = np.arange(6)
-    assert list(row_group_slices(stream_starts(rows, order), order, 0, 5)) == [
-        RowGroupSlice(1, 0, 3),
-        RowGroupSlice(4, 0, 2),
-    ]
 
 
 def test_orders_depend_on_seed_and_epoch_and_not_on_the_global_generator():
@@ -279,13 +249,6 @@ def test_the_order_is_the_same_for_ever():
         12,
         15,
     ]
-
-
-@pytest.mark.parametrize("shards", [0, -1, 33])
-def test_virtual_shards_that_a_global_batch_has_not(shards):
-    message = rf"virtual_shards = {shards} with a global batch of 32 rows"
-    with pytest.raises(SettingsError, match=message):
-        Plan(100, 32, shards)
 
 
 def test_planning_needs_no_torch():

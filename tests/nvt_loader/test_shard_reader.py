@@ -68,14 +68,6 @@ def test_every_row_in_order(sizes, ahead):
     assert ahead or not any(name.startswith("pool") for name in threads)
 
 
-def test_rows_are_decoded_as_they_are_used():
-    decode, threads = decoder()
-    parts = ShardReader(decode, SLICES, 4, 4).take(50)
-    for decoded in (1, 2, 3):  # earlier parts need not be kept
-        next(parts)
-        assert len(threads) == decoded
-
-
 def test_no_more_is_decoded_than_enough():
     decode, threads = decoder()
     reader = ShardReader(decode, SLICES, 2, 4)
@@ -132,10 +124,3 @@ def test_a_buffer_that_another_thread_takes():
         assert len(buffers.take(100)) == 100
         buffers._free = Racing(np.empty(size, np.uint8) for size in sizes)
         assert len(buffers.take(1_000_000)) == 1_000_000
-
-
-def test_no_rows_are_left():
-    reader = ShardReader(decoder()[0], SLICES, 2, 4)
-    taken(reader, 50)
-    with pytest.raises(EOFError):
-        list(reader.take(1))

@@ -334,7 +334,8 @@ def test_what_is_no_saved_workflow(saved: Path, tmp_path: Path) -> None:
 
 def test_it_is_a_genuine_workflow(saved: Path) -> None:
     workflow = load(saved)
-    assert type(workflow) is nvtabular.Workflow
+    assert isinstance(workflow, nvtabular.Workflow)
+    assert type(load(saved, raw=False)) is nvtabular.Workflow
     assert set(workflow.input_schema.column_names) == set(SPEC.columns)
     assert set(load(saved, label=False).input_schema.column_names) == set(SPEC.columns[1:])
 

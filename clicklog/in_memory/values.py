@@ -21,14 +21,13 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.clicklog.in_memory.errors import NOT_A_LIST, InvalidRowError
 from nvt_torchrec.clicklog.readers.parquet_rows import convert_column
 from nvt_torchrec.clicklog.text.convert import Converted, convert, fields_of, of_items
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES, BadValueError, is_missing
 from nvt_torchrec.formats.spec.raw_types.base import EMPTY_ITEM, MESSAGES, NOT_UTF8
 from nvt_torchrec.formats.spec.reading import Read
 from nvt_torchrec.formats.spec.times import microseconds_of
-from nvt_torchrec.inference.errors import InvalidRowError
-from nvt_torchrec.inference.inputs.values import NOT_A_LIST
 
 #: Raw types whose values are mostly written as text.
 _TEXTS = ("string", "time")

@@ -1,8 +1,11 @@
-"""Errors about rows to be scored. They derive from the errors of :mod:`base.errors`."""
+"""Errors about rows in memory. They derive from the errors of :mod:`base.errors`."""
 
 from __future__ import annotations
 
 from nvt_torchrec.base.errors import BadRowError, SchemaError
+
+#: The message for a value of a list column that is no list.
+NOT_A_LIST = "expected a list or a missing value"
 
 
 class InvalidRowError(BadRowError):
@@ -36,3 +39,10 @@ class MissingColumnError(SchemaError):
         super().__init__(what, remedy)
         self.args = what, remedy, column, row
         self.column, self.row = column, row
+
+
+def no_such_key(row: int, column: str) -> MissingColumnError:
+    """Return the error for a dict without a column."""
+    return MissingColumnError(
+        f"row {row} has no column {column}", "a missing value is null", column, row
+    )

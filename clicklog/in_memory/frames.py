@@ -11,27 +11,29 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import null_mask, to_arrow, to_numpy
 from nvt_torchrec.base.errors import BadInputError, SchemaError
-from nvt_torchrec.clicklog.readers.parquet_rows import convert_column
-from nvt_torchrec.clicklog.readers.parquet_values import wanted
-from nvt_torchrec.clicklog.text.assemble import assemble
-from nvt_torchrec.clicklog.text.convert import Converted
-from nvt_torchrec.formats.rows import RawRows
-from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.spec.reading import Read
-from nvt_torchrec.inference.inputs.columns import (
+from nvt_torchrec.clicklog.in_memory.errors import (
+    InvalidRowError,
+    MissingColumnError,
+    no_such_key,
+)
+from nvt_torchrec.clicklog.in_memory.remedies import keys_of, with_remedy
+from nvt_torchrec.clicklog.in_memory.values import (
     convert_values,
     has_rules,
     read_as_text,
     times_to_arrow,
 )
-from nvt_torchrec.inference.inputs.remedies import keys_of
-from nvt_torchrec.inference.inputs.values import (
-    InvalidRowError,
-    MissingColumnError,
-    no_such_key,
-)
+from nvt_torchrec.clicklog.readers.parquet_rows import convert_column
+from nvt_torchrec.clicklog.readers.parquet_values import fields_of_column, is_text, wanted
+from nvt_torchrec.clicklog.text.assemble import assemble, feature
+from nvt_torchrec.clicklog.text.convert import Converted, convert_lists, fields_of
+from nvt_torchrec.formats.rows import CategoryValues, RawRows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES, is_missing
+from nvt_torchrec.formats.spec.reading import Read
 
+#: By name, the values [n] of a column and where they are missing, bool [n].
+Features = dict[str, tuple[CategoryValues, np.ndarray]]
 #: By bytes of a float type, the largest integer up to which it holds all integers.
 _EXACT = {2: 2**11, 4: 2**24}
 
@@ -39,19 +41,85 @@ _EXACT = {2: 2**11, 4: 2**24}
 def read_columns(columns: Any, spec: FeatureSpec) -> RawRows:
     """Convert a frame, a table or a dict of arrays to typed columns; ignore further columns.
 
+    Args:
+        columns: The columns of the log: typed values or, in frames and tables, text as in the log.
+            In dicts, text is refused in columns of numbers that are read without rules.
+        spec: How they are read.
+
     Raises:
         SchemaError: A column is missing, has a type that cannot hold the raw type, or differs in
             length.
         InvalidRowError: A column cannot hold a value.
     """
-    names, get = _opened(columns)
-    sources = spec.sources(label=False)
+    reads = spec.read_plan(label=False).reads
+    converted = _convert_reads(columns, reads, spec)
+    count = len(converted[0].code)
+    rows = assemble(spec, converted, lambda row: b"", rows=count, label=False, reject=False)
+    if rows.bad:
+        bad = rows.bad[0]
+        reason = bad.what.removeprefix(f"column {bad.column}: ")
+        raise InvalidRowError(bad.line, bad.column, reason)
+    return rows
+
+
+def read_features(columns: Any, spec: FeatureSpec, names: Sequence[str]) -> Features:
+    """Convert what some columns of a workflow's input are read or derived from.
+
+    Args:
+        columns: See :func:`read_columns`.
+        spec: How they are read.
+        names: Dense and categorical columns, or labels and the weight, of ``spec``.
+
+    Returns:
+        The values [n] of each column and where they are missing, bool [n].
+
+    Raises:
+        SchemaError, InvalidRowError: See :func:`read_columns`.
+    """
+    plan = spec.read_plan(label=True)
+    places = dict(zip(spec.labels, ((index,) for index in plan.labels), strict=True))
+    if plan.weight is not None:
+        places[spec.weight] = (plan.weight,)
+    described: dict[str, Any] = {column.name: column for column in (*spec.dense, *spec.categorical)}
+    places |= dict(zip(spec.feature_names, (*plan.dense, *plan.categorical), strict=True))
+    needed = sorted({index for name in names for index in places[name]})
+    reads = [plan.reads[index] for index in needed]
+    converted = dict(zip(needed, _convert_reads(columns, reads, spec), strict=True))
+    for read, column in zip(reads, converted.values(), strict=True):
+        wrong = column.code > 0
+        if read.raw == "weight":
+            wrong |= column.missing
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            code = int(column.code[row])
+            reason = RAW_TYPES[read.raw].message(code) if code else "a weight must not be missing"
+            error = InvalidRowError(row, read.source, f"{column.show(row)}: {reason}")
+            raise with_remedy(error, spec)
+    features = {}
+    for name in names:
+        sources = [converted[index] for index in places[name]]
+        features[name] = (
+            feature(described[name], sources)
+            if name in described
+            else (sources[0].values, sources[0].missing)
+        )
+    return features
+
+
+def check_columns(names: Iterable[str], sources: Sequence[str]) -> None:
+    """Check that all columns are there. Raises :class:`MissingColumnError`."""
     absent = [name for name in sources if name not in names]
     if absent:
         close = difflib.get_close_matches(absent[0], map(str, names), n=1)
         hint = f"did you mean {close[0]!r}?" if close else "missing values are nulls in a column"
         raise MissingColumnError(f"there is no column {', '.join(absent)}", hint, absent[0])
-    reads = spec.read_plan(label=False).reads
+
+
+def _convert_reads(columns: Any, reads: Sequence[Read], spec: FeatureSpec) -> list[Converted]:
+    """Convert columns as they are read; a wrong value has a code."""
+    names, get = _opened(columns)
+    sources = list(dict.fromkeys(read.source for read in reads))
+    check_columns(names, sources)
     times = {read.source for read in reads if read.raw == "time"}
     arrays = {name: _array(get(name), name, times=name in times) for name in sources}
     counts = {name: len(array) for name, array in arrays.items()}
@@ -61,14 +129,10 @@ def read_columns(columns: Any, spec: FeatureSpec) -> RawRows:
                 f"column {name} has {count} rows, column {sources[0]} {counts[sources[0]]}"
             )
     text = read_as_text(reads)
-    converted = [_convert(arrays[read.source], read, text=read.source in text) for read in reads]
-    count = counts[sources[0]]
-    rows = assemble(spec, converted, lambda row: b"", rows=count, label=False, reject=False)
-    if rows.bad:
-        bad = rows.bad[0]
-        reason = bad.what.removeprefix(f"column {bad.column}: ")
-        raise InvalidRowError(bad.line, bad.column, reason)
-    return rows
+    if not isinstance(columns, Mapping):
+        text |= {read.source for read in reads if not RAW_TYPES[read.raw].is_text}
+    separator = spec.input.list_separator
+    return [_convert(arrays[r.source], r, separator, text=r.source in text) for r in reads]
 
 
 def read_dicts(rows: Sequence[Mapping[str, Any]], spec: FeatureSpec) -> RawRows:
@@ -97,9 +161,11 @@ def _opened(columns: Any) -> tuple[Any, Any]:
     )
 
 
-def _convert(array: pa.Array | list, read: Read, *, text: bool) -> Converted:
+def _convert(array: pa.Array | list, read: Read, separator: str, *, text: bool) -> Converted:
     if isinstance(array, list):
         return convert_values(array, read, text=text)
+    if read.multi_hot and is_text(array.type):  # as in the log
+        return convert_lists(fields_of_column(array), read, separator)
     if text and RAW_TYPES[read.raw].is_text and pa.types.is_floating(array.type):
         return convert_values(array.to_pylist(), read, text=text)
     if pa.types.is_floating(array.type) and read.raw != "float":
@@ -143,7 +209,7 @@ def _array(values: Any, name: str, *, times: bool) -> pa.Array | list:
             return to_arrow(values.view(np.uint8) if values.dtype.kind == "b" else values)
         if times and values.ndim == 1 and values.dtype.kind == "M":
             return times_to_arrow(values)
-        return list(values)
+        return _of_objects(list(values))
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise SchemaError(
             f"column {name}: {values!r:.60} is not a column",
@@ -158,6 +224,20 @@ def _array(values: Any, name: str, *, times: bool) -> pa.Array | list:
     if hasattr(values, "__array__"):
         return _array(np.asarray(values), name, times=times)
     return list(values)
+
+
+def _of_objects(values: list) -> pa.Array | list:
+    """Return an Arrow array if all values are texts or missing, as pandas holds text."""
+    kinds = set(map(type, values))
+    if str not in kinds or kinds - {str, float, type(None)}:
+        return values
+    texts = [value if isinstance(value, str) else "" for value in values]
+    if float in kinds and not all(is_missing(v) for v in values if isinstance(v, float)):
+        return values
+    try:
+        return fields_of([text.encode() for text in texts]).view(pa.string())
+    except UnicodeEncodeError:
+        return values  # converted one by one: the error names the row
 
 
 def _check_exact(array: pa.Array, name: str) -> None:

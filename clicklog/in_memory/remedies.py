@@ -9,13 +9,12 @@ import contextlib
 from collections.abc import Iterator
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.clicklog.in_memory.errors import NOT_A_LIST, InvalidRowError
 from nvt_torchrec.clicklog.text.remedies import value_remedy
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.raw_types.base import EMPTY_ITEM, MESSAGES, NULL_ITEM, RANGE, SYNTAX
 from nvt_torchrec.formats.spec.reading import Read
-from nvt_torchrec.inference.errors import InvalidRowError
-from nvt_torchrec.inference.inputs.values import NOT_A_LIST
 
 _SPEC = "the spec"
 _WITH_NEW_RUN = "with another ETL run and training"

@@ -1,0 +1,241 @@
+"""Footers of parquet files, of which no number is left to pyarrow's accessors.
+
+pyarrow decodes the description of a column chunk when it is asked for, in C++ functions of which
+it expects no exception: an unknown codec, or statistics that do not fit, end the process (pyarrow
+25 and 26). So what is needed of column chunks is read here, from the footer's bytes, which are in
+Thrift's compact protocol (apache/parquet-format: parquet.thrift).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import IO
+
+import numba
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.validation import open_regular
+from nvt_torchrec.base.kernels import compiled
+
+#: A column chunk is a row of int64 of these: its codec, values, bytes decompressed and in the file,
+#: and where its first data page and its dictionary begin. What a footer does not say is MISSING.
+CODEC, VALUES, DECOMPRESSED, BYTES, DATA_PAGE, DICTIONARY = range(6)
+MISSING = -(1 << 63)
+
+#: Thrift's compact protocol: types of fields.
+_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
+#: Structs and lists in each other, at most.
+_DEPTH = 12
+#: A path is the numbers of fields from the root on, each in so many bits; lists have no number.
+_PATH_BITS = 5
+
+
+def structs_path(*fields: int) -> int:
+    """Return the path of a field, by the numbers of the fields from the root on."""
+    number = 0
+    for field in fields:
+        number = (number << _PATH_BITS) + field
+    return number
+
+
+_ROW_GROUP, _CHUNK = structs_path(4), structs_path(4, 1, 3)  # RowGroup, ColumnMetaData
+_ROWS = np.array([structs_path(4, 3)])
+_CHUNK_NUMBERS = np.array([structs_path(4, 1, 3, field) for field in (4, 5, 6, 7, 9, 11)])
+
+#: Bytes read of the end of a file, of which few footers have more.
+_TAIL = 64 << 10
+
+
+@numba.njit(inline="always")
+def varint(memory, at, end):
+    """Read an unsigned integer of 7 bits a byte; return it and where it ends, -1 if it does not."""
+    value, shift = np.uint64(0), np.uint64(0)
+    while at < end and shift < np.uint64(64):
+        byte = np.uint64(memory[at])
+        at += 1
+        value |= (byte & np.uint64(127)) << shift
+        shift += np.uint64(7)
+        if byte < np.uint64(128):
+            return value, at
+    return value, -1
+
+
+@numba.njit
+def read_structs(memory, at, end, struct, wanted, found):
+    """Read integers of the structs at one path of a Thrift object.
+
+    Args:
+        memory, at, end: The bytes, where the object begins, and where they end.
+        struct: The path of the structs.
+        wanted: int64 [fields], the paths of integers in them.
+        found: int64 [structs, fields], a result, as many as it holds; MISSING where there is none.
+
+    Returns:
+        Where the object ends, -1 if it cannot be read, and the number of structs.
+    """
+    paths, fields, lefts, kinds = np.zeros((4, _DEPTH), np.int64)
+    lefts[0] = -1  # of a struct; of a list, the elements that are left
+    depth = count = 0
+    if struct == 0 and len(found):
+        found[0] = MISSING
+    while True:
+        if lefts[depth] == 0:
+            depth -= 1
+            continue
+        if at >= end:
+            return -1, count
+        kind, here = kinds[depth], paths[depth]
+        if lefts[depth] > 0:
+            lefts[depth] -= 1
+            if kind in (_TRUE, _FALSE):  # a byte each, in lists
+                kind = _BYTE
+        else:
+            byte = np.int64(memory[at])
+            at += 1
+            if byte == 0:
+                count += here == struct
+                depth -= 1
+                if depth < 0:
+                    return at, count
+                continue
+            kind = byte & 15
+            fields[depth] += byte >> 4
+            if byte < 16:
+                value, at = varint(memory, at, end)
+                if at < 0:
+                    return -1, count
+                fields[depth] = _signed(value)
+            known = here >= 0 and 0 < fields[depth] < 1 << _PATH_BITS
+            here = (here << _PATH_BITS) + fields[depth] if known else np.int64(-1)
+        if kind in (_STRUCT, _LIST, _SET):
+            depth += 1
+            if depth == _DEPTH:
+                return -1, count
+            paths[depth], fields[depth], lefts[depth] = here, 0, -1
+            if kind != _STRUCT:
+                if at >= end:
+                    return -1, count
+                byte = np.int64(memory[at])
+                at += 1
+                kinds[depth], lefts[depth] = byte & 15, byte >> 4
+                if byte >> 4 == 15:
+                    value, at = varint(memory, at, end)
+                    if at < 0 or value > np.uint64(end - at):
+                        return -1, count
+                    lefts[depth] = value
+            elif here == struct and count < len(found):
+                found[count] = MISSING
+        elif kind in (_BYTE, _DOUBLE):
+            at += 1 if kind == _BYTE else 8
+        elif _I16 <= kind <= _BINARY:
+            value, at = varint(memory, at, end)
+            if at < 0:
+                return -1, count
+            if kind == _BINARY:
+                if value > np.uint64(end - at):
+                    return -1, count
+                at += np.int64(value)
+            elif count < len(found):
+                for i in range(len(wanted)):
+                    if wanted[i] == here:
+                        found[count, i] = _signed(value)
+        elif kind != _TRUE and kind != _FALSE:
+            return -1, count
+
+
+@numba.njit(inline="always")
+def _signed(value):
+    return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1))
+
+
+@compiled("int64(uint8[::1], int64, int64[::1], int64[:, ::1])", nogil=False)
+def _read_footer(memory, struct, wanted, found):
+    """Call :func:`read_structs`; return the number of structs, -1 if they cannot be read."""
+    at, count = read_structs(memory, 0, len(memory), struct, wanted, found)
+    return -1 if at < 0 else count
+
+
+@dataclasses.dataclass(frozen=True)
+class Footer:
+    """The footer of a parquet file.
+
+    Attributes:
+        metadata: For pyarrow's readers. Its column chunks must not be looked at.
+        schema: The columns.
+        rows: int64 [row groups], their rows.
+        chunks: int64 [row groups, leaves, 6], the column chunks; see :data:`CODEC`.
+    """
+
+    metadata: pq.FileMetaData
+    schema: pa.Schema
+    rows: np.ndarray
+    chunks: np.ndarray
+
+
+def read_footer(path: Path | str, remedy: str = "") -> Footer:
+    """Read the footer of a parquet file.
+
+    Raises:
+        BadInputError: It cannot be read; ``remedy`` says what to do about that.
+    """
+    try:
+        with open_regular(path) as file:
+            return footer_of(file)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BadInputError(f"{path}: not a whole parquet file: {error}", remedy) from error
+
+
+def footer_of(file: IO[bytes]) -> Footer:
+    """Read the footer of an open parquet file.
+
+    Raises:
+        pa.ArrowInvalid, OSError: It cannot be read.
+    """
+    content = _footer_bytes(file)
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(content))
+        schema = metadata.schema.to_arrow_schema()
+        schema.names  # noqa: B018
+    except UnicodeDecodeError as error:
+        raise pa.ArrowInvalid(f"the name of a column is not UTF-8: {error}") from None
+    groups, leaves = metadata.num_row_groups, metadata.num_columns
+    memory = np.frombuffer(bytearray(content), np.uint8)[:-8]
+    rows = np.empty((groups, 1), np.int64)
+    chunks = np.empty((groups * leaves, len(_CHUNK_NUMBERS)), np.int64)
+    counts = [
+        _read_footer(memory, _ROW_GROUP, _ROWS, rows),
+        _read_footer(memory, _CHUNK, _CHUNK_NUMBERS, chunks),
+    ]
+    if counts != [groups, groups * leaves] or (rows < 0).any():
+        raise pa.ArrowInvalid("its footer is damaged")
+    return Footer(metadata, schema, rows[:, 0], chunks.reshape(groups, leaves, -1))
+
+
+def _footer_bytes(file: IO[bytes]) -> bytes:
+    """Return the footer with the eight bytes that follow it."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _TAIL))
+    tail = file.read()
+    if len(tail) < 8 or tail[-4:] != b"PAR1":
+        raise pa.ArrowInvalid("it does not end with a parquet footer")
+    wanted = int.from_bytes(tail[-8:-4], "little") + 8
+    if wanted > size:
+        raise pa.ArrowInvalid(f"a footer of {wanted} bytes in a file of {size}")
+    if wanted > len(tail):
+        file.seek(size - wanted)
+        tail = file.read()
+    return tail[-wanted:]
+
+
+def columns_of_leaves(schema: pa.Schema) -> list[str]:
+    """Return the column that each leaf belongs to; the leaves' paths are ambiguous."""
+    return [field.name for field in schema for _ in range(_count_leaves(field.type))]
+
+
+def _count_leaves(kind: pa.DataType) -> int:
+    return sum(_count_leaves(kind.field(i).type) for i in range(kind.num_fields)) or 1
