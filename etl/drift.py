@@ -25,6 +25,7 @@ from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
 from nvt_torchrec.etl.results import count_missing
 from nvt_torchrec.etl.sample import count_ids, read_sample
+from nvt_torchrec.etl.state import content_digest
 from nvt_torchrec.formats.day_names import name_of
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
@@ -106,7 +107,7 @@ def measure_drift(
             f"known: {', '.join(description.spec.feature_names)}",
         )
     now = _count_day(day, baseline, workers, limit_rows, report)
-    measures = _repeated(baseline.manifest, day, now)
+    measures = _repeated(baseline.manifest, day, now.days[0][1])
     measures += compare(now, baseline.counted, thresholds)
     return Drift(
         day=day.day,
@@ -134,21 +135,14 @@ def result_name(path: str) -> str:
     return day_name.other(day_name.number)
 
 
-def _repeated(manifest: Manifest, day: DayFile, now: Counted) -> list[Measure]:
-    """Return a flagged measure if the day is a copy of an earlier one: of its size and counts."""
-    ((positives, rows),) = now.days
-    for file in manifest.inputs:
-        if file.day == day.day or file.fingerprint.get("size") != day.size:
-            continue
-        splits = list(manifest.by_day_and_split.get(str(file.day), {}).values())
-        missing = (sum(split["missing"][name] for split in splits) for name in now.missing)
-        if (
-            rows == sum(split["rows"] for split in splits)
-            and positives in (None, sum(split["positives"] for split in splits))
-            and list(missing) == [count for count, _ in now.missing.values()]
-        ):
-            return [Measure("repeated day", "", [rows], [file.day], None, None, flagged=True)]
-    return []
+def _repeated(manifest: Manifest, day: DayFile, rows: int) -> list[Measure]:
+    """Return a flagged measure if the file is a copy of that of an earlier day."""
+    digest = content_digest(day)
+    return [
+        Measure("repeated day", "", [rows], [file.day], None, None, flagged=True)
+        for file in manifest.inputs
+        if file.digest == digest and file.day != day.day
+    ]
 
 
 # ---- the days before

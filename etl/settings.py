@@ -40,6 +40,22 @@ _on_bad_rows_flag = functools.partial(
     "error",
     choices=ON_BAD_ROWS,
 )
+_max_bad_fraction_flag = functools.partial(
+    flag,
+    "with --on_bad_rows quarantine, stop if more than this share of all rows (of the day that is "
+    "added) is malformed",
+    0.01,
+    least=0,
+    most=1,
+)
+_max_decompressed_flag = functools.partial(
+    flag,
+    "largest size of a compressed day after decompression, which takes place below OUT and is "
+    "deleted afterwards (default: 4 times the size estimated from its first bytes)",
+    None,
+    above=0,
+    most=float("inf"),
+)
 
 
 def _days(text: str) -> frozenset[int]:
@@ -86,20 +102,13 @@ class EtlSettings(Settings):
     )
     scheduler: str | None = _scheduler_flag()
     on_bad_rows: str = _on_bad_rows_flag()
-    max_bad_fraction: float = flag(
-        "with --on_bad_rows quarantine, stop if more than this share of all rows is malformed",
-        0.01, least=0, most=1
-    )
+    max_bad_fraction: float = _max_bad_fraction_flag()
     shuffle: str = flag(
         "order of the training rows: as in the log, shuffled within each day, or over all days",
         "none", choices=SHUFFLES
     )
     seed: int = flag("seed of the shuffle", 0, least=0)
-    max_decompressed_gb: float | None = flag(
-        "largest size of a compressed day after decompression, which takes place below OUT and is "
-        "deleted after the run (default: 4 times the size estimated from its first bytes)", None,
-        above=0, most=float("inf")
-    )
+    max_decompressed_gb: float | None = _max_decompressed_flag()
     resume: bool = flag(
         "continue an interrupted run in OUT; start if there is none", False, excludes=("restart",)
     )
@@ -197,14 +206,8 @@ class ExtendSettings(Settings):
     )
     scheduler: str | None = _scheduler_flag()
     on_bad_rows: str = _on_bad_rows_flag()
-    max_bad_fraction: float = flag(
-        "with --on_bad_rows quarantine, stop if more than this share of a day's rows is malformed",
-        0.01, least=0, most=1
-    )
-    max_decompressed_gb: float | None = flag(
-        "largest size of a compressed day after decompression (default: 4 times the size estimated "
-        "from its first bytes)", None, above=0, most=float("inf")
-    )
+    max_bad_fraction: float = _max_bad_fraction_flag()
+    max_decompressed_gb: float | None = _max_decompressed_flag()
     resume: bool = flag(
         "continue an interrupted extension of OUT; start if there is none", False,
         excludes=("restart",)

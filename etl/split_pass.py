@@ -8,6 +8,7 @@ these files, which are mapped and not loaded. So memory is bounded and the cuts 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import itertools
@@ -19,6 +20,7 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import atomic_path, read_json, write_json
+from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.clicklog.readers.raw import Block, count_rows, read_block_chunks
@@ -104,7 +106,7 @@ def _time_cuts(
 ) -> tuple[int, int]:
     """Count all times, or take the cuts that an earlier process found."""
     file = directory / _CUTS_FILE
-    if file.exists():
+    with contextlib.suppress(BadInputError, ValueError):  # not there, or damaged: counted again
         begin, end = parse(list[int], read_json(file, "the cuts by time"), file)
         return begin, end
 
@@ -113,15 +115,14 @@ def _time_cuts(
 
     missing = []
     for item in enumerate(plan.blocks):
-        done = _file(directory, item[0])
-        if done.exists():
-            report(_rows(np.load(done, mmap_mode="r")))
-        else:
+        try:
+            report(_rows(_counted(directory, item[0])))
+        except (OSError, ValueError):  # not there, or damaged
             missing.append(item)
     for rows in in_order(count, missing, threads, "times"):
         report(rows)
     # not in the threads: NumPy's parser of headers can fail when several use it, see cpu_runs
-    counted = [np.load(_file(directory, i), mmap_mode="r") for i in range(len(plan.blocks))]
+    counted = [_counted(directory, i) for i in range(len(plan.blocks))]
     cuts = find_cuts(counted, spec.split.valid, spec.split.test)
     write_json(file, list(cuts))
     for i in range(len(plan.blocks)):
@@ -131,6 +132,14 @@ def _time_cuts(
 
 def _file(directory: Path, block: int) -> Path:
     return directory / f"{block}.npy"
+
+
+def _counted(directory: Path, block: int) -> np.ndarray:
+    """Map what was counted in a block; raises OSError, and ValueError if it is something else."""
+    counted = MappedArray(_file(directory, block), np.int64, 2).values
+    if len(counted) != 2:
+        raise ValueError(f"{len(counted)} rows instead of times and counts")
+    return counted
 
 
 def _count_times(

@@ -11,7 +11,7 @@ DESCRIPTION = (
     "is a generation. The newest day is halved into valid and test, all others are for training; "
     "rows that are split by share, column or time go where the spec's [split] says. "
     "Until all of a day is ready, OUT is the previous generation. --resume continues an "
-    "interrupted extension."
+    "interrupted extension; --undo takes the newest day back."
 )
 SETTINGS = (ExtendSettings,)
 

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.etl.engines.device import supports
@@ -141,7 +141,7 @@ def _nvtabular(settings: EtlSettings, work: Path, reject: bool | int) -> Iterato
     from nvt_torchrec.etl.engines.cluster import cluster
 
     with cluster(settings.scheduler, settings.workers, work / DASK, work) as (client, gpu):
-        options = {"gpu": gpu, "reject": reject}
+        options: dict[str, Any] = {"gpu": gpu, "reject": reject}
 
         def fit(blocks: list[Block], report: Report) -> Fitted:
             return nvtabular.fit(blocks, settings.spec, work, client, report=report, **options)

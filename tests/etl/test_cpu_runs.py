@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.etl.engines import runs as cpu_runs
@@ -104,21 +102,6 @@ def test_whatever_the_order_few_files_remain(tmp_path: Path, fan_in: int, blocks
     again = _open(tmp_path / "shuffled", blocks)
     assert again.missing == []
     assert _total(again) == _total(runs)
-
-
-@settings(max_examples=30, deadline=None)
-@given(data=st.data())
-def test_lost_files_are_counted_again(tmp_path_factory, data: st.DataObject) -> None:
-    blocks = data.draw(st.integers(1, 20))
-    directory = tmp_path_factory.mktemp("runs")
-    _fill(_open(directory, blocks))
-    whole = _total(_open(directory, blocks))
-    for path in sorted(directory.glob("*.npz")):
-        if data.draw(st.booleans()):
-            path.unlink()
-    runs = _open(directory, blocks)
-    _fill(runs)
-    assert _total(runs) == whole
 
 
 class _Killed(BaseException):

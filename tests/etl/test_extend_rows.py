@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
-from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.etl_output import EtlOutput
@@ -355,20 +354,6 @@ def test_splits_that_would_change_are_refused(raw: Path, tmp_path: Path) -> None
         days = None if by == "files" else frozenset({0, 1, 2})
         run(settings(raw, output, dataclasses.replace(SPEC, split=split), days=days))
         _refused(output, raw / "day_3.csv", what)
-
-
-def test_command_line(raw: Path, bases, tmp_path: Path, capsys, caplog) -> None:
-    output = copy_of(bases["share"], tmp_path)
-    flags = ["--output_path", str(output), "--input_path", str(raw / "day_3.csv")]
-    assert main(["extend", *flags, "--valid_days", "3", "--test_days", "3"]) != 0
-    assert "leave both out" in capsys.readouterr().err
-    assert main(["extend", *flags]) == 0
-    text = capsys.readouterr().out
-    assert "generation 1" in text
-    before = _rows_of(bases["share"])
-    for split, own in _rows_of(output).items():
-        assert f"{split}: {len(own)} rows of days 0,1,2,3" in text
-        assert f"{split} {len(own) - len(before[split])} rows" in caplog.text
 
 
 def test_parquet(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from nvt_torchrec.base.errors import BadRowError, OutputError
+from nvt_torchrec.base.files.atomic import write_json
 from nvt_torchrec.etl.run import run
 from tests.etl.killed_split import SPLITS, spec_of, write_log
 from tests.etl.runs import settings, tree
@@ -80,3 +81,14 @@ def test_a_file_that_changes_after_its_times_were_counted(
     with pytest.raises(OutputError, match="changed during the run"):
         run(settings(raw, output, spec_of(BY_TIME), restart=True, **options))
     assert not (output / "manifest.json").exists()
+
+
+def test_damaged_times_are_counted_again(counted: tuple[Path, Path]) -> None:
+    raw, output = counted
+    first, second = sorted(output.glob(".work/*/times/*"))
+    first.write_bytes(b"")
+    second.write_bytes(second.read_bytes()[:-9])
+    write_json(first.with_name("cuts.json"), [1])
+    with pytest.raises(BadRowError, match="yesterday"):
+        run(settings(raw, output, spec_of(BY_TIME), resume=True))
+    assert [len(np.load(file)) for file in (first, second)] == [2, 2]
