@@ -38,7 +38,7 @@ DESCRIBED_BAD_ROWS = 100
 CategoryValues: TypeAlias = np.ndarray | pa.StringArray | Jagged
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class BadRow:
     """A row that breaks the spec.
 
@@ -61,6 +61,10 @@ class BadRow:
     def reason(self) -> str:
         """What is wrong, and what to do about it, in one line."""
         return f"{self.what} -> {self.remedy}" if self.remedy else self.what
+
+    def at(self, line: int) -> BadRow:
+        """Return the row with another line; there may be millions of them."""
+        return BadRow(line, self.what, self.column, self.text, self.remedy)
 
 
 @dataclasses.dataclass
@@ -156,7 +160,7 @@ def with_bad_rows(rows: RawRows, bad: Sequence[BadRow]) -> RawRows:
     def moved(line: np.ndarray) -> np.ndarray:
         return line + np.searchsorted(places, line, side="right")
 
-    others = [dataclasses.replace(row, line=int(moved(np.array(row.line)))) for row in rows.bad]
+    others = [row.at(int(moved(np.array(row.line)))) for row in rows.bad]
     return dataclasses.replace(
         rows,
         line=moved(rows.line),

@@ -27,6 +27,9 @@ from nvt_torchrec.formats.splits import SPLITS
 __all__ = ["DayFile", "OpenDays", "find_days", "parse_days"]
 
 _COMPRESSED = re.compile(r".*\.(?:gz|bz2|xz|zst)")
+_DATA = re.compile(r".*\.(?:tsv|txt|csv|dat|data|log|parquet|pq)(?:\.(?:gz|bz2|xz|zst))?")
+#: How names begin that are no data.
+_HIDDEN = ("_", ".")
 #: Files, and missing days, that an error lists.
 _SHOWN = 6
 
@@ -83,7 +86,7 @@ def find_days(
     The files of a directory are ``day_0``, ``day_1.tsv``, ``day_2.csv.gz``, ``day_3.parquet`` …;
     or else numbered or dated: names with the same beginning, then a number or a date, such as
     ``part-00017.csv`` or ``clicks-20241030.parquet``; or directories ``date=2024-10-30`` of one
-    file each.
+    file each. If the rows are not split by days, they may be any files below the directory.
 
     Args:
         input_path: a directory, a glob such as ``RAW/part-*.csv``, or a file of any name, which is
@@ -111,7 +114,7 @@ def find_days(
     elif is_glob:
         named = _named(_glob(filesystem, root), str(input_path), split)
     else:
-        named = _listed(filesystem, root, str(input_path))
+        named = _listed(filesystem, root, str(input_path), split)
     found: dict[int, DayFile] = {}
     for info, name in named:
         if days is not None and name.number not in days:
@@ -133,7 +136,8 @@ def find_days(
             "files such as part-0.csv or 2024-10-30.csv, pass one file, or, with a [split] by "
             f"share, column or time, a glob such as '{str(input_path).rstrip('/')}/*'",
         )
-    _check_gaps(found, named[0][1] if named else None, days, after, str(input_path))
+    if split.by == "days" or days is not None:
+        _check_gaps(found, named[0][1] if named else None, days, after, str(input_path))
     return [found[day] for day in sorted(found)]
 
 
@@ -185,38 +189,55 @@ def _glob(filesystem: Any, pattern: str) -> list[dict[str, Any]]:
     return sorted(files, key=lambda info: natural_order(info["name"]))
 
 
-def _listed(filesystem: Any, root: str, input_path: str) -> list[tuple[dict[str, Any], DayName]]:
-    """Return the files of a directory that are days, with their names."""
+def _listed(
+    filesystem: Any, root: str, input_path: str, split: Split
+) -> list[tuple[dict[str, Any], DayName]]:
+    """Return the files of a directory that are days, with their names.
+
+    If there are no ``day_0`` …, and rows are not split by days, these are all files with data below
+    it, however deep.
+    """
     days: list[tuple[dict[str, Any], DayName]] = []
     others: list[tuple[dict[str, Any], DayName]] = []
     for info in filesystem.ls(root, detail=True):
         last = info["name"].rstrip("/").rsplit("/", 1)[-1]
         if info["type"] == "directory":
-            partition = partition_name(last)
+            partition = partition_name(last) if split.by == "days" else None
             if partition:
                 others.append((_only_file(filesystem, info["name"]), partition))
             continue
         name = name_of(last)  # links are files too
         if name:
             (days if name.kind == "day" else others).append((info, name))
-    if not days:
-        _check_alike(others, input_path)
-    return days or others
+    if days:
+        return days
+    if split.by != "days":
+        below = filesystem.find(root, detail=True).values()
+        files = [info for info in below if _is_data(info["name"].removeprefix(root))]
+        files.sort(key=lambda info: natural_order(info["name"]))
+        return _named(files, input_path, split) if files else []
+    _check_alike(others, input_path)
+    return others
+
+
+def _is_data(path: str) -> bool:
+    """Whether a path below the input may be a file of the log, unlike ``_SUCCESS``."""
+    names = path.strip("/").split("/")
+    hidden = any(name.startswith(_HIDDEN) for name in names)
+    return not hidden and (_DATA.fullmatch(names[-1]) or name_of(path)) is not None
 
 
 def _only_file(filesystem: Any, directory: str) -> dict[str, Any]:
     """Return the file in a directory such as ``date=2024-10-30``."""
-    hidden = ("_", ".")  # _SUCCESS, .crc
     found = [
         info
         for info in filesystem.ls(directory, detail=True)
-        if info["type"] != "directory" and not info["name"].rsplit("/", 1)[-1].startswith(hidden)
+        if info["type"] != "directory" and not info["name"].rsplit("/", 1)[-1].startswith(_HIDDEN)
     ]
     if len(found) != 1:
         raise BadInputError(
             f"{directory}: {len(found)} files, where a day is one file",
-            "join them; or split by share, column, time or files, and pass a glob such as "
-            "'RAW/*/*.parquet'",
+            "join them; or split by share, column or time, which reads all files below the input",
         )
     return found[0]
 

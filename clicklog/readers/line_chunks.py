@@ -17,7 +17,6 @@ from nvt_torchrec.clicklog.text.row_ends import (
     OPEN_ON_LINE,
     OPEN_TO_END,
     TOO_LONG,
-    delimiter_bytes,
     skip_rows,
 )
 
@@ -181,11 +180,10 @@ def _rows(
     Returns:
         Where the rest begins, and a line that is too long and whose end has not been read.
     """
-    array, between = np.frombuffer(text, np.uint8), delimiter_bytes(delimiter)
-    stop = len(text)
+    array, stop = np.frombuffer(text, np.uint8), len(text)
     at = first
     while True:
-        at, _, why = skip_rows(array, at, stop, final, limit, between, NO_LIMIT, NO_LIMIT)
+        at, _, why = skip_rows(array, at, stop, final, limit, ord(delimiter), NO_LIMIT, NO_LIMIT)
         if first < at:
             yield text[first:at]
         if why not in (TOO_LONG, OPEN_ON_LINE, OPEN_TO_END):

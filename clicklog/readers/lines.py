@@ -105,17 +105,6 @@ def read_chunks(
             raise _shrank(path, error.args[0], end) from None
 
 
-def _scan(path: str, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
-    with _opened(path) as file:
-        file.seek(begin)
-        for at in range(begin, end, _SCAN_BYTES):
-            size = min(_SCAN_BYTES, end - at)
-            data = file.read(size)
-            if len(data) != size:
-                raise _shrank(path, at + len(data), end)
-            yield at, np.frombuffer(data, np.uint8)
-
-
 def count_newlines(text: np.ndarray) -> int:
     """Count the newlines in a uint8 array, in steps that stay in the processor's cache."""
     steps = range(0, len(text), _LINE_BYTES)
@@ -125,26 +114,15 @@ def count_newlines(text: np.ndarray) -> int:
 def count_lines(path: str, begin: int, end: int) -> int:
     """Count the lines in the bytes ``[begin, end)``; a last line without newline counts."""
     lines, last = 0, 10
-    for _, chunk in _scan(path, begin, end):
-        lines += count_newlines(chunk)
-        last = int(chunk[-1])
+    with _opened(path) as file:
+        file.seek(begin)
+        for at in range(begin, end, _SCAN_BYTES):
+            data = file.read(min(_SCAN_BYTES, end - at))
+            if len(data) != min(_SCAN_BYTES, end - at):
+                raise _shrank(path, at + len(data), end)
+            lines += count_newlines(np.frombuffer(data, np.uint8))
+            last = data[-1]
     return lines + (last != 10)
-
-
-def offset_of_line(path: str, line: int, size: int, begin: int = 0) -> int:
-    """Return the byte at which line ``line`` begins, or ``size`` if there are fewer lines.
-
-    Lines are counted from 0, at ``begin``.
-    """
-    if line <= 0:
-        return begin
-    seen = 0
-    for at, chunk in _scan(path, begin, size):
-        lines = count_newlines(chunk)
-        if seen + lines >= line:
-            return at + int(np.flatnonzero(chunk == 10)[line - seen - 1]) + 1
-        seen += lines
-    return size
 
 
 def cut_lines(path: str, begin: int, end: int, block_bytes: int) -> list[tuple[int, int]]:
@@ -227,7 +205,7 @@ def text_end(path: str, begin: int, end: int) -> int:
         BadInputError: the file cannot be read.
     """
     while end > begin:
-        at = max(begin, end - _LINE_BYTES)
+        at = max(begin, end - _SCAN_BYTES)
         data = read_up_to(path, at, end)
         kept = without_empty_lines(data)
         if kept or at == begin:
@@ -238,15 +216,11 @@ def text_end(path: str, begin: int, end: int) -> int:
 
 def without_empty_lines(text: bytes | memoryview) -> int:
     """Return where the empty lines begin with which whole lines end."""
-    end = len(text)
-    while end and text[end - 1] == 10:
-        begin = end - 1
-        if begin and text[begin - 1] == 13:
-            begin -= 1
-        if begin and text[begin - 1] != 10:
-            break
-        end = begin
-    return end
+    whole = bytes(text)
+    if not whole.endswith(b"\n"):
+        return len(whole)
+    rows = whole.rstrip(b"\r\n")
+    return whole.index(b"\n", len(rows)) + 1 if rows else 0
 
 
 def preamble_lines(path: str, skip_lines: int, comment: str) -> int:

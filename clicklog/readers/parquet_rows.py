@@ -7,9 +7,11 @@ import dataclasses
 import difflib
 import itertools
 import json
+import urllib.parse
 from collections.abc import Iterator
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import BadInputError
@@ -25,6 +27,7 @@ from nvt_torchrec.formats.spec.reading import Read
 #: The most bytes of a value in a typed column. Blocks are sized by it, because encoded pages may be
 #: far smaller.
 _VALUE_BYTES = 8
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +69,12 @@ def parquet_layout(path: str, source: str, spec: FeatureSpec) -> ParquetLayout:
         BadInputError: it is not a parquet file, or a column is missing or of another type.
     """
     with _opened(path, source) as (_, footer):
-        label = set(spec.sources(label=True)) <= set(footer.schema.names)
+        partition = partition_values(source)
+        label = all(
+            name in partition or _find(footer.schema, name) for name in spec.sources(label=True)
+        )
         wanted = _check(footer.schema, source, spec, label=label)
+        wanted = {name if name in footer.schema.names else name.split(".")[0] for name in wanted}
         leaves = [i for i, name in enumerate(columns_of_leaves(footer.schema)) if name in wanted]
         sizes = footer.chunks[:, leaves, DECOMPRESSED].sum(axis=1)
         groups = [
@@ -148,26 +155,64 @@ def read_parquet(
             chunk_rows or max(1, end - at), row_groups=groups, columns=names, use_threads=False
         )
         if chunk_rows is None:  # in one chunk, though batches may end with row groups
-            whole = pa.Table.from_batches(tables, pa.schema(map(parquet.schema_arrow.field, names)))
-            tables = iter([whole])
+            batches = list(tables)
+            schema = batches[0].schema if batches else parquet.schema_arrow
+            tables = iter([pa.Table.from_batches(batches, schema)])
         for table in tables:
             chunk = table.slice(max(begin - at, 0), max(end - max(at, begin), 0))
             at += len(table)
             if len(chunk) or chunk_rows is None:
-                yield _to_rows(chunk, spec, label=label, reject=reject)
+                yield _to_rows(chunk, source, spec, label=label, reject=reject)
+
+
+def partition_values(path: str) -> dict[str, str | None]:
+    """Return the values in the names of directories such as ``date=2024-10-30``, as Hive does."""
+    pairs = (name.split("=", 1) for name in path.split("/")[:-1] if "=" in name)
+    return {
+        urllib.parse.unquote(name): None if value == _HIVE_NULL else urllib.parse.unquote(value)
+        for name, value in pairs
+    }
+
+
+def _find(schema: pa.Schema, name: str) -> pa.DataType | None:
+    """Return the type of a column, or of a field ``s.c`` of a struct; None without one."""
+    if schema.names.count(name) == 1:
+        return schema.field(name).type
+    column, *fields = name.split(".")
+    held = schema.field(column).type if fields and schema.names.count(column) == 1 else None
+    for field in fields:
+        if held is None or not pa.types.is_struct(held) or held.get_field_index(field) < 0:
+            return None
+        held = held.field(field).type
+    return held
+
+
+def _column(table: pa.Table | pa.RecordBatch, name: str, source: str) -> pa.Array:
+    """Return a column, or a field of a struct, or a value of the directories, as one array."""
+    if name not in table.schema.names and _find(table.schema, name) is None:
+        value = pa.scalar(partition_values(source)[name], pa.string())
+        return pa.repeat(value, table.num_rows)
+    column, *fields = [name] if name in table.schema.names else name.split(".")
+    array = _whole(table.column(column))
+    return pc.struct_field(array, fields) if fields else array
 
 
 def _to_rows(
-    table: pa.Table | pa.RecordBatch, spec: FeatureSpec, *, label: bool, reject: bool | int
-):
-    plan = spec.read_plan(label=label)
-    columns = {name: _whole(table.column(name)) for name in spec.sources(label=label)}
+    table: pa.Table | pa.RecordBatch,
+    source: str,
+    spec: FeatureSpec,
+    *,
+    label: bool,
+    reject: bool | int,
+) -> RawRows:
+    plan, separator = spec.read_plan(label=label), spec.input.list_separator
+    columns = {name: _column(table, name, source) for name in spec.sources(label=label)}
 
     def text(row: int) -> bytes:
         value = {name: column[row].as_py() for name, column in columns.items()}
         return json.dumps(value, default=_readable, ensure_ascii=False).encode()
 
-    converted = (convert_array(columns[read.source], read) for read in plan.reads)
+    converted = (convert_array(columns[read.source], read, separator) for read in plan.reads)
     return assemble(spec, converted, text, rows=len(table), label=label, reject=reject)
 
 
@@ -196,25 +241,28 @@ def _readable(value: object) -> str:
 
 def _check(schema: pa.Schema, source: str, spec: FeatureSpec, *, label: bool) -> list[str]:
     """Return the names of the columns to read; check that they exist and their types."""
-    names = spec.sources(label=label)
-    for column in names:
-        count = schema.names.count(column)
-        if count != 1:
-            close = difflib.get_close_matches(column, schema.names, n=1)
+    partition = partition_values(source)
+    names = []
+    for read in spec.read_plan(label=label).reads:
+        held = _find(schema, read.source)
+        if held is None and read.source in partition and read.source not in schema.names:
+            continue
+        if held is None:
+            close = difflib.get_close_matches(read.source, schema.names, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
-            there = ", ".join(schema.names[:20])
+            there = ", ".join([*schema.names, *partition][:20])
+            where = "twice" if read.source in schema.names else "not"
             raise BadInputError(
-                f"{source}: column {column} is {'twice' if count else 'not'} there",
+                f"{source}: column {read.source} is {where} there",
                 f"{hint}it has {there}; name them in the spec as in the file",
             )
-    for read in spec.read_plan(label=label).reads:
-        held = schema.field(read.source).type
-        if not fits(held, read):
+        if not fits(held, read, spec.input.list_separator):
             raise BadInputError(
                 f"{source}: column {read.source} is of type {held}, not {wanted(read)}",
                 type_remedy(held, read),
             )
-    return names
+        names.append(read.source)
+    return list(dict.fromkeys(names))
 
 
 def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:

@@ -4,6 +4,7 @@
 - Integers may be of any integer type, or floats without a fraction, which pandas makes of integers
   with missing values; NaN is a missing value. hex32 may be integers. Integers as strings are their
   decimal digits. Where a column has null texts that are numbers, these numbers are missing values.
+- Decimals are numbers, or texts of these digits. Lists may be text, with ``list_separator``.
 - Labels and weights may be numbers or booleans; a label's texts are compared with the numbers they
   stand for, and ``true`` and ``false`` with booleans.
 - Times may be timestamps (without a time zone: UTC), dates, or numbers if the format is one of
@@ -15,6 +16,7 @@ integer, a float as text.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -23,27 +25,33 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import blanked, null_mask, to_numpy
-from nvt_torchrec.clicklog.text.convert import Converted, convert, of_items
+from nvt_torchrec.clicklog.text.convert import Converted, convert, convert_lists, of_items
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.raw_types.base import EMPTY_ITEM, NULL_ITEM
 from nvt_torchrec.formats.spec.reading import Read
 from nvt_torchrec.formats.spec.times import EPOCHS
 
 
-def fits(held: pa.DataType, read: Read) -> bool:
-    """Whether columns of a type can be read in a way; values may still be wrong."""
+def fits(held: pa.DataType, read: Read, separator: str = "") -> bool:
+    """Whether columns of a type can be read in a way; values may still be wrong.
+
+    Args:
+        held: the type.
+        read: how the column is read.
+        separator: the character between the values of a list that is held as text; "": none is.
+    """
     types = pa.types
-    if read.multi_hot:
-        lists = (types.is_list, types.is_large_list, types.is_fixed_size_list)
-        item = dataclasses.replace(read, multi_hot=False)
-        return types.is_null(held) or (
-            any(one(held) for one in lists) and fits(held.value_type, item)
-        )
     if types.is_dictionary(held):
         held = held.value_type
-    if types.is_null(held) or is_text(held):
+    if types.is_null(held):
         return True
-    return RAW_TYPES[read.raw].fits(held, read)
+    if read.multi_hot:
+        if is_text(held):
+            return bool(separator)
+        lists = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+        item = dataclasses.replace(read, multi_hot=False)
+        return any(kind(held) for kind in lists) and fits(held.value_type, item)
+    return is_text(held) or RAW_TYPES[read.raw].fits(held, read)
 
 
 def wanted(read: Read) -> str:
@@ -72,9 +80,15 @@ def type_remedy(held: pa.DataType, read: Read) -> str:
     return f"{change}rewrite the file"
 
 
-def convert_array(array: pa.Array, read: Read) -> Converted:
-    """Convert a column whose type fits."""
-    return _lists(array, read) if read.multi_hot else _values(array, read)
+def convert_array(array: pa.Array, read: Read, separator: str = "") -> Converted:
+    """Convert a column whose type fits; see :func:`fits`."""
+    if not read.multi_hot:
+        return _values(array, read)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if is_text(array.type):
+        return convert_lists(fields_of_column(array), read, separator)
+    return _lists(array, read)
 
 
 def is_text(held: pa.DataType) -> bool:
@@ -85,7 +99,7 @@ def is_text(held: pa.DataType) -> bool:
     return any(one(held) for one in (*texts, *views))
 
 
-def _plain(array: pa.Array) -> pa.Array:
+def _plain(array: pa.Array, read: Read) -> pa.Array:
     types = pa.types
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -93,14 +107,17 @@ def _plain(array: pa.Array) -> pa.Array:
         return array.cast(pa.string())
     if types.is_binary_view(array.type):
         return array.cast(pa.binary())
-    if types.is_decimal(array.type):  # Arrow's cast to float64 can be off by one ulp
+    if types.is_decimal(array.type) and read.raw != "string":
+        with contextlib.suppress(pa.ArrowInvalid):  # a fraction, or beyond 64 bits
+            return array.cast(pa.int64())
+        # Arrow's cast to float64 can be off by one ulp
         return array.cast(pa.string()).cast(pa.float64())
     return array
 
 
 def _values(array: pa.Array, read: Read) -> Converted:
     """Convert single values."""
-    array = _plain(array)
+    array = _plain(array, read)
     if pa.types.is_null(array.type):
         array = array.cast(pa.string())
     kind, texts = RAW_TYPES[read.raw], (array, read)
@@ -124,15 +141,15 @@ def _shown(array: pa.Array) -> Callable[[int], str]:
 
 
 def fields_of_column(texts: pa.Array) -> pa.Array:
-    """Return texts as fields of a text file, empty where they are null."""
-    return blanked(_narrow(_plain(texts)), null_mask(texts)).view(pa.binary())
-
-
-def _narrow(texts: pa.Array) -> pa.Array:
-    """Return texts with 32-bit offsets."""
+    """Return texts as the fields of a text file: with 32-bit offsets, "" for null."""
+    null = null_mask(texts)
+    if pa.types.is_string_view(texts.type):
+        texts = texts.cast(pa.string())
+    if pa.types.is_binary_view(texts.type):
+        texts = texts.cast(pa.binary())
     if pa.types.is_large_string(texts.type) or pa.types.is_large_binary(texts.type):
-        return texts.cast(pa.large_binary()).cast(pa.binary())
-    return texts
+        texts = texts.cast(pa.large_binary()).cast(pa.binary())
+    return blanked(texts, null).view(pa.binary())
 
 
 def _lists(array: pa.Array, read: Read) -> Converted:
@@ -140,7 +157,7 @@ def _lists(array: pa.Array, read: Read) -> Converted:
     if pa.types.is_null(array.type):
         array = array.cast(pa.list_(pa.string()))
     lengths = np.where(null_mask(array), 0, to_numpy(pc.list_value_length(array)))
-    flat = _plain(array.flatten())
+    flat = _plain(array.flatten(), read)
     items = _values(flat, read)
     null = null_mask(flat)
     items.code[items.missing & (items.code == 0)] = EMPTY_ITEM

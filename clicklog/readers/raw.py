@@ -15,19 +15,19 @@ from nvt_torchrec.clicklog.readers.days import DayFile, find_days, parse_days
 from nvt_torchrec.clicklog.readers.lines import (
     BYTE_ORDER_MARK,
     count_lines,
-    cut_lines,
-    offset_of_line,
     preamble_lines,
     read_bytes,
     text_begin,
     text_end,
 )
-from nvt_torchrec.clicklog.readers.quoted_rows import (
-    count_quoted_rows,
-    cut_quoted_rows,
-    offset_of_quoted_row,
+from nvt_torchrec.clicklog.readers.text_rows import (
+    block_layout,
+    count_file_rows,
+    cut_text,
+    file_layout,
+    offset_of_row,
+    read_text,
 )
-from nvt_torchrec.clicklog.readers.text_rows import block_layout, file_layout, line_limit, read_text
 from nvt_torchrec.formats.rows import RawRows, describes
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
@@ -89,17 +89,13 @@ class OpenDay:
         """Count the rows before ``end``."""
         if self._parquet:
             return end
-        if self.spec.input.quoted_newlines:
-            return count_quoted_rows(self.file.path, self.begin, end, *_quoting(self.spec))
-        return count_lines(self.file.path, self.begin, end)
+        return count_file_rows(self.file.path, self.begin, end, self.spec)
 
     def find_row(self, row: int, end: int) -> int:
         """Return where row ``row`` (from 0) begins; ``end`` if there are fewer rows."""
         if self._parquet:
             return min(row, end)
-        if self.spec.input.quoted_newlines:
-            return offset_of_quoted_row(self.file.path, row, self.begin, end, *_quoting(self.spec))
-        return offset_of_line(self.file.path, row, end, self.begin)
+        return offset_of_row(self.file.path, row, self.begin, end, self.spec)
 
     def cut(self, begin: int, end: int, block_bytes: int) -> list[Block]:
         """Cut ``[begin, end)`` (whole rows) into blocks of about ``block_bytes``."""
@@ -108,10 +104,8 @@ class OpenDay:
             from nvt_torchrec.clicklog.readers.parquet_rows import cut_rows, parquet_layout
 
             cuts = cut_rows(parquet_layout(path, source, self.spec), begin, end, block_bytes)
-        elif self.spec.input.quoted_newlines:
-            cuts = cut_quoted_rows(path, begin, end, block_bytes, *_quoting(self.spec))
         else:
-            cuts = cut_lines(path, begin, end, block_bytes)
+            cuts = cut_text(path, begin, end, block_bytes, self.spec)
         return [Block(path, *cut, source) for cut in cuts]
 
 
@@ -148,15 +142,10 @@ def check_label(label: bool, source: str, spec: FeatureSpec) -> None:
     elif len(wanted) > 1:
         what += ", which training reads"
     what += ", so there is no label" if len(wanted) == 1 else ""
+    remedy = "correct the names in the spec, or pass data with labels to train on"
     if any(f"/{name}=" in source for name in wanted):
-        raise BadRowError(
-            f"{source}: {what}",
-            "a value in the name of a directory is no column: days are split by such dates "
-            'without a [split], and by = "files" takes patterns of them',
-        )
-    raise BadRowError(
-        f"{source}: {what}", "correct the names in the spec, or pass data with labels to train on"
-    )
+        remedy = "convert it to parquet: of text, values in the names of directories are no columns"
+    raise BadRowError(f"{source}: {what}", remedy)
 
 
 def read_block(
@@ -229,7 +218,7 @@ def first_line(block: Block, spec: FeatureSpec) -> int:
     if spec.input.quoted_newlines:
         skipped = spec.input.skip_lines, spec.input.comment
         begin = text_begin(block.path, *skipped)
-        rows = count_quoted_rows(block.path, begin, block.begin, *_quoting(spec))
+        rows = count_file_rows(block.path, begin, block.begin, spec)
         return 1 + preamble_lines(block.path, *skipped) + rows
     if block.begin == len(BYTE_ORDER_MARK) and text_begin(block.path, 0):
         return 1
@@ -240,19 +229,13 @@ def count_rows(block: Block, spec: FeatureSpec) -> int:
     """Count the rows of a block, malformed ones included, without parsing them."""
     if spec.input.format == "parquet":
         return block.end - block.begin
-    if spec.input.quoted_newlines:
-        return count_quoted_rows(block.path, block.begin, block.end, *_quoting(spec))
-    return count_lines(block.path, block.begin, block.end)
+    return count_file_rows(block.path, block.begin, block.end, spec)
 
 
 def unit_of(spec: FeatureSpec) -> str:
     """What :func:`first_line` counts: "line" or "row"."""
     rows = spec.input.format == "parquet" or spec.input.quoted_newlines
     return "row" if rows else "line"
-
-
-def _quoting(spec: FeatureSpec) -> tuple[int, str]:
-    return line_limit(spec), spec.input.delimiter
 
 
 def too_many_bad_rows(error: BadRowError, bad: int) -> BadRowError:

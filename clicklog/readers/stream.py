@@ -12,6 +12,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine
 from nvt_torchrec.clicklog.readers.lines import (
+    count_newlines,
     filesystem_of,
     read_stream,
     stream_chunks,
@@ -31,6 +32,9 @@ from nvt_torchrec.clicklog.readers.text_rows import (
 from nvt_torchrec.clicklog.text.line_layout import LineLayout
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+
+#: Of empty lines between rows, how many are parsed at once.
+_EMPTY_LINES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,16 +135,18 @@ def stream_unparsed(path: str, spec: FeatureSpec, *, block_bytes: int) -> Iterat
 def _without_empty_end(
     chunks: Iterator[memoryview | LongLine],
 ) -> Iterator[memoryview | LongLine]:
-    """Yield chunks but for the empty lines at the end of the last one."""
-    held: list[memoryview] = []
+    """Yield chunks but for the empty lines at the end of the last one, which may be gigabytes."""
+    empty = 0
     for chunk in chunks:
         end = 1 if isinstance(chunk, LongLine) else without_empty_lines(chunk)
         if end:
-            yield from held
-            held.clear()
+            while empty:
+                part = min(empty, _EMPTY_LINES)
+                yield memoryview(b"\n" * part)
+                empty -= part
             yield chunk if isinstance(chunk, LongLine) else chunk[:end]
-        if not isinstance(chunk, LongLine) and end < len(chunk):
-            held.append(memoryview(bytes(chunk[end:])))  # the buffer of chunks may be used again
+        if not isinstance(chunk, LongLine):
+            empty += count_newlines(np.frombuffer(chunk[end:], np.uint8))
 
 
 def _stream_parquet(path: str, spec: FeatureSpec, block_bytes: int) -> Iterator[UnparsedRows]:

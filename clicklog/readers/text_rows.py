@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -11,7 +12,9 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine
 from nvt_torchrec.clicklog.readers.lines import (
     BYTE_ORDER_MARK,
+    count_lines,
     count_newlines,
+    cut_lines,
     preamble_lines,
     read_chunks,
     read_up_to,
@@ -26,7 +29,7 @@ from nvt_torchrec.clicklog.text.line_layout import (
 )
 from nvt_torchrec.clicklog.text.parse import as_utf8, parse_rows
 from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG
-from nvt_torchrec.clicklog.text.row_ends import count_rows
+from nvt_torchrec.clicklog.text.row_ends import NO_LIMIT, count_rows, skip_rows
 from nvt_torchrec.formats.rows import BadRow, RawRows, with_bad_rows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
@@ -35,6 +38,7 @@ PARQUET_MAGIC = b"PAR1"
 HEAD_BYTES = 1 << 16
 #: Text that is read at once for a block in one chunk: most blocks are smaller.
 _WHOLE_BYTES = 128 << 20
+_SCAN_BYTES = 8 << 20
 #: What to do about a line that is too long, other than to leave it out.
 TOO_LONG_REMEDY = (
     "truncate the file there if a crash left such an end, allow longer lines with "
@@ -64,10 +68,79 @@ def quotes_of(spec: FeatureSpec) -> str:
 
 
 def rows_in(text: bytes | memoryview, spec: FeatureSpec) -> int:
-    """Count the rows of whole lines; the last one, if it lacks its newline, does not matter."""
+    """Count the rows of whole lines, the last one with or without its newline."""
     if spec.input.quoted_newlines:
         return count_rows(text, spec.input.delimiter)
-    return count_newlines(np.frombuffer(text, np.uint8))
+    return count_newlines(np.frombuffer(text, np.uint8)) + (text[-1:] != b"\n")
+
+
+def count_file_rows(path: str, begin: int, end: int, spec: FeatureSpec) -> int:
+    """Count the rows in the bytes ``[begin, end)``, at whose ends rows or the file end."""
+    if not spec.input.quoted_newlines:
+        return count_lines(path, begin, end)
+    pieces = _pieces(path, begin, end, spec)
+    return sum(1 if isinstance(piece, LongLine) else rows_in(piece, spec) for _, piece in pieces)
+
+
+def offset_of_row(path: str, row: int, begin: int, end: int, spec: FeatureSpec) -> int:
+    """Return the byte at which row ``row`` (from 0, at ``begin``) begins; ``end`` without one."""
+    if row <= 0:
+        return begin
+    for at, piece in _pieces(path, begin, end, spec):
+        if row == 0:
+            return at
+        rows = 1 if isinstance(piece, LongLine) else rows_in(piece, spec)
+        if row < rows:
+            assert not isinstance(piece, LongLine)
+            return at + _skip(piece, spec, row, NO_LIMIT)
+        row -= rows
+    return end
+
+
+def cut_text(
+    path: str, begin: int, end: int, block_bytes: int, spec: FeatureSpec
+) -> list[tuple[int, int]]:
+    """Cut ``[begin, end)`` into ranges as :func:`.lines.cut_lines` does, at ends of rows.
+
+    Where a row with line breaks in quotes begins depends on all quotes before it, so such text is
+    read from where a row is known to begin.
+    """
+    if not spec.input.quoted_newlines:
+        return cut_lines(path, begin, end, block_bytes)
+    cuts = [begin]
+    nominal = begin + block_bytes
+    for at, piece in _pieces(path, begin, end, spec):
+        if at >= nominal:
+            cuts.append(at)
+            nominal += -(-(at + 1 - nominal) // block_bytes) * block_bytes
+        if isinstance(piece, LongLine):
+            continue
+        while at + len(piece) > nominal:
+            row = _skip(piece, spec, NO_LIMIT, nominal - at)
+            if row == len(piece):  # it ends with the piece, and the next one may go on there
+                break
+            cuts.append(at + row)
+            nominal += -(-(at + row + 1 - nominal) // block_bytes) * block_bytes
+    return list(itertools.pairwise([*cuts, end])) if begin < end else []
+
+
+def _skip(piece: memoryview, spec: FeatureSpec, most: int, until: int) -> int:
+    """Return where the first row begins after ``most`` rows, or from the byte ``until`` on."""
+    text = np.frombuffer(piece, np.uint8)
+    if not spec.input.quoted_newlines:
+        return int(np.flatnonzero(text == 10)[most - 1]) + 1
+    delimiter = ord(spec.input.delimiter)
+    return skip_rows(text, 0, len(text), True, NO_LIMIT, delimiter, most, until)[0]
+
+
+def _pieces(
+    path: str, begin: int, end: int, spec: FeatureSpec
+) -> Iterator[tuple[int, memoryview | LongLine]]:
+    """Yield the pieces of a range of the file, and where each begins."""
+    at = begin
+    for piece in read_chunks(path, begin, end, _SCAN_BYTES, line_limit(spec), quotes_of(spec)):
+        yield at, piece
+        at += piece.size + 1 if isinstance(piece, LongLine) else len(piece)
 
 
 def file_layout(path: str, size: int, source: str, spec: FeatureSpec) -> LineLayout:

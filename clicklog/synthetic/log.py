@@ -12,17 +12,14 @@ import contextlib
 import dataclasses
 import functools
 import math
-import os
-import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from nvt_torchrec.base.errors import OutputError, SettingsError
-from nvt_torchrec.base.files.atomic import TEMPORARY, atomic_path, locked, output_errors, write_json
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.atomic import new_directory, write_json
 from nvt_torchrec.clicklog.synthetic.model import (
     BLOCK_ROWS,
     CATEGORICAL,
@@ -41,7 +38,6 @@ from nvt_torchrec.formats.splits import SPLITS, cut_last_day
 SUMMARY_FILE = "synthetic.json"
 SUMMARY_VERSION = 1
 
-_MARKER = f".synthesize{TEMPORARY}"
 _BINS_PER_UNIT, _LARGEST_LOGIT = 2_048, 16
 _DENSE_WORDS = 2  # tab, sign and two digits; four digits
 _CATEGORICAL_WORDS = 3  # tab; four digits; four digits
@@ -111,7 +107,7 @@ def synthesize(
     and 15 MB for each further worker, whatever the number of rows.
 
     Args:
-        output_path: A new or empty directory, or that of an interrupted call.
+        output_path: A new or empty directory; it is there when everything is written.
         settings: The settings of the log.
         workers: The number of threads; each writes one day at a time.
 
@@ -121,7 +117,7 @@ def synthesize(
         train, valid and test (:func:`formats.splits.cut_last_day`).
 
     Raises:
-        OutputError: The directory contains other files, or cannot be written.
+        OutputError: The directory exists and is not empty, or cannot be written.
         SettingsError: ``workers`` is below 1.
     """
     from tqdm import tqdm
@@ -130,7 +126,9 @@ def synthesize(
         raise SettingsError(f"workers = {workers}", "give at least 1")
     directory = Path(output_path)
     model = plant(settings)
-    with _claimed(directory):
+    with contextlib.suppress(OSError):
+        directory.rmdir()  # an empty one
+    with new_directory(directory) as temporary:
         total = settings.days * settings.rows_per_day
         stop = threading.Event()
         with (
@@ -138,7 +136,7 @@ def synthesize(
             concurrent.futures.ThreadPoolExecutor(workers) as pool,
         ):
             days = [
-                pool.submit(_write_day, directory / f"day_{day}", model, day, bar, stop)
+                pool.submit(_write_day, temporary / f"day_{day}", model, day, bar, stop)
                 for day in range(settings.days)
             ]
             try:
@@ -148,7 +146,7 @@ def synthesize(
                 pool.shutdown(cancel_futures=True)
                 raise
         summary = _summary(model, scores)
-        write_json(directory / SUMMARY_FILE, summary)
+        write_json(temporary / SUMMARY_FILE, summary)
     return summary
 
 
@@ -161,7 +159,7 @@ def _write_day(
     if day == days - 1:
         ranges = cut_last_day(rows, only_day=days == 1)
     scores = {split: OracleScore() for split in ranges}
-    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+    with open(path, "wb") as file:
         for begin in range(0, rows, BLOCK_ROWS):
             if stop.is_set():
                 raise concurrent.futures.CancelledError
@@ -279,45 +277,3 @@ def _summary(model: ClickModel, days: list[dict[str, OracleScore]]) -> dict[str,
 def _rounded(value: float) -> float:
     """Round to nine significant digits, which are the same on every machine."""
     return float(f"{value:.9g}")
-
-
-@contextlib.contextmanager
-def _claimed(directory: Path) -> Iterator[None]:
-    """Reserve a directory for writing; delete the files of an interrupted run.
-
-    A marker file is there while a log is being written. Days beside it belong to an unfinished log;
-    days without it may be real data and are not touched. A lock on the marker excludes other
-    processes.
-    """
-    marker = directory / _MARKER
-    with contextlib.ExitStack() as stack:
-        with output_errors(directory, "choose another directory"):
-            directory.mkdir(parents=True, exist_ok=True)
-            fresh = not marker.exists()
-            stack.enter_context(locked(marker, directory))
-        try:
-            _clear(directory, days_are_ours=not fresh)
-        except OutputError:
-            if fresh:
-                marker.unlink()
-            raise
-        yield
-        marker.unlink()
-
-
-def _clear(directory: Path, *, days_are_ours: bool) -> None:
-    """Delete unfinished files; raise an error before deleting any if there are other files."""
-    ours: list[os.DirEntry[str]] = []
-    others: list[os.DirEntry[str]] = []
-    for entry in os.scandir(directory):
-        is_day = re.fullmatch(r"day_\d+", entry.name) is not None
-        mine = entry.name.endswith(TEMPORARY) or (is_day and days_are_ours)
-        (ours if mine and entry.is_file(follow_symlinks=False) else others).append(entry)
-    if others:
-        raise OutputError(
-            f"{directory}: holds {len(others)} files already, {min(e.name for e in others)} first",
-            "choose an empty or new directory; nothing was changed",
-        )
-    for entry in ours:
-        if entry.name != _MARKER:
-            os.unlink(entry.path)

@@ -25,7 +25,6 @@ from nvt_torchrec.formats.rows import (
 )
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.spec.reading import Read
 
 
 def assemble(
@@ -48,19 +47,13 @@ def assemble(
         reject: describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
     """
     plan = spec.read_plan(label=label)
-    errors: dict[int, tuple[Read, str, int]] = {}
-    converted: list[Converted] = []
-    for index, (read, column) in enumerate(zip(plan.reads, columns, strict=True)):
-        for row in np.flatnonzero(column.code).tolist():
-            if row not in errors:  # the first wrong field of a row is described
-                code = int(column.code[row])
-                errors[row] = read, describe_value(read, column.show(row), code), code
+    converted = list(columns)
+    first_wrong = np.full(rows, -1)  # the first wrong field of a row is described
+    for index, column in enumerate(converted):
+        wrong = column.code != 0
         if index in (plan.weight, plan.key):
-            role = "weight" if index == plan.weight else "column by which rows are split"
-            for row in np.flatnonzero(column.missing).tolist():
-                what = f"column {read.source}: {column.show(row)}: the {role} must not be missing"
-                errors.setdefault(row, (read, what, 0))
-        converted.append(column)
+            wrong = wrong | column.missing
+        first_wrong[wrong & (first_wrong < 0)] = index
     labels = [converted[index].values for index in plan.labels]
     weight = None if plan.weight is None else converted[plan.weight].values.astype(np.float32)
     key = None if plan.key is None else _key(converted[plan.key].values)
@@ -75,9 +68,9 @@ def assemble(
         add_missing(missing[1], j, absent)
         categorical.append(values)
     line = np.arange(rows, dtype=np.int64)
-    if errors:
-        good = np.ones(rows, bool)
-        good[list(errors)] = False
+    bad = np.flatnonzero(first_wrong >= 0)
+    if len(bad):
+        good = first_wrong < 0
         labels = [values[good] for values in labels]
         weight = None if weight is None else weight[good]
         key = None if key is None else key[good]
@@ -86,9 +79,20 @@ def assemble(
         dense, *missing = (np.compress(good, two, axis=1) for two in (dense, *missing))
         line = line[good]
         categorical = [_take(values, good) for values in categorical]
-    shown = sorted(errors)
-    if not describes(reject, len(errors)):
-        shown = shown[:DESCRIBED_BAD_ROWS]
+
+    def described(row: int) -> BadRow:
+        index = int(first_wrong[row])
+        read, column = plan.reads[index], converted[index]
+        value, code = column.show(row), int(column.code[row])
+        if code:
+            remedy = value_remedy(read, code, missing=bool(column.missing[row]))
+            what = describe_value(read, value, code)
+            return BadRow(row, what, read.source, text(row), correct_or(remedy))
+        role = "weight" if index == plan.weight else "column by which rows are split"
+        what = f"column {read.source}: {value}: the {role} must not be missing"
+        return BadRow(row, what, read.source, text(row))
+
+    shown = bad if describes(reject, len(bad)) else bad[:DESCRIBED_BAD_ROWS]
     return RawRows(
         label=labels[0] if labels else None,
         dense=dense,
@@ -96,18 +100,13 @@ def assemble(
         categorical=np.stack(categorical) if spec.is_criteo_format else categorical,
         categorical_missing=missing[1],
         line=line,
-        bad=[_bad_row(row, *errors[row], text(row)) for row in shown],
-        bad_count=len(errors),
+        bad=[described(row) for row in shown.tolist()],
+        bad_count=len(bad),
         lines=rows,
         more_labels=np.stack(labels[1:]) if len(labels) > 1 else None,
         weight=weight,
         key=key,
     )
-
-
-def _bad_row(row: int, read: Read, what: str, code: int, text: bytes) -> BadRow:
-    remedy = correct_or(value_remedy(read, code)) if code else ""
-    return BadRow(row, what, read.source, text, remedy)
 
 
 def feature(

@@ -1,4 +1,4 @@
-"""Split delimited text into fields, strictly: every row has all its fields.
+"""Parse delimited text of any spec, strictly: every row has all its fields.
 
 A loop splits text without quotes. Other text is split by ``pyarrow.csv``, which knows quotes,
 doubled quotes and line breaks in quotes. Before Arrow reads a text, rows that it would misread are
@@ -21,10 +21,16 @@ import pyarrow.csv
 from nvt_torchrec.base.arrays import mask_to_numpy, string_array, to_numpy
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.clicklog.text.assemble import assemble
+from nvt_torchrec.clicklog.text.convert import convert, convert_lists, describe_count
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
-from nvt_torchrec.clicklog.text.row_ends import delimiter_bytes, row_ends
+from nvt_torchrec.clicklog.text.line_layout import LineLayout
+from nvt_torchrec.clicklog.text.remedies import line_remedy
+from nvt_torchrec.clicklog.text.row_ends import row_ends
+from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows, describes
 from nvt_torchrec.formats.spec.columns import InputFormat
-from nvt_torchrec.formats.spec.raw_types.base import AFTER_QUOTE, FIELD_COUNT, OPEN_QUOTE
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types.base import AFTER_QUOTE, FIELD_COUNT, MESSAGES, OPEN_QUOTE
 
 _NEWLINE, _RETURN, _BYTE_ORDER_MARK = 10, 13, b"\xef\xbb\xbf"
 _QUOTED = re.compile(rb'"[^"]*(?:""[^"]*)*"(?!")')
@@ -36,6 +42,49 @@ _ARROW_BYTES = 1 << 20
 MAX_BLOCK_BYTES = 2**31 - 2
 
 
+def parse_delimited(
+    data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool | int = False
+) -> RawRows:
+    """Parse delimited text of any spec, as :func:`parse_rows` does; it is UTF-8."""
+    if spec.input.format == "parquet":
+        raise SettingsError("the spec describes parquet, not text", "set format in its [input]")
+    plan, names = spec.read_plan(label=layout.label), spec.sources(label=layout.label)
+    places = {name: layout.fields.index(name) for name in names}
+    wanted = sorted(places.values())
+    split = split_rows(data, spec.input, len(layout.fields), wanted)
+    columns = dict(zip(wanted, split.columns, strict=True))
+    rows = assemble(
+        spec,
+        (
+            convert_lists(columns[places[read.source]], read, spec.input.list_separator)
+            if read.multi_hot
+            else convert(columns[places[read.source]], read)
+            for read in plan.reads
+        ),
+        lambda row: split.row(split.line[row]),
+        rows=len(split.line),
+        label=layout.label,
+        reject=reject,
+    )
+    wrong = np.flatnonzero(split.code)
+    bad = [row.at(int(split.line[row.line])) for row in rows.bad]
+    all_described = describes(reject, rows.bad_count + len(wrong))
+    for line in (wrong if all_described else wrong[:DESCRIBED_BAD_ROWS]).tolist():
+        code, where, text = int(split.code[line]), int(split.where[line]), split.row(line)
+        what = describe_count(where, len(layout.fields))
+        if code != FIELD_COUNT:
+            what = f"field {where + 1}: {MESSAGES[code]}"
+        bad.append(BadRow(line, what, "", text, line_remedy(text, spec, code)))
+    bad.sort(key=lambda row: row.line)
+    return dataclasses.replace(
+        rows,
+        line=split.line[rows.line],
+        bad=bad if all_described else bad[:DESCRIBED_BAD_ROWS],
+        bad_count=rows.bad_count + len(wrong),
+        lines=len(split),
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class DelimitedRows:
     """The fields of some columns of a text of ``n`` rows.
@@ -43,8 +92,8 @@ class DelimitedRows:
     Attributes:
         columns: binary arrays [well-formed rows].
         line: int64 [well-formed rows], which of the ``n`` rows each is.
-        errors: by row, what is wrong with it as a whole: the code, and the place of the field or,
-            for FIELD_COUNT, the number of fields.
+        code: uint8 [n], 0 or what is wrong with a row as a whole.
+        where: int32 [n], of these the place of the field or, for FIELD_COUNT, the number of fields.
         begins: int32 [n + 1], where each row begins in ``text``.
         text: the rows, with characters replaced.
         replaced: which character stands for which bytes.
@@ -52,13 +101,14 @@ class DelimitedRows:
 
     columns: list[pa.Array]
     line: np.ndarray
-    errors: dict[int, tuple[int, int]]
+    code: np.ndarray
+    where: np.ndarray
     begins: np.ndarray
     text: bytes
     replaced: dict[bytes, bytes]
 
     def __len__(self) -> int:
-        return len(self.begins) - 1
+        return len(self.code)
 
     def row(self, line: int) -> bytes:
         """Return the text of a row without its end."""
@@ -106,17 +156,15 @@ def split_rows(
     row_begins, counts = np.zeros(rows + 1, np.int32), np.empty(rows, np.int32)
     begins, ends = np.zeros((2, len(wanted), rows), np.int32)
     _find_fields(buffer, delimiter[0], slots, row_begins, counts, begins, ends)
-    wrong = np.flatnonzero(counts != fields)
-    line = np.arange(rows)
-    if len(wrong):
-        line = np.flatnonzero(counts == fields)
+    code = np.where(counts == fields, 0, FIELD_COUNT).astype(np.uint8)
+    line = np.flatnonzero(code == 0)
+    if len(line) < rows:
         begins, ends = begins[:, line], ends[:, line]
     columns = [
         string_array(*_gather(buffer, *place)).view(pa.binary())
         for place in zip(begins, ends, strict=True)
     ]
-    errors = {row: (FIELD_COUNT, int(counts[row])) for row in wrong.tolist()}
-    return DelimitedRows(columns, line, errors, row_begins, whole, replaced)
+    return DelimitedRows(columns, line, code, counts, row_begins, whole, replaced)
 
 
 @compiled()
@@ -185,28 +233,28 @@ def _split_quoted(
         character = _unused(text)
         text, replaced[character] = re.sub(rb"\r(?!\n)", character, text), b"\r"
     begins = _row_begins(text, delimiter if newlines else b"")
-    errors: dict[int, tuple[int, int]] = {}
+    code, where = np.zeros(len(begins) - 1, np.uint8), np.ones(len(begins) - 1, np.int32)
     if fields > 1:  # Arrow takes an empty line as a row of empty fields
-        empty = np.diff(begins) < 2
-        short = np.flatnonzero(np.diff(begins) == 2)
-        empty[short] = np.frombuffer(text, np.uint8)[begins[short]] == _RETURN
-        errors |= dict.fromkeys(np.flatnonzero(empty).tolist(), (FIELD_COUNT, 1))
+        size = np.diff(begins)
+        returns = (size == 2) & (np.frombuffer(text, np.uint8)[begins[:-1]] == _RETURN)
+        code[(size < 2) | returns] = FIELD_COUNT
     for line in np.flatnonzero(~_well_quoted(text, begins, delimiter)).tolist():
-        errors[line] = _quote_error(text[begins[line] : begins[line + 1]], delimiter)
+        code[line], where[line] = _quote_error(text[begins[line] : begins[line + 1]], delimiter)
     names = [str(place) for place in wanted]
     how = delimiter, newlines, fields, names
     try:
-        table, line = _read(text, begins, errors, *how)
+        table = _read(text, begins, code, *how)
     except pa.ArrowInvalid:  # a row has another number of fields
         pattern = f"{_field(delimiter)}\\x{delimiter.hex()}"
         counts = to_numpy(pc.count_substring_regex(_rows_of(text, begins), pattern=pattern)) + 1
-        for row in np.flatnonzero(counts != fields).tolist():
-            errors.setdefault(row, (FIELD_COUNT, int(counts[row])))
-        table, line = _read(text, begins, errors, *how)
+        other = (counts != fields) & (code == 0)
+        code[other], where[other] = FIELD_COUNT, counts[other]
+        table = _read(text, begins, code, *how)
+    line = np.flatnonzero(code == 0)
     if len(table) != len(line):
         raise AssertionError(f"{len(table)} rows were read, and {len(line)} are there")
     columns = [_restored(table.column(name), replaced) for name in names]
-    return DelimitedRows(columns, line, errors, begins, text, replaced)
+    return DelimitedRows(columns, line, code, where, begins, text, replaced)
 
 
 def _unused(text: bytes) -> bytes:
@@ -220,7 +268,7 @@ def _row_begins(text: bytes, delimiter: bytes) -> np.ndarray:
     """Return int32 [n + 1]; with a delimiter, quoted fields may contain line breaks."""
     buffer = np.frombuffer(text, np.uint8)
     if delimiter:
-        ends = row_ends(buffer, delimiter_bytes(delimiter.decode()))
+        ends = row_ends(buffer, delimiter[0])
     else:
         ends = np.flatnonzero(buffer == _NEWLINE).astype(np.int32)
     return np.concatenate([np.zeros(1, np.int32), ends + np.int32(1)])
@@ -264,26 +312,23 @@ def _quote_error(row: bytes, delimiter: bytes) -> tuple[int, int]:
 def _read(
     text: bytes,
     begins: np.ndarray,
-    errors: dict[int, tuple[int, int]],
+    code: np.ndarray,
     delimiter: bytes,
     newlines: bool,
     fields: int,
     names: list[str],
-) -> tuple[pa.Table, np.ndarray]:
-    """Read the rows without errors; return the wanted columns, and which rows they are."""
-    good = np.ones(len(begins) - 1, bool)
-    good[list(errors)] = False
-    line = np.flatnonzero(good)
-    if errors:
-        kept = np.repeat(good, np.diff(begins))
+) -> pa.Table:
+    """Return the wanted columns of the rows without a code."""
+    if code.any():
+        kept = np.repeat(code == 0, np.diff(begins))
         text = np.frombuffer(text, np.uint8)[kept].tobytes()
-    if not len(line):  # Arrow takes no empty file
+    if not text:  # Arrow takes no empty file
         nothing = pa.array([], pa.binary())
-        return pa.table([nothing] * len(names), names), line
+        return pa.table([nothing] * len(names), names)
     if text.startswith(_BYTE_ORDER_MARK):
         text = _BYTE_ORDER_MARK + text  # Arrow skips one
     every = [str(place) for place in range(fields)]
-    table = pyarrow.csv.read_csv(
+    return pyarrow.csv.read_csv(
         pa.BufferReader(text),
         read_options=pyarrow.csv.ReadOptions(
             column_names=every,
@@ -302,7 +347,6 @@ def _read(
             check_utf8=False,
         ),
     )
-    return table, line
 
 
 def _restored(column: pa.ChunkedArray, replaced: dict[bytes, bytes]) -> pa.Array:

@@ -26,12 +26,16 @@ REMEDIES = {
     RANGE: 'set raw = "{wider}" for column {source} in the spec',
     NOT_UTF8: 'set encoding = "latin-1" in [input] of the spec if the file is in it',
     EMPTY_ITEM: "check list_separator in [input] of the spec",
-    NULL_ITEM: "leave missing values out of the lists of column {source}",
+    NULL_ITEM: "leave missing values out of the lists of column {source}, in SQL "
+    "filter({source}, x -> x is not null)",
     OTHER_LABEL: "add it to positive or negative in [label] of the spec",
     LABEL_NUMBER: "set positive instead of threshold in [label] of the spec",
     OPEN_QUOTE: "set quoted_newlines = true in [input] of the spec if its text goes on in the next "
     "one",
 }
+MISSING_LABEL = (
+    'set positive = ["1"] and negative = ["0", ""] in [label] of the spec if a missing label is 0'
+)
 #: Of an empty line, which has one field.
 EMPTY_LINE = "set skip_empty_lines = true in [input] of the spec if no row follows"
 #: Of a file that is not in Criteo's format, where no other spec was given.
@@ -47,9 +51,11 @@ FIRST_LINES = (
 HEADER = "check delimiter, skip_lines and header in [input] of the spec"
 
 
-def value_remedy(read: Read, code: int) -> str:
+def value_remedy(read: Read, code: int, *, missing: bool = False) -> str:
     """Return what to do about a value that was read wrongly; "" for nothing but to correct it."""
     kind = RAW_TYPES[read.raw]
+    if missing and read.raw == "label":
+        return MISSING_LABEL
     if code == RANGE and not kind.wider:
         return ""
     return REMEDIES[code].format(keys=kind.keys, wider=kind.wider, source=read.source)

@@ -6,8 +6,6 @@ to begin. Text of other specifications needs none of this: there every line brea
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 
 from nvt_torchrec.base.kernels import compiled
@@ -15,23 +13,6 @@ from nvt_torchrec.clicklog.text.fast_rows import load_word, trailing_zeros
 
 _NEWLINE, _QUOTE = 10, 34
 _EACH = np.uint64(0x0101010101010101)
-
-
-@functools.lru_cache(maxsize=64)
-def delimiter_bytes(delimiter: str) -> np.ndarray:
-    """Return the bytes of a delimiter as the loops take them, uint8."""
-    return np.frombuffer(delimiter.encode(), np.uint8)
-
-
-@compiled()
-def _matches(buffer, at, stop, delimiter):
-    """Whether all of the delimiter is at ``at``, where its first byte is."""
-    if at + len(delimiter) > stop:
-        return False
-    same = True
-    for i in range(1, len(delimiter)):
-        same &= buffer[at + i] == delimiter[i]
-    return same
 
 
 #: Why :func:`skip_rows` stopped: as it was told; the row needs more text; it is too long; its
@@ -54,29 +35,21 @@ def skip_rows(buffer, at, stop, final, limit, delimiter, most, until):
         stop: where the text ends.
         final: whether the file, or another whole number of rows, ends there too.
         limit: bytes of a row.
-        delimiter: see :func:`delimiter_bytes`.
+        delimiter: the byte between fields.
         most: how many rows to skip.
         until: skip no row that begins here or later.
 
     Returns:
         Where the next row begins, the number of rows skipped, and why it stopped.
     """
-    width = len(delimiter)
     rows = 0
     start = at
     while start < stop and start < until and rows < most:
         last = min(stop, start + limit + 1)  # the line break may come after `limit` bytes
-        if width == 1:
-            at, ended, quoted, first_line, newline = _end_of_row(
-                buffer, start, last, stop, delimiter[0]
-            )
-        else:
-            at, ended, quoted, first_line, newline = _end_of_wide_row(
-                buffer, start, last, stop, delimiter
-            )
+        at, ended, quoted, first_line, newline = _end_of_row(buffer, start, last, stop, delimiter)
         if not ended:
-            # a doubled quote or a delimiter may go on in further text
-            if not final and stop - start <= limit + 1 + width:
+            # a doubled quote may go on in further text
+            if not final and stop - start <= limit + 2:
                 return start, rows, UNFINISHED
             if quoted and first_line and newline >= 0:
                 return start, rows, OPEN_ON_LINE
@@ -123,42 +96,6 @@ def _end_of_row(buffer, start, last, stop, delimiter):
 
 
 @compiled()
-def _end_of_wide_row(buffer, start, last, stop, delimiter):
-    """As :func:`_end_of_row`, with a delimiter of several characters.
-
-    Delimiters may overlap (``:::``), so they have to be found from the left.
-    """
-    newline = -1
-    first_line = False
-    at_field = True  # whether a field begins here
-    quoted = False
-    at = start
-    while at < last:
-        byte = buffer[at]
-        if quoted:
-            if byte == _QUOTE:
-                if at + 1 < stop and buffer[at + 1] == _QUOTE:
-                    at += 1
-                else:
-                    quoted = False
-            elif byte == _NEWLINE and newline < 0:
-                newline = at
-            at += 1
-        elif byte == _NEWLINE:
-            return at + 1, True, False, False, newline
-        elif byte == delimiter[0] and _matches(buffer, at, stop, delimiter):
-            at += len(delimiter)
-            at_field = True
-        else:
-            if at_field and byte == _QUOTE:
-                quoted = True
-                first_line = newline < 0
-            at_field = False
-            at += 1
-    return at, False, quoted, first_line, newline
-
-
-@compiled()
 def _next_mark(buffer, at, last):
     """Return where the first quote or line break of ``[at, last)`` is, eight bytes at a time."""
     begin = np.uint64(buffer.ctypes.data)
@@ -180,23 +117,18 @@ def _next_mark(buffer, at, last):
 def count_rows(text: bytes | memoryview, delimiter: str) -> int:
     """Count the rows of a text, whole ones with closed quotes; quotes may contain line breaks."""
     buffer = np.frombuffer(text, np.uint8)
-    between = delimiter_bytes(delimiter)
-    return skip_rows(buffer, 0, len(buffer), True, NO_LIMIT, between, NO_LIMIT, NO_LIMIT)[1]
+    return skip_rows(buffer, 0, len(buffer), True, NO_LIMIT, ord(delimiter), NO_LIMIT, NO_LIMIT)[1]
 
 
 @compiled()
 def row_ends(buffer, delimiter):
     """Return int32 [rows], where each row's line break is; the text ends with one."""
     size = len(buffer)
-    wide = len(delimiter) > 1
     ends = np.empty(64, np.int32)
     count = 0
     at = 0
     while at < size:
-        if wide:
-            at, ended, _, _, _ = _end_of_wide_row(buffer, at, size, size, delimiter)
-        else:
-            at, ended, _, _, _ = _end_of_row(buffer, at, size, size, delimiter[0])
+        at, ended, _, _, _ = _end_of_row(buffer, at, size, size, delimiter)
         if not ended:  # a quote that is not closed: the rest is one row
             at = size
         if count == len(ends):

@@ -24,9 +24,7 @@ class SynthesizeSettings(Settings):
         "some rows of your own log"
     }
 
-    output_path: Path = flag(
-        "directory for day_0 … and synthetic.json: new, empty, or of an interrupted run"
-    )
+    output_path: Path = flag("directory for day_0 … and synthetic.json: new or empty")
     workers: int = threads_flag()
 
 

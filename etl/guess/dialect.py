@@ -70,7 +70,8 @@ def find_dialect(text: str, path: str, delimiter: str = "") -> Dialect:
     tried = [_try(lines, each) for each in _candidates(text, delimiter)]
     good = [(dialect, share) for dialect, share in tried if dialect.fields > 1 and share >= _ENOUGH]
     if not good and '"' in text:  # lines in the middle of a field
-        tried = [_try_whole(text, each) for each in _candidates(text, delimiter)]
+        whole = [each for each in _candidates(text, delimiter) if len(each) == 1]
+        tried = [_try_whole(text, each) for each in whole]
         good = [(dialect, share) for dialect, share in tried if dialect.fields > 1]
         good = [(dialect, share) for dialect, share in good if share >= _ENOUGH]
     if not good:

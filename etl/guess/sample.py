@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.lines import filesystem_of, read_stream, read_up_to
-from nvt_torchrec.clicklog.text.first_lines import check_text
+from nvt_torchrec.clicklog.text.line_layout import check_text
 from nvt_torchrec.etl.guess.dialect import (
     Dialect,
     decode,

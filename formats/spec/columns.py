@@ -107,6 +107,11 @@ class InputFormat:
             raise SettingsError(
                 f"quoted_newlines with format = {self.format!r}", 'only format = "csv" has quotes'
             )
+        if self.quoted_newlines and len(self.delimiter) > 1:
+            raise SettingsError(
+                f"quoted_newlines with delimiter = {self.delimiter!r}",
+                "line breaks in quotes are read only with a delimiter of one character",
+            )
         if (
             not isinstance(self.comment, str)
             or not self.comment.isascii()

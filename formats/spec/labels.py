@@ -10,7 +10,7 @@ from nvt_torchrec.formats.spec.limits import is_finite_number
 
 @dataclasses.dataclass(frozen=True)
 class LabelRule:
-    """A label and how it is read; a label may not be missing.
+    """A label and how it is read; a label may be missing only if ``negative`` has "".
 
     Without ``positive`` and ``threshold``, values are 0 and 1, also written 0.0 and 1.0.
 
@@ -33,7 +33,7 @@ class LabelRule:
     def __post_init__(self) -> None:
         for field in ("positive", "negative"):
             texts = getattr(self, field)
-            if not all(isinstance(text, str) and text for text in texts):
+            if not all(isinstance(text, str) and (text or field == "negative") for text in texts):
                 raise SettingsError(
                     f"label {self.name}: {field} = {list(texts)!r}",
                     'give a list of strings, such as ["yes", "true"]',

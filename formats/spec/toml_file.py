@@ -13,7 +13,8 @@ All keys of a spec; those that are optional say so, or show their default::
     max_line_kb = 1024            # text only: a longer line is a malformed row
     encoding = "latin-1"          # text only; default "utf-8"
     skip_lines = 1                # text only: lines before the header or the first row; default 0
-    quoted_newlines = true        # csv only: quoted fields may contain line breaks; default false
+    quoted_newlines = true        # csv only: quoted fields may contain line breaks; the delimiter
+                                  # has one character then
     comment = "|"                 # text only: lines before the first row that begin so are skipped
     skip_empty_lines = true       # text only: empty lines at the end of a file are skipped
     decimal = ","                 # numbers as text are written as 1,5; default "."

@@ -14,10 +14,12 @@ from nvt_torchrec.nvt_loader.cpu.blocks import (
     JaggedBlock,
     ShardRows,
     empty_block,
+    flat,
+    moves,
+    source_copies,
     take_weights,
 )
 from nvt_torchrec.nvt_loader.cpu.jagged import build_jagged, permuted_jagged
-from nvt_torchrec.nvt_loader.cpu.row_copies import flat, moves, source_copies
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.decoder import cpu_decoder
 from nvt_torchrec.nvt_loader.parquet.kernels import permute

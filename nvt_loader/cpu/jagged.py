@@ -8,8 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from nvt_torchrec.nvt_loader.cpu.blocks import JaggedBlock, ShardRows
-from nvt_torchrec.nvt_loader.cpu.row_copies import flat, moves, source_copies
+from nvt_torchrec.nvt_loader.cpu.blocks import JaggedBlock, ShardRows, flat, moves, source_copies
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.kernels import (
     copy_rows,

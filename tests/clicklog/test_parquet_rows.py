@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import decimal
 import math
 import random
@@ -30,6 +31,8 @@ from nvt_torchrec.formats.spec.feature_spec import (
     FeatureSpec,
     InputFormat,
 )
+from nvt_torchrec.formats.spec.labels import LabelRule
+from nvt_torchrec.formats.spec.reading import Derivation, Reading
 from tests.clicklog.reference_reader import LARGEST, as_lists
 
 SPEC = FeatureSpec(
@@ -72,6 +75,7 @@ HELD = {
         pa.int64(): st.integers(-(2**53), 2**53),
         pa.uint64(): st.integers(0, 2**53),
         pa.int8(): st.integers(-128, 127),
+        pa.decimal128(38, 0): st.integers(-(2**53), 2**53).map(decimal.Decimal),
     },
     "name": {
         pa.string(): st.text(min_size=1),
@@ -83,6 +87,7 @@ HELD = {
     "tags": {
         pa.list_(pa.string()): st.lists(st.text(min_size=1), max_size=4),
         pa.large_list(pa.large_string()): st.lists(st.text(min_size=1), max_size=4),
+        pa.string(): st.lists(st.sampled_from("xyü"), max_size=3).map("|".join),
     },
     "ids": {
         pa.list_(pa.int32()): st.lists(st.integers(-(2**31), 2**31 - 1), max_size=4),
@@ -98,6 +103,10 @@ def _expected(name: str, value):
         return int(value, 16)
     if isinstance(value, bytes):
         return value.decode()
+    if name == "tags" and isinstance(value, str):
+        return value.split("|") if value else None
+    if name == "brand":
+        return int(value)
     return float(value) if name == "price" else value
 
 
@@ -208,7 +217,7 @@ def test_bad_values_are_named(tmp_path: Path, changed: dict, what: str) -> None:
     [
         ({"name": [1.0, 2.0, 3.0]}, "column name is of type double, not of raw type string.*"),
         ({"name": [True, None, True]}, "column name is of type bool, not of raw type string"),
-        ({"tags": ["a", "b", "c"]}, "column tags is of type string, not a list of raw type string"),
+        ({"tags": [1, 2, 3]}, "column tags is of type int64, not a list of raw type string"),
         ({"brand": [[1], [2], [3]]}, "column brand is of type list.*, not of raw type int"),
         ({"click": [[0], [1], [1]]}, "column click is of type list.*, not a label"),
     ],
@@ -219,6 +228,54 @@ def test_columns_of_another_type(tmp_path: Path, changed: dict, message: str) ->
         parquet_layout(path, path, SPEC)
     with pytest.raises(BadInputError, match=message):
         read_block(Block(path, 0, 3, path), SPEC)
+
+
+def test_what_warehouses_write(tmp_path: Path) -> None:
+    """Values in the names of directories, fields of structs, decimals as ids, missing labels."""
+    path = tmp_path / "date=2024-10-30" / "shop=a%2Fb" / "lang=__HIVE_DEFAULT_PARTITION__"
+    path.mkdir(parents=True)
+    path /= "part-00000-0e3a1c5e-7a7b-4a5e-8f6d-1d9f1c2b3a4d-c000.snappy.parquet"
+    table = pa.table(
+        {
+            "y": pa.array([1, None, 0], pa.int8()),
+            "s": [{"c": "u", "deep": {"n": 1}}, None, {"c": None, "deep": {"n": 3}}],
+            "id": pa.array([decimal.Decimal(10**30), None, 7], pa.decimal128(38, 0)),
+        }
+    )
+    pq.write_table(table, path)
+    spec = FeatureSpec(
+        "y",
+        (DenseColumn("n", reading=Reading(sources=("s.deep.n",))),),
+        (
+            CategoricalColumn("c", raw="string", reading=Reading(sources=("s.c",))),
+            CategoricalColumn("id", raw="string"),
+            CategoricalColumn("shop", raw="string"),
+            CategoricalColumn("lang", raw="string"),
+            CategoricalColumn(
+                "weekday",
+                raw="int",
+                reading=Reading(sources=("date",)),
+                derive=Derivation("weekday", time_format="%Y-%m-%d"),
+            ),
+        ),
+        input=InputFormat("parquet"),
+        label_rules=(LabelRule("y", positive=("1",), negative=("0", "")),),
+    )
+    ((_, rows),) = stream_rows(str(path), spec, block_bytes=10**6)
+    assert as_lists(rows, spec) == [
+        [1, 1, "u", str(10**30), "a/b", None, 2],
+        [0, None, None, None, "a/b", None, 2],
+        [0, 3, None, "7", "a/b", None, 2],
+    ]
+    block = Block(str(path), 0, 3, str(path))
+    plain = dataclasses.replace(spec, label_rules=())
+    with pytest.raises(BadRowError, match=r'set positive = \["1"\] and negative = \["0", ""\]'):
+        read_block(block, plain)
+    other = dataclasses.replace(spec, dense=(DenseColumn("s.other"),))
+    with pytest.raises(
+        BadInputError, match=r"column s.other is not there\n.*it has y, s, id, date"
+    ):
+        read_block(block, other)
 
 
 def test_a_flipped_bit_in_the_footer(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import gzip
 import io
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadRowError, SettingsError
+from nvt_torchrec.clicklog.readers import lines
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import after_preamble, text_end, without_empty_lines
 from nvt_torchrec.clicklog.readers.raw import open_day, read_block
-from nvt_torchrec.clicklog.readers.stream import stream_rows
+from nvt_torchrec.clicklog.readers.stream import stream_rows, stream_unparsed
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.toml_file import load_spec
 
@@ -85,6 +88,20 @@ def test_an_empty_line_between_rows_is_a_malformed_row(tmp_path: Path) -> None:
         read_block(day.cut(day.begin, day.end, 1 << 20)[0], own)
 
 
+def test_many_empty_lines_take_no_memory(tmp_path: Path) -> None:
+    """At the end they are no rows, between rows they are malformed ones, in their number."""
+    own = spec(tmp_path, "header = false\nskip_empty_lines = true")
+    path, empty = tmp_path / "log.csv.gz", 1 << 25
+    for end, last in ((b"", 0), (b"0,b\n", empty + 1)):
+        path.write_bytes(gzip.compress(b"1,a\n" + b"\n" * empty + end, 1))
+        tracemalloc.start()
+        pieces = collections.deque(stream_unparsed(str(path), own, block_bytes=1 << 20), maxlen=1)
+        assert tracemalloc.get_traced_memory()[1] < 12 << 20
+        tracemalloc.stop()
+        (piece,) = pieces
+        assert piece.first + piece.parse(reject=True).lines == 1 + last
+
+
 def test_without_the_keys_such_lines_are_malformed(tmp_path: Path) -> None:
     own = spec(tmp_path, "header = false")
     path = tmp_path / "log.csv"
@@ -128,7 +145,8 @@ def test_empty_ends_are_those_of_plain_python(lines: list[str], end: str) -> Non
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("empty", [0, 1, 70_000, 131_072])
 @pytest.mark.parametrize("row", [b"1,a", b"1," + b"a" * 65_536])
-def test_long_ends(tmp_path: Path, end: bytes, empty: int, row: bytes) -> None:
+def test_long_ends(tmp_path: Path, monkeypatch, end: bytes, empty: int, row: bytes) -> None:
+    monkeypatch.setattr(lines, "_SCAN_BYTES", 65_536)
     path = tmp_path / "log.csv"
     path.write_bytes(row + end + empty * end)
     size = path.stat().st_size

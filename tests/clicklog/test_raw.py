@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
-from nvt_torchrec.clicklog.readers.lines import count_lines, cut_lines, offset_of_line
+from nvt_torchrec.clicklog.readers.lines import count_lines, cut_lines
 from nvt_torchrec.clicklog.readers.raw import (
     Block,
     find_days,
@@ -22,6 +22,7 @@ from nvt_torchrec.clicklog.readers.raw import (
     read_bytes,
 )
 from nvt_torchrec.clicklog.readers.stream import stream_rows
+from nvt_torchrec.clicklog.readers.text_rows import offset_of_row
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from tests.logs import CRITEO, random_rows, write_day, write_log
 
@@ -103,9 +104,9 @@ def test_blocks_are_whole_lines_and_cover_the_file(
     assert all(text[end - 1] == "\n" for _, end in blocks[:-1])
     assert all(end - begin < block_bytes + 42 for begin, end in blocks)
     assert count_lines(str(path), 0, len(text)) == len(lines)
-    offsets = [offset_of_line(str(path), line, len(text)) for line in range(len(lines))]
+    offsets = [offset_of_row(str(path), line, 0, len(text), CRITEO) for line in range(len(lines))]
     assert [text[at:].split("\n")[0] for at in offsets] == ["x" * (n + 1) for n in lines]
-    assert offset_of_line(str(path), len(lines) + 1, len(text)) == len(text)
+    assert offset_of_row(str(path), len(lines) + 1, 0, len(text), CRITEO) == len(text)
 
 
 def test_a_bad_row_names_file_and_line(tmp_path: Path) -> None:

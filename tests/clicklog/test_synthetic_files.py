@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -29,63 +27,16 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "day_0", SUMMARY_FILE, "day_0.gz"])
-def test_an_occupied_directory_is_left_as_it_is(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("precious")
-    (tmp_path / "half.tmp").write_text("half")
-    with pytest.raises(OutputError, match=rf"holds 1 files already, {name} first"):
-        synthesize(tmp_path, SETTINGS)
-    assert contents(tmp_path) == {name: b"precious", "half.tmp": b"half"}
-
-
-def test_a_finished_log_is_not_overwritten(log: Path) -> None:
+def test_a_log_is_not_overwritten(log: Path) -> None:
     before = contents(log)
-    with pytest.raises(OutputError, match="holds 4 files already"):
+    with pytest.raises(OutputError, match="raw exists"):
         synthesize(log, SETTINGS)
     assert contents(log) == before
 
 
-def test_a_file_in_the_way(tmp_path: Path) -> None:
-    (tmp_path / "raw").write_text("precious")
-    with pytest.raises(OutputError, match="raw: cannot be written"):
-        synthesize(tmp_path / "raw", SETTINGS)
-    assert (tmp_path / "raw").read_text() == "precious"
-
-
-def test_unfinished_files_are_replaced(tmp_path: Path) -> None:
-    (tmp_path / ".day_0.1234.tmp").write_text("half")
+def test_an_empty_directory_is_filled(tmp_path: Path) -> None:
     synthesize(tmp_path, SyntheticSettings(days=1, rows_per_day=3))
     assert set(os.listdir(tmp_path)) == {"day_0", SUMMARY_FILE}
-
-
-ENDLESS = """
-from nvt_torchrec.clicklog.synthetic.log import synthesize
-from nvt_torchrec.clicklog.synthetic.model import SyntheticSettings
-import sys
-synthesize(sys.argv[1], SyntheticSettings(rows_per_day=10**9, days=2), workers=2)
-"""
-
-
-def test_a_killed_run_can_be_repeated_and_a_running_one_not_disturbed(tmp_path: Path) -> None:
-    small = SyntheticSettings(days=2, rows_per_day=50)
-    synthesize(tmp_path / "fresh", small)
-    raw = tmp_path / "raw"
-    with subprocess.Popen([sys.executable, "-c", ENDLESS, str(raw)], cwd=ROOT) as process:
-        try:
-            deadline = time.monotonic() + 600
-            while not any(raw.glob(".day_1.*.tmp")):
-                assert time.monotonic() < deadline
-                assert process.poll() is None
-                time.sleep(0.05)
-            running = set(os.listdir(raw))
-            with pytest.raises(OutputError, match="another run is writing here"):
-                synthesize(raw, small)
-            assert set(os.listdir(raw)) == running
-        finally:
-            process.send_signal(signal.SIGKILL)
-    (raw / "day_0").write_text("as if a day had been finished")
-    synthesize(raw, small)
-    assert contents(raw) == contents(tmp_path / "fresh")
 
 
 FULL_DISK = """
@@ -101,14 +52,12 @@ except OutputError as error:
 """
 
 
-def test_a_failed_write_is_reported_and_leaves_no_day(tmp_path: Path) -> None:
+def test_a_failed_write_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     """A limit on the size of files stands in for a full disk."""
-    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "raw")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert re.search(r"day_[01]: cannot be written: File too large\n  -> free space", done.stdout)
-    assert not [name for name in os.listdir(tmp_path) if name != ".synthesize.tmp"]
-    synthesize(tmp_path, SyntheticSettings(days=1, rows_per_day=3))
-    assert set(os.listdir(tmp_path)) == {"day_0", SUMMARY_FILE}
+    assert re.search(r"raw: cannot be written: File too large\n  -> free space", done.stdout)
+    assert not os.listdir(tmp_path)
 
 
 # ---- settings and command line

@@ -265,7 +265,7 @@ def test_a_column_for_the_split_that_only_the_path_has(tmp_path: Path) -> None:
         input=InputFormat("csv"),
         split=Split("time", column="dt", valid=0.1, test=0.1),
     )
-    message = "not all of the columns click, dt, .*\n.*the name of a directory is no column"
+    message = "not all of the columns click, dt, .*\n.*the names of directories are no columns"
     with pytest.raises(BadRowError, match=message):
         make_plan(find_days(str(path), split=spec.split), spec, block_bytes=1 << 20)
 

@@ -8,7 +8,7 @@ import pytest
 
 from nvt_torchrec.base.errors import BadRowError, OutputError
 from nvt_torchrec.clicklog.readers.raw import DayFile
-from nvt_torchrec.clicklog.text import tokenizer
+from nvt_torchrec.clicklog.text import delimited, tokenizer
 from nvt_torchrec.etl.drift import measure_drift
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.spec.toml_file import load_spec
@@ -184,8 +184,8 @@ def test_very_many_bad_rows_end_the_run_soon(log, tmp_path: Path, monkeypatch) -
     with open(raw / "day_0", "ab") as file:
         file.write(b"x\n" * 2_000_000)
     described, read = [], []
-    describe, parse = tokenizer._describe, tokenizer._parse
-    monkeypatch.setattr(tokenizer, "_describe", lambda *a: described.append(1) or describe(*a))
+    describe, parse = delimited.describe_count, tokenizer._parse
+    monkeypatch.setattr(delimited, "describe_count", lambda *a: described.append(1) or describe(*a))
     monkeypatch.setattr(tokenizer, "_parse", lambda *a: read.append(len(a[0])) or parse(*a))
     with pytest.raises(BadRowError, match=r"line 61: 1 field(.|\n)*more than --max_bad_fraction"):
         run(settings(raw, tmp_path / "out", engine="cpu", on_bad_rows="quarantine", block_mb=1))
@@ -196,8 +196,8 @@ def test_very_many_bad_rows_end_the_run_soon(log, tmp_path: Path, monkeypatch) -
 def test_drift_of_very_many_bad_rows(log, tmp_path: Path, monkeypatch) -> None:
     raw, output = _write(tmp_path / "raw", log), tmp_path / "out"
     run(settings(raw, output, engine="cpu"))
-    described, describe = [], tokenizer._describe
-    monkeypatch.setattr(tokenizer, "_describe", lambda *a: described.append(1) or describe(*a))
+    described, describe = [], delimited.describe_count
+    monkeypatch.setattr(delimited, "describe_count", lambda *a: described.append(1) or describe(*a))
     day = tmp_path / "day_3"
     day.write_bytes((raw / "day_0").read_bytes() + b"x\n" * 100_000)
     drift = measure_drift(output, DayFile(3, str(day), day.stat().st_size, str(day)))

@@ -14,7 +14,7 @@ from tests.etl.runs import read_split, settings
 SPEC = """
 [input]
 format = "csv"
-delimiter = "::"
+delimiter = "^"
 encoding = "latin-1"
 skip_lines = 1
 quoted_newlines = true
@@ -35,11 +35,11 @@ raw = "string"
 
 def _day(first: int, rows: int) -> bytes:
     """Rows whose number is in ``n``; every seventh one is malformed."""
-    lines = ['\ufeffa log with a stray " quote', "y:: n ::name"]
+    lines = ['\ufeffa log with a stray " quote', "y^ n ^name"]
     for i in range(first, first + rows):
         label = " >50K" if i % 2 else "<=50K"
         number = "x" if i % 7 == 0 else ["+{}", "{}.0", " {:,} "][i % 3].format(1000 + i)
-        lines.append(f'{label}::{number}::"{["ü", "a::b", "?"][i % 3]}\n{i % 3}"')
+        lines.append(f'{label}^{number}^"{["ü", "a::b", "?"][i % 3]}\n{i % 3}"')
     marked, *rest = lines
     return marked.encode() + ("\n" + "\n".join(rest)).encode("latin-1")
 

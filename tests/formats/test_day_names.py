@@ -83,7 +83,19 @@ def test_dated_files_and_partitions(tmp_path: Path) -> None:
     _write(tmp_path / "b", "date=2024-10-29/part-1.csv")
     with pytest.raises(BadInputError, match="2 files, where a day is one file"):
         find_days(hive)
-    assert [day for day, _ in _found(f"{hive}/*/*.csv", split=SHARE)] == [0, 1, 2]
+    for path in (f"{hive}/*/*.csv", hive):
+        assert [day for day, _ in _found(path, split=SHARE)] == [0, 1, 2]
+
+
+def test_files_of_spark_and_hive(tmp_path: Path) -> None:
+    """Parts with gaps in their numbers, several jobs and directories, beside what is no data."""
+    jobs = [f"{digit * 8}-7a7b-4a5e-8f6d-1d9f1c2b3a4d-c000.snappy.parquet" for digit in "ab"]
+    names = [f"d=1/h={h}/part-0000{n}-{job}" for h in (9, 10) for n in (0, 2) for job in jobs]
+    others = ["_SUCCESS", "d=1/_SUCCESS", f"d=1/h=9/.part-00000-{jobs[0]}.crc", "_log/part-0.csv"]
+    raw = _write(tmp_path, *names, *others)
+    assert [file.path.removeprefix(f"{raw}/") for file in find_days(raw, split=SHARE)] == names
+    days = _write(tmp_path / "days", "day_0", "day_1", "synthetic.json", "more/part-0.csv")
+    assert [day for day, _ in _found(days, split=SHARE)] == [0, 1]
 
 
 @pytest.mark.parametrize(

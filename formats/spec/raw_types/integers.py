@@ -26,7 +26,7 @@ _JSON_HEX = {"type": "string", "pattern": "^[0-9a-fA-F]{0,8}$"}
 class _Integer(RawType):
     syntax = "expected an integer or a missing value"
     has_point = True
-    arrow_kinds = ("integer", "floating", "boolean")
+    arrow_kinds = ("integer", "floating", "boolean", "decimal")
 
     def __init__(self) -> None:
         self.json_types = ({"type": "integer", "minimum": self.least, "maximum": self.most},)

@@ -122,7 +122,7 @@ def parse_hexadecimal(texts: pa.Array, missing: np.ndarray) -> Parsed:
 
 
 @compiled()
-def _hexadecimal(offsets, data):
+def _hexadecimal(offsets: np.ndarray, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers [n], 0 where a text is wrong or empty, and which are wrong."""
     values = np.zeros(len(offsets) - 1, np.uint32)
     wrong = np.zeros(len(values), np.bool_)

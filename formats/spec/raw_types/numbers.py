@@ -117,7 +117,8 @@ class Label(RawType):
             if rule.negative:
                 negative = is_one_of(texts, rule.negative, trimmed=rule.trim)
                 code[~values & ~negative] = OTHER_LABEL
-            code[missing] = OTHER_LABEL
+            if "" not in rule.negative:
+                code[missing] = OTHER_LABEL
         elif rule is not None and rule.threshold is not None:
             parsed = parse_floats(texts, missing, read)
             code = parsed.code

@@ -20,6 +20,7 @@ class String(RawType):
 
     name, dtype, placeholder, categorical = "string", "str", "", True
     syntax = "expected a string or a missing value"
+    arrow_kinds = ("integer", "decimal")
     json_types = ({"type": "string"},)
     example = "a"
     probes = ("never seen", "é")
