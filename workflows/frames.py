@@ -53,7 +53,7 @@ def features_to_frame(features: Features, unchanged: Collection[str], *, gpu: bo
     """
     convert = _to_arrow if gpu else _to_pandas
     columns = {
-        name: values.astype(np.float32) if name in unchanged else convert(values, missing)
+        name: np.asarray(values, np.float32) if name in unchanged else convert(values, missing)
         for name, (values, missing) in features.items()
     }
     if gpu:

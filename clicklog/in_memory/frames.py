@@ -28,7 +28,7 @@ from nvt_torchrec.clicklog.readers.parquet_values import fields_of_column, is_te
 from nvt_torchrec.clicklog.text.assemble import assemble, feature
 from nvt_torchrec.clicklog.text.convert import Converted, convert_lists, fields_of
 from nvt_torchrec.formats.rows import CategoryValues, RawRows
-from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES, is_missing
 from nvt_torchrec.formats.spec.reading import Read
 
@@ -77,10 +77,13 @@ def read_features(columns: Any, spec: FeatureSpec, names: Sequence[str]) -> Feat
         SchemaError, InvalidRowError: See :func:`read_columns`.
     """
     plan = spec.read_plan(label=True)
-    places = dict(zip(spec.labels, ((index,) for index in plan.labels), strict=True))
+    places: dict[str, tuple[int, ...]] = {
+        name: (index,) for name, index in zip(spec.labels, plan.labels, strict=True)
+    }
     if plan.weight is not None:
         places[spec.weight] = (plan.weight,)
-    described: dict[str, Any] = {column.name: column for column in (*spec.dense, *spec.categorical)}
+    columns_of_features: list[DenseColumn | CategoricalColumn] = [*spec.dense, *spec.categorical]
+    described = {column.name: column for column in columns_of_features}
     places |= dict(zip(spec.feature_names, (*plan.dense, *plan.categorical), strict=True))
     needed = sorted({index for name in names for index in places[name]})
     reads = [plan.reads[index] for index in needed]

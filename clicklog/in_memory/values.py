@@ -129,7 +129,7 @@ def _by_rules(values: list, read: Read) -> Converted:
         else:
             merged = np.concatenate([part.values for part in parts])[place]
     if not RAW_TYPES[read.raw].is_text:
-        merged = merged.astype(RAW_TYPES[read.raw].dtype, copy=False)
+        merged = np.asarray(merged).astype(RAW_TYPES[read.raw].dtype, copy=False)
     return Converted(merged, missing, code, _show(values))
 
 
@@ -193,8 +193,9 @@ def _number(value: Any, read: Read) -> int | float:
     if isinstance(value, float | np.floating):
         if read.raw == "time":
             return float(value)
-        if float(value).is_integer() and abs(value) <= RAW_TYPES["int"].most:
-            return int(value)  # pandas makes floats of integers with missing values
+        number = float(value)
+        if number.is_integer() and abs(number) <= RAW_TYPES["int"].most:
+            return int(number)  # pandas makes floats of integers with missing values
     raise ValueError(RAW_TYPES[read.raw].syntax)
 
 

@@ -8,6 +8,7 @@ sample of the rows.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,11 +69,10 @@ def compute_baselines(
 def _read(
     settings: TrainSettings, config: ModelConfig, split: str, selection: Selection | None = None
 ) -> _Sample:
-    limits = dict.fromkeys(_LIMITS, _BATCHES)
-    settings = dataclasses.replace(
-        settings, batch_size=_BATCH, test_batch_size=_BATCH, shuffle_training_set=True, **limits
-    )
-    alone = Group(0, 1, 1, torch.device("cpu"), dist.GroupMember.WORLD)
+    changes: dict[str, Any] = dict.fromkeys(_LIMITS, _BATCHES)
+    changes |= {"batch_size": _BATCH, "test_batch_size": _BATCH, "shuffle_training_set": True}
+    settings = dataclasses.replace(settings, **changes)
+    alone = Group(0, 1, 1, torch.device("cpu"), dist.GroupMember.WORLD)  # type: ignore[arg-type]
     starts = torch.tensor([0, *np.cumsum(config.num_embeddings)])
     parts = []
     for batch in make_loader(settings, config, split, alone, selection):

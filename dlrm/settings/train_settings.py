@@ -144,7 +144,7 @@ def with_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
     }
     if settings.batch_size is None:
         chosen["test_batch_size"] = max(batch, _TEST_BATCH)
-    return dataclasses.replace(settings.filled(chosen), size=name)
+    return dataclasses.replace(settings.filled(chosen), **{"size": name})
 
 
 def _check_layers(settings: TrainSettings) -> None:
