@@ -174,7 +174,7 @@ class Trainer:
                 self._train_epochs()
                 self._save_final_checkpoint()
                 self.stop_requests.finish()
-            self._report_end()
+                self._report_end()
         except BaseException:
             if self.checkpoints:
                 self.checkpoints.abandon()
