@@ -117,7 +117,7 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
     """
     directory = settings.checkpoint_dir
     resumed = newest_record(checkpoints_in(directory)) if directory else None
-    path = _checkpoint_of(settings)
+    path = None if resumed else _checkpoint_of(settings)
     if resumed or path:
         record = resumed[1] if resumed else CheckpointRecord.read(path)
         then = record.training["settings"]

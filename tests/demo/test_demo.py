@@ -98,7 +98,7 @@ def test_the_readme_scores_raw_rows_of_the_demo(
         tolerance = 3e-7 if name.startswith("int") else 0  # NVTabular's logarithms are float64
         np.testing.assert_allclose(features[name], expected[name], rtol=tolerance, atol=tolerance)
     scores = pq.read_table(finished / "predictions.parquet")["probability"].to_numpy()
-    np.testing.assert_array_equal(shown["probabilities"], scores)
+    np.testing.assert_allclose(shown["probabilities"], scores, atol=1e-6)
 
 
 def test_wrong_scores_are_seen(finished: Path) -> None:

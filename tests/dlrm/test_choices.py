@@ -158,7 +158,7 @@ def test_a_line_of_progress(data, tmp_path, caplog):
     flags = ["--max_steps=4", "--throughput_check_freq_within_epoch=4", "--lr_warmup_steps=8"]
     with caplog.at_level(logging.INFO, logger="nvt_torchrec.dlrm"):
         _train(data, tmp_path, *flags)
-    (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("step ")]
+    (line,) = [r.getMessage() for r in caplog.records if "  epoch " in r.getMessage()]
     assert line.startswith("step 4/4  epoch 1/1 13 %  loss 0.")
     for part in ("  lr 0.05  ", "samples/s (", " per rank)  data ", " %  memory ", " GiB  ETA 0:0"):
         assert part in line
