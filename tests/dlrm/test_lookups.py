@@ -31,7 +31,8 @@ CROSSED = ModelConfig(("i",), ("a",), (9,), 8, (8,), (8, 1), LowRankCross(1, 4))
 
 
 def lookup_of(data, *flags: str):
-    settings = parse_settings([*MODEL, f"--binary_path={data}", "--learning_rate=1", *flags])
+    given = [f"--binary_path={data}", "--batch_size=32", "--learning_rate=1", *flags]
+    settings = parse_settings([*MODEL, *given])
     with process_group() as group:
         model, _, _ = build(settings, model_config(settings, read_schema(settings)), group)
         (found,) = lookups_of(model)

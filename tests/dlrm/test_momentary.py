@@ -21,12 +21,9 @@ def _no_memory(*args, **kwargs):
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
-_read_text = Path.read_text
-
-
-def _stale(file: Path, *algorithm: str, **how: str) -> str:
+def _stale(file: Path, *arguments: object) -> bytes:
     if file.name == "schema.json":  # of the data
-        return _read_text(file, **how)
+        return file.read_bytes()
     raise OSError(errno.ESTALE, "Stale file handle", str(file))
 
 
@@ -34,7 +31,7 @@ def _stale(file: Path, *algorithm: str, **how: str) -> str:
     ("where", "fails"),
     [
         ("nvt_torchrec.base.files.artifact._digest", _stale),
-        ("pathlib.Path.read_text", _stale),
+        ("nvt_torchrec.base.files.atomic.read_regular", _stale),
         ("nvt_torchrec.dlrm.checkpoint.tensors.read_chunk", _no_memory),
     ],
 )
