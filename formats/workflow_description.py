@@ -90,7 +90,8 @@ class Vocabulary:
 
         file = workflow / self.file
         try:
-            table = pq.read_table(file, columns=[f"{self.name}_size"], use_threads=False)
+            stored = pq.ParquetFile(file)  # pq.read_table imports pandas
+            table = stored.read(columns=[f"{self.name}_size"], use_threads=False)
         except (OSError, pa.ArrowException) as error:
             raise BadInputError(f"{file}: cannot be read: {error}", COPY_AGAIN) from error
         if table.shape != (self.values, 1) or table.schema[0].type != pa.int64():

@@ -125,7 +125,9 @@ def test_replays_train_as_launches(
 
 def test_the_plan_puts_large_tables_into_host_memory(data: Path) -> None:
     """Which is decided without a GPU."""
-    settings = parse_settings([*MODEL, f"--binary_path={data}", "--plan_only=1", *LARGE])
+    settings = parse_settings(
+        [*MODEL, f"--binary_path={data}", "--optimizer=sgd", "--plan_only=1", *LARGE]
+    )
     text = plan_only(settings)
     (line,) = [line for line in text.splitlines() if line.startswith("t_cat_2")]
     assert "fused_uvm_caching" in line
