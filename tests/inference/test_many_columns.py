@@ -183,4 +183,3 @@ def test_the_report_folds_many_columns(days, output: Path) -> None:
         "All 330 columns", "All 130 columns", "All 200 columns", "All 200 vocabularies"
     ]  # fmt: skip
     assert page.count("<details>") == page.count("</details>") == 4
-    assert "y = log(max(x, −2) + 3): 30 columns;" in page

@@ -83,7 +83,12 @@ SYNTAX = {
         ("user", 12, SYNTAX["user"]),
         ("user", "\udcff", ""),
         ("tags", "12", "pass a list of its values"),
-        ("tags", [1, None], "leave missing values out of the lists of column tags"),
+        (
+            "tags",
+            [1, None],
+            "leave missing values out of the lists of column tags, in SQL filter(tags, x -> x is "
+            "not null)",
+        ),
         ("tags", [1, "7"], SYNTAX["tags"]),
         ("when", "2014-10-30 12:00", SYNTAX["when"]),
         ("when", datetime.time(12), SYNTAX["when"]),
