@@ -1,14 +1,13 @@
-"""Numbers of Arrow arrays as raw types, and as the texts of a label's rule."""
+"""Numbers of Arrow arrays as raw types."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import null_mask, to_numpy
 from nvt_torchrec.formats.spec.raw_types.base import RANGE, SYNTAX, Parsed, RawType
@@ -17,24 +16,14 @@ if TYPE_CHECKING:
     from nvt_torchrec.formats.spec.reading import Read
 
 
-def any_numbers(array: pa.Array, read: Read, kind: RawType) -> Parsed:
-    """Convert numbers that may have a fraction."""
-    numbers, missing = as_numbers(array, read.nulls)
-    wrong = (numbers < kind.least) | (numbers > kind.most)
-    values = np.where(wrong, 0, numbers).astype(kind.dtype)
-    return Parsed(values, missing, np.where(wrong, RANGE, 0).astype(np.uint8))
-
-
-def whole_numbers(array: pa.Array, read: Read, kind: RawType) -> Parsed:
-    """Convert numbers that may have no fraction."""
+def parse_numbers(array: pa.Array, read: Read, kind: RawType) -> Parsed:
+    """Convert numbers, which may have a fraction unless the raw type is one of integers."""
     numbers, missing = as_numbers(array, read.nulls)
     wrong = (numbers < kind.least) | (numbers > kind.most)
     code = np.where(wrong, RANGE, 0).astype(np.uint8)
-    if numbers.dtype == np.float64:
-        broken = ~wrong & (numbers != np.floor(numbers))
-        code[broken] = SYNTAX
-        wrong |= broken
-    return Parsed(np.where(wrong, 0, numbers).astype(kind.dtype), missing, code)
+    if kind.is_whole and numbers.dtype == np.float64:
+        code[~wrong & (numbers != np.floor(numbers))] = SYNTAX
+    return Parsed(np.where(code != 0, 0, numbers).astype(kind.dtype), missing, code)
 
 
 def as_numbers(array: pa.Array, nulls: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -56,6 +45,13 @@ def as_numbers(array: pa.Array, nulls: tuple[str, ...]) -> tuple[np.ndarray, np.
     return np.where(null, numbers.dtype.type(0), numbers), null
 
 
+def is_number_of(numbers: np.ndarray, texts: Sequence[str]) -> np.ndarray:
+    """Return which numbers are those of some texts, bool [n]; ``true`` is 1, ``false`` 0."""
+    booleans = {"true": 1, "false": 0}
+    wanted = [booleans.get(text.strip().lower(), _number(text)) for text in texts]
+    return np.isin(numbers, [number for number in wanted if number is not None])
+
+
 def _number(text: str) -> int | float | None:
     """Return the number that a text is, or None."""
     try:
@@ -67,35 +63,3 @@ def _number(text: str) -> int | float | None:
     except ValueError:
         return None
     return None if math.isnan(number) else number
-
-
-def label_texts(array: pa.Array, read: Read) -> tuple[pa.Array, Read]:
-    """Return values as text, and the rule with its texts as such values are written."""
-    rule = read.label
-    assert rule is not None
-    boolean = pa.types.is_boolean(array.type)
-    if pa.types.is_floating(array.type):
-        array = pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
-
-    def written(text: str) -> str:
-        text = text.strip()
-        if boolean:
-            return {"1": "true", "0": "false"}.get(text, text.lower())
-        number = _number(text)
-        if number is None:
-            return text
-        if float(number).is_integer() and abs(number) < 2**53:
-            number = int(number)
-        if isinstance(number, float):
-            return str(pa.scalar(number).cast(pa.string()))
-        return str(number)
-
-    changed = dataclasses.replace(
-        rule,
-        positive=tuple(map(written, rule.positive)),
-        negative=tuple(map(written, rule.negative)),
-        trim=False,
-    )
-    if pa.types.is_floating(array.type):
-        array = array.cast(pa.float64())
-    return array.cast(pa.string()), dataclasses.replace(read, label=changed)

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from nvt_torchrec.formats.spec.limits import is_finite_number
-
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from nvt_torchrec.formats.spec.reading import Read
+
+#: The largest finite float32. What is larger would become infinite in the training parquet.
+LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 #: What can be wrong with a value, and then with a whole line. Compiled loops set these codes.
 SYNTAX, RANGE, NOT_UTF8, EMPTY_ITEM, NULL_ITEM, OTHER_LABEL, LABEL_NUMBER = range(1, 8)
@@ -138,10 +139,6 @@ class RawType:
         """Return the error message of a code."""
         return {SYNTAX: self.syntax, RANGE: self.range}.get(code) or MESSAGES[code]
 
-    def fill_error(self, fill: Any) -> str:
-        """Return what the fill of missing values must be, or "" if it is that."""
-        return "" if is_finite_number(fill) else "a finite number"
-
     def log_text(self, value: Any) -> str:
         """Return a value as it is written in a log."""
         return str(value)
@@ -178,7 +175,9 @@ class RawType:
 
     def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
         """Convert values that :meth:`as_texts` does not change to texts."""
-        raise NotImplementedError
+        from nvt_torchrec.formats.spec.raw_types.arrow_numbers import parse_numbers
+
+        return parse_numbers(array, read, self)
 
     # Python values
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from nvt_torchrec.formats.spec.limits import is_finite_number
 from nvt_torchrec.formats.spec.raw_types.base import Parsed, RawType, is_missing
 
 if TYPE_CHECKING:
@@ -31,10 +30,6 @@ class _Integer(RawType):
     def __init__(self) -> None:
         self.json_types = ({"type": "integer", "minimum": self.least, "maximum": self.most},)
 
-    def fill_error(self, fill: Any) -> str:
-        whole = is_finite_number(fill) and isinstance(fill, int) and self.contains(fill)
-        return "" if whole else "a 32-bit integer"
-
     def from_log_text(self, text: str) -> int:
         if not re.fullmatch("[+-]?[0-9]+", text):
             raise ValueError(self.syntax)
@@ -50,11 +45,6 @@ class _Integer(RawType):
         from nvt_torchrec.formats.spec.raw_types.number_text import parse_integers
 
         return parse_integers(texts, missing, read, self)
-
-    def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
-        from nvt_torchrec.formats.spec.raw_types.arrow_numbers import whole_numbers
-
-        return whole_numbers(array, read, self)
 
     def from_python(self, value: Any) -> int | None:
         if type(value) is int and self.least <= value <= self.most:

@@ -15,8 +15,14 @@ import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import mask_to_numpy, string_array, string_parts, to_numpy
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.formats.spec.limits import LARGEST_FLOAT32
-from nvt_torchrec.formats.spec.raw_types.base import HEX_DIGIT, RANGE, SYNTAX, Parsed, RawType
+from nvt_torchrec.formats.spec.raw_types.base import (
+    HEX_DIGIT,
+    LARGEST_FLOAT32,
+    RANGE,
+    SYNTAX,
+    Parsed,
+    RawType,
+)
 
 if TYPE_CHECKING:
     from nvt_torchrec.formats.spec.reading import Read
