@@ -235,7 +235,7 @@ def _columns(blocks: list[dict], kind: type, defaults: dict[str, Any], source: s
         raise SettingsError(
             f"{source}: columns in single brackets", "write [[dense]] and [[categorical]]"
         )
-    columns = []
+    columns: list[Any] = []
     for block in blocks:
         _check_keys(block, allowed, source)
         names = block.get("names", [])
