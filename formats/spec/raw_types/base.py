@@ -199,17 +199,20 @@ class RawType:
             BadValueError: The column cannot hold a value; names the first such one.
         """
         kinds = set(map(type, values))
-        blank: Any = "" if str in kinds or self.is_text else 0
-        missing = np.zeros(len(values), bool)
-        usual = values
+        usual: list = values
+        nulls: np.ndarray | None = None
         if type(None) in kinds:
             kinds.remove(type(None))
-            kinds.add(type(blank))
-            missing = np.array([value is None for value in values], bool)
-            usual = [blank if value is None else value for value in values]
+            if str in kinds or self.is_text:  # empty texts are missing as well
+                usual = ["" if value is None else value for value in values]
+                kinds.add(str)
+            else:
+                usual = [0 if value is None else value for value in values]
+                kinds.add(int)
+                nulls = np.array([value is None for value in values], bool)
         converted = self.from_usual(usual, kinds)
         if converted is not None:
-            return converted[0], converted[1] | missing
+            return converted if nulls is None else (converted[0], converted[1] | nulls)
         parsed = []
         for index, value in enumerate(values):
             try:

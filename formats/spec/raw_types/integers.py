@@ -131,13 +131,14 @@ class Hex32(_Integer):
         if kinds != {str}:
             return super().from_usual(values, kinds)
         from nvt_torchrec.base.arrays import strings
-        from nvt_torchrec.formats.spec.raw_types.number_text import parse_hexadecimal
+        from nvt_torchrec.formats.spec.raw_types.number_text import lengths, parse_hexadecimal
 
-        if not "".join(values).isascii():
+        try:
+            texts = strings(values)
+        except UnicodeEncodeError:
             return None
-        missing = np.fromiter(map(len, values), np.int64, len(values)) == 0
-        parsed = parse_hexadecimal(strings(values), missing)
-        return None if parsed.code.any() else (parsed.values, missing)
+        parsed = parse_hexadecimal(texts, lengths(texts) == 0)
+        return None if parsed.code.any() else (parsed.values, parsed.missing)
 
 
 def usual_numbers(kind: RawType, values: list, dtype: type) -> tuple[np.ndarray, np.ndarray] | None:

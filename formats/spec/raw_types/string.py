@@ -69,13 +69,15 @@ class String(RawType):
         return value
 
     def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
+        from nvt_torchrec.formats.spec.raw_types.number_text import lengths
+
         if kinds != {str}:
             return None
         try:
             array = self.array(values)
         except UnicodeEncodeError:
             return None
-        return array, np.fromiter(map(len, values), np.int64, len(values)) == 0
+        return array, lengths(array) == 0
 
     def array(self, values: list) -> np.ndarray | pa.StringArray:
         from nvt_torchrec.base.arrays import strings
