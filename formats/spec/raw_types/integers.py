@@ -8,12 +8,13 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 
+from nvt_torchrec.base.arrays import strings
 from nvt_torchrec.formats.spec.raw_types.base import Parsed, RawType, is_missing
+from nvt_torchrec.formats.spec.raw_types.number_text import lengths, parse_integers
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from nvt_torchrec.formats.spec.reading import Read
 
 #: By bytes of a float type, the largest integer up to which it holds all integers.
@@ -42,8 +43,6 @@ class _Integer(RawType):
         return number
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
-        from nvt_torchrec.formats.spec.raw_types.number_text import parse_integers
-
         return parse_integers(texts, missing, read, self)
 
     def from_python(self, value: Any) -> int | None:
@@ -114,7 +113,7 @@ class Hex32(_Integer):
         return int(text, 16)
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
-        from nvt_torchrec.formats.spec.raw_types.number_text import parse_hexadecimal
+        from nvt_torchrec.formats.spec.raw_types.hexadecimal import parse_hexadecimal
 
         return parse_hexadecimal(texts, missing)
 
@@ -130,13 +129,12 @@ class Hex32(_Integer):
     def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
         if kinds != {str}:
             return super().from_usual(values, kinds)
-        from nvt_torchrec.base.arrays import strings
-        from nvt_torchrec.formats.spec.raw_types.number_text import lengths, parse_hexadecimal
-
         try:
             texts = strings(values)
         except UnicodeEncodeError:
             return None
+        from nvt_torchrec.formats.spec.raw_types.hexadecimal import parse_hexadecimal
+
         parsed = parse_hexadecimal(texts, lengths(texts) == 0)
         return None if parsed.code.any() else (parsed.values, parsed.missing)
 

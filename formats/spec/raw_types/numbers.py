@@ -10,7 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
+from nvt_torchrec.base.arrays import is_one_of
 from nvt_torchrec.formats.spec.raw_types.base import (
     LABEL_NUMBER,
     LARGEST_FLOAT32,
@@ -18,13 +20,14 @@ from nvt_torchrec.formats.spec.raw_types.base import (
     SYNTAX,
     Parsed,
     RawType,
+    as_numbers,
     is_missing,
+    is_number_of,
 )
 from nvt_torchrec.formats.spec.raw_types.integers import usual_numbers
+from nvt_torchrec.formats.spec.raw_types.number_text import parse_floats, with_point
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from nvt_torchrec.formats.spec.reading import LabelRule, Read
 
 
@@ -45,8 +48,6 @@ class Float(RawType):
         return "expected a finite number that fits float32"
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
-        from nvt_torchrec.formats.spec.raw_types.number_text import parse_floats
-
         return parse_floats(texts, missing, read)
 
     def from_python(self, value: Any) -> float | None:
@@ -104,9 +105,6 @@ class Label(RawType):
         return self.syntax
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
-        from nvt_torchrec.base.arrays import is_one_of
-        from nvt_torchrec.formats.spec.raw_types.number_text import parse_floats, with_point
-
         rule = read.label
         if rule.positive:
             return _of_texts(rule, missing, partial(is_one_of, texts, trimmed=rule.trim))
@@ -122,8 +120,6 @@ class Label(RawType):
         return Parsed(values.astype(np.uint8), missing, code)
 
     def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
-        from nvt_torchrec.formats.spec.raw_types.arrow_numbers import as_numbers, is_number_of
-
         rule = read.label
         if not rule.positive and rule.threshold is None:
             parsed = super().from_arrow(array, read)
