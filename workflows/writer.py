@@ -45,6 +45,7 @@ from nvt_torchrec.formats.workflow_description import (
     GRAPH_FILE,
     METADATA_FILE,
     Vocabulary,
+    VocabularyCounts,
     WorkflowDescription,
     describe_vocabularies,
 )
@@ -213,7 +214,9 @@ def _vocabularies(spec: FeatureSpec, fitted: Fitted) -> dict[str, Vocabulary]:
         if name not in fitted.vocabularies:
             raise SchemaError(f"column {columns[0].name}: the workflow is not fitted")
         vocabulary = fitted.vocabularies[name]
-        counted[name] = {"values": len(vocabulary), "observed": vocabulary.observed}
+        counted[name] = VocabularyCounts(
+            len(vocabulary), {kind: int(count) for kind, count in vocabulary.observed.items()}
+        )
     return describe_vocabularies(spec, counted, vocabulary_directories(spec))
 
 

@@ -53,7 +53,8 @@ def assemble(
         wrong = column.code != 0
         if index in (plan.weight, plan.key):
             wrong = wrong | column.missing
-        first_wrong[wrong & (first_wrong < 0)] = index
+        if wrong.any():
+            first_wrong[wrong & (first_wrong < 0)] = index
     labels = [converted[index].values for index in plan.labels]
     weight = None if plan.weight is None else converted[plan.weight].values.astype(np.float32)
     key = None if plan.key is None else _key(converted[plan.key].values)

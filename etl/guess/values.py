@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from nvt_torchrec.etl.guess.times import time_format
-from nvt_torchrec.formats.spec.limits import LARGEST_FLOAT32
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.spec.raw_types.base import LARGEST_FLOAT32
 
 #: Texts that mean a missing value in any column, and those that do so among numbers only.
 _NULLS = ("?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "\\N", "None")

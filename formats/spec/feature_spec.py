@@ -22,9 +22,8 @@ from nvt_torchrec.formats.spec.columns import (
     DenseColumn,
     InputFormat,
 )
-from nvt_torchrec.formats.spec.labels import LabelRule
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.spec.reading import AS_IT_IS, Read, ReadPlan
+from nvt_torchrec.formats.spec.reading import AS_IT_IS, LabelRule, Read, ReadPlan
 from nvt_torchrec.formats.spec.split import BY_DAYS, Split
 from nvt_torchrec.formats.spec.transforms import TRANSFORMS, DenseTransform
 

@@ -31,8 +31,7 @@ from nvt_torchrec.formats.spec.feature_spec import (
     FeatureSpec,
     InputFormat,
 )
-from nvt_torchrec.formats.spec.labels import LabelRule
-from nvt_torchrec.formats.spec.reading import Derivation, Reading
+from nvt_torchrec.formats.spec.reading import Derivation, LabelRule, Reading
 from tests.clicklog.reference_reader import LARGEST, as_lists
 
 SPEC = FeatureSpec(

@@ -24,8 +24,7 @@ from nvt_torchrec.formats.spec.feature_spec import (
     FeatureSpec,
     InputFormat,
 )
-from nvt_torchrec.formats.spec.labels import LabelRule
-from nvt_torchrec.formats.spec.reading import Read, Reading
+from nvt_torchrec.formats.spec.reading import LabelRule, Read, Reading
 from tests.clicklog.test_field_rules import _TEXTS, BAD, as_list, fields_of
 
 _UTC = datetime.UTC
@@ -82,7 +81,7 @@ def test_integers_are_read_as_their_digits(data, raw, nulls) -> None:
     [
         ([0, 1, 2, None], pa.int64(), LabelRule("y"), [0, 1, BAD, BAD]),
         ([0.0, 1.0, 0.5, float("nan")], pa.float32(), LabelRule("y"), [0, 1, BAD, BAD]),
-        ([True, False, None], pa.bool_(), None, [1, 0, BAD]),
+        ([True, False, None], pa.bool_(), LabelRule("y"), [1, 0, BAD]),
         (["1", "0.0", " 1"], pa.string(), LabelRule("y"), [1, 0, BAD]),
         ([3, 4, 5, None], pa.int8(), LabelRule("y", threshold=4), [0, 1, 1, BAD]),
         ([3.5, 4.0, float("nan")], pa.float64(), LabelRule("y", threshold=4), [0, 1, BAD]),

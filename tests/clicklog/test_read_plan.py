@@ -21,8 +21,7 @@ from nvt_torchrec.clicklog.text.parse import parse_rows
 from nvt_torchrec.formats.rows import empty_rows
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.spec.labels import LabelRule
-from nvt_torchrec.formats.spec.reading import Derivation, Reading
+from nvt_torchrec.formats.spec.reading import Derivation, LabelRule, Reading
 from nvt_torchrec.formats.spec.split import Split
 from tests.clicklog.random_logs import random_logs, random_rows
 from tests.clicklog.reference_reader import (

@@ -24,7 +24,7 @@ from nvt_torchrec.formats.spec.feature_spec import (
     FeatureSpec,
     InputFormat,
 )
-from nvt_torchrec.formats.spec.limits import LARGEST_FLOAT32
+from nvt_torchrec.formats.spec.raw_types.base import LARGEST_FLOAT32
 from nvt_torchrec.inference import InvalidRowError
 from nvt_torchrec.inference.inputs.values import RowReader, reads_plainly
 
