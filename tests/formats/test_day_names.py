@@ -107,6 +107,8 @@ def test_files_of_spark_and_hive(tmp_path: Path) -> None:
         (["part-0.csv", "part-1.csv", "other-1.csv"], "several kinds: other-1.csv, part-0.csv"),
         (["part-0.csv", "2024-10-28.csv"], "several kinds"),
         (["part-1.csv", "part-01.csv"], "is there twice"),
+        (["day_0", "day_2", "day_5"], r"missing day_1, day_3, day_4\n.*--days 0,2,5"),
+        (["day_0", "day_0.tsv"], "day 0 is there twice"),
     ],
 )
 def test_names_that_cannot_be_used(tmp_path: Path, names: list[str], message: str) -> None:

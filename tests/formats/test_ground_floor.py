@@ -38,11 +38,6 @@ def test_criteo_spec_is_torchrecs() -> None:
     assert spec.columns == [DEFAULT_LABEL_NAME, *DEFAULT_INT_NAMES, *DEFAULT_CAT_NAMES]
 
 
-def test_spec_survives_json() -> None:
-    spec = load_spec().with_policy(max_table_size=100, num_buckets=5)
-    assert FeatureSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
-
-
 def test_spec_file(tmp_path: Path) -> None:
     path = tmp_path / "spec.toml"
     path.write_text(
@@ -111,11 +106,6 @@ def test_policies_by_name() -> None:
         assert hashed == spec.categorical[-1]
     with pytest.raises(SettingsError, match=r"policy 'nvidia-4' is unknown\n.*did you mean"):
         spec.with_policy_named("nvidia-4")
-
-
-def test_spec_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"none.toml: not a feature spec"):
-        load_spec(tmp_path / "none.toml")
 
 
 SCHEMA = TableSchema("label", ("int_0", "int_1"), ("cat_0", "cat_1", "tags"), (10, 3, 7), ("tags",))
@@ -279,12 +269,6 @@ def test_an_error_of_another_file_is_not_the_outputs(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         copy()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_json_that_is_none(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text("{")
-    with pytest.raises(BadInputError, match=r"x.json: cannot be read as a thing"):
-        read_json(tmp_path / "x.json", "a thing")
 
 
 def test_errors_survive_processes_and_end_with_status_2(capsys: pytest.CaptureFixture) -> None:
