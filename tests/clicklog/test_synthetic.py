@@ -219,7 +219,7 @@ def test_labels_are_drawn_from_the_planted_probabilities(rows: Rows) -> None:
 
 
 def test_the_signal_is_shared_out_as_planned() -> None:
-    model = plant(SyntheticSettings(seed=1, base_rate=0.1))
+    model = plant(SyntheticSettings(seed=1))
     drawn, logits = zip(*(model.draw(day, 0, BLOCK_ROWS) for day in (0, 12, 23)), strict=True)
     dense, categorical, label = (
         np.concatenate([getattr(rows, name) for rows in drawn], axis=-1)
@@ -229,7 +229,7 @@ def test_the_signal_is_shared_out_as_planned() -> None:
         terms = tuple(term for term in model.terms if term.kind == kind)
         part = dataclasses.replace(model, terms=terms).logits(dense, categorical)
         assert part.std() == pytest.approx(SIGNAL * share**0.5, rel=0.06)
-    assert label.mean() == pytest.approx(0.1, rel=0.1)
+    assert label.mean() == pytest.approx(0.256, rel=0.1)
     auroc = roc_auc_score(label, np.concatenate(logits))
     assert 0.80 < auroc < 0.84
     additive = tuple(term for term in model.terms if term.kind != "interactions")
