@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import mask_to_arrow
-from nvt_torchrec.clicklog.derive.columns import derive
-from nvt_torchrec.clicklog.derive.keys import hash_texts
+from nvt_torchrec.clicklog.derive.columns import derive, hash_texts
 from nvt_torchrec.clicklog.text.convert import Converted, describe_value
 from nvt_torchrec.clicklog.text.remedies import correct_or, value_remedy
 from nvt_torchrec.formats.missing import add_missing, empty_mask

@@ -13,11 +13,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.derive.columns import derive
-from nvt_torchrec.clicklog.derive.keys import hash_texts
+from nvt_torchrec.clicklog.derive.columns import derive, hash_texts
 from nvt_torchrec.clicklog.readers.parquet_rows import read_parquet
 from nvt_torchrec.clicklog.text.line_layout import layout_of, plain_layout, plain_layouts
-from nvt_torchrec.clicklog.text.parse import parse_rows
+from nvt_torchrec.clicklog.text.tokenizer import parse_rows
 from nvt_torchrec.formats.rows import empty_rows
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
 from nvt_torchrec.clicklog.text.delimited import split_rows
 from nvt_torchrec.clicklog.text.line_layout import layout_of, plain_layout
-from nvt_torchrec.clicklog.text.parse import parse_delimited, parse_rows
+from nvt_torchrec.clicklog.text.tokenizer import parse_delimited, parse_rows
 from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, empty_rows
 from nvt_torchrec.formats.spec.feature_spec import (
     CategoricalColumn,
