@@ -28,7 +28,7 @@ _THING_WORDS = re.compile(
     "cluster|sku|shop|store|seller|merchant|video|song|artist|page|domain|language|browser|os|"
     "carrier|worker"
 )
-_ANONYMOUS = re.compile(r"C\d+|feat(ure)?_?\d+")
+_ANONYMOUS = re.compile(r"C?\d+|feat(ure)?_?\d+")
 _MEASURES = re.compile(
     r"(price|amount|value|revenue|duration|seconds|bytes|count|(^|_)age$|size|balance|salary|"
     r"distance|length|width|height|total|number|num(_|$)|views|visits|days|hours|minutes)",

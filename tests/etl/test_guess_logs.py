@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.guess import guess
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
@@ -148,6 +149,49 @@ SAMPLES = {
         "\t",
         split="column",
     ),
+    "Ali-CCP": Sample(  # names that are numbers
+        "click,purchase,101,121,205,206",
+        lambda rng, i: [
+            *(bit(rng), bit(rng) * bit(rng)),
+            *(rng.randint(1, most) for most in (60, 90, 13, 110)),
+        ],
+        "click|purchase",
+        "",
+        dict.fromkeys(("101", "121", "205", "206"), "int"),
+    ),
+    "padded lists": Sample(
+        "user,label,clicked_items,site",
+        lambda rng, i: [
+            rng.randint(1, 50),
+            bit(rng),
+            "|".join(str(rng.randint(0, 30)) for _ in range(10)),
+            rng.choice("abc"),
+        ],
+        "label",
+        "",
+        {"user": "int", "clicked_items": "lists of int", "site": "string"},
+        split="column",
+    ),
+    "some rows with a field too many, and times with a space": Sample(
+        "click,at,site",
+        lambda rng, i: [
+            bit(rng),
+            f"2024-01-{1 + i % 28:02d} 10:11:12",
+            *(rng.choice("abc") for _ in range(1 + (i % 50 == 7))),
+        ],
+        "click",
+        "",
+        {"site": "string"},
+        split="time",
+    ),
+    "spaces around tabs": Sample(
+        "click\t site\t price",
+        lambda rng, i: [bit(rng), rng.choice(["a b", "c d"]), f"{rng.random():.3f}"],
+        "click",
+        "price",
+        {"site": "string"},
+        delimiter=" \t ",
+    ),
     "several classes": Sample(
         "height,gear,Class",
         lambda rng, i: [
@@ -183,7 +227,25 @@ def test_samples(name: str, tmp_path: Path) -> None:
     for comment in sample.comments:
         assert comment in text
     flags = ["--spec", str(path.parent / "spec.toml"), "--input_path", str(path)]
+    flags += ["--on_bad_rows", "quarantine", "--max_bad_fraction", "0.03"]
     assert main(["run", *flags, "--output_path", str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("1 3:1 17:0.5", "libsvm"),
+        ("1 0:3:1 1:17:0.5", "libffm"),
+        ("-1 |user age:20 |item a b", "Vowpal Wabbit"),
+        ("1,2,3\n1,2\n1\n1,2,3", "with delimiter ',' 50% of the lines have 3"),
+    ],
+)
+def test_what_is_no_table_is_refused_by_name(line: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text(f"{line}\n" * 5)
+    with pytest.raises(BadInputError, match=message) as error:
+        guess(str(path))
+    assert error.value.remedy
 
 
 @pytest.mark.parametrize("form", ["file", "directory", "glob"])
