@@ -15,10 +15,6 @@ from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.formats.missing import WORD_BITS
 from nvt_torchrec.formats.spec.checks import check, one_of
 from nvt_torchrec.formats.spec.columns import (
-    DENSE_TRANSFORMS,
-    FIRST_OOV_ID,
-    NULL_ID,
-    PADDING_ID,
     CategoricalColumn,
     DenseColumn,
     InputFormat,
@@ -27,18 +23,6 @@ from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.reading import AS_IT_IS, LabelRule, Read, ReadPlan
 from nvt_torchrec.formats.spec.split import BY_DAYS, Split
 from nvt_torchrec.formats.spec.transforms import TRANSFORMS, DenseTransform
-
-__all__ = [
-    "DENSE_TRANSFORMS",
-    "FIRST_OOV_ID",
-    "NULL_ID",
-    "PADDING_ID",
-    "POLICIES",
-    "CategoricalColumn",
-    "DenseColumn",
-    "FeatureSpec",
-    "InputFormat",
-]
 
 #: The most dense and the most categorical columns. Nothing depends on this number; it is how far
 #: everything was tried. With 1000 of each, ``graph.json`` has 5 MB, the report 7 MB and a footer of

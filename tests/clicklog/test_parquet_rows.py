@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.parquet_rows import ParquetLayout, cut_rows, parquet_layout
 from nvt_torchrec.clicklog.readers.raw import (
     Block,
-    find_days,
     first_line,
     open_day,
     read_block,

@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.readers.lines import count_lines, cut_lines, read_into
+from nvt_torchrec.clicklog.readers.days import find_days
+from nvt_torchrec.clicklog.readers.lines import count_lines, cut_lines, read_bytes, read_into
 from nvt_torchrec.clicklog.readers.raw import (
     Block,
-    find_days,
     first_line,
     open_day,
     read_block,
     read_block_chunks,
-    read_bytes,
 )
 from nvt_torchrec.clicklog.readers.stream import stream_rows
 from nvt_torchrec.clicklog.readers.text_rows import offset_of_row

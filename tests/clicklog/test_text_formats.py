@@ -14,10 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine, split_chunks
 from nvt_torchrec.clicklog.readers.raw import (
     Block,
-    find_days,
     first_line,
     open_day,
     read_block,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
-from nvt_torchrec.clicklog.readers.days import find_days, parse_days
-from nvt_torchrec.formats.day_names import OpenDays, date_of, name_of, natural_order
+from nvt_torchrec.clicklog.readers.days import find_days
+from nvt_torchrec.formats.day_names import OpenDays, date_of, name_of, natural_order, parse_days
 from nvt_torchrec.formats.spec.split import Split
 
 SHARE = Split("share", valid=0.1, test=0.1)

@@ -236,7 +236,7 @@ def test_removing_a_file(tmp_path: Path) -> None:
     remove(tmp_path / "file")
     assert list(tmp_path.iterdir()) == []
     write_text(tmp_path / "file", "not a directory")
-    with pytest.raises(OutputError, match="file/inside: cannot be replaced: Not a directory"):
+    with pytest.raises(OutputError, match="file/inside: cannot be written: Not a directory"):
         remove(tmp_path / "file" / "inside")
 
 
