@@ -87,9 +87,13 @@ def string_array(offsets: np.ndarray, data: np.ndarray) -> pa.StringArray:
 
 def strings(values: Sequence[str]) -> pa.StringArray:
     """Make a string array of a few strings (``pa.array`` imports pandas)."""
-    encoded = [value.encode() for value in values]
-    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
-    return string_array(offsets, np.frombuffer(b"".join(encoded), np.uint8))
+    joined = "".join(values)
+    data = joined.encode()
+    ascii_only = len(data) == len(joined)
+    lengths = map(len, values if ascii_only else [value.encode() for value in values])
+    offsets = np.zeros(len(values) + 1, np.int32)
+    np.cumsum(np.fromiter(lengths, np.int32, len(values)), out=offsets[1:])
+    return string_array(offsets, np.frombuffer(data, np.uint8))
 
 
 def blanked(texts: pa.Array, mask: np.ndarray) -> pa.StringArray:

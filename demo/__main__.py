@@ -22,7 +22,6 @@ from pathlib import Path
 from nvt_torchrec.base.command_line import Parser, Settings, flag, parse
 from nvt_torchrec.base.errors import ClickLogError, OutputError, run_command
 from nvt_torchrec.base.files.atomic import write_json, write_text
-from nvt_torchrec.dlrm.settings.sizes import global_batch_for
 from nvt_torchrec.formats.etl_output import EtlOutput
 
 log = logging.getLogger("demo")
@@ -113,8 +112,6 @@ def _fresh(output: Path) -> Path:
 
 
 def _commands(settings: DemoSettings, paths: dict[str, Path]) -> dict[str, list[str]]:
-    rows = settings.rows_per_day * LAST_DAY
-    steps = rows // global_batch_for(rows)
     return {
         "synthesize": _python(
             f"-m etl synthesize --output_path {paths['raw']} --days {LAST_DAY + 1} "
@@ -124,8 +121,6 @@ def _commands(settings: DemoSettings, paths: dict[str, Path]) -> dict[str, list[
         "train": _torchx(
             f"run -s local_cwd dist.ddp -j 1x{settings.ranks} --script train_torchrec.py -- "
             f"--binary_path {paths['parquet']}/ "
-            f"--validation_freq_within_epoch {max(1, steps // 8)} "
-            f"--throughput_check_freq_within_epoch {max(1, steps // 20)} "
             f"--save_checkpoint_path {paths['checkpoint']} --log_path {paths['training_log']}"
         ),
         "predict": _python(

@@ -206,7 +206,7 @@ class Trainer:
 
     def _train_epoch(self, epoch: int) -> bool:
         """Train what is left of an epoch; return whether training ends before the next one."""
-        progress, every = self.progress, self.settings.validation_freq_within_epoch
+        progress, every = self.progress, self.progress.validation_every
         loader = self.loaders["train"]
         batches = iter(loader)
         first = progress.step % self.epoch_steps
@@ -272,10 +272,10 @@ class Trainer:
 
     def _validation_is_due(self) -> bool:
         """Return whether an evaluation of valid follows the last step."""
-        progress, settings = self.progress, self.settings
+        progress = self.progress
         if progress.step == progress.total_steps:
             return True
-        return progress.step % self.epoch_steps % settings.validation_freq_within_epoch == 0
+        return progress.step % self.epoch_steps % progress.validation_every == 0
 
     def _validate(self) -> bool:
         """Evaluate valid; return whether ``auc_threshold`` is reached, the same on every rank."""

@@ -40,7 +40,8 @@ from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, c
 from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.formats.generations import Generation, check_lineage, read_reused
 from nvt_torchrec.formats.schema import LARGEST_TABLE, TableSchema
-from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 
 if TYPE_CHECKING:
@@ -161,13 +162,10 @@ class WorkflowDescription:
         return cls(
             path=path,
             spec=content.spec,
-            statistics={
-                name: {"mean": float(values.mean), "std": float(values.std)}
-                for name, values in content.statistics.items()
-            },
+            statistics=content.statistics,
             vocabularies=describe_vocabularies(
                 content.spec,
-                {name: dataclasses.asdict(counts) for name, counts in content.vocabularies.items()},
+                content.vocabularies,
                 {name: content.directory(name) for name in content.spec.vocabularies},
             ),
             versions=content.versions,
@@ -352,14 +350,22 @@ def identify(path: Path) -> Identity:
     return Identity(description.digest, description.generation)
 
 
+@dataclasses.dataclass(frozen=True)
+class VocabularyCounts:
+    """What was counted of a vocabulary: ``values`` and ``observed`` of :class:`Vocabulary`."""
+
+    values: int
+    observed: dict[str, int]
+
+
 def describe_vocabularies(
-    spec: FeatureSpec, counted: dict[str, dict[str, Any]], directories: dict[str, str]
+    spec: FeatureSpec, counted: dict[str, VocabularyCounts], directories: dict[str, str]
 ) -> dict[str, Vocabulary]:
     """Describe the vocabulary of each column.
 
     Args:
         spec: The columns.
-        counted: By vocabulary, its ``values`` and ``observed``.
+        counted: By vocabulary, what was counted of it.
         directories: By vocabulary, the directory of its files.
 
     Raises:
@@ -368,37 +374,19 @@ def describe_vocabularies(
     described = {}
     for column in spec.categorical:
         name = column.vocabulary_name
-        values, observed = counted[name]["values"], counted[name]["observed"]
+        counts = counted[name]
         most = 0 if column.hash_buckets else LARGEST_TABLE - column.reserved_ids
-        if not 0 <= values <= most or min(observed.values()) < 0:
-            raise ValueError(f"the vocabulary of column {column.name} has {counted[name]}")
+        good = counts.observed.keys() == {"null", "oov", "unique"}
+        if not good or min(counts.observed.values()) < 0 or not 0 <= counts.values <= most:
+            raise ValueError(f"the vocabulary of column {column.name} has {counts}")
         described[column.name] = Vocabulary(
             name=name,
             file=f"{directories[name]}/unique.{name}.parquet",
-            values=int(values),
-            table_size=column.reserved_ids + int(values),
-            observed={kind: int(count) for kind, count in observed.items()},
+            values=counts.values,
+            table_size=column.reserved_ids + counts.values,
+            observed=counts.observed,
         )
     return described
-
-
-@dataclasses.dataclass(frozen=True)
-class _Statistics:
-    mean: float
-    std: float
-
-
-@dataclasses.dataclass(frozen=True)
-class _Observed:
-    null: int
-    oov: int
-    unique: int
-
-
-@dataclasses.dataclass(frozen=True)
-class _Counted:
-    values: int
-    observed: _Observed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -408,22 +396,21 @@ class _Metadata:
     digest: str
     versions: dict[str, str]
     spec: FeatureSpec
-    statistics: dict[str, _Statistics]
-    vocabularies: dict[str, _Counted]
+    statistics: dict[str, dict[str, float]]
+    vocabularies: dict[str, VocabularyCounts]
     files: dict[str, FileEntry]
     lineage: tuple[Generation, ...] = ()
 
     def __post_init__(self) -> None:
-        for what, wanted in (
-            ("statistics", self.spec.normalized_names),
-            ("vocabularies", self.spec.vocabularies),
-        ):
-            for missing in sorted(set(wanted) - getattr(self, what).keys()):
-                raise ValueError(f"{what}.{missing} is missing")
+        for name in self.spec.normalized_names:
+            if self.statistics.get(name, {}).keys() != {"mean", "std"}:
+                raise ValueError(f"statistics.{name} are not mean and std")
+        for name in sorted(self.spec.vocabularies.keys() - self.vocabularies.keys()):
+            raise ValueError(f"vocabularies.{name} is missing")
         values = {name: self.vocabularies[name].values for name in self.spec.vocabularies}
         check_lineage(self.lineage, self.digest, values)
-        counted = {name: dataclasses.asdict(counts) for name, counts in self.vocabularies.items()}
-        describe_vocabularies(self.spec, counted, dict.fromkeys(values, ""))  # checks the numbers
+        # checks the numbers
+        describe_vocabularies(self.spec, self.vocabularies, dict.fromkeys(values, ""))
 
     def directory(self, vocabulary: str) -> str:
         """Return the directory of a vocabulary's files; ``artifacts`` if none is listed."""

@@ -34,17 +34,13 @@ from nvt_torchrec.base.files.atomic import (
     write_text,
 )
 from nvt_torchrec.formats.generations import Generation, reused_table
-from nvt_torchrec.formats.spec.feature_spec import (
-    FIRST_OOV_ID,
-    NULL_ID,
-    PADDING_ID,
-    CategoricalColumn,
-    FeatureSpec,
-)
+from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID, NULL_ID, PADDING_ID
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.workflow_description import (
     GRAPH_FILE,
     METADATA_FILE,
     Vocabulary,
+    VocabularyCounts,
     WorkflowDescription,
     describe_vocabularies,
 )
@@ -213,7 +209,9 @@ def _vocabularies(spec: FeatureSpec, fitted: Fitted) -> dict[str, Vocabulary]:
         if name not in fitted.vocabularies:
             raise SchemaError(f"column {columns[0].name}: the workflow is not fitted")
         vocabulary = fitted.vocabularies[name]
-        counted[name] = {"values": len(vocabulary), "observed": vocabulary.observed}
+        counted[name] = VocabularyCounts(
+            len(vocabulary), {kind: int(count) for kind, count in vocabulary.observed.items()}
+        )
     return describe_vocabularies(spec, counted, vocabulary_directories(spec))
 
 

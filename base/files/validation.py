@@ -85,7 +85,8 @@ def parse(kind: type[T], value: Any, source: Path | str, remedy: str = "") -> T:
     Args:
         kind: A dataclass, ``dict[str, X]``, ``list[X]``, ``tuple[X, ...]``, ``X | None``, ``bool``,
             ``int`` (64 bits), ``float`` (finite), ``str`` or ``Any``. Dataclasses may raise
-            ValueError or errors of this project in ``__post_init__``.
+            ValueError or errors of this project in ``__post_init__``; an instance of one is taken
+            as it is.
         value: The value that was read.
         source: The file, for errors.
         remedy: What to do about a damaged file.
@@ -111,6 +112,8 @@ def convert(kind: Any, value: Any, where: str = "") -> Any:
         _check(isinstance(value, list | tuple), value, where, "a list")
         return origin(convert(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin is dict or dataclasses.is_dataclass(kind):
+        if origin is None and isinstance(value, kind):
+            return value
         _check(isinstance(value, dict), value, where, "an object")
         if origin is dict:
             return {key: convert(inner[1], item, _join(where, key)) for key, item in value.items()}

@@ -13,8 +13,8 @@ import torch
 from benchmarks.gpu.data import LOG_DAYS, ensure_log
 from benchmarks.gpu.worker import GpuSettings, Result, seconds_of
 from nvt_torchrec.base.files.atomic import read_json
-from nvt_torchrec.clicklog.readers.raw import Block, find_days
-from nvt_torchrec.clicklog.readers.text_rows import line_limit
+from nvt_torchrec.clicklog.readers.days import find_days
+from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.clicklog.text.device.tokenizer import parse_on_device
 from nvt_torchrec.etl.plan import make_plan
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
@@ -66,7 +66,7 @@ def of_block(
     shutil.rmtree(directory, ignore_errors=True)
     threads.count([block], spec, directory / "fit", workers=1, reject=False)
     write_workflow(directory / "workflow", spec, fitting.fit([block], spec, directory / "fit"))
-    there, limit = card.device, line_limit(spec)
+    there, limit = card.device, spec.input.line_limit
     workflow = DeviceWorkflow(there, compiled.load(directory / "workflow"))
     with card.lane() as lane:
         text = lane.read(block)

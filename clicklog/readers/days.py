@@ -18,18 +18,17 @@ from nvt_torchrec.formats.day_names import (
     OpenDays,
     name_of,
     natural_order,
-    parse_days,
     partition_name,
 )
 from nvt_torchrec.formats.spec.split import BY_DAYS, Split
 from nvt_torchrec.formats.splits import SPLITS
 
-__all__ = ["DayFile", "OpenDays", "find_days", "parse_days"]
-
 _COMPRESSED = re.compile(r".*\.(?:gz|bz2|xz|zst)")
 _DATA = re.compile(r".*\.(?:tsv|txt|csv|dat|data|log|parquet|pq)(?:\.(?:gz|bz2|xz|zst))?")
 #: How names begin that are no data.
 _HIDDEN = ("_", ".")
+#: What a file of another name is, if it is the only one.
+_DAY_0 = DayName("day", "day_", 0)
 #: Files, and missing days, that an error lists.
 _SHOWN = 6
 
@@ -105,16 +104,15 @@ def find_days(
     if split.by == "files":
         return _files_of_splits(str(input_path), days, split)
     filesystem, root = filesystem_of(str(input_path))
-    is_glob = _is_glob(root) and not filesystem.exists(root)
-    if not is_glob and not filesystem.exists(root):
-        raise BadInputError(f"{input_path}: no such directory", "pass the directory of day_0 …")
-    one_file = not is_glob and filesystem.isfile(root)
+    one_file = filesystem.isfile(root)
     if one_file:
-        named = [(filesystem.info(root), name_of(root) or DayName("day", "day_", 0))]
-    elif is_glob:
+        named = [(filesystem.info(root), name_of(root) or _DAY_0)]
+    elif filesystem.exists(root):
+        named = _listed(filesystem, root, str(input_path), split)
+    elif any(character in root for character in "*?["):
         named = _named(_glob(filesystem, root), str(input_path), split)
     else:
-        named = _listed(filesystem, root, str(input_path), split)
+        raise BadInputError(f"{input_path}: no such directory", "pass the directory of day_0 …")
     found: dict[int, DayFile] = {}
     for info, name in named:
         if days is not None and name.number not in days:
@@ -160,7 +158,7 @@ def _check_gaps(
     input_path: str,
 ) -> None:
     """Check that no day is missing."""
-    name = name or DayName("day", "day_", 0)
+    name = name or _DAY_0
     wanted: Iterable[int]
     if days is None:
         wanted = range(min(found, default=0) if after is None else after + 1, max(found) + 1)
@@ -176,10 +174,6 @@ def _check_gaps(
         more = " …" if len(missing) > _SHOWN else ""
         choose = f", or choose what is there with --days {name.flag(found)}" if found else ""
         raise BadInputError(f"{input_path}: missing {listed}{more}", f"add the files{choose}")
-
-
-def _is_glob(path: str) -> bool:
-    return any(character in path for character in "*?[")
 
 
 def _glob(filesystem: Any, pattern: str) -> list[dict[str, Any]]:
@@ -200,7 +194,7 @@ def _listed(
     days: list[tuple[dict[str, Any], DayName]] = []
     others: list[tuple[dict[str, Any], DayName]] = []
     for info in filesystem.ls(root, detail=True):
-        last = info["name"].rstrip("/").rsplit("/", 1)[-1]
+        last = _last(info)
         if info["type"] == "directory":
             partition = partition_name(last) if split.by == "days" else None
             if partition:
@@ -229,11 +223,9 @@ def _is_data(path: str) -> bool:
 
 def _only_file(filesystem: Any, directory: str) -> dict[str, Any]:
     """Return the file in a directory such as ``date=2024-10-30``."""
-    found = [
-        info
-        for info in filesystem.ls(directory, detail=True)
-        if info["type"] != "directory" and not info["name"].rsplit("/", 1)[-1].startswith(_HIDDEN)
-    ]
+    listed = filesystem.ls(directory, detail=True)
+    files = (info for info in listed if info["type"] != "directory")
+    found = [info for info in files if not _last(info).startswith(_HIDDEN)]
     if len(found) != 1:
         raise BadInputError(
             f"{directory}: {len(found)} files, where a day is one file",
@@ -250,10 +242,6 @@ def _named(
         raise BadInputError(f"{input_path}: no file matches", "check the directory and the pattern")
     names = [name_of(info["name"]) for info in files]
     known = [(info, name) for info, name in zip(files, names, strict=True) if name]
-    numbers = {(name.kind, name.prefix, name.number) for _, name in known}
-    alike = len({(name.kind, name.prefix) for _, name in known}) == 1
-    if len(known) == len(files) and alike and (len(numbers) == len(files) or split.by == "days"):
-        return known
     if split.by == "days":
         unknown = [info["name"] for info, name in zip(files, names, strict=True) if not name]
         if unknown:
@@ -263,17 +251,18 @@ def _named(
                 "share, column, time or files",
             )
         _check_alike(known, input_path)
-    return [
-        (info, DayName("natural", info["name"].rsplit("/", 1)[-1], i))
-        for i, info in enumerate(files)
-    ]
+        return known
+    kinds = {(name.kind, name.prefix) for _, name in known}
+    if len(kinds) == 1 and len({name.number for _, name in known}) == len(files):
+        return known
+    return [(info, DayName("natural", _last(info), i)) for i, info in enumerate(files)]
 
 
 def _check_alike(named: list[tuple[dict[str, Any], DayName]], input_path: str) -> None:
     """Refuse names of several kinds."""
     first: dict[tuple[str, str], str] = {}
     for info, name in sorted(named, key=lambda pair: natural_order(pair[0]["name"])):
-        first.setdefault((name.kind, name.prefix), info["name"].rsplit("/", 1)[-1])
+        first.setdefault((name.kind, name.prefix), _last(info))
     if len(first) > 1:
         raise BadInputError(
             f"{input_path}: names of several kinds: {_shown(list(first.values()))}",
@@ -297,37 +286,31 @@ def _files_of_splits(input_path: str, days: Collection[int] | None, split: Split
             f"{input_path}: no directory, and the spec's split names files in one",
             "pass the directory of these files",
         )
-    found: list[DayFile] = []
-    owner: dict[str, str] = {}
+    found: dict[str, DayFile] = {}
     for name in SPLITS:
         for pattern in getattr(split, f"{name}_files"):
             matched = _glob(filesystem, f"{root.rstrip('/')}/{pattern}")
             if not matched:
-                there = [
-                    info["name"].rsplit("/", 1)[-1] for info in filesystem.ls(root, detail=True)
-                ]
+                listed = map(_last, filesystem.ls(root, detail=True))
+                there = _shown(sorted(listed, key=natural_order))
                 raise BadInputError(
-                    f"{input_path}: {name} = {pattern!r} matches no file; there are "
-                    f"{_shown(sorted(there, key=natural_order))}",
+                    f"{input_path}: {name} = {pattern!r} matches no file; there are {there}",
                     "correct the [split] of the spec",
                 )
             for info in matched:
-                own = info["name"]
-                if owner.setdefault(own, name) != name:
+                file = _day_file(filesystem, info, DayName("natural", _last(info), 0))
+                first = found.setdefault(file.path, dataclasses.replace(file, split=name))
+                if first.split != name:
                     raise BadInputError(
-                        f"{own}: is for {owner[own]} and for {name}",
+                        f"{file.path}: is for {first.split} and for {name}",
                         "make the patterns in the [split] of the spec exclude each other",
                     )
-                if own in {file.title for file in found}:
-                    continue
-                day = DayName("natural", own, len(found))
-                found.append(dataclasses.replace(_day_file(filesystem, info, day), split=name))
-    return [
-        dataclasses.replace(file, title=file.path.rsplit("/", 1)[-1]) for file in _in_order(found)
-    ]
-
-
-def _in_order(files: list[DayFile]) -> list[DayFile]:
-    """Number files by split and natural order, however many patterns matched them."""
-    ordered = sorted(files, key=lambda file: (SPLITS.index(file.split), natural_order(file.path)))
+    ordered = sorted(
+        found.values(), key=lambda file: (SPLITS.index(file.split), natural_order(file.path))
+    )
     return [dataclasses.replace(file, day=i) for i, file in enumerate(ordered)]
+
+
+def _last(info: dict[str, Any]) -> str:
+    """Return the last name of a path."""
+    return info["name"].rstrip("/").rsplit("/", 1)[-1]

@@ -67,6 +67,7 @@ def split_chunks(
     begin: int = 0,
     size: int | None = None,
     quotes: str = "",
+    head: bytes = b"",
 ) -> Iterator[memoryview | LongLine]:
     """Cut the rest of a file into chunks of whole lines.
 
@@ -75,10 +76,11 @@ def split_chunks(
         chunk_bytes: about how long a chunk is.
         limit: bytes that a line may have, without its end; in place of a longer line comes a
             :class:`LongLine`.
-        begin: the current position in the file, for :attr:`LongLine.begin`.
+        begin: the position of ``head`` in the file, for :attr:`LongLine.begin`.
         size: how many bytes to read: whole lines. None: up to the end of the file.
         quotes: the delimiter of text whose quoted fields may contain line breaks, which are then
             part of a line; "" for other text.
+        head: bytes that were read already and come before the rest of the file.
 
     Yields:
         In the order of the file, chunks of lines up to ``limit`` (read-only; the last line perhaps
@@ -87,7 +89,7 @@ def split_chunks(
     Raises:
         EndedEarlyError: there are fewer than ``size`` bytes.
     """
-    rest = memoryview(b"")  # a line whose end has not been read
+    rest = memoryview(head)  # of a line whose end has not been read
     long: LongLine | None = None  # a line that is too long already
     while True:
         wanted = max(chunk_bytes, len(rest))

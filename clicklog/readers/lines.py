@@ -19,6 +19,7 @@ from fsspec.utils import infer_compression
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.line_chunks import EndedEarlyError, LongLine, split_chunks
+from nvt_torchrec.formats.spec.columns import InputFormat
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SCAN_BYTES = 8 << 20
@@ -88,7 +89,7 @@ def _shrank(path: str, size: int, wanted: int) -> BadInputError:
 
 
 def read_chunks(
-    path: str, begin: int, end: int, chunk_bytes: int, limit: int, quotes: str = ""
+    path: str, begin: int, end: int, chunk_bytes: int, text: InputFormat
 ) -> Iterator[memoryview | LongLine]:
     """Read the whole lines in the bytes ``[begin, end)``; see :func:`.line_chunks.split_chunks`.
 
@@ -97,9 +98,10 @@ def read_chunks(
     """
     with _opened(path) as file:
         file.seek(begin)
+        limit, size = text.line_limit, end - begin
         try:
             yield from split_chunks(
-                file, chunk_bytes, limit, begin=begin, size=end - begin, quotes=quotes
+                file, chunk_bytes, limit, begin=begin, size=size, quotes=text.quotes
             )
         except EndedEarlyError as error:
             raise _shrank(path, error.args[0], end) from None
@@ -165,37 +167,30 @@ def read_stream(path: str, chunk_bytes: int) -> Iterator[bytes]:
 
 
 def stream_chunks(
-    path: str,
-    chunk_bytes: int,
-    limit: int,
-    skip_lines: int = 0,
-    quotes: str = "",
-    comment: str = "",
+    path: str, chunk_bytes: int, text: InputFormat
 ) -> Iterator[memoryview | LongLine]:
     """Read the lines of a file in chunks, decompressed; see :func:`.line_chunks.split_chunks`.
 
-    A byte order mark, the first ``skip_lines`` lines and then those that begin with ``comment`` are
-    left out.
+    What is before the header or the first row is left out.
 
     Raises:
         BadInputError: as :func:`read_stream`.
     """
     with _stream(path) as (file, _):
-        read, begin, _ = after_preamble(file, skip_lines, comment)
-        whole = _Joined(read, file)
-        yield from split_chunks(whole, chunk_bytes, limit, begin=begin, quotes=quotes)
+        head, begin, _ = after_preamble(file, text.skip_lines, text.comment)
+        yield from split_chunks(
+            file, chunk_bytes, text.line_limit, begin=begin, quotes=text.quotes, head=head
+        )
 
 
-def text_begin(path: str, skip_lines: int, comment: str = "") -> int:
-    """Return the byte after a byte order mark, ``skip_lines`` lines and those with ``comment``.
+def find_preamble(path: str, text: InputFormat) -> tuple[int, int]:
+    """Return how many bytes and lines of a file come before its header or its first row.
 
     Raises:
-        BadInputError: the file cannot be read.
+        BadInputError: as :func:`read_stream`.
     """
-    if not skip_lines and not comment:
-        return len(BYTE_ORDER_MARK) * (read_up_to(path, 0, 3) == BYTE_ORDER_MARK)
-    with _opened(path) as file:
-        return after_preamble(file, skip_lines, comment)[1]
+    with _stream(path) as (file, _):
+        return after_preamble(file, text.skip_lines, text.comment)[1:]
 
 
 def text_end(path: str, begin: int, end: int) -> int:
@@ -223,14 +218,6 @@ def without_empty_lines(text: bytes | memoryview) -> int:
     return whole.index(b"\n", len(rows)) + 1 if rows else 0
 
 
-def preamble_lines(path: str, skip_lines: int, comment: str) -> int:
-    """Return how many lines :func:`stream_chunks` leaves out. Raises :class:`BadInputError`."""
-    if not comment:
-        return skip_lines
-    with _stream(path) as (file, _):
-        return after_preamble(file, skip_lines, comment)[2]
-
-
 def after_preamble(file: IO[bytes], skip_lines: int, comment: str = "") -> tuple[bytes, int, int]:
     """Skip a byte order mark, ``skip_lines`` lines, and then those that begin with ``comment``.
 
@@ -256,21 +243,6 @@ def after_preamble(file: IO[bytes], skip_lines: int, comment: str = "") -> tuple
             if not head:
                 return b"", gone, lines
         at, lines = newline + 1, lines + 1
-
-
-class _Joined(io.RawIOBase):
-    """Bytes that were read from a file, and the rest of it."""
-
-    def __init__(self, read: bytes, file: IO[bytes]) -> None:
-        self._read, self._file = memoryview(read), file
-
-    def readinto(self, buffer: Any) -> int:
-        if not self._read:
-            return self._file.readinto(buffer)  # type: ignore[attr-defined]
-        part = self._read[: len(buffer)]
-        buffer[: len(part)] = part
-        self._read = self._read[len(part) :]
-        return len(part)
 
 
 def unpacked_head(path: str) -> tuple[bytes, int, bool]:

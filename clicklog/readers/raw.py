@@ -11,13 +11,9 @@ import dataclasses
 from collections.abc import Iterator
 
 from nvt_torchrec.base.errors import BadRowError
-from nvt_torchrec.clicklog.readers.days import DayFile, find_days, parse_days
+from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.lines import (
-    BYTE_ORDER_MARK,
-    count_lines,
-    preamble_lines,
-    read_bytes,
-    text_begin,
+    find_preamble,
     text_end,
 )
 from nvt_torchrec.clicklog.readers.text_rows import (
@@ -30,21 +26,6 @@ from nvt_torchrec.clicklog.readers.text_rows import (
 )
 from nvt_torchrec.formats.rows import RawRows, describes
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-
-__all__ = [
-    "Block",
-    "DayFile",
-    "OpenDay",
-    "bad_row_error",
-    "check_label",
-    "find_days",
-    "first_line",
-    "open_day",
-    "parse_days",
-    "read_block",
-    "read_block_chunks",
-    "read_bytes",
-]
 
 #: About how many bytes a value of parquet takes, decoded and as typed column.
 _VALUE_BYTES = 16
@@ -191,7 +172,7 @@ def read_block_chunks(
             path, begin, end, source, spec, label=label, reject=reject, chunk_rows=size
         )
     else:
-        layout = block_layout(path, source, spec, label)
+        layout = block_layout(path, end, source, spec, label)
         chunks = read_text(path, begin, end, spec, layout, reject=reject, chunk_bytes=chunk_bytes)
     lines_before = bad = 0
     for rows in chunks:
@@ -215,14 +196,8 @@ def first_line(block: Block, spec: FeatureSpec) -> int:
     """
     if spec.input.format == "parquet":
         return block.begin + 1
-    if spec.input.quoted_newlines:
-        skipped = spec.input.skip_lines, spec.input.comment
-        begin = text_begin(block.path, *skipped)
-        rows = count_file_rows(block.path, begin, block.begin, spec)
-        return 1 + preamble_lines(block.path, *skipped) + rows
-    if block.begin == len(BYTE_ORDER_MARK) and text_begin(block.path, 0):
-        return 1
-    return 1 + count_lines(block.path, 0, block.begin)
+    begin, lines = find_preamble(block.path, spec.input)
+    return 1 + lines + count_file_rows(block.path, begin, block.begin, spec)
 
 
 def count_rows(block: Block, spec: FeatureSpec) -> int:

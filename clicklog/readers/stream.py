@@ -24,9 +24,7 @@ from nvt_torchrec.clicklog.readers.text_rows import (
     PARQUET_MAGIC,
     first_layout,
     header_lines,
-    line_limit,
     parse_chunks,
-    quotes_of,
     rows_in,
 )
 from nvt_torchrec.clicklog.text.line_layout import LineLayout
@@ -116,8 +114,7 @@ def stream_unparsed(path: str, spec: FeatureSpec, *, block_bytes: int) -> Iterat
     if spec.input.format == "parquet":
         yield from _stream_parquet(path, spec, block_bytes)
         return
-    limit, skip = line_limit(spec), spec.input.skip_lines
-    chunks = stream_chunks(path, block_bytes, limit, skip, quotes_of(spec), spec.input.comment)
+    chunks = stream_chunks(path, block_bytes, spec.input)
     if spec.input.skip_empty_lines:
         chunks = _without_empty_end(chunks)
     taken, layout = first_layout(chunks, path, spec)

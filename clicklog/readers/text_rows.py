@@ -11,25 +11,21 @@ import numpy as np
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine
 from nvt_torchrec.clicklog.readers.lines import (
-    BYTE_ORDER_MARK,
     count_lines,
     count_newlines,
     cut_lines,
-    preamble_lines,
+    find_preamble,
     read_chunks,
-    read_up_to,
-    text_begin,
 )
 from nvt_torchrec.clicklog.text.line_layout import (
     LineLayout,
-    first_line_of,
     layout_of,
     plain_layout,
     plain_layouts,
 )
-from nvt_torchrec.clicklog.text.parse import as_utf8, parse_rows
 from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG
 from nvt_torchrec.clicklog.text.row_ends import NO_LIMIT, count_rows, skip_rows
+from nvt_torchrec.clicklog.text.tokenizer import as_utf8, parse_rows
 from nvt_torchrec.formats.rows import BadRow, RawRows, with_bad_rows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
@@ -50,21 +46,11 @@ OPEN_QUOTE_REMEDY = (
 )
 
 
-def line_limit(spec: FeatureSpec) -> int:
-    """Bytes that a line may have, without its end; a header line too."""
-    return spec.input.max_line_kb << 10
-
-
 def header_lines(spec: FeatureSpec, path: str = "") -> int:
     """Lines of a text file before its first row; those with ``comment`` only if it is given."""
-    own = spec.input
-    skipped = preamble_lines(path, own.skip_lines, own.comment) if path else own.skip_lines
-    return int(bool(own.header)) + skipped
-
-
-def quotes_of(spec: FeatureSpec) -> str:
-    """The delimiter if quoted fields may contain line breaks, else ""."""
-    return spec.input.delimiter if spec.input.quoted_newlines else ""
+    comments = path and spec.input.comment
+    skipped = find_preamble(path, spec.input)[1] if comments else spec.input.skip_lines
+    return int(bool(spec.input.header)) + skipped
 
 
 def rows_in(text: bytes | memoryview, spec: FeatureSpec) -> int:
@@ -138,7 +124,7 @@ def _pieces(
 ) -> Iterator[tuple[int, memoryview | LongLine]]:
     """Yield the pieces of a range of the file, and where each begins."""
     at = begin
-    for piece in read_chunks(path, begin, end, _SCAN_BYTES, line_limit(spec), quotes_of(spec)):
+    for piece in read_chunks(path, begin, end, _SCAN_BYTES, spec.input):
         yield at, piece
         at += piece.size + 1 if isinstance(piece, LongLine) else len(piece)
 
@@ -156,10 +142,8 @@ def file_layout(path: str, size: int, source: str, spec: FeatureSpec) -> LineLay
         BadInputError: it is a parquet file, or its header is too long or lacks a column.
         BadRowError: its first lines have another number of fields than the spec.
     """
-    if spec.input.header:
-        return _header_layout(path, source, spec)
-    begin = text_begin(path, spec.input.skip_lines, spec.input.comment)
-    chunks = read_chunks(path, begin, size, HEAD_BYTES, line_limit(spec), quotes_of(spec))
+    begin = find_preamble(path, spec.input)[0]
+    chunks = read_chunks(path, begin, size, HEAD_BYTES, spec.input)
     layout = first_layout(chunks, source, spec)[1]
     return dataclasses.replace(layout, begin=begin + layout.begin)
 
@@ -185,46 +169,12 @@ def first_layout(
     taken: list[memoryview | LongLine] = []
     for chunk in chunks:
         taken.append(chunk)
-        if not isinstance(chunk, LongLine):
-            return taken, _layout_of_head(bytes(chunk), source, spec)
-        if spec.input.header:
+        if spec.input.header or not isinstance(chunk, LongLine):
             break
     if not taken:
         raise BadInputError(f"{source}: empty file", "there is nothing to read")
-    if spec.input.header:
-        raise _long_header(source, spec)
-    return taken, _layout_of_head(taken[0].head, source, spec)
-
-
-def block_layout(path: str, source: str, spec: FeatureSpec, label: bool) -> LineLayout:
-    """Return the positions of the columns for a block of a file.
-
-    Raises:
-        BadInputError: as :func:`file_layout`; or the label is to be read and not in the header.
-    """
-    if not spec.input.header and (label or len(plain_layouts(spec)) <= 2):
-        return plain_layout(spec, label=label)
-    layout = _header_layout(path, source, spec)
-    if label and not layout.label:
-        raise BadInputError(f"{source}: column {spec.sources(label=True)[0]} is not in the header")
-    return layout if label else layout.without_label()
-
-
-def _header_layout(path: str, source: str, spec: FeatureSpec) -> LineLayout:
-    own = spec.input
-    begin = 0
-    if own.skip_lines or own.comment:
-        begin = text_begin(path, own.skip_lines, own.comment)
-    head = read_up_to(path, begin, begin + HEAD_BYTES)
-    if len(first_line_of(head, spec)) == len(head) == HEAD_BYTES:
-        head = read_up_to(path, begin, begin + line_limit(spec) + 1)
-    if head.startswith(BYTE_ORDER_MARK):
-        begin, head = begin + len(BYTE_ORDER_MARK), head[len(BYTE_ORDER_MARK) :]
-    layout = _layout_of_head(head, source, spec)
-    return dataclasses.replace(layout, begin=begin + layout.begin)
-
-
-def _layout_of_head(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
+    chunk = taken[0] if isinstance(taken[-1], LongLine) else taken[-1]
+    head = chunk.head if isinstance(chunk, LongLine) else bytes(chunk)
     if head.startswith(PARQUET_MAGIC):
         raise BadInputError(
             f"{source}: a parquet file, where the spec says {spec.input.format}",
@@ -232,16 +182,26 @@ def _layout_of_head(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
             if spec.is_criteo_format
             else 'set format = "parquet" in its [input]',
         )
-    if spec.input.header and len(first_line_of(head, spec)) > line_limit(spec):
-        raise _long_header(source, spec)
-    return layout_of(head, source, spec)
+    if spec.input.header and isinstance(chunk, LongLine):
+        raise BadInputError(
+            f"{source}: the header has more than {spec.input.line_limit:,} bytes",
+            "check that it is the right file, or allow longer lines with `etl run --max_line_kb`",
+        )
+    return taken, layout_of(head, source, spec)
 
 
-def _long_header(source: str, spec: FeatureSpec) -> BadInputError:
-    return BadInputError(
-        f"{source}: the header has more than {line_limit(spec):,} bytes",
-        "check that it is the right file, or allow longer lines with `etl run --max_line_kb`",
-    )
+def block_layout(path: str, end: int, source: str, spec: FeatureSpec, label: bool) -> LineLayout:
+    """Return the positions of the columns for a block of a file that ends at ``end``.
+
+    Raises:
+        BadInputError: as :func:`file_layout`; or the label is to be read and not in the header.
+    """
+    if not spec.input.header and (label or len(plain_layouts(spec)) <= 2):
+        return plain_layout(spec, label=label)
+    layout = file_layout(path, end, source, spec)
+    if label and not layout.label:
+        raise BadInputError(f"{source}: column {spec.sources(label=True)[0]} is not in the header")
+    return layout if label else layout.without_label()
 
 
 def read_text(
@@ -272,7 +232,7 @@ def read_text(
         BadInputError: the file cannot be read, or is shorter.
     """
     size = chunk_bytes or min(end - begin, _WHOLE_BYTES)
-    chunks = read_chunks(path, begin, end, size, line_limit(spec), quotes_of(spec))
+    chunks = read_chunks(path, begin, end, size, spec.input)
     for together in [list(chunks)] if chunk_bytes is None else ([chunk] for chunk in chunks):
         yield parse_chunks(together, spec, layout, reject=reject)
 

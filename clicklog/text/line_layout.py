@@ -21,7 +21,9 @@ MOST_LINES = 100
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 #: With what files begin that are no text.
 _UTF_16, _ZIP = (b"\xff\xfe", b"\xfe\xff"), b"PK\x03\x04"
-_COMPRESSED = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zst"}
+_COMPRESSED = {
+    ".gz": b"\x1f\x8b", ".bz2": b"BZh", ".xz": b"\xfd7zXZ", ".zst": b"\x28\xb5\x2f\xfd",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,40 +153,38 @@ def check_text(head: bytes, source: str) -> None:
     That is UTF-16, a compressed file whose name does not say so, JSON, and lines that end with a
     carriage return alone.
     """
+    packed = next((ending for ending, magic in _COMPRESSED.items() if head.startswith(magic)), "")
+    bare_returns = b"\n" not in head and head.rstrip(b"\r").count(b"\r") > 0
+    unpack = "unpack it and " * source.endswith(tuple(_COMPRESSED))
     file = shlex.quote(source)
-    if head.startswith(_UTF_16):
-        raise BadInputError(
-            f"{source}: UTF-16", f"convert it: iconv -f UTF-16 -t UTF-8 {file} > converted.csv"
-        )
-    if head.startswith(_ZIP):
-        raise BadInputError(f"{source}: a zip archive", f"unpack it: unzip {file}")
-    for magic, ending in _COMPRESSED.items():
-        if head.startswith(magic):
-            raise BadInputError(
-                f"{source}: compressed, but its name does not say so", f"name it {source}.{ending}"
-            )
-    if _is_json(head):
-        raise BadInputError(
-            f"{source}: JSON",
+    for is_so, what, remedy in (
+        (
+            head.startswith(_UTF_16),
+            "UTF-16",
+            f"convert it: iconv -f UTF-16 -t UTF-8 {file} > converted.csv",
+        ),
+        (head.startswith(_ZIP), "a zip archive", f"unpack it: unzip {file}"),
+        (packed, "compressed, but its name does not say so", f"name it {source}{packed}"),
+        (
+            _is_json(head),
+            "JSON",
             "convert it to parquet, rows in lines for example with pyarrow.json.read_json and "
             "pyarrow.parquet.write_table",
-        )
-    if b"\n" not in head and head.rstrip(b"\r").count(b"\r"):
-        packed = source.endswith(tuple(_COMPRESSED.values()))
-        raise BadInputError(
-            f"{source}: its lines end with \\r alone",
-            f"{'unpack it and ' * packed}convert it: tr '\\r' '\\n' < {file} > converted.csv",
-        )
+        ),
+        (
+            bare_returns,
+            "its lines end with \\r alone",
+            f"{unpack}convert it: tr '\\r' '\\n' < {file} > converted.csv",
+        ),
+    ):
+        if is_so:
+            raise BadInputError(f"{source}: {what}", remedy)
 
 
 def _is_json(head: bytes) -> bool:
     """Whether a text begins with an object in its first line, or with a list of objects."""
-    if head.startswith(b'[{"'):
-        return True
-    if not head.startswith(b"{"):
-        return False
     try:
-        return isinstance(json.loads(head.split(b"\n", 1)[0]), dict)
+        return head.startswith(b'[{"') or isinstance(json.loads(head.split(b"\n", 1)[0]), dict)
     except (ValueError, RecursionError):
         return False
 

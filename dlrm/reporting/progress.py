@@ -65,6 +65,7 @@ class Progress:
         samples: The trained samples, over all epochs and ranks.
         train_seconds: The time spent on training steps, without evaluations.
         total_steps: The steps of the whole run.
+        validation_every: The steps of an epoch between two evaluations of valid.
         meter: The sums since the last report.
     """
 
@@ -79,6 +80,9 @@ class Progress:
         if settings.max_steps is not None:
             self.total_steps = min(self.total_steps, settings.max_steps)
         self._settings, self._group, self._events = settings, group, events
+        twentieth = max(1, -(-min(epoch_steps, self.total_steps) // 20))
+        self._every = settings.throughput_check_freq_within_epoch or min(twentieth, 1000)
+        self.validation_every = settings.validation_freq_within_epoch or min(5 * twentieth, 10000)
         self._timed_samples, self._timed_seconds = 0, 0.0
 
     @property
@@ -97,8 +101,7 @@ class Progress:
 
     def is_due(self, epoch_step: int) -> bool:
         """Return whether to report after so many steps of an epoch."""
-        every = self._settings.throughput_check_freq_within_epoch
-        return epoch_step % every == 0 or self.step == self._settings.benchmark_warmup_steps
+        return epoch_step % self._every == 0 or self.step == self._settings.benchmark_warmup_steps
 
     def report(self, epoch: int, epoch_step: int, rate: float, overdue: bool) -> bool:
         """Report the steps since the last report (collective).

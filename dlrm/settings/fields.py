@@ -211,12 +211,13 @@ class TrainFields(Settings):
         "print the plan for so many GPUs of --hbm_gib and stop; needs no GPU", None, least=1
     )
 
-    throughput_check_freq_within_epoch: int = _reporting(
-        "steps between two lines of progress; one more ends each epoch", 1000, least=1
+    throughput_check_freq_within_epoch: int | None = _reporting(
+        "steps between two lines of progress; one more ends each epoch (default: a twentieth of an "
+        "epoch, at most 1000)", None, least=1
     )
-    validation_freq_within_epoch: int = _reporting(
-        "steps between two evaluations of valid; one more ends each epoch; test follows at the end",
-        10000, least=1
+    validation_freq_within_epoch: int | None = _reporting(
+        "steps between two evaluations of valid; one more ends each epoch; test follows at the end "
+        "(default: a quarter of an epoch, at most 10000)", None, least=1
     )
     benchmark_warmup_steps: int = _reporting(
         "number of first steps that the throughput at the end leaves out", 0, least=0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import shlex
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
@@ -26,7 +27,9 @@ class GuessSettings(Settings):
     """The settings of ``python -m etl guess``."""
 
     # fmt: off
-    input_path: str = flag("one file of the log; local or URL", metavar="FILE", positional=True)
+    input_path: str = flag(
+        "a file of the log, or the directory or glob; local or URL", metavar="PATH", positional=True
+    )
     output: Path | None = flag(
         "write the spec to this file (default: print it)", None, metavar="TOML"
     )
@@ -43,10 +46,11 @@ SETTINGS = (GuessSettings,)
 
 
 def guess(path: str, *, label: str = "", delimiter: str = "", head_mb: int = HEAD_MB) -> str:
-    """Return a first spec for a file as TOML; the same file gives the same text.
+    """Return a first spec for a log as TOML; the same log gives the same text.
 
     Args:
-        path: A file of text, also compressed, or parquet; local or a URL.
+        path: A file of text, also compressed, or parquet, or a directory or glob of such files;
+            local or a URL.
         label: The name of the label's column, or its number from 1 on; "" to find it.
         delimiter: What is between the fields of text; "" to find it.
         head_mb: MiB of text to read from the beginning.
@@ -54,12 +58,17 @@ def guess(path: str, *, label: str = "", delimiter: str = "", head_mb: int = HEA
     Raises:
         BadInputError: The file cannot be read, or no column can be the label.
     """
+    return _guess(path, label, delimiter, head_mb)[0]
+
+
+def _guess(path: str, label: str, delimiter: str, head_mb: int) -> tuple[str, str]:
+    """Return a spec, and the input that it is made for: all days of a log, if there are more."""
     from nvt_torchrec.etl.guess.roles import assign
     from nvt_torchrec.etl.guess.sample import take_sample
     from nvt_torchrec.etl.guess.toml_text import to_toml
 
     sample = take_sample(path, head_mb << 20, delimiter)
-    return to_toml(assign(sample, path, label), sample, path)
+    return to_toml(assign(sample, path, label), sample, path), sample.days or path
 
 
 def run(settings: GuessSettings) -> None:
@@ -76,12 +85,8 @@ def run(settings: GuessSettings) -> None:
         raise OutputError(
             f"{settings.output}: exists already", "choose another --output, or delete it"
         )
-    text = guess(
-        settings.input_path,
-        label=settings.label,
-        delimiter=settings.delimiter.replace("\\t", "\t"),
-        head_mb=settings.head_mb,
-    )
+    delimiter = settings.delimiter.replace("\\t", "\t")
+    text, input_path = _guess(settings.input_path, settings.label, delimiter, settings.head_mb)
     if settings.output is None:
         print(text, end="")
         return
@@ -91,5 +96,5 @@ def run(settings: GuessSettings) -> None:
     logger.info(
         "python -m etl run --spec %s --input_path %s --output_path OUT",
         settings.output,
-        settings.input_path,
+        shlex.quote(input_path),
     )

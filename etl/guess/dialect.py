@@ -9,6 +9,7 @@ import re
 from collections import Counter
 
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.etl.guess.values import NULLS
 
 #: Delimiters, the more special first: of two that divide the lines equally well, the first is it.
 _DELIMITERS = ("\t", "::", "||", "\x01", ";", ",", "|", "^", "~", " ")
@@ -18,6 +19,14 @@ _TRIED, _PREAMBLE = 2000, 50
 #: Stands for a delimiter of several characters: Python's csv module takes one.
 _STAND_IN = "\x1e"
 _ENOUGH = 0.9  # of the lines have the same number of fields
+#: Names of columns, but no hashes.
+_NAME = re.compile(r"(?![0-9a-f]{8}$)[A-Za-z_#][\w .:/()-]{0,60}")
+#: Formats whose fields say themselves which they are, by their lines.
+_OTHER_FORMATS = {
+    "libsvm": re.compile(r"[-+]?\d+(\.\d+)?( (qid:)?\d+:[-+\d.eE]+)+\s*"),
+    "libffm": re.compile(r"[-+]?\d+(\.\d+)?([ \t]\d+:\d+:[-+\d.eE]+)+\s*"),
+    "Vowpal Wabbit": re.compile(r"([-+\d.]+ [-+\d. ]*)?('\S+ ?)?(\|\w+ [^|]*)+"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +48,40 @@ class Dialect:
     quoted_newlines: bool = False
     comment: str = ""
     skip_lines: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Attempt:
+    """Lines divided by one delimiter.
+
+    Attributes:
+        dialect: What they are then.
+        share: The share of the lines with as many fields as most.
+        rows: The fields of some of these lines.
+        first: Whether the first line, mostly the header, is one of these.
+    """
+
+    dialect: Dialect
+    share: float
+    rows: list[list[str]]
+    first: bool
+
+    @property
+    def is_good(self) -> bool:
+        return self.dialect.fields > 1 and self.share >= _ENOUGH
+
+    def rank(self, others: list[_Attempt]) -> tuple:
+        """Return what makes one delimiter better than another.
+
+        Spaces are within texts and times more often than between fields. The header has as many
+        fields as the rows, and the delimiter of a list is in fewer columns than that of the rows.
+        """
+        delimiters = {other.dialect.delimiter for other in others}
+        within = delimiters - {self.dialect.delimiter, " "}
+        columns = zip(*self.rows, strict=True)
+        mixed = sum(any(each in field for each in within for field in c) for c in columns)
+        delimiter, fields = self.dialect.delimiter, self.dialect.fields
+        return (delimiter != " ", self.first, -mixed, self.share >= 0.99, fields)
 
 
 def decode(data: bytes, path: str) -> tuple[str, str]:
@@ -63,28 +106,44 @@ def find_dialect(text: str, path: str, delimiter: str = "") -> Dialect:
     """Return how a text of whole lines is written; ``delimiter`` is given, or found.
 
     Raises:
-        BadInputError: the rows have one field only, or no common number of fields.
+        BadInputError: The rows have one field only, or no common number of fields, or are of
+            another format.
     """
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     lines = [line for line in lines[: _TRIED + _PREAMBLE] if line][:_TRIED]
+    for name, pattern in _OTHER_FORMATS.items():
+        if all(map(pattern.fullmatch, lines[:20])):
+            raise BadInputError(
+                f"{path}: {name}: {lines[0]:.60}",
+                "convert it to CSV or parquet, with a column for each field",
+            )
     tried = [_try(lines, each) for each in _candidates(text, delimiter)]
-    good = [(dialect, share) for dialect, share in tried if dialect.fields > 1 and share >= _ENOUGH]
+    good = [attempt for attempt in tried if attempt.is_good]
     if not good and '"' in text:  # lines in the middle of a field
         whole = [each for each in _candidates(text, delimiter) if len(each) == 1]
         tried = [_try_whole(text, each) for each in whole]
-        good = [(dialect, share) for dialect, share in tried if dialect.fields > 1]
-        good = [(dialect, share) for dialect, share in good if share >= _ENOUGH]
+        good = [attempt for attempt in tried if attempt.is_good]
+    if not good and len(lines) == 1:
+        good = [attempt for attempt in tried if attempt.dialect.fields > 1]
     if not good:
-        if len(lines) == 1:
-            good = [(dialect, 1.0) for dialect, _ in tried if dialect.fields > 1]
-        if not good:
-            raise BadInputError(
-                f"{path}: one column, or rows with different numbers of fields: {lines[0]:.60}",
-                "a log has a label and at least one more column; give what separates them with "
-                "--delimiter",
-            )
-    best = max(good, key=lambda item: (item[1] >= 0.99, item[0].fields))[0]
-    return _with_preamble(best, text)
+        raise _no_delimiter(tried, lines[0], path)
+    best = max(good, key=lambda attempt: attempt.rank(good))
+    return _with_preamble(best.dialect, text)
+
+
+def _no_delimiter(tried: list[_Attempt], line: str, path: str) -> BadInputError:
+    what = "one column"
+    several = [attempt for attempt in tried if attempt.dialect.fields > 1]
+    if several:
+        best = max(several, key=lambda attempt: attempt.share)
+        what = (
+            f"rows with different numbers of fields: with delimiter {best.dialect.delimiter!r} "
+            f"{best.share:.0%} of the lines have {best.dialect.fields}"
+        )
+    return BadInputError(
+        f"{path}: {what}: {line:.60}",
+        "a log has a label and at least one more column; give what separates them with --delimiter",
+    )
 
 
 def split_rows(text: str, dialect: Dialect) -> list[list[str]]:
@@ -101,17 +160,20 @@ def split_rows(text: str, dialect: Dialect) -> list[list[str]]:
 
 
 def has_header(rows: list[list[str]]) -> bool:
-    """Whether the first row names the columns: its fields are unlike those below them."""
+    """Whether the first row names the columns: its fields are unlike those below them.
+
+    Words above columns of numbers are names, though other names may be numbers, unless more fields
+    of the first row are values of their columns.
+    """
     first, below = [field.strip() for field in rows[0]], rows[1:]
-    if not any(first) or any(_is_value(field) for field in first):
-        return False
-    columns = [{row[j].strip() for row in below if j < len(row)} for j in range(len(first))]
-    if any(column and all(_is_value(value) for value in column if value) for column in columns):
-        return True  # words above numbers
-    named = all(re.fullmatch(r"[A-Za-z_][\w .:/()-]{0,60}", field) for field in first if field)
-    return named and not any(
-        name in column for name, column in zip(first, columns, strict=True) if name
-    )
+    columns = [{row[j].strip() for row in below if j < len(row)} - {""} for j in range(len(first))]
+    pairs = [(name, seen) for name, seen in zip(first, columns, strict=True) if name]
+    named = [name for name, _ in pairs if _NAME.fullmatch(name) and name not in NULLS]
+    above = [n for n, seen in pairs if n in named and seen and all(map(_is_value, seen))]
+    values = sum(name in seen for name, seen in pairs)
+    if above:
+        return len(above) > values
+    return bool(pairs) and len(named) == len(pairs) and not values
 
 
 def short_header(text: str, dialect: Dialect, rows: list[list[str]]) -> list[str]:
@@ -151,24 +213,28 @@ def _candidates(text: str, delimiter: str) -> list[str]:
     return [each for each in _DELIMITERS if each in text and each not in without]
 
 
-def _try(lines: list[str], delimiter: str) -> tuple[Dialect, float]:
+def _try(lines: list[str], delimiter: str) -> _Attempt:
     begins = [line.startswith('"') or f'{delimiter}"' in line for line in lines]
-    whole = [
-        line
+    rows = [
+        _split(line, delimiter)
         for line, quoted in zip(lines, begins, strict=True)
         if not quoted or line.count('"') % 2 == 0  # otherwise a field goes on in the next line
     ]
-    counts = Counter(len(_split(line, delimiter)) for line in whole) or Counter({1: 0})
-    fields, often = max(counts.items(), key=lambda item: (item[1], item[0]))
-    return Dialect(delimiter, fields, any(begins)), often / len(lines)
+    return _attempt(rows, len(lines), Dialect(delimiter, 0, any(begins)))
 
 
-def _try_whole(text: str, delimiter: str) -> tuple[Dialect, float]:
+def _try_whole(text: str, delimiter: str) -> _Attempt:
     rows = [row for row in _read(text, delimiter)[:_TRIED] if row not in ([], [""])]
-    counts = Counter(len(row) for row in rows)
-    fields, often = max(counts.items(), key=lambda item: (item[1], item[0]))
     broken = any("\n" in field for row in rows for field in row)
-    return Dialect(delimiter, fields, True, broken), often / len(rows)
+    return _attempt(rows, len(rows), Dialect(delimiter, 0, True, broken))
+
+
+def _attempt(rows: list[list[str]], lines: int, dialect: Dialect) -> _Attempt:
+    counts = Counter(map(len, rows)) or Counter({1: 0})
+    fields, often = max(counts.items(), key=lambda item: (item[1], item[0]))
+    even = [row for row in rows if len(row) == fields]
+    first = bool(rows) and len(rows[0]) == fields
+    return _Attempt(dataclasses.replace(dialect, fields=fields), often / lines, even[:100], first)
 
 
 def _with_preamble(dialect: Dialect, text: str) -> Dialect:

@@ -8,22 +8,37 @@ from collections import Counter
 from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.etl.guess.labels import chosen_label, find_label, label_rule
+from nvt_torchrec.etl.guess.labels import (
+    choose_labels,
+    label_rule,
+    why_no_feature,
+    without_type,
+)
 from nvt_torchrec.etl.guess.sample import SampledFile
+from nvt_torchrec.etl.guess.splits import BIRTHS, choose_split
 from nvt_torchrec.etl.guess.times import to_time
 from nvt_torchrec.etl.guess.values import Profile, fits
 
-_CODE_NAMES = re.compile(
-    r"((^|_)(id|ids|code|type|category|cat|class|kind|group|zip|zipcode|pos|position|version|"
-    r"user|item|movie|product|brand|device|site|app)(_|$))|Id$|ID$|^C\d+$",
-    re.IGNORECASE,
+#: Words in the names of integers that stand for things; the second ones unless it is a measure.
+_CODE_WORDS = re.compile("ids?|code|type|category|categorical|cat|class|level|hash|key")
+_THING_WORDS = re.compile(
+    "kind|group|zip|zipcode|pos|position|version|user|item|movie|product|brand|device|site|app|"
+    "customer|client|member|visitor|session|campaign|advertiser|creative|channel|city|region|"
+    "country|state|gender|sex|occupation|industry|genre|author|publisher|query|keyword|segment|"
+    "cluster|sku|shop|store|seller|merchant|video|song|artist|page|domain|language|browser|os|"
+    "carrier|worker"
 )
+_ANONYMOUS = re.compile(r"C?\d+|feat(ure)?_?\d+")
 _MEASURES = re.compile(
-    r"(price|amount|value|revenue|duration|seconds|bytes|count|age$|size)", re.IGNORECASE
+    r"(price|amount|value|revenue|duration|seconds|bytes|count|(^|_)age$|size|balance|salary|"
+    r"distance|length|width|height|total|number|num(_|$)|views|visits|days|hours|minutes)",
+    re.IGNORECASE,
 )
 _WITH_UNIT = re.compile(r"[-+]?([$€£¥] ?[\d.,]*\d|[\d.,]*\d ?[%$€£¥])")
 #: Rows from which on it means something that all values are different.
 _ENOUGH_ROWS = 100
+#: Integers up to such a number, and evenly spread, are not counts.
+_LARGE = 1_000_000
 #: Buckets of values that never stop coming.
 _BUCKETS = 100_000
 
@@ -52,15 +67,14 @@ class Guess:
     """What becomes of the columns of a file.
 
     Attributes:
-        label: the keys of ``[label]``, ``label_why`` its comment.
+        labels: the keys of each ``[[label]]`` with a comment, the main one first.
         split: the keys of ``[split]``, ``split_why`` its comment.
         features: the columns of the spec.
         unread: the columns of the file that are not read, each with the reason.
         names: of text without a header, the names of all columns of the file.
     """
 
-    label: dict[str, Any]
-    label_why: str
+    labels: list[tuple[dict[str, Any], str]]
     split: dict[str, Any]
     split_why: str
     features: list[Feature]
@@ -79,23 +93,30 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
     Raises:
         BadInputError: no column looks like a label, or none is left for features.
     """
-    at = chosen_label(sample.columns, path, label) if label else find_label(sample, path)
+    places, possible = choose_labels(sample, path, label)
+    at = places[0]
     columns = _named(sample, at)
-    rule, label_why = label_rule(columns[at], path)
+    labels = [label_rule(columns[j], path) for j in places]
+    if possible:
+        labels[0] = (labels[0][0], f"{labels[0][1]}; also possible: {', '.join(possible)}")
     features: list[Feature] = []
     unread: dict[str, str] = {}
     for j, column in enumerate(columns):
-        if j == at:
+        if j in places:
             continue
-        added, reason = _features(column, columns, is_criteo=_is_criteo(sample, at))
-        features += added
+        reason = why_no_feature(column, [columns[j] for j in places])
+        if not reason:
+            added, reason = _features(column, sample, is_criteo=_is_criteo(sample, at))
+            features += added
         if reason:
             unread[column.name or f"column {j + 1}"] = reason
+    rest = [c for j, c in enumerate(columns) if j not in places]
     if not any(feature.kind == "categorical" for feature in features):
-        features, unread = _with_a_category(features, unread, columns, at, path)
-    features = _without_clashes(features, rule["name"])
-    split, split_why = _split(columns, at, sample)
-    return Guess(rule, label_why, split, split_why, features, unread, [c.name for c in columns])
+        able = [c for c in rest if c.name and not why_no_feature(c, [columns[at]])]
+        features, unread = _with_a_category(features, unread, able, path)
+    features = _without_clashes(features, [rule["name"] for rule, _ in labels])
+    split, split_why = choose_split(rest, sample)
+    return Guess(labels, split, split_why, features, unread, [c.name for c in columns])
 
 
 def _named(sample: SampledFile, label: int) -> list[Profile]:
@@ -133,7 +154,7 @@ def _is_criteo(sample: SampledFile, label: int) -> bool:
 
 
 def _features(
-    column: Profile, columns: list[Profile], *, is_criteo: bool
+    column: Profile, sample: SampledFile, *, is_criteo: bool
 ) -> tuple[list[Feature], str]:
     """Return what becomes of a column, and the reason if it is nothing."""
     name = column.name
@@ -144,7 +165,7 @@ def _features(
     if column.kind == "empty":
         return [], column.unread or "no values in the rows that were read"
     if column.kind == "time":
-        return _of_time(column)
+        return _of_time(column, sample)
     if _names_rows(column):
         return [], "all values are distinct, so nothing can be learned from them"
     if column.distinct == 1 and column.rows > 1 and not column.missing:
@@ -162,17 +183,25 @@ def _names_rows(column: Profile) -> bool:
         return False
     if column.multi_hot or column.kind == "float":
         return False
-    if column.kind != "int" or _CODE_NAMES.search(column.name):
+    if column.kind != "int" or _is_named_code(column.name):
         return True
     numbers = [column.number(text) for text in column.counts]  # in the order of the rows
     return numbers == sorted(numbers)
+
+
+def _is_named_code(name: str) -> bool:
+    """Whether integers of this name stand for things."""
+    words = [word.lower() for word in re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+    if any(map(_CODE_WORDS.fullmatch, words)) or _ANONYMOUS.fullmatch(without_type(name)):
+        return True
+    return any(map(_THING_WORDS.fullmatch, words)) and not _MEASURES.search(name)
 
 
 def _is_code(column: Profile) -> bool:
     """Whether integers are names of things, not quantities."""
     if not fits(column.least, "int32") or not fits(column.most, "int32"):
         return True
-    if _CODE_NAMES.search(column.name):
+    if _is_named_code(column.name):
         return True
     if column.distinct <= 10 and column.present >= 1000:
         return True
@@ -182,9 +211,11 @@ def _is_code(column: Profile) -> bool:
     if positive[0] >= 1000 and column.present >= _ENOUGH_ROWS:
         return True
     dense = len(positive) / (positive[-1] - positive[0] + 1)
-    middle = positive[len(positive) // 2]
+    even = positive[len(positive) // 2] > 0.2 * positive[-1]  # counts are mostly small
     return column.distinct > 100 and (
-        dense > 0.9 or (column.distinct > 200 and dense > 0.3 and middle > 0.2 * positive[-1])
+        dense > 0.9
+        or (column.distinct > 200 and dense > 0.3 and even)
+        or (positive[-1] >= _LARGE and even)
     )
 
 
@@ -260,17 +291,23 @@ def _says(column: Profile, kind: str) -> str:
     return ", ".join(words)
 
 
-def _of_time(column: Profile) -> tuple[list[Feature], str]:
+def _of_time(column: Profile, sample: SampledFile) -> tuple[list[Feature], str]:
     """Return hour and weekday of a time; of a date the weekday; of a birth the age."""
     options: dict[str, Any] = {"time_format": column.time_format} if column.time_format else {}
     options |= {key: item for key, item in _reading(column).items() if key in ("nulls", "trim")}
     times = [to_time(text, column.time_format) for text in column.counts]
     first, last = min(times), max(times)
     says = _says(column, f"times from {first:%Y-%m-%d} to {last:%Y-%m-%d}")
-    if re.search(r"birth|dob", column.name, re.IGNORECASE):
+    if BIRTHS.search(column.name):
         age = {"raw": "float", "derive": "age", "reference": f"{last:%Y-%m-%d}", **options}
         return [Feature(f"{column.name}_age", "dense", age, says, column.name)], ""
-    kinds = ["weekday"] if all((t.hour, t.minute) == (0, 0) for t in times) else ["hour", "weekday"]
+    values = {"hour": {t.hour for t in times}, "weekday": {t.weekday() for t in times}}
+    if all((t.hour, t.minute) == (0, 0) for t in times):
+        values.pop("hour")
+    if sample.whole and not sample.days:
+        values = {kind: seen for kind, seen in values.items() if len(seen) > 1}
+    if not values:
+        return [], "always the same hour and weekday"
     return [
         Feature(
             "hour_of_day" if column.name == kind else f"{column.name}_{kind}",
@@ -279,19 +316,15 @@ def _of_time(column: Profile) -> tuple[list[Feature], str]:
             says,
             column.name,
         )
-        for kind in kinds
+        for kind in values
     ], ""
 
 
 def _with_a_category(
-    features: list[Feature], unread: dict[str, str], columns: list[Profile], label: int, path: str
+    features: list[Feature], unread: dict[str, str], able: list[Profile], path: str
 ) -> tuple[list[Feature], dict[str, str]]:
     """Make the column with the fewest values a category: a spec has at least one."""
-    able = [
-        c
-        for j, c in enumerate(columns)
-        if j != label and c.name and c.kind not in ("empty", "time")
-    ]
+    able = [c for c in able if c.kind not in ("empty", "time")]
     numbers = [c for c in able if c.kind == "float" and c.distinct > 1]
     able = [c for c in able if c.kind != "float"]
     if not able and numbers:
@@ -317,9 +350,9 @@ def _buckets(column: Profile) -> Feature:
     return Feature(f"{column.name}_bucket", "categorical", options, why, column.name)
 
 
-def _without_clashes(features: list[Feature], label: str) -> list[Feature]:
+def _without_clashes(features: list[Feature], labels: list[str]) -> list[Feature]:
     """Give each column another name, one that a spec can have."""
-    taken = {label}
+    taken = set(labels)
     result = []
     for feature in features:
         name = "".join(c if c.isprintable() and c != "/" else "_" for c in feature.name)
@@ -330,29 +363,3 @@ def _without_clashes(features: list[Feature], label: str) -> list[Feature]:
         taken.add(other)
         result.append(dataclasses.replace(feature, name=other))
     return result
-
-
-def _split(columns: list[Profile], label: int, sample: SampledFile) -> tuple[dict[str, Any], str]:
-    """Return the keys of ``[split]`` and why."""
-    times = [
-        column
-        for j, column in enumerate(columns)
-        if column.kind == "time"
-        and j != label
-        and column.name
-        and not column.missing
-        and column.distinct >= 10
-        and not re.search(r"birth|dob", column.name, re.IGNORECASE)
-    ]
-    if times:
-        chosen = max(times, key=lambda column: column.distinct)
-        split: dict[str, Any] = {"by": "time", "column": chosen.name}
-        if chosen.time_format:
-            split["time_format"] = chosen.time_format
-        return {**split, "valid": 0.1, "test": 0.1}, (
-            f"{chosen.name} is a time: the last tenth of the rows is test, because a model scores "
-            "rows that are newer than those it was trained on"
-        )
-    return {"by": "share", "valid": 0.1, "test": 0.1}, (
-        'at random, because no column is a time; by = "column" keeps the rows of a user together'
-    )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
+import re
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import filesystem_of, read_stream, read_up_to
 from nvt_torchrec.clicklog.text.line_layout import check_text
 from nvt_torchrec.etl.guess.dialect import (
@@ -20,9 +24,15 @@ from nvt_torchrec.etl.guess.dialect import (
     split_rows,
 )
 from nvt_torchrec.etl.guess.values import Profile, has_decimal_commas, profile
+from nvt_torchrec.formats.day_names import name_of
+from nvt_torchrec.formats.spec.split import Split
 
 #: At most so many rows of the head are looked at, and so many of each place further on.
 HEAD_ROWS, FURTHER_ROWS = 20_000, 2000
+#: Files of one table, as Spark and others write it, and no days.
+_PARTS = re.compile(r"(part|shard|chunk|split|fold|file|data)[-_][^/]*$", re.IGNORECASE)
+_ANY_FILES = Split("share", 0.1, 0.1)
+_PACKED = (".gz", ".bz2", ".xz", ".zst")
 _PLACES, _PLACE_BYTES = (0.25, 0.5, 0.75, 1.0), 256 << 10
 
 
@@ -39,6 +49,8 @@ class SampledFile:
         positional: whether the spec names columns by position.
         uneven: the number of rows with another number of fields.
         notes: what else should be said.
+        spread: whether they come from all parts of the file.
+        days: the directory or glob whose files are days, this one among them; "" if there is none.
     """
 
     columns: list[Profile]
@@ -49,6 +61,8 @@ class SampledFile:
     positional: bool = False
     uneven: int = 0
     notes: tuple[str, ...] = ()
+    spread: bool = False
+    days: str = ""
 
 
 def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
@@ -62,15 +76,50 @@ def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
     Raises:
         BadInputError: it is missing, empty, of another format, or has one column.
     """
-    filesystem, name = filesystem_of(path)
-    if filesystem.isdir(name):
-        raise BadInputError(f"{path}: a directory", "pass one of its files")
-    head, whole = _head(path, head_bytes)
+    files, days = _files(path)
+    first = files[0] if files else path
+    head, whole = _head(first, head_bytes)
     if not head.strip():
-        raise BadInputError(f"{path}: empty file", "pass a file with rows")
-    if head[:4] == b"PAR1":
-        return _of_parquet(path)
-    return _of_text(path, head, whole, delimiter)
+        raise BadInputError(f"{first}: empty file", "pass a file with rows")
+    is_parquet = head[:4] == b"PAR1"
+    sample = _of_parquet(first) if is_parquet else _of_text(first, head, whole, delimiter)
+    if len(files) > 1:
+        sample = dataclasses.replace(sample, whole=False, spread=False)
+    return dataclasses.replace(sample, days=days)
+
+
+def _files(path: str) -> tuple[list[str], str]:
+    """Return the files of a directory or glob, and under which path a log's files are days.
+
+    Raises:
+        BadInputError: There are no files.
+    """
+    filesystem, name = filesystem_of(path)
+    if filesystem.isfile(name):
+        return [path], _days_beside(path)
+    try:
+        days = find_days(path)
+        if len(days) > 1 and not _PARTS.search(days[0].path):
+            return [day.path for day in days], path
+    except BadInputError:
+        pass  # files of other names, of which all rows are read
+    return [day.path for day in find_days(path, split=_ANY_FILES)], ""
+
+
+def _days_beside(path: str) -> str:
+    """Return the directory or glob whose files are days, a file among them; "" without one."""
+    name = name_of(path)
+    if name is None or _PARTS.search(path):
+        return ""
+    folder, own = path.rsplit("/", 1) if "/" in path else (".", path)
+    if name.prefix.endswith("="):
+        folder = folder.rsplit("/", 1)[0] if "/" in folder else "."
+    for days in (folder, f"{folder}/{name.prefix}[0-9]*"):
+        with contextlib.suppress(BadInputError):
+            found = [day.path for day in find_days(days)]
+            if len(found) > 1 and any(day.endswith(f"/{own}") for day in found):
+                return days
+    return ""
 
 
 def _head(path: str, head_bytes: int) -> tuple[bytes, bool]:
@@ -143,13 +192,14 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile
         positional=not (header and usable),
         uneven=len(rows) - len(even),
         notes=notes if header and not usable else (),
+        spread=not path.endswith(_PACKED) and not dialect.quoted_newlines,
     )
 
 
 def _further(path: str, begin: int, encoding: str, dialect: Dialect) -> list[list[str]]:
     """Return rows from some places behind the head; of compressed files none."""
     filesystem, name = filesystem_of(path)
-    if path.endswith((".gz", ".bz2", ".xz", ".zst")):
+    if path.endswith(_PACKED):
         return []
     size = filesystem.info(name)["size"]
     plain = dataclasses.replace(dialect, comment="", skip_lines=0)
@@ -166,7 +216,7 @@ def _further(path: str, begin: int, encoding: str, dialect: Dialect) -> list[lis
 def _ends_empty(path: str) -> bool:
     """Whether the last line of a file that is not compressed is empty."""
     filesystem, name = filesystem_of(path)
-    if path.endswith((".gz", ".bz2", ".xz", ".zst")):
+    if path.endswith(_PACKED):
         return False
     size = filesystem.info(name)["size"]
     return read_up_to(path, max(0, size - 3), size).endswith((b"\n\n", b"\n\r\n"))
@@ -232,20 +282,24 @@ def _of_parquet(path: str) -> SampledFile:
     try:
         with filesystem.open(name, "rb") as file, pq.ParquetFile(file) as parquet:
             total = parquet.metadata.num_rows
-            batch = next(parquet.iter_batches(HEAD_ROWS), None)
+            batches = list(itertools.islice(parquet.iter_batches(HEAD_ROWS), 1))
+            groups = parquet.num_row_groups
+            for place in _PLACES if len(batches) and len(batches[0]) < total else ():
+                group = [max(0, int(place * groups) - 1)]
+                batches += itertools.islice(parquet.iter_batches(FURTHER_ROWS, row_groups=group), 1)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadInputError(
             f"{path}: cannot be read as parquet: {error}", "fetch it again"
         ) from error
-    if not batch:
+    if not total:
         raise BadInputError(f"{path}: no rows", "pass a file with rows")
-    profiles = [_of_array(batch.column(j), field) for j, field in enumerate(batch.schema)]
-    return SampledFile(
-        profiles, len(batch), len(batch) == total, {"format": "parquet"}, header=True
-    )
+    table = pa.Table.from_batches(batches)
+    profiles = [_of_array(table.column(j), field) for j, field in enumerate(table.schema)]
+    whole, keys = len(batches[0]) == total, {"format": "parquet"}
+    return SampledFile(profiles, len(table), whole, keys, header=True, spread=groups > 1)
 
 
-def _of_array(array: pa.Array, field: pa.Field) -> Profile:
+def _of_array(array: pa.ChunkedArray, field: pa.Field) -> Profile:
     """Return the profile of a column of parquet by its type and values."""
     held = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     values = array.to_pylist()

@@ -23,14 +23,9 @@ def to_toml(guess: Guess, sample: SampledFile, path: str) -> str:
         keys["columns"] = columns
     if keys:
         lines += ["", "[input]", *_keys(keys)]
-    label = dict(guess.label)
-    source = label["name"]
-    label["name"] = "".join(c if c.isprintable() and c != "/" else "_" for c in source).lstrip(".")
-    if label["name"] != source:
-        label["from"] = source
-    if _trims(sample, guess):
-        label["trim"] = True
-    lines += ["", *_comment(guess.label_why), "[label]", *_keys(label)]
+    mark = "[label]" if len(guess.labels) == 1 else "[[label]]"
+    for rule, why in guess.labels:
+        lines += ["", *_comment(why), mark, *_keys(_label(rule, sample, guess))]
     lines += ["", *_comment(guess.split_why), "[split]", *_keys(guess.split)]
     for group in _groups(guess.features):
         lines += ["", *_block(group)]
@@ -60,18 +55,25 @@ def _shown(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)[:80]
 
 
-def _trims(sample: SampledFile, guess: Guess) -> bool:
-    at = guess.names.index(guess.label["name"])
-    return sample.columns[at].trim
+def _label(rule: dict[str, Any], sample: SampledFile, guess: Guess) -> dict[str, Any]:
+    """Return the keys of a label, whose name a spec can have."""
+    source = rule["name"]
+    name = "".join(c if c.isprintable() and c != "/" else "_" for c in source).lstrip(".")
+    keys = {**rule, "name": name}
+    if name != source:
+        keys["from"] = source
+    if sample.columns[guess.names.index(source)].trim:
+        keys["trim"] = True
+    return keys
 
 
 def _columns(guess: Guess, sample: SampledFile) -> list[str]:
     """Return ``columns`` of a text without a header; [] where the order of the spec says it."""
     if not sample.positional:
         return []
-    read = [guess.label["name"], *(feature.source for feature in guess.features)]
-    if guess.split.get("column"):
-        read.insert(1, guess.split["column"])
+    read = [rule["name"] for rule, _ in guess.labels]
+    read += [guess.split["column"]] if guess.split.get("column") else []
+    read += [feature.source for feature in guess.features]
     read = list(dict.fromkeys(read))
     return [name if name in read else "" for name in guess.names] if read != guess.names else []
 
@@ -108,7 +110,12 @@ def _block(group: list[Feature]) -> list[str]:
 
 def _comment(text: str, mark: str = "# ") -> list[str]:
     return textwrap.wrap(
-        text, _WIDTH, initial_indent=mark, subsequent_indent=mark, break_long_words=False
+        text,
+        _WIDTH,
+        initial_indent=mark,
+        subsequent_indent=mark,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 

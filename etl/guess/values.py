@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from nvt_torchrec.etl.guess.times import time_format
-from nvt_torchrec.formats.spec.limits import LARGEST_FLOAT32
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.spec.raw_types.base import LARGEST_FLOAT32
 
 #: Texts that mean a missing value in any column, and those that do so among numbers only.
-_NULLS = ("?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "\\N", "None")
+NULLS = ("?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "\\N", "None")
 _NULLS_OF_NUMBERS = ("-", "--", "na", "none", ".", "nil", "unknown", "inf", "-inf")
 _INT = re.compile(r"-?\d+")
 _FLOAT = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
@@ -132,7 +132,7 @@ def has_decimal_commas(columns: Sequence[Sequence[str]]) -> bool:
     """Whether the numbers of a file are written as 1,5: some columns are, and none as 1.5."""
     some = False
     for values in columns:
-        texts = {value.strip(" \t") for value in values} - {"", *_NULLS, *_NULLS_OF_NUMBERS}
+        texts = {value.strip(" \t") for value in values} - {"", *NULLS, *_NULLS_OF_NUMBERS}
         if not any("," in text or "." in text for text in texts):
             continue
         fractions = {text.partition(".")[2] for text in texts if "." in text}
@@ -152,7 +152,7 @@ def _with_point(text: str, decimal: str) -> str:
 def _null_texts(counts: Counter[str], decimal: str) -> tuple[str, ...]:
     """Return the texts among the values that mean a missing value."""
     codes = sum(bool(re.fullmatch("[A-Z]{2}", text)) for text in counts) > len(counts) / 2
-    nulls = {text for text in _NULLS if text in counts and not (text == "NA" and codes)}
+    nulls = {text for text in NULLS if text in counts and not (text == "NA" and codes)}
     others = [text for text in counts if text not in nulls and text not in _NULLS_OF_NUMBERS]
     others = [_with_point(text, decimal) for text in others]
     if others and all(_LENIENT_INT.fullmatch(text) or _FLOAT.fullmatch(text) for text in others):

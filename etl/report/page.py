@@ -14,8 +14,9 @@ from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
-#: Embedding dimensions that table sizes are given for; float32, without the optimizer's state.
-DIMENSIONS = (16, 64, 128)
+#: Embedding dimensions that table sizes are given for, those of the trainer's ``--size``; float32,
+#: without the optimizer's state.
+DIMENSIONS = (16, 32, 128)
 #: With more columns than this, what is told of each is folded.
 _FOLDED_ABOVE = 64
 

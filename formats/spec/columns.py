@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.spec.checks import check, one_of
 from nvt_torchrec.formats.spec.raw_types import CATEGORICAL_RAW_TYPES, DENSE_RAW_TYPES, RAW_TYPES
 from nvt_torchrec.formats.spec.reading import AS_IT_IS, Derivation, Reading
 from nvt_torchrec.formats.spec.transforms import TRANSFORMS
@@ -60,89 +60,79 @@ class InputFormat:
     decimal: str = "."
 
     def __post_init__(self) -> None:
-        if self.format not in INPUT_FORMATS:
-            raise SettingsError(
-                f"input format {self.format!r} is unknown", f"one of {', '.join(INPUT_FORMATS)}"
-            )
-        if self.delimiter and self.format != "csv" and self.delimiter != self._default_delimiter:
-            raise SettingsError(
-                f"delimiter = {self.delimiter!r} with format = {self.format!r}",
-                'set format = "csv", which takes any delimiter',
-            )
-        if self.header and self.format == "parquet":
-            raise SettingsError("header = true with parquet", "parquet names its columns itself")
-        if self.header not in (None, True, False):  # TOML's strings are true, "false" too
-            raise SettingsError(f"header = {self.header!r}", "give true or false, without quotes")
+        text, quotes = self.format != "parquet", self.format == "csv"
+        separator = _DELIMITERS.get(self.format, "")
         if self.header is None:
-            object.__setattr__(self, "header", self.format == "csv" and not self.columns)
-        object.__setattr__(self, "delimiter", self.delimiter or self._default_delimiter)
-        for field, most in (("delimiter", MAX_DELIMITER), ("list_separator", 1)):
-            value = getattr(self, field)
-            if self.format != "parquet" and not _is_separator(value, most):
-                raise SettingsError(
-                    f"{field} = {value!r}",
-                    f"give {'one' if most == 1 else f'1 to {most}'} ASCII characters that cannot "
-                    "be part of a value: no digit, letter, quote, sign, dot or line end",
+            object.__setattr__(self, "header", quotes and not self.columns)
+        object.__setattr__(self, "delimiter", self.delimiter or separator)
+        names = [name for name in self.columns if name]
+        check(
+            self,
+            "",
+            ("format", self.format in INPUT_FORMATS, one_of(INPUT_FORMATS)),
+            (
+                "delimiter",
+                quotes or self.delimiter == separator,
+                'set format = "csv", which takes any delimiter',
+            ),
+            ("header", text or not self.header, "parquet names its columns itself: remove it"),
+            *(
+                (
+                    field,
+                    not text or _is_separator(getattr(self, field), most),
+                    f"give 1 to {most} ASCII characters that cannot be part of a value: no digit, "
+                    "letter, quote, sign, dot or line end",
                 )
-        if not isinstance(self.max_line_kb, int) or not 1 <= self.max_line_kb <= MAX_LINE_KB:
-            raise SettingsError(f"max_line_kb = {self.max_line_kb!r}", f"from 1 to {MAX_LINE_KB}")
-        if self.delimiter == self.list_separator:
-            raise SettingsError(f"delimiter and list_separator are both {self.delimiter!r}")
-        if self.decimal not in (".", ","):
-            raise SettingsError(f"decimal = {self.decimal!r}", 'give "." or ","')
-        self._check_text()
-
-    def _check_text(self) -> None:
-        """Check what only text has."""
-        if self.encoding not in ENCODINGS:
-            raise SettingsError(f"encoding = {self.encoding!r}", f"one of {', '.join(ENCODINGS)}")
-        if not _is_int(self.skip_lines) or not 0 <= self.skip_lines <= MAX_SKIP_LINES:
-            raise SettingsError(f"skip_lines = {self.skip_lines!r}", f"from 0 to {MAX_SKIP_LINES}")
-        for field in ("quoted_newlines", "skip_empty_lines"):
-            if not isinstance(getattr(self, field), bool):
-                raise SettingsError(
-                    f"{field} = {getattr(self, field)!r}", "give true or false, without quotes"
-                )
-        if self.quoted_newlines and self.format != "csv":
-            raise SettingsError(
-                f"quoted_newlines with format = {self.format!r}", 'only format = "csv" has quotes'
-            )
-        if self.quoted_newlines and len(self.delimiter) > 1:
-            raise SettingsError(
-                f"quoted_newlines with delimiter = {self.delimiter!r}",
-                "line breaks in quotes are read only with a delimiter of one character",
-            )
-        if (
-            not isinstance(self.comment, str)
-            or not self.comment.isascii()
-            or any(character in "\r\n" for character in self.comment)
-        ):
-            raise SettingsError(
-                f"comment = {self.comment!r}", 'give ASCII characters of one line, such as "#"'
-            )
-        if self.columns and self.header:
-            raise SettingsError(
-                "both header = true and columns", "name the columns in one way: remove columns"
-            )
-        if self.format == "parquet":
-            for field in ("columns", "skip_lines", "encoding", "comment", "skip_empty_lines"):
-                if getattr(self, field) != type(self).__dataclass_fields__[field].default:
-                    raise SettingsError(f"{field} with parquet", "remove it: only text has it")
-        twice = sorted({name for name in self.columns if name and self.columns.count(name) > 1})
-        if twice or not all(isinstance(name, str) for name in self.columns):
-            raise SettingsError(
-                f"columns = {list(self.columns)!r:.80}", f"names used twice: {', '.join(twice)}"
-            )
+                for field, most in (("delimiter", MAX_DELIMITER), ("list_separator", 1))
+            ),
+            ("list_separator", self.list_separator != self.delimiter, "it is the delimiter, too"),
+            ("max_line_kb", 1 <= self.max_line_kb <= MAX_LINE_KB, f"from 1 to {MAX_LINE_KB}"),
+            ("decimal", self.decimal in (".", ","), one_of((".", ","))),
+            ("encoding", self.encoding in ENCODINGS, one_of(ENCODINGS)),
+            ("skip_lines", 0 <= self.skip_lines <= MAX_SKIP_LINES, f"from 0 to {MAX_SKIP_LINES}"),
+            (
+                "quoted_newlines",
+                not self.quoted_newlines or (quotes and len(self.delimiter) == 1),
+                'line breaks in quotes are read with format = "csv" and a delimiter of one '
+                "character",
+            ),
+            (
+                "comment",
+                self.comment.isascii() and not set(self.comment) & set("\r\n"),
+                'give ASCII characters of one line, such as "#"',
+            ),
+            ("columns", not (names and self.header), "the header names them: remove columns"),
+            *(
+                (field, text or getattr(self, field) == default, "remove it: only text has it")
+                for field, default in _OF_TEXT.items()
+            ),
+            ("columns", len(set(names)) == len(names), "a name stands there twice"),
+        )
 
     @property
-    def _default_delimiter(self) -> str:
-        return {"tsv": "\t", "csv": ",", "parquet": ""}[self.format]
+    def line_limit(self) -> int:
+        """Bytes that a line may have, without its end; a header line too."""
+        return self.max_line_kb << 10
+
+    @property
+    def quotes(self) -> str:
+        """The delimiter if quoted fields may contain line breaks, else ""."""
+        return self.delimiter if self.quoted_newlines else ""
 
 
-def _is_separator(value: Any, most: int) -> bool:
-    if not isinstance(value, str) or not 1 <= len(value) <= most or not value.isascii():
-        return False
-    return not any(character.isalnum() or character in '"\r\n-+.' for character in value)
+#: What only text has, and the defaults.
+_OF_TEXT = {
+    "columns": (), "skip_lines": 0, "encoding": "utf-8", "comment": "", "skip_empty_lines": False,
+}  # fmt: skip
+_DELIMITERS = {"tsv": "\t", "csv": ","}
+
+
+def _is_separator(value: str, most: int) -> bool:
+    return (
+        1 <= len(value) <= most
+        and value.isascii()
+        and not any(character.isalnum() or character in '"\r\n-+.' for character in value)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,19 +151,17 @@ class DenseColumn:
     derive: Derivation | None = None
 
     def __post_init__(self) -> None:
-        if self.transform and self.transform not in DENSE_TRANSFORMS:
-            raise SettingsError(
-                f"column {self.name}: transform = {self.transform!r}",
-                f"one of {', '.join(DENSE_TRANSFORMS)}",
-            )
+        where = f"column {self.name}: "
         _check_sources(self, "dense")
-        if self.raw not in DENSE_RAW_TYPES:
-            raise SettingsError(
-                f"column {self.name}: raw = {self.raw!r}", f"one of {', '.join(DENSE_RAW_TYPES)}"
-            )
-        wanted = RAW_TYPES[self.raw].fill_error(self.fill)
-        if wanted:
-            raise SettingsError(f"column {self.name}: fill = {self.fill!r}", f"give {wanted}")
+        check(
+            self,
+            where,
+            ("transform", self.transform in ("", *TRANSFORMS), one_of(TRANSFORMS)),
+            ("raw", self.raw in DENSE_RAW_TYPES, one_of(DENSE_RAW_TYPES)),
+        )
+        kind = RAW_TYPES[self.raw]
+        whole = isinstance(self.fill, int) and kind.contains(self.fill)
+        check(self, where, ("fill", whole or not kind.is_whole, "give a 32-bit integer"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,62 +187,44 @@ class CategoricalColumn:
 
     def __post_init__(self) -> None:
         _check_sources(self, "categorical")
-        if self.raw not in CATEGORICAL_RAW_TYPES:
-            raise SettingsError(
-                f"column {self.name}: raw = {self.raw!r}",
-                f"one of {', '.join(CATEGORICAL_RAW_TYPES)}",
-            )
-        for field in ("freq_threshold", "max_table_size", "num_buckets", "hash_buckets"):
-            if not _is_int(getattr(self, field)):
-                raise SettingsError(
-                    f"column {self.name}: {field} = {getattr(self, field)!r}", "give an integer"
-                )
-            if getattr(self, field) < 0:
-                raise SettingsError(f"column {self.name}: {field} = {getattr(self, field)} < 0")
-            most, why = MAX_HASH_BUCKETS, "ids are 32-bit integers"
-            if field == "freq_threshold":
-                most, why = 2**63 - 1, "counts are 64-bit integers"
-            if getattr(self, field) > most:
-                raise SettingsError(
-                    f"column {self.name}: {field} = {getattr(self, field)}",
-                    f"at most {most}: {why}",
-                )
-        for field, kind in (("multi_hot", bool), ("vocabulary", str)):
-            if not isinstance(getattr(self, field), kind):
-                raise SettingsError(
-                    f"column {self.name}: {field} = {getattr(self, field)!r}",
-                    f"give a {kind.__name__}",
-                )
-        if self.derive and self.multi_hot:
-            raise SettingsError(
-                f"column {self.name}: derive with multi_hot", "a derived column has one value a row"
-            )
-        if self.hash_buckets:
-            self._check_hashed()
-        if self.freq_threshold and self.max_table_size:
-            raise SettingsError(
-                f"column {self.name}: both freq_threshold and max_table_size are set",
-                "NVTabular's Categorify takes one of them",
-            )
-        if self.num_buckets and not (self.freq_threshold or self.max_table_size):
-            raise SettingsError(
-                f"column {self.name}: num_buckets = {self.num_buckets} without a cap",
+        others = (self.freq_threshold, self.max_table_size, self.num_buckets, self.vocabulary)
+        capped = self.freq_threshold or self.max_table_size
+        check(
+            self,
+            f"column {self.name}: ",
+            ("raw", self.raw in CATEGORICAL_RAW_TYPES, one_of(CATEGORICAL_RAW_TYPES)),
+            *(
+                (field, 0 <= value <= MAX_HASH_BUCKETS, f"from 0 to {MAX_HASH_BUCKETS}")
+                for field, value in self.policy.items()
+            ),
+            (
+                "multi_hot",
+                not (self.derive and self.multi_hot),
+                "a derived column has one value a row",
+            ),
+            (
+                "hash_buckets",
+                not (self.hash_buckets and any(others)),
+                "it does without a vocabulary: remove freq_threshold, max_table_size, num_buckets "
+                "and vocabulary, or hash_buckets",
+            ),
+            (
+                "freq_threshold",
+                not (self.freq_threshold and self.max_table_size),
+                "NVTabular's Categorify takes it or max_table_size: remove one of the two",
+            ),
+            (
+                "num_buckets",
+                capped or not self.num_buckets,
                 "it only spreads rare values over more ids; set max_table_size to cap the table, "
                 "or hash_buckets to hash every value",
-            )
-        if self.max_table_size and self.max_table_size < self.reserved_ids:
-            raise SettingsError(
-                f"column {self.name}: max_table_size = {self.max_table_size} leaves no room",
+            ),
+            (
+                "max_table_size",
+                not 0 < self.max_table_size < self.reserved_ids,
                 f"{self.reserved_ids} ids are reserved for padding, null and out of vocabulary",
-            )
-
-    def _check_hashed(self) -> None:
-        for field in ("freq_threshold", "max_table_size", "num_buckets", "vocabulary"):
-            if getattr(self, field):
-                raise SettingsError(
-                    f"column {self.name}: hash_buckets and {field} are both set",
-                    "hash_buckets does without a vocabulary; remove one of the two",
-                )
+            ),
+        )
 
     @property
     def vocabulary_name(self) -> str:
@@ -264,12 +234,8 @@ class CategoricalColumn:
     @property
     def policy(self) -> dict[str, int]:
         """The settings that bound the vocabulary."""
-        return {
-            "freq_threshold": self.freq_threshold,
-            "max_table_size": self.max_table_size,
-            "num_buckets": self.num_buckets,
-            "hash_buckets": self.hash_buckets,
-        }
+        names = ("freq_threshold", "max_table_size", "num_buckets", "hash_buckets")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def oov_ids(self) -> int:
@@ -291,7 +257,3 @@ def _check_sources(column: DenseColumn | CategoricalColumn, kind: str) -> None:
             f"column {column.name}: from = {list(sources)} without derive",
             'name one column, or add derive = "cross"',
         )
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

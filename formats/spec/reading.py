@@ -1,13 +1,11 @@
-"""How the columns of a spec are read from the file, and how features are derived from them."""
+"""How columns and labels are read from the file, and how features are derived from columns."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 
-from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.formats.spec.labels import LabelRule
-from nvt_torchrec.formats.spec.limits import is_finite_number
+from nvt_torchrec.formats.spec.checks import check, one_of
 from nvt_torchrec.formats.spec.times import check_time_format, parse_iso
 
 
@@ -30,21 +28,16 @@ class Reading:
     thousands: str = ""
 
     def __post_init__(self) -> None:
-        for field in ("sources", "nulls"):
-            values = getattr(self, field)
-            if not all(isinstance(value, str) for value in values):
-                raise SettingsError(f"{field} = {list(values)!r}", "give a list of strings")
-        if not all(self.sources):
-            raise SettingsError('from = ""', "give the name of a column of the file")
-        for field in ("trim", "lenient"):
-            if not isinstance(getattr(self, field), bool):
-                raise SettingsError(f"{field} = {getattr(self, field)!r}", "give true or false")
-        if self.thousands not in ("", ",", ".", "'", " ", "_"):
-            raise SettingsError(f"thousands = {self.thousands!r}", "give one of , . ' _ or a space")
-        if any("\n" in text or "\r" in text for text in self.nulls):
-            raise SettingsError(f"nulls = {list(self.nulls)!r}", "a value has no line breaks")
+        check(
+            self,
+            "",
+            ("sources", all(self.sources), "give the name of a column of the file"),
+            ("thousands", self.thousands in ("", *_GROUPING), "give one of , . ' _ or a space"),
+            ("nulls", not set("".join(self.nulls)) & set("\r\n"), "a value has no line breaks"),
+        )
 
 
+_GROUPING = (",", ".", "'", " ", "_")
 #: A column is read under its own name, and every text is a value.
 AS_IT_IS = Reading()
 
@@ -82,26 +75,28 @@ class Derivation:
     boundaries: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in DERIVATIONS:
-            raise SettingsError(f"derive = {self.kind!r}", f"one of {', '.join(DERIVATIONS)}")
-        if self.reads == "time":
-            check_time_format(self.time_format, f"derive = {self.kind!r}")
-        elif self.time_format:
-            raise SettingsError(f"derive = {self.kind!r} with time_format", "leave it out")
-        if self.reference and self.kind != "age":
-            raise SettingsError(f"derive = {self.kind!r} with reference", "leave it out")
+        check(self, "", ("kind", self.kind in DERIVATIONS, one_of(DERIVATIONS)))
+        where, times = f"derive = {self.kind!r} with ", self.reads == "time"
+        check(
+            self,
+            where,
+            ("time_format", times or not self.time_format, "leave it out"),
+            ("reference", self.kind == "age" or not self.reference, "leave it out"),
+            (
+                "boundaries",
+                (self.kind == "bucket") == bool(self.boundaries),
+                'boundaries belong to derive = "bucket", such as [18, 25, 40]',
+            ),
+            (
+                "boundaries",
+                all(a < b for a, b in itertools.pairwise(self.boundaries)),
+                "give increasing numbers",
+            ),
+        )
+        if times:
+            check_time_format(self.time_format, where)
         if self.reference:
             parse_iso(self.reference, "reference")
-        if (self.kind == "bucket") != bool(self.boundaries):
-            raise SettingsError(
-                f"derive = {self.kind!r}, boundaries = {list(self.boundaries)}",
-                'boundaries belong to derive = "bucket", such as [18, 25, 40]',
-            )
-        numbers = all(map(is_finite_number, self.boundaries))
-        if not numbers or any(a >= b for a, b in itertools.pairwise(self.boundaries)):
-            raise SettingsError(
-                f"boundaries = {list(self.boundaries)}", "give increasing, finite numbers"
-            )
 
     @property
     def gives(self) -> str:
@@ -123,25 +118,66 @@ class Derivation:
             sources: the columns of the file from which it is derived.
         """
         wanted, gives, _, counts = DERIVATIONS[self.kind]
-        if kind != wanted:
-            raise SettingsError(
-                f"column {column}: derive = {self.kind!r} in [[{kind}]]", f"write [[{wanted}]]"
-            )
-        if raw != gives:
-            raise SettingsError(
-                f"column {column}: raw = {raw!r} with derive = {self.kind!r}",
-                f"leave raw out: it is {gives}",
-            )
-        if len(sources) not in counts:
-            raise SettingsError(
-                f"column {column}: derive = {self.kind!r} from {len(sources)} columns",
-                'write from = "name"' if counts[0] == 1 else 'write from = ["one", "other"]',
-            )
-        if self.kind == "age" and (len(sources) == 1) != bool(self.reference):
-            raise SettingsError(
-                f"column {column}: an age is counted to a reference or between two columns",
-                'add reference = "2024-01-01", or from = ["event", "birth"]',
-            )
+        names = 'from = "name"' if counts[0] == 1 else 'from = ["one", "other"]'
+        check(
+            self,
+            f"column {column}: ",
+            ("kind", kind == wanted, f"write [[{wanted}]] instead of [[{kind}]]"),
+            ("kind", raw == gives, f"leave raw = {raw!r} out: it is {gives}"),
+            ("kind", len(sources) in counts, f"write {names}, not {len(sources)} columns"),
+            (
+                "reference",
+                self.kind != "age" or (len(sources) == 1) == bool(self.reference),
+                'an age is counted to a time, reference = "2024-01-01", or between two columns, '
+                'from = ["event", "birth"]',
+            ),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelRule:
+    """A label and how it is read; a label may be missing only if ``negative`` has "".
+
+    Without ``positive`` and ``threshold``, values are 0 and 1, also written 0.0 and 1.0.
+
+    Attributes:
+        name: of the label's column in the output.
+        source: the column of the file, "" for the same name. Several labels may share one.
+        positive: texts that are 1. Any other text is 0.
+        negative: with ``positive``, the texts that are 0; any other text is then malformed.
+        threshold: numbers that are at least this are 1, others 0.
+        trim: whether spaces and tabs around a value are removed.
+    """
+
+    name: str
+    source: str = ""
+    positive: tuple[str, ...] = ()
+    negative: tuple[str, ...] = ()
+    threshold: float | None = None
+    trim: bool = False
+
+    def __post_init__(self) -> None:
+        check(
+            self,
+            f"label {self.name}: ",
+            ("positive", all(self.positive), 'give texts, such as ["yes", "true"]'),
+            (
+                "threshold",
+                self.threshold is None or not self.positive,
+                "remove it, or positive: a label has one of the two",
+            ),
+            ("negative", self.positive or not self.negative, "add positive"),
+            (
+                "negative",
+                not set(self.positive) & set(self.negative),
+                "texts are positive or negative: choose one",
+            ),
+        )
+
+    @property
+    def column(self) -> str:
+        """The column of the file."""
+        return self.source or self.name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +202,7 @@ class Read:
     lenient: bool = False
     thousands: str = ""
     time_format: str = ""
-    label: LabelRule | None = None
+    label: LabelRule = LabelRule("")
     decimal: str = "."
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.spec.checks import check, one_of
 from nvt_torchrec.formats.spec.times import check_time_format, parse_iso
-
-SPLIT_BY = ("days", "share", "column", "time", "files")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,75 +45,62 @@ class Split:
     test_files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.by not in SPLIT_BY:
-            raise SettingsError(f"split by {self.by!r}", f"one of {', '.join(SPLIT_BY)}")
-        taken = ("by", *_FIELDS[self.by])
-        for own in dataclasses.fields(self):
-            if own.name in taken or getattr(self, own.name) == own.default:
-                continue
-            raise SettingsError(
-                f"split by {self.by} with {own.name.removesuffix('_files')} = "
-                f"{getattr(self, own.name)!r}",
-                f"it takes {', '.join(taken[1:]) or 'nothing else'}",
-            )
-        for field, share in (("valid", self.valid), ("test", self.test)):
-            if type(share) not in (int, float) or not 0 <= share < 1:
-                raise SettingsError(f"split: {field} = {share!r}", "give a share from 0 to below 1")
-        for field, text in (("column", self.column), ("time_format", self.time_format)):
-            if not isinstance(text, str):
-                raise SettingsError(f"split: {field} = {text!r}", "write it in quotes")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
-            raise SettingsError(f"split: seed = {self.seed!r}", "give an integer from 0 on")
-        if self.by in ("share", "column"):
-            self._check_shares()
-        if self.by == "column" and not self.column:
-            raise SettingsError("split by column without column", 'add column = "user"')
-        if self.by == "time":
-            self._check_times()
-        if self.by == "files":
-            self._check_files()
-
-    def _check_shares(self) -> None:
-        if not (self.valid and self.test and self.valid + self.test < 1):
-            raise SettingsError(
-                f"split by {self.by}: valid = {self.valid}, test = {self.test}",
-                "give both, less than 1 together, such as valid = 0.1, test = 0.1",
-            )
-
-    def _check_times(self) -> None:
-        if not self.column:
-            raise SettingsError("split by time without column", 'add column = "timestamp"')
-        check_time_format(self.time_format, "split")
-        if bool(self.valid_from) != bool(self.test_from) or bool(self.valid_from) == bool(
-            self.valid
-        ):
-            raise SettingsError(
-                "split by time needs two times or two shares",
-                'add valid_from = "2014-10-29", test_from = "2014-10-30"; or valid = 0.1, '
-                "test = 0.1",
-            )
-        if not self.valid_from:
-            self._check_shares()
-        elif parse_iso(self.valid_from, "valid_from") >= parse_iso(self.test_from, "test_from"):
-            raise SettingsError(
-                f"split: valid_from = {self.valid_from!r} is not before test_from = "
-                f"{self.test_from!r}",
-                "exchange them",
-            )
-
-    def _check_files(self) -> None:
-        if (
-            not self.train_files
-            or not self.test_files
-            or bool(self.valid_files) == bool(self.valid)
-        ):
-            raise SettingsError(
-                "split by files without the files of each split",
-                'add train = "train*.csv", test = "test.csv", and valid = "valid.csv" or a share '
+        if self.by not in _FIELDS:
+            raise SettingsError(f"split by {self.by!r}", one_of(_FIELDS))
+        takes = _FIELDS[self.by]
+        listed = ", ".join(name.removesuffix("_files") for name in takes) or "nothing else"
+        shares = self.valid > 0 and self.test > 0 and self.valid + self.test < 1
+        wants_shares = self.by in ("share", "column") or (self.by == "time" and not self.valid_from)
+        check(
+            self,
+            f"split by {self.by}: ",
+            *(
+                (field.name, getattr(self, field.name) == field.default, f"it takes {listed}")
+                for field in dataclasses.fields(self)
+                if field.name not in ("by", *takes)
+            ),
+            *(
+                (name, 0 <= getattr(self, name) < 1, "give a share from 0 to below 1")
+                for name in ("valid", "test")
+            ),
+            ("seed", self.seed >= 0, "give an integer from 0 on"),
+            ("column", self.column or "column" not in takes, 'name one, such as column = "user"'),
+            (
+                "valid_from",
+                bool(self.valid_from) == bool(self.test_from)
+                and not (self.valid_from and (self.valid or self.test)),
+                'give two times, valid_from = "2014-10-29" and test_from = "2014-10-30"; or two '
+                "shares, valid = 0.1 and test = 0.1",
+            ),
+            (
+                "valid",
+                shares or not wants_shares,
+                "give valid and test, less than 1 together, such as valid = 0.1, test = 0.1"
+                + ", or valid_from and test_from" * (self.by == "time"),
+            ),
+            (
+                "train_files",
+                self.by != "files"
+                or (
+                    self.train_files
+                    and self.test_files
+                    and bool(self.valid_files) != bool(self.valid)
+                ),
+                'give train = "train*.csv", test = "test.csv", and valid = "valid.csv" or a share '
                 "of the training rows, valid = 0.1",
+            ),
+        )
+        if self.by == "time":
+            check_time_format(self.time_format, "split by time: ")
+        if self.valid_from:
+            first, second = (
+                parse_iso(getattr(self, name), f"split: {name}")
+                for name in ("valid_from", "test_from")
             )
+            check(self, "split: ", ("valid_from", first < second, "give a test_from after it"))
 
 
+#: What each kind of split takes.
 _FIELDS: dict[str, tuple[str, ...]] = {
     "days": (),
     "share": ("valid", "test", "seed"),
@@ -124,5 +110,6 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 }
 
 
+SPLIT_BY = tuple(_FIELDS)
 #: The last day is halved, as TorchRec's and NVIDIA's scripts do.
 BY_DAYS = Split()

@@ -19,7 +19,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def check_time_format(format: str, where: str) -> None:
-    """Raise :class:`SettingsError` unless ``format`` is one of a time; ``where`` names its place.
+    """Raise :class:`SettingsError` unless ``format`` is one of a time; errors begin with ``where``.
 
     A format is :data:`ISO`, one of :data:`EPOCHS`, or a pattern such as ``%y%m%d%H``, with
     :data:`DIRECTIVES` only, each at most once, and a year. Times are UTC.
@@ -30,13 +30,13 @@ def check_time_format(format: str, where: str) -> None:
     known = all(name in DIRECTIVES for name in used)
     if not used or not known or len(set(used)) < len(used) or ("Y" in used) == ("y" in used):
         raise SettingsError(
-            f"{where}: time_format = {format!r}",
+            f"{where}time_format = {format!r}",
             f"{', '.join(EPOCHS)}, or a pattern with a year, such as %Y-%m-%d %H:%M:%S; of "
             f"%{' %'.join(DIRECTIVES)}, each at most once",
         )
     if ("I" in used) != ("p" in used) or {"I", "H"} <= set(used) or {"m", "b"} <= set(used):
         raise SettingsError(
-            f"{where}: time_format = {format!r}",
+            f"{where}time_format = {format!r}",
             "an hour is %H, or %I with %p (AM or PM); a month is %m or %b",
         )
 
@@ -49,7 +49,7 @@ def parse_iso(text: str, where: str) -> int:
     """
     try:
         time = datetime.datetime.fromisoformat(text)
-    except (TypeError, ValueError):
+    except ValueError:
         raise SettingsError(
             f"{where} = {text!r}", "write a date or time such as 2014-10-30 12:00:00"
         ) from None

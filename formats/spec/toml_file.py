@@ -110,15 +110,17 @@ import re
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.validation import convert
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.spec.feature_spec import MAX_COLUMNS, FeatureSpec, did_you_mean
-from nvt_torchrec.formats.spec.labels import LabelRule
-from nvt_torchrec.formats.spec.reading import Derivation, Reading
+from nvt_torchrec.formats.spec.reading import Derivation, LabelRule, Reading
 from nvt_torchrec.formats.spec.split import Split
+from nvt_torchrec.formats.splits import SPLITS
 
+T = TypeVar("T")
 DEFAULT_SPEC = "criteo_1tb"
 _MOST_NAMES = 1000  # of a range; the columns are counted after it is expanded
 #: Keys of ``[input]`` that are defaults of the columns.
@@ -184,11 +186,19 @@ def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
         dense=_columns(value.get("dense", []), DenseColumn, defaults, source),
         categorical=_columns(value.get("categorical", []), CategoricalColumn, defaults, source),
         dense_transform=value.get("dense_transform", "log_normalize"),
-        input=InputFormat(**_tuples(given)),
+        input=_make(InputFormat, given),
         label_rules=() if plain else labels,
         weight=value.get("weight", {}).get("name", ""),
         split=_split(value.get("split", {}), source),
     )
+
+
+def _make(kind: type[T], options: dict[str, Any], where: str = "") -> T:
+    """Make a part of a spec of values of any types. Raises :class:`SettingsError`."""
+    try:
+        return convert(kind, options)
+    except ValueError as error:
+        raise SettingsError(f"{where}{error}") from None
 
 
 def _labels(blocks: Any, trim: bool, source: str) -> tuple[LabelRule, ...]:
@@ -196,35 +206,26 @@ def _labels(blocks: Any, trim: bool, source: str) -> tuple[LabelRule, ...]:
     rules = []
     for block in blocks if isinstance(blocks, list) else [blocks]:
         _check_keys(block, {*_fields(LabelRule) - {"source"}, "from"}, source)
-        options = {"name": "label", "trim": trim, **_tuples(block)}
-        rules.append(LabelRule(source=options.pop("from", ""), **options))
+        options = {"name": "label", "trim": trim, **block}
+        options["source"] = options.pop("from", "")
+        rules.append(_make(LabelRule, options, f"label {options['name']}: "))
     if not rules:
         raise SettingsError(f"{source}: no label", 'add [label] with name = "…"')
     return tuple(rules)
 
 
 def _split(block: Any, source: str) -> Split:
-    files = {"train", "valid", "test"}
-    names = _fields(Split) - {f"{name}_files" for name in files} | {"train"}
-    _check_keys(block, names, source)
+    _check_keys(block, {name.removesuffix("_files") for name in _fields(Split)}, source)
     options = {}
     for key, given in block.items():
-        if key in files and isinstance(given, str | list):
-            options[f"{key}_files"] = _list(given)
-        elif key == "train":
-            raise SettingsError(f"{source}: split: train = {given!r}", "give names of files")
-        else:
-            options[key] = given
-    return Split(**options)
+        names = key == "train" or (key in SPLITS and isinstance(given, str | list))
+        options[f"{key}_files" if names else key] = _list(given) if names else given
+    return _make(Split, options, "split: ")
 
 
 def _list(given: Any) -> Any:
-    """``"a"`` → ``("a",)``; a list becomes a tuple."""
-    return (given,) if isinstance(given, str) else tuple(given)
-
-
-def _tuples(options: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
+    """``"a"`` → ``["a"]``."""
+    return [given] if isinstance(given, str) else given
 
 
 def _columns(blocks: list[dict], kind: type, defaults: dict[str, Any], source: str) -> tuple:
@@ -234,7 +235,7 @@ def _columns(blocks: list[dict], kind: type, defaults: dict[str, Any], source: s
         raise SettingsError(
             f"{source}: columns in single brackets", "write [[dense]] and [[categorical]]"
         )
-    columns = []
+    columns: list[Any] = []
     for block in blocks:
         _check_keys(block, allowed, source)
         names = block.get("names", [])
@@ -248,30 +249,32 @@ def _columns(blocks: list[dict], kind: type, defaults: dict[str, Any], source: s
                 f"{source}: from = {block['from']!r} for {len(names)} columns",
                 "write a block for each of them",
             )
+        where = f"column {names[0]}: "
         options = {key: value for key, value in block.items() if key in own}
-        try:
-            options |= _how_to_read(block, defaults)
-        except SettingsError as error:
-            raise SettingsError(f"column {names[0]}: {error.what}", error.remedy) from None
-        columns += [kind(name=name, **options) for name in names]
+        options |= _how_to_read(block, defaults, where)
+        columns += [_make(kind, {"name": name, **options}, where) for name in names]
     return tuple(columns)
 
 
-def _how_to_read(block: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+def _how_to_read(block: dict[str, Any], defaults: dict[str, Any], where: str) -> dict[str, Any]:
     """Return the fields ``reading``, ``derive`` and, of derived columns, ``raw`` of a column."""
     reading = {**defaults, **{key: block[key] for key in _READING if key in block}}
     if "from" in reading:
         reading["sources"] = _list(reading.pop("from"))
     if "nulls" in reading:
         reading["nulls"] = _list(reading["nulls"])
-    found: dict[str, Any] = {"reading": Reading(**reading)}
     derivation = {key: block[key] for key in _DERIVATION if key in block}
-    if "derive" in derivation:
-        found["derive"] = Derivation(derivation.pop("derive"), **_tuples(derivation))
-        found["raw"] = block.get("raw", found["derive"].gives)
-    elif derivation:
-        raise SettingsError(f"{', '.join(derivation)} without derive", 'add derive = "…"')
-    return found
+    try:
+        options: dict[str, Any] = {"reading": _make(Reading, reading)}
+        if "derive" in derivation:
+            derivation["kind"] = derivation.pop("derive")
+            options["derive"] = _make(Derivation, derivation)
+            options["raw"] = block.get("raw", options["derive"].gives)
+        elif derivation:
+            raise SettingsError(f"{', '.join(derivation)} without derive", 'add derive = "…"')
+    except SettingsError as error:
+        raise SettingsError(f"{where}{error.what}", error.remedy) from None
+    return options
 
 
 def _expand(pattern: str) -> list[str]:

@@ -11,20 +11,15 @@ import pyarrow.parquet as pq
 
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.errors import BadRowError, SchemaError, SettingsError
-from nvt_torchrec.clicklog.readers.line_chunks import LongLine
-from nvt_torchrec.clicklog.readers.lines import filesystem_of, stream_chunks
+from nvt_torchrec.clicklog.readers.lines import filesystem_of
 from nvt_torchrec.clicklog.readers.stream import UnparsedRows
-from nvt_torchrec.clicklog.readers.text_rows import header_lines, quotes_of
+from nvt_torchrec.clicklog.readers.text_rows import header_lines
 from nvt_torchrec.clicklog.text.convert import convert
 from nvt_torchrec.clicklog.text.delimited import split_rows
-from nvt_torchrec.clicklog.text.line_layout import header_names
-from nvt_torchrec.clicklog.text.parse import as_utf8
+from nvt_torchrec.clicklog.text.tokenizer import as_utf8
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types.base import MESSAGES, NOT_UTF8
 from nvt_torchrec.formats.spec.reading import Read
-
-_READ_BYTES = 1 << 16
-_MAX_HEADER_BYTES = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,15 +112,4 @@ def names_of_file(path: str, spec: FeatureSpec, first: UnparsedRows) -> tuple[st
         filesystem, name = filesystem_of(path)
         with filesystem.open(name, "rb") as file, pq.ParquetFile(file) as parquet:
             return tuple(parquet.schema_arrow.names)
-    if not spec.input.header:
-        return first.layout.fields
-    chunks = stream_chunks(
-        path,
-        _READ_BYTES,
-        _MAX_HEADER_BYTES,
-        spec.input.skip_lines,
-        quotes_of(spec),
-        spec.input.comment,
-    )
-    head = next((chunk for chunk in chunks if not isinstance(chunk, LongLine)), b"")
-    return tuple(header_names(bytes(head), spec))
+    return first.layout.fields

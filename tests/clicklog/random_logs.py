@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.spec.labels import LabelRule
-from nvt_torchrec.formats.spec.reading import Derivation, Reading
+from nvt_torchrec.formats.spec.reading import Derivation, LabelRule, Reading
 from nvt_torchrec.formats.spec.split import BY_DAYS, Split
 
 TIME_FORMATS = (

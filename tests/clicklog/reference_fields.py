@@ -6,8 +6,7 @@ import datetime
 import decimal
 import re
 
-from nvt_torchrec.formats.spec.labels import LabelRule
-from nvt_torchrec.formats.spec.reading import Read
+from nvt_torchrec.formats.spec.reading import LabelRule, Read
 from nvt_torchrec.formats.spec.times import EPOCHS
 
 #: Of float32.

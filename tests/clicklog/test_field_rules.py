@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from nvt_torchrec.clicklog.text import convert as conversion
 from nvt_torchrec.clicklog.text.convert import convert, convert_lists
 from nvt_torchrec.formats.rows import Jagged
-from nvt_torchrec.formats.spec.labels import LabelRule
-from nvt_torchrec.formats.spec.reading import Read
+from nvt_torchrec.formats.spec.reading import LabelRule, Read
 from nvt_torchrec.formats.spec.times import DIRECTIVES, EPOCHS, ISO, time_text
 from tests.clicklog.reference_fields import BAD, EPOCH, MICROSECOND, expected
 

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers import lines
+from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.line_chunks import EndedEarlyError, LongLine, split_chunks
-from nvt_torchrec.clicklog.readers.raw import find_days, open_day, read_block, read_block_chunks
+from nvt_torchrec.clicklog.readers.raw import open_day, read_block, read_block_chunks
 from nvt_torchrec.clicklog.readers.stream import stream_rows, stream_unparsed
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from tests.logs import CRITEO, random_rows, write_day
@@ -180,12 +181,6 @@ def test_a_stream_with_zeros_needs_no_memory_for_them(tmp_path: Path, ending: st
     assert [int(n) for numbers, _ in streamed for n in numbers] == [*range(10), *range(11, 21)]
     with pytest.raises(BadRowError, match=rf"line 11: a line of 33,554,432 bytes .*{len(head):,}"):
         list(stream_rows(str(path), CRITEO, block_bytes=MIB))
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5, "1", 1 << 21])
-def test_limits_that_make_no_sense(value) -> None:
-    with pytest.raises(SettingsError, match="max_line_kb"):
-        InputFormat(max_line_kb=value)
 
 
 TEXTS = FeatureSpec(

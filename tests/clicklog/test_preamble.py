@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.base.errors import BadRowError, SettingsError
+from nvt_torchrec.base.errors import BadRowError
 from nvt_torchrec.clicklog.readers import lines
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import after_preamble, text_end, without_empty_lines
@@ -108,12 +108,6 @@ def test_without_the_keys_such_lines_are_malformed(tmp_path: Path) -> None:
     path.write_text("1,a\n\n")
     with pytest.raises(BadRowError, match="line 2"):
         list(stream_rows(str(path), own, block_bytes=1 << 20))
-
-
-@pytest.mark.parametrize("keys", ['comment = "ä"', 'comment = "a\\nb"', 'skip_empty_lines = "yes"'])
-def test_wrong_keys(tmp_path: Path, keys: str) -> None:
-    with pytest.raises(SettingsError):
-        spec(tmp_path, keys)
 
 
 def test_defaults_do_not_change_the_digest_of_a_spec(tmp_path: Path) -> None:

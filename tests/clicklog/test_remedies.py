@@ -17,8 +17,7 @@ from nvt_torchrec.formats.spec.feature_spec import (
     FeatureSpec,
     InputFormat,
 )
-from nvt_torchrec.formats.spec.labels import LabelRule
-from nvt_torchrec.formats.spec.reading import Read
+from nvt_torchrec.formats.spec.reading import LabelRule, Read
 from tests.clicklog.test_field_rules import fields_of
 
 

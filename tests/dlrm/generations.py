@@ -22,7 +22,11 @@ from nvt_torchrec.formats.manifest import PartFile
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.formats.workflow_description import WorkflowDescription, describe_vocabularies
+from nvt_torchrec.formats.workflow_description import (
+    VocabularyCounts,
+    WorkflowDescription,
+    describe_vocabularies,
+)
 from tests.manifests import write_manifest
 from tests.nvt_loader.data import WRITER, make_columns, make_lists, write_metadata
 
@@ -162,7 +166,7 @@ def write_workflow(path: Path, generation: int, spec: FeatureSpec = SPEC) -> Non
     statistics = {name: {"mean": 0.0, "std": 1.0} for name in spec.normalized_names}
     observed = dict.fromkeys(("null", "oov", "unique"), 0)
     counted = {
-        name: {"values": count, "observed": observed} for name, count in VALUES[generation].items()
+        name: VocabularyCounts(count, observed) for name, count in VALUES[generation].items()
     }
     vocabularies = describe_vocabularies(spec, counted, dict.fromkeys(counted, directory))
     statistics = {name: {"mean": 0.0, "std": 1.0} for name in spec.normalized_names}

@@ -23,6 +23,7 @@ MODEL = [
     "--dense_arch_layer_sizes=16,8",
     "--over_arch_layer_sizes=16,1",
     "--throughput_check_freq_within_epoch=1",
+    "--validation_freq_within_epoch=10000",
 ]
 
 

@@ -44,8 +44,6 @@ def test_defaults_are_those_of_the_example_but_for_rates_and_sizes():
         change_lr=False,
         lr_change_point=0.80,
         lr_after_change_point=3.0,
-        throughput_check_freq_within_epoch=1000,
-        validation_freq_within_epoch=10000,
         adagrad=False,
         num_embeddings=None,
         num_embeddings_per_feature=None,

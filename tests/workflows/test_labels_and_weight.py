@@ -19,7 +19,7 @@ from nvt_torchrec.etl.engines.nvtabular import transform_frame
 from nvt_torchrec.formats.rows import RawRows, empty_rows
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
-from nvt_torchrec.formats.spec.labels import LabelRule
+from nvt_torchrec.formats.spec.reading import LabelRule
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled.workflow import to_table
 from nvt_torchrec.workflows.store import load, save

@@ -26,7 +26,6 @@ from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.files.atomic import Written, atomic_path, deferred
 from nvt_torchrec.clicklog.readers.lines import read_into
 from nvt_torchrec.clicklog.readers.raw import Block
-from nvt_torchrec.clicklog.readers.text_rows import line_limit
 from nvt_torchrec.clicklog.text.device.tokenizer import DeviceRows, padded, parse_on_device
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
 from nvt_torchrec.etl.engines import block as host
@@ -103,7 +102,7 @@ class Card:
         """
         text = lane.read(block)
         # a longer line would change the pieces of which moments are computed
-        limit = min(line_limit(spec), host.PIECE_BYTES - 1)
+        limit = min(spec.input.line_limit, host.PIECE_BYTES - 1)
         rows = parse_on_device(self.device, self.device.upload(text), spec, limit)
         if rows is None:
             log.debug("parsing %s:%d again on the host", block.source, block.begin)

@@ -1,8 +1,6 @@
 """What every raw type has: attributes, messages, and conversions that its class fills in.
 
-A raw type says what a column of a log may hold, and everything that depends on it. The modules
-import pyarrow where they need it, because a specification is also read by programs that read no
-rows.
+A raw type says what a column of a log may hold, and everything that depends on it.
 """
 
 from __future__ import annotations
@@ -10,16 +8,19 @@ from __future__ import annotations
 import dataclasses
 import decimal
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 
-from nvt_torchrec.formats.spec.limits import is_finite_number
+from nvt_torchrec.base.arrays import null_mask, to_numpy
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from nvt_torchrec.formats.spec.reading import Read
+
+#: The largest finite float32. What is larger would become infinite in the training parquet.
+LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 #: What can be wrong with a value, and then with a whole line. Compiled loops set these codes.
 SYNTAX, RANGE, NOT_UTF8, EMPTY_ITEM, NULL_ITEM, OTHER_LABEL, LABEL_NUMBER = range(1, 8)
@@ -35,10 +36,6 @@ MESSAGES = {
     OPEN_QUOTE: "its quote is not closed on this line",
     AFTER_QUOTE: "text after the closing quote",
 }
-#: The value of each byte as a hexadecimal digit; 255 for bytes that are not one.
-HEX_DIGIT = np.full(256, 255, np.uint8)
-HEX_DIGIT[48:58] = np.arange(10)
-HEX_DIGIT[65:71] = HEX_DIGIT[97:103] = np.arange(10, 16)
 #: Types of missing values of pandas and NumPy, by name because pandas is not imported.
 _MISSING_TYPES = {"NAType", "NaTType", "MaskedConstant"}
 
@@ -138,10 +135,6 @@ class RawType:
         """Return the error message of a code."""
         return {SYNTAX: self.syntax, RANGE: self.range}.get(code) or MESSAGES[code]
 
-    def fill_error(self, fill: Any) -> str:
-        """Return what the fill of missing values must be, or "" if it is that."""
-        return "" if is_finite_number(fill) else "a finite number"
-
     def log_text(self, value: Any) -> str:
         """Return a value as it is written in a log."""
         return str(value)
@@ -168,8 +161,6 @@ class RawType:
 
     def fits(self, held: pa.DataType, read: Read) -> bool:
         """Return whether values of an Arrow type, neither text nor lists, can be of this type."""
-        import pyarrow as pa
-
         return any(getattr(pa.types, f"is_{kind}")(held) for kind in self.arrow_kinds)
 
     def as_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
@@ -178,7 +169,7 @@ class RawType:
 
     def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
         """Convert values that :meth:`as_texts` does not change to texts."""
-        raise NotImplementedError
+        return parse_numbers(array, read, self)
 
     # Python values
 
@@ -200,17 +191,20 @@ class RawType:
             BadValueError: The column cannot hold a value; names the first such one.
         """
         kinds = set(map(type, values))
-        blank: Any = "" if str in kinds or self.is_text else 0
-        missing = np.zeros(len(values), bool)
-        usual = values
+        usual: list = values
+        nulls: np.ndarray | None = None
         if type(None) in kinds:
             kinds.remove(type(None))
-            kinds.add(type(blank))
-            missing = np.array([value is None for value in values], bool)
-            usual = [blank if value is None else value for value in values]
+            if str in kinds or self.is_text:  # empty texts are missing as well
+                usual = ["" if value is None else value for value in values]
+                kinds.add(str)
+            else:
+                usual = [0 if value is None else value for value in values]
+                kinds.add(int)
+                nulls = np.array([value is None for value in values], bool)
         converted = self.from_usual(usual, kinds)
         if converted is not None:
-            return converted[0], converted[1] | missing
+            return converted if nulls is None else (converted[0], converted[1] | nulls)
         parsed = []
         for index, value in enumerate(values):
             try:
@@ -240,3 +234,52 @@ def is_missing(value: Any) -> bool:
     if isinstance(value, str | bytes):
         return not value
     return isinstance(value, float | np.floating | decimal.Decimal) and math.isnan(value)
+
+
+def parse_numbers(array: pa.Array, read: Read, kind: RawType) -> Parsed:
+    """Convert numbers, which may have a fraction unless the raw type is one of integers."""
+    numbers, missing = as_numbers(array, read.nulls)
+    wrong = (numbers < kind.least) | (numbers > kind.most)
+    code = np.where(wrong, RANGE, 0).astype(np.uint8)
+    if kind.is_whole and numbers.dtype == np.float64:
+        code[~wrong & (numbers != np.floor(numbers))] = SYNTAX
+    return Parsed(np.where(code != 0, 0, numbers).astype(kind.dtype), missing, code)
+
+
+def as_numbers(array: pa.Array, nulls: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Return numbers, 0 where missing, as integers or float64; and where they are missing.
+
+    Where the column has null texts that are numbers, these numbers are missing values.
+    """
+    null = null_mask(array)
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.uint8())
+    if not pa.types.is_integer(array.type):
+        array = array.cast(pa.float64())
+    numbers = np.where(null, 0, to_numpy(array))  # Arrow's fill_null imports pandas
+    if numbers.dtype == np.float64:
+        null = null | np.isnan(numbers)
+    for number in map(_number, nulls):
+        if number is not None:
+            null = null | (numbers == number)
+    return np.where(null, numbers.dtype.type(0), numbers), null
+
+
+def is_number_of(numbers: np.ndarray, texts: Sequence[str]) -> np.ndarray:
+    """Return which numbers are those of some texts, bool [n]; ``true`` is 1, ``false`` 0."""
+    booleans = {"true": 1, "false": 0}
+    wanted = [booleans.get(text.strip().lower(), _number(text)) for text in texts]
+    return np.isin(numbers, [number for number in wanted if number is not None])
+
+
+def _number(text: str) -> int | float | None:
+    """Return the number that a text is, or None."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(number) else number

@@ -8,13 +8,13 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 
-from nvt_torchrec.formats.spec.limits import is_finite_number
+from nvt_torchrec.base.arrays import strings
 from nvt_torchrec.formats.spec.raw_types.base import Parsed, RawType, is_missing
+from nvt_torchrec.formats.spec.raw_types.number_text import lengths, parse_integers
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from nvt_torchrec.formats.spec.reading import Read
 
 #: By bytes of a float type, the largest integer up to which it holds all integers.
@@ -31,10 +31,6 @@ class _Integer(RawType):
     def __init__(self) -> None:
         self.json_types = ({"type": "integer", "minimum": self.least, "maximum": self.most},)
 
-    def fill_error(self, fill: Any) -> str:
-        whole = is_finite_number(fill) and isinstance(fill, int) and self.contains(fill)
-        return "" if whole else "a 32-bit integer"
-
     def from_log_text(self, text: str) -> int:
         if not re.fullmatch("[+-]?[0-9]+", text):
             raise ValueError(self.syntax)
@@ -47,14 +43,7 @@ class _Integer(RawType):
         return number
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
-        from nvt_torchrec.formats.spec.raw_types.number_text import parse_integers
-
         return parse_integers(texts, missing, read, self)
-
-    def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
-        from nvt_torchrec.formats.spec.raw_types.arrow_numbers import whole_numbers
-
-        return whole_numbers(array, read, self)
 
     def from_python(self, value: Any) -> int | None:
         if type(value) is int and self.least <= value <= self.most:
@@ -124,7 +113,7 @@ class Hex32(_Integer):
         return int(text, 16)
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
-        from nvt_torchrec.formats.spec.raw_types.number_text import parse_hexadecimal
+        from nvt_torchrec.formats.spec.raw_types.hexadecimal import parse_hexadecimal
 
         return parse_hexadecimal(texts, missing)
 
@@ -140,14 +129,14 @@ class Hex32(_Integer):
     def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
         if kinds != {str}:
             return super().from_usual(values, kinds)
-        from nvt_torchrec.base.arrays import strings
-        from nvt_torchrec.formats.spec.raw_types.number_text import parse_hexadecimal
-
-        if not "".join(values).isascii():
+        try:
+            texts = strings(values)
+        except UnicodeEncodeError:
             return None
-        missing = np.fromiter(map(len, values), np.int64, len(values)) == 0
-        parsed = parse_hexadecimal(strings(values), missing)
-        return None if parsed.code.any() else (parsed.values, missing)
+        from nvt_torchrec.formats.spec.raw_types.hexadecimal import parse_hexadecimal
+
+        parsed = parse_hexadecimal(texts, lengths(texts) == 0)
+        return None if parsed.code.any() else (parsed.values, parsed.missing)
 
 
 def usual_numbers(kind: RawType, values: list, dtype: type) -> tuple[np.ndarray, np.ndarray] | None:

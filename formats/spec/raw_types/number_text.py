@@ -14,9 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import mask_to_numpy, string_array, string_parts, to_numpy
-from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.formats.spec.limits import LARGEST_FLOAT32
-from nvt_torchrec.formats.spec.raw_types.base import HEX_DIGIT, RANGE, SYNTAX, Parsed, RawType
+from nvt_torchrec.formats.spec.raw_types.base import (
+    LARGEST_FLOAT32,
+    RANGE,
+    SYNTAX,
+    Parsed,
+    RawType,
+)
 
 if TYPE_CHECKING:
     from nvt_torchrec.formats.spec.reading import Read
@@ -111,32 +115,6 @@ def parse_floats(texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
     code[wrong] = SYNTAX
     numbers[code != 0] = 0
     return Parsed(numbers, missing, code)
-
-
-def parse_hexadecimal(texts: pa.Array, missing: np.ndarray) -> Parsed:
-    """Parse one to eight hexadecimal digits."""
-    offsets, data = string_parts(texts)
-    data.flags.writeable = False  # one type of array, so that the loop is compiled once
-    values, wrong = _hexadecimal(offsets, data)
-    return Parsed(values, missing, np.where(wrong, SYNTAX, 0).astype(np.uint8))
-
-
-@compiled()
-def _hexadecimal(offsets: np.ndarray, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers [n], 0 where a text is wrong or empty, and which are wrong."""
-    values = np.zeros(len(offsets) - 1, np.uint32)
-    wrong = np.zeros(len(values), np.bool_)
-    for i in range(len(values)):
-        begin, end = offsets[i], offsets[i + 1]
-        value = np.uint32(0)
-        digits = np.uint8(0)
-        for at in range(begin, min(end, begin + 8)):
-            digit = HEX_DIGIT[data[at]]
-            digits |= digit
-            value = np.uint32((value << np.uint32(4)) | np.uint32(digit))
-        wrong[i] = digits > 15 or end - begin > 8
-        values[i] = 0 if wrong[i] else value
-    return values, wrong
 
 
 def _ungrouped(texts: pa.Array, read: Read) -> tuple[pa.Array, np.ndarray]:

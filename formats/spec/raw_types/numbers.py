@@ -5,25 +5,30 @@ from __future__ import annotations
 
 import decimal
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
-from nvt_torchrec.formats.spec.limits import LARGEST_FLOAT32
+from nvt_torchrec.base.arrays import is_one_of
 from nvt_torchrec.formats.spec.raw_types.base import (
     LABEL_NUMBER,
+    LARGEST_FLOAT32,
     OTHER_LABEL,
     SYNTAX,
     Parsed,
     RawType,
+    as_numbers,
     is_missing,
+    is_number_of,
 )
 from nvt_torchrec.formats.spec.raw_types.integers import usual_numbers
+from nvt_torchrec.formats.spec.raw_types.number_text import parse_floats, with_point
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from nvt_torchrec.formats.spec.reading import Read
+    from nvt_torchrec.formats.spec.reading import LabelRule, Read
 
 
 class Float(RawType):
@@ -43,14 +48,7 @@ class Float(RawType):
         return "expected a finite number that fits float32"
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
-        from nvt_torchrec.formats.spec.raw_types.number_text import parse_floats
-
         return parse_floats(texts, missing, read)
-
-    def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
-        from nvt_torchrec.formats.spec.raw_types.arrow_numbers import any_numbers
-
-        return any_numbers(array, read, self)
 
     def from_python(self, value: Any) -> float | None:
         if type(value) is not float or value != value:
@@ -107,46 +105,41 @@ class Label(RawType):
         return self.syntax
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
-        from nvt_torchrec.base.arrays import is_one_of
-        from nvt_torchrec.formats.spec.raw_types.number_text import parse_floats, with_point
-
         rule = read.label
-        code = np.zeros(len(texts), np.uint8)
-        if rule is not None and rule.positive:
-            values = is_one_of(texts, rule.positive, trimmed=rule.trim)
-            if rule.negative:
-                negative = is_one_of(texts, rule.negative, trimmed=rule.trim)
-                code[~values & ~negative] = OTHER_LABEL
-            if "" not in rule.negative:
-                code[missing] = OTHER_LABEL
-        elif rule is not None and rule.threshold is not None:
+        if rule.positive:
+            return _of_texts(rule, missing, partial(is_one_of, texts, trimmed=rule.trim))
+        if rule.threshold is not None:
             parsed = parse_floats(texts, missing, read)
-            code = parsed.code
-            code[missing | (code == SYNTAX)] = LABEL_NUMBER
-            values = parsed.values >= rule.threshold
-        else:
-            texts = with_point(texts, read)
-            values = is_one_of(texts, ("1", "1.0"))
-            code[~values & ~is_one_of(texts, ("0", "0.0"))] = SYNTAX
-        values = values.astype(np.uint8)
-        values[code != 0] = 0
-        return Parsed(values, missing, code)
-
-    def as_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
-        from nvt_torchrec.formats.spec.raw_types.arrow_numbers import label_texts
-
-        if read.label is None or not read.label.positive:
-            return None
-        return label_texts(array, read)
+            parsed.code[missing | (parsed.code == SYNTAX)] = LABEL_NUMBER
+            values = (parsed.values >= rule.threshold) & (parsed.code == 0)
+            return Parsed(values.astype(np.uint8), missing, parsed.code)
+        texts = with_point(texts, read)
+        values = is_one_of(texts, ("1", "1.0"))
+        wrong = ~values & ~is_one_of(texts, ("0", "0.0"))
+        code = np.where(wrong, SYNTAX, 0).astype(np.uint8)
+        return Parsed(values.astype(np.uint8), missing, code)
 
     def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
-        from nvt_torchrec.formats.spec.raw_types.arrow_numbers import as_numbers, whole_numbers
-
-        threshold = read.label.threshold if read.label is not None else None
-        if threshold is None:
-            parsed = whole_numbers(array, read, self)
+        rule = read.label
+        if not rule.positive and rule.threshold is None:
+            parsed = super().from_arrow(array, read)
             parsed.code[parsed.missing] = SYNTAX
             return parsed
         numbers, missing = as_numbers(array, read.nulls)
-        values = ((numbers >= threshold) & ~missing).astype(np.uint8)
+        if rule.positive:
+            present = np.where(missing, np.nan, numbers)
+            return _of_texts(rule, missing, partial(is_number_of, present))
+        values = ((numbers >= rule.threshold) & ~missing).astype(np.uint8)
         return Parsed(values, missing, np.where(missing, LABEL_NUMBER, 0).astype(np.uint8))
+
+
+def _of_texts(
+    rule: LabelRule, missing: np.ndarray, are: Callable[[Sequence[str]], np.ndarray]
+) -> Parsed:
+    """Return labels by their texts; ``are`` returns which values are among some texts."""
+    values = are(rule.positive)
+    wrong = missing & ("" not in rule.negative)
+    if rule.negative:
+        wrong |= ~values & ~are(rule.negative) & ~missing
+    code = np.where(wrong, OTHER_LABEL, 0).astype(np.uint8)
+    return Parsed((values & ~wrong).astype(np.uint8), missing, code)

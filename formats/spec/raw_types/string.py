@@ -6,12 +6,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
+from nvt_torchrec.base.arrays import blanked, string_array, string_parts, strings
 from nvt_torchrec.formats.spec.raw_types.base import MESSAGES, NOT_UTF8, Parsed, RawType, is_missing
+from nvt_torchrec.formats.spec.raw_types.number_text import lengths
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from nvt_torchrec.formats.spec.reading import Read
 
 
@@ -26,10 +27,6 @@ class String(RawType):
     probes = ("never seen", "é")
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
-        import pyarrow as pa
-
-        from nvt_torchrec.base.arrays import blanked, string_array, string_parts
-
         code = np.zeros(len(texts), np.uint8)
         offsets, data = string_parts(texts)
         values = string_array(offsets, data)
@@ -47,8 +44,6 @@ class String(RawType):
         return Parsed(values, missing, code)
 
     def as_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
-        import pyarrow as pa
-
         return array.cast(pa.string()), read
 
     def from_python(self, value: Any) -> str | None:
@@ -75,9 +70,7 @@ class String(RawType):
             array = self.array(values)
         except UnicodeEncodeError:
             return None
-        return array, np.fromiter(map(len, values), np.int64, len(values)) == 0
+        return array, lengths(array) == 0
 
     def array(self, values: list) -> np.ndarray | pa.StringArray:
-        from nvt_torchrec.base.arrays import strings
-
         return strings(values)

@@ -1,0 +1,34 @@
+"""Checks of the parts of a feature spec, whose fields have the types of their annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from nvt_torchrec.base.errors import SettingsError
+
+#: The keys of fields that have another name in the TOML file.
+_KEYS = {"kind": "derive", "sources": "from"}
+
+
+def check(part: Any, where: str, *rules: tuple[str, Any, str]) -> None:
+    """Check fields of a part of a spec.
+
+    Args:
+        part: The part.
+        where: What errors begin with, to name the part.
+        rules: Of each the field, whether its value may stand there, and what to do if it may not.
+
+    Raises:
+        SettingsError: A value may not stand there.
+    """
+    for field, good, remedy in rules:
+        if not good:
+            key, value = field.removesuffix("_files"), getattr(part, field)
+            text = str(value).lower() if isinstance(value, bool) else f"{value!r:.80}"
+            raise SettingsError(f"{where}{_KEYS.get(key, key)} = {text}", remedy)
+
+
+def one_of(names: Iterable[str]) -> str:
+    """Return the remedy for a value that is none of some."""
+    return f"give one of {', '.join(names)}"

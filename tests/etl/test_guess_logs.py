@@ -1,0 +1,280 @@
+"""What ``python -m etl guess`` makes of logs as they are published, and that its specs run."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.etl.commands.guess import guess
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.toml_file import load_spec
+
+ROWS = 300
+Row = Callable[[random.Random, int], list[object]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """A log and what its spec must say.
+
+    Attributes:
+        header: The names of its columns; "" for none.
+        row: Makes the fields of a row.
+        labels: The labels, the main one first.
+        dense: The dense columns.
+        raw: The raw types of categorical columns, "lists of" before those with lists.
+        comments: What the spec says in comments.
+        delimiter: Between the fields.
+        split: By what rows are split.
+    """
+
+    header: str
+    row: Row
+    labels: str
+    dense: str = ""
+    raw: dict[str, str] = dataclasses.field(default_factory=dict)
+    comments: tuple[str, ...] = ()
+    delimiter: str = ","
+    split: str = "share"
+
+    def write(self, path: Path, rows: int = ROWS) -> Path:
+        rng = random.Random(0)
+        lines = [self.header] if self.header else []
+        lines += [self.delimiter.join(map(str, self.row(rng, i))) for i in range(rows)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{line}\n" for line in lines))
+        return path
+
+
+def bit(rng: random.Random) -> int:
+    return int(rng.random() < 0.3)
+
+
+SAMPLES = {
+    "census": Sample(
+        "age, class of worker, detailed industry code, wage per hour, sex, instance weight, income",
+        lambda rng, i: [
+            rng.randint(17, 90),
+            rng.randint(0, 8),
+            rng.randint(0, 51),
+            rng.choice([0, 0, 500, 700, 1250]),
+            rng.choice(["Male", "Female"]),
+            f"{rng.random() * 3000:.2f}",
+            rng.choice(["- 50000.", "50000+."]),
+        ],
+        "income",
+        "age|wage per hour",
+        {"class of worker": "int", "detailed industry code": "int", "sex": "string"},
+        ("also possible: sex", "instance weight: looks like the weight of a row"),
+        delimiter=", ",
+    ),
+    "bank marketing": Sample(
+        "age,job,default,housing,balance,subscription",
+        lambda rng, i: [
+            rng.randint(18, 90),
+            rng.choice(["admin", "services", "retired"]),
+            rng.choice(["yes", "no"]),
+            rng.choice(["yes", "no"]),
+            rng.randint(-900, 9000),
+            rng.choice(["yes", "no", "no"]),
+        ],
+        "subscription",
+        "age|balance",
+        {"job": "string", "default": "string", "housing": "string"},
+        ("also possible: default, housing",),
+    ),
+    "clicks and conversions": Sample(
+        "customer,categorical_2,age_level,feat_10,propensity,conversion_timestamp,click,conversion",
+        lambda rng, i: [
+            rng.randint(1, 80),
+            rng.randint(0, 9),
+            rng.randint(0, 6),
+            rng.randint(0, 40),
+            f"{rng.random():.4f}",
+            rng.choice([-1, 500]),
+            bit(rng),
+            bit(rng) * bit(rng),
+        ],
+        "click|conversion",
+        "",
+        dict.fromkeys(("customer", "categorical_2", "age_level", "feat_10"), "int"),
+        ("propensity: looks like the weight", "conversion_timestamp: known only with the label"),
+        split="column",
+    ),
+    "Tenrec": Sample(
+        "user_id,item_id,click,follow,like,share,video_category,watching_times,gender,age",
+        lambda rng, i: [
+            rng.randint(0, 60),
+            rng.randint(0, 40),
+            *(bit(rng), bit(rng), bit(rng), bit(rng)),
+            rng.randint(0, 1),
+            rng.randint(0, 30),
+            rng.randint(0, 2),
+            rng.randint(0, 7),
+        ],
+        "click|follow|like|share",
+        "age",
+        dict.fromkeys(("user_id", "item_id", "video_category", "gender"), "int"),
+        ("watching_times: looks like a label, or is known only with it",),
+        split="column",
+    ),
+    "KuaiRec": Sample(
+        "user_id,video_id,play_duration,video_duration,watch_ratio",
+        lambda rng, i: [
+            rng.randint(0, 60),
+            rng.randint(0, 90),
+            rng.randint(0, 90000),
+            rng.randint(5000, 60000),
+            f"{rng.random() * 3:.4f}",
+        ],
+        "watch_ratio",
+        "video_duration",
+        {"user_id": "int", "video_id": "int"},
+        ("choose the threshold", "play_duration: looks like a label"),
+        split="column",
+    ),
+    "RecBole": Sample(
+        "user_id:token\titem_id:token\trating:float",
+        lambda rng, i: [rng.randint(1, 60), rng.randint(1, 90), float(rng.randint(1, 5))],
+        "rating:float",
+        "",
+        {"user_id:token": "int", "item_id:token": "int"},
+        ("choose the threshold",),
+        "\t",
+        split="column",
+    ),
+    "Ali-CCP": Sample(  # names that are numbers
+        "click,purchase,101,121,205,206",
+        lambda rng, i: [
+            *(bit(rng), bit(rng) * bit(rng)),
+            *(rng.randint(1, most) for most in (60, 90, 13, 110)),
+        ],
+        "click|purchase",
+        "",
+        dict.fromkeys(("101", "121", "205", "206"), "int"),
+    ),
+    "padded lists": Sample(
+        "user,label,clicked_items,site",
+        lambda rng, i: [
+            rng.randint(1, 50),
+            bit(rng),
+            "|".join(str(rng.randint(0, 30)) for _ in range(10)),
+            rng.choice("abc"),
+        ],
+        "label",
+        "",
+        {"user": "int", "clicked_items": "lists of int", "site": "string"},
+        split="column",
+    ),
+    "some rows with a field too many, and times with a space": Sample(
+        "click,at,site",
+        lambda rng, i: [
+            bit(rng),
+            f"2024-01-{1 + i % 28:02d} 10:11:12",
+            *(rng.choice("abc") for _ in range(1 + (i % 50 == 7))),
+        ],
+        "click",
+        "",
+        {"site": "string"},
+        split="time",
+    ),
+    "spaces around tabs": Sample(
+        "click\t site\t price",
+        lambda rng, i: [bit(rng), rng.choice(["a b", "c d"]), f"{rng.random():.3f}"],
+        "click",
+        "price",
+        {"site": "string"},
+        delimiter=" \t ",
+    ),
+    "several classes": Sample(
+        "height,gear,Class",
+        lambda rng, i: [
+            f"{rng.random():.3f}",
+            rng.choice(["manual", "automatic"]),
+            ["good", "good", "fair", "bad", "good", "fair"][i % 6],
+        ],
+        "Class",
+        "height",
+        {"gear": "string"},
+        ("3 values: bad, the rarest with 16.7%, is 1", "choose: good 50.0%, fair 33.3%"),
+    ),
+}
+
+
+def guessed(path: Path) -> tuple[FeatureSpec, str]:
+    text = guess(str(path))
+    spec = path.parent / "spec.toml"
+    spec.write_text(text)
+    return load_spec(spec), " ".join(text.replace("\n#", " ").split())
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_samples(name: str, tmp_path: Path) -> None:
+    sample = SAMPLES[name]
+    path = sample.write(tmp_path / "raw" / "log.csv")
+    spec, text = guessed(path)
+    raw = {c.name: f"{'lists of ' * c.multi_hot}{c.raw}" for c in spec.categorical if not c.derive}
+    assert list(spec.labels) == sample.labels.split("|")
+    assert raw == sample.raw
+    assert "|".join(column.name for column in spec.dense) == sample.dense
+    assert spec.split.by == sample.split
+    for comment in sample.comments:
+        assert comment in text
+    flags = ["--spec", str(path.parent / "spec.toml"), "--input_path", str(path)]
+    flags += ["--on_bad_rows", "quarantine", "--max_bad_fraction", "0.03"]
+    assert main(["run", *flags, "--output_path", str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("1 3:1 17:0.5", "libsvm"),
+        ("1 0:3:1 1:17:0.5", "libffm"),
+        ("-1 |user age:20 |item a b", "Vowpal Wabbit"),
+        ("1,2,3\n1,2\n1\n1,2,3", "with delimiter ',' 50% of the lines have 3"),
+    ],
+)
+def test_what_is_no_table_is_refused_by_name(line: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text(f"{line}\n" * 5)
+    with pytest.raises(BadInputError, match=message) as error:
+        guess(str(path))
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize("form", ["file", "directory", "glob"])
+def test_files_of_days_are_split_by_days(form: str, tmp_path: Path) -> None:
+    for day in ("2024-10-30", "2024-10-31"):
+        SAMPLES["bank marketing"].write(tmp_path / "raw" / f"clicks-{day}.csv")
+    raw = tmp_path / "raw"
+    given = {"file": raw / "clicks-2024-10-31.csv", "directory": raw, "glob": raw / "clicks-*"}
+    spec, text = guessed(given[form])
+    assert spec.split.by == "days"
+    flags = ["--spec", str(given[form].parent / "spec.toml"), "--output_path", str(tmp_path / "o")]
+    given = text.partition(": pass ")[2].partition(" as --input_path")[0]
+    assert main(["run", "--input_path", given, *flags]) == 0
+
+
+def test_parts_of_one_table_are_no_days(tmp_path: Path) -> None:
+    for part in range(2):
+        SAMPLES["bank marketing"].write(tmp_path / "raw" / f"part-0000{part}.csv")
+    assert guessed(tmp_path / "raw")[0].split.by == "share"
+
+
+def test_times_are_cut_so_that_days_can_be_added(tmp_path: Path) -> None:
+    rows = [f"{i % 2},{i % 7},2024-01-{1 + i // 10:02d} {i % 24:02d}:00:00" for i in range(300)]
+    path = tmp_path / "log.csv"
+    path.write_text("".join(f"{row}\n" for row in ["click,site,at", *rows]))
+    spec, _ = guessed(path)
+    assert (spec.split.valid_from, spec.split.test_from) == ("2024-01-25", "2024-01-28")
+    day = [row.replace("2024-01-01", "2024-01-02") for row in rows[:10]]  # all of one weekday
+    path.write_text("".join(f"{row}\n" for row in ["click,site,at", *day]))
+    spec, text = guessed(path)
+    assert "at_hour" in spec.categorical_names
+    assert "at_weekday" not in text
