@@ -40,7 +40,8 @@ from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, c
 from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.formats.generations import Generation, check_lineage, read_reused
 from nvt_torchrec.formats.schema import LARGEST_TABLE, TableSchema
-from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ import dataclasses
 from collections.abc import Iterator
 
 from nvt_torchrec.base.errors import BadRowError
-from nvt_torchrec.clicklog.readers.days import DayFile, find_days, parse_days
+from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.lines import (
     find_preamble,
-    read_bytes,
     text_end,
 )
 from nvt_torchrec.clicklog.readers.text_rows import (
@@ -27,21 +26,6 @@ from nvt_torchrec.clicklog.readers.text_rows import (
 )
 from nvt_torchrec.formats.rows import RawRows, describes
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-
-__all__ = [
-    "Block",
-    "DayFile",
-    "OpenDay",
-    "bad_row_error",
-    "check_label",
-    "find_days",
-    "first_line",
-    "open_day",
-    "parse_days",
-    "read_block",
-    "read_block_chunks",
-    "read_bytes",
-]
 
 #: About how many bytes a value of parquet takes, decoded and as typed column.
 _VALUE_BYTES = 16

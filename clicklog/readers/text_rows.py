@@ -23,9 +23,9 @@ from nvt_torchrec.clicklog.text.line_layout import (
     plain_layout,
     plain_layouts,
 )
-from nvt_torchrec.clicklog.text.parse import as_utf8, parse_rows
 from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG
 from nvt_torchrec.clicklog.text.row_ends import NO_LIMIT, count_rows, skip_rows
+from nvt_torchrec.clicklog.text.tokenizer import as_utf8, parse_rows
 from nvt_torchrec.formats.rows import BadRow, RawRows, with_bad_rows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 

@@ -140,21 +140,6 @@ def test_nowhere_to_keep(folder):
     assert "NUMBA_CACHE_DIR" in done.stderr
 
 
-def test_it_is_said_that_something_compiles_and_how_long(tmp_path, folder):
-    """Once, and not if it was kept."""
-    code = (
-        "import logging; logging.basicConfig(level=logging.INFO)\n"
-        "import loops; loops.run(1); loops.run(1.5)\n"
-        "from nvt_torchrec.base.kernels import compile_seconds; print(compile_seconds())"
-    )
-    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    first, second = started(folder, code, **cache), started(folder, code, **cache)
-    assert first.stderr.count("compiling") == 1
-    assert 0.01 < float(first.stdout) < 60
-    assert "compiling" not in second.stderr
-    assert float(second.stdout) == 0
-
-
 ROOMS = ("base", "clicklog", "workflows/compiled", "etl", "nvt_loader")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import decimal
 import math
-import random
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.parquet_rows import ParquetLayout, cut_rows, parquet_layout
 from nvt_torchrec.clicklog.readers.raw import (
     Block,
-    find_days,
     first_line,
     open_day,
     read_block,
@@ -275,22 +274,6 @@ def test_what_warehouses_write(tmp_path: Path) -> None:
         BadInputError, match=r"column s.other is not there\n.*it has y, s, id, date"
     ):
         read_block(block, other)
-
-
-def test_a_flipped_bit_in_the_footer(tmp_path: Path) -> None:
-    """Of some pyarrow's accessors end the process; names of columns are no UTF-8 any more."""
-    path = Path(_write(tmp_path / "day_0.parquet"))
-    whole = path.read_bytes()
-    choose, refused = random.Random(0), 0
-    for at in range(len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), len(whole), 2):
-        content = bytearray(whole)
-        content[at] ^= 1 << choose.randrange(8)
-        path.write_bytes(content)
-        try:
-            parquet_layout(str(path), str(path), SPEC)
-        except BadInputError as error:
-            refused += str(error).startswith(str(path))
-    assert refused > 100
 
 
 def test_files_that_do_not_fit(tmp_path: Path) -> None:

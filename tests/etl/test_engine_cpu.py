@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.readers.raw import Block, find_days, read_block
+from nvt_torchrec.clicklog.readers.days import find_days
+from nvt_torchrec.clicklog.readers.raw import Block, read_block
 from nvt_torchrec.etl.engines import block as block_functions
 from nvt_torchrec.etl.engines import runs as cpu_runs
 from nvt_torchrec.etl.engines import syncing, threads

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.etl.__main__ import main
 from tests.logs import write_log
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("name", ["clicks.csv", "clicks.parquet"])
@@ -31,3 +39,35 @@ def test_the_next_command_is_printed(tmp_path: Path, caplog) -> None:
         assert main(["run", *flags, "--engine", "cpu"]) == 0
     splits = tmp_path / "out" / "criteo_binary" / "split"
     assert caplog.messages[-1] == f"python train_torchrec.py --binary_path {splits}"
+
+
+def test_the_readme_makes_a_model_of_a_log(tmp_path: Path) -> None:
+    """The commands that the README begins with, for a log of the columns that it shows."""
+    readme = (ROOT / "README.md").read_text()
+    section = readme.partition("## Your own log")[2].partition("\n## ")[0]
+    header, _, *commands = re.findall(r"^    (.*)", section, re.MULTILINE)
+    assert len(commands) == 4
+    random = np.random.default_rng(0)
+    count = 20_000
+    items = random.integers(0, 30, count)
+    clicked = random.random(count) < 0.1 + 0.02 * items
+    times = pd.Timestamp("2026-10-01") + pd.to_timedelta(np.arange(count), unit="min")
+    columns = [times, [f"u{user}" for user in random.integers(0, 200, count)]]
+    columns += [[f"i{item}" for item in items], [f"c{item % 5}" for item in items]]
+    columns += [random.lognormal(3, 1, count).round(2), random.choice(["phone", "desktop"], count)]
+    columns += [clicked.astype(int)]
+    log = pd.DataFrame(dict(zip(header.split(","), columns, strict=True)))
+    log.to_csv(tmp_path / "clicks.csv", index=False)
+    names = r"(?<![\w/])(clicks\.csv|spec\.toml|OUT|CKPT|scores\.parquet)"
+    script = re.sub(names, lambda match: str(tmp_path / match[1]), "\n".join(commands))
+    script = script.replace("CKPT\n", f"CKPT --log_path {tmp_path / 'log'}\n")
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-e", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    scores = pq.read_table(tmp_path / "scores.parquet")["probability"].to_numpy()
+    assert len(scores) == count
+    assert scores[clicked].mean() > scores[~clicked].mean() + 0.05
+    assert (tmp_path / "OUT" / "report.html").exists()
+    assert (tmp_path / "log" / "training.html").exists()

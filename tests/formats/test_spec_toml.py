@@ -105,7 +105,7 @@ WRONG = {
     "nonsense": "not a feature spec",
     "label = 'x'": "not a feature spec",
     "[label]\nnam = 'click'": "unknown key 'nam'.*\n.*did you mean 'name'",
-    "dense_transform = 'sqrt'": "'sqrt' is unknown",
+    "dense_transform = 'sqrt'": "dense_transform = 'sqrt'\n.*log_normalize",
     "[input]\nkind = 'csv'": "unknown key 'kind'",
     "[input]\nheaders = true": "did you mean 'header'",
     "[input]\nformat = 'json'": "format = 'json'\n.*tsv, csv, parquet",
@@ -194,9 +194,13 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, text: str, messag
         ('derive = "bucket"', 'derive = "buckets"', "age_group: derive = 'buckets'"),
         ("[18, 40]", "[40, 18]", "age_group: derive = 'bucket' with boundaries"),
         ("boundaries = [18, 40]", "", "boundaries belong to"),
-        ('["work", "edu"]', '["work"]', "work_by_edu: derive = 'cross' from 1 columns"),
+        ('["work", "edu"]', '["work"]', "work_by_edu: derive = 'cross'\n.*not 1 columns"),
         ('derive = "cross"', 'raw = "string"', r"work_by_edu: from = \['work', 'edu'\]"),
-        ('derive = "cross"', 'derive = "age"', r"work_by_edu: derive = 'age' in \[\[categorical"),
+        (
+            'derive = "cross"',
+            'derive = "age"',
+            r"derive = 'age'\n.*write \[\[dense\]\]",
+        ),
     ],
 )
 def test_derivations_that_cannot_be(tmp_path: Path, old: str, new: str, message: str) -> None:
