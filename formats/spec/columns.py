@@ -87,7 +87,11 @@ class InputFormat:
                 )
                 for field, most in (("delimiter", MAX_DELIMITER), ("list_separator", 1))
             ),
-            ("list_separator", self.list_separator != self.delimiter, "it is the delimiter, too"),
+            (
+                "list_separator",
+                self.list_separator != self.delimiter or (quotes and self.delimiter == ","),
+                "it is the delimiter, too",
+            ),
             ("max_line_kb", 1 <= self.max_line_kb <= MAX_LINE_KB, f"from 1 to {MAX_LINE_KB}"),
             ("decimal", self.decimal in (".", ","), one_of((".", ","))),
             ("encoding", self.encoding in ENCODINGS, one_of(ENCODINGS)),

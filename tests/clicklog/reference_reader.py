@@ -108,6 +108,11 @@ def _read(text: str, read: Read, separator: str):
     text = strip(text)
     if not text or text in map(strip, read.nulls):
         return None
+    if text[0] == "[" and text[-1] == "]" and read.raw != "string":
+        text = text[1:-1]
+    text = strip(text[:-1] if text[1:] and text[-1] == separator else text)
+    if not text or text in map(strip, read.nulls):
+        return None
     found = [expected(item, read) for item in text.split(separator)]
     if None in found or BAD in found:
         raise BadFieldError
