@@ -13,6 +13,8 @@ from nvt_torchrec.formats.spec.transforms import TRANSFORMS
 #: Ids that no value of the vocabulary has: 0 padding, 1 null, then out of vocabulary.
 PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
 
+#: Columns in a word of a mask of missing values.
+WORD_BITS = 64
 DENSE_TRANSFORMS = tuple(TRANSFORMS)
 INPUT_FORMATS = ("tsv", "csv", "json", "parquet")
 #: Ids are int32.

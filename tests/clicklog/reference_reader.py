@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nvt_torchrec.formats.missing import is_missing
-from nvt_torchrec.formats.rows import Jagged, RawRows
+from nvt_torchrec.formats.rows import Jagged, RawRows, is_missing
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.reading import Derivation, Read
 from nvt_torchrec.formats.spec.times import parse_iso
