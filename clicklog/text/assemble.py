@@ -12,15 +12,16 @@ from nvt_torchrec.base.arrays import mask_to_arrow
 from nvt_torchrec.clicklog.derive.columns import derive, hash_texts
 from nvt_torchrec.clicklog.text.convert import Converted, describe_value
 from nvt_torchrec.clicklog.text.remedies import correct_or, value_remedy
-from nvt_torchrec.formats.missing import add_missing, empty_mask
 from nvt_torchrec.formats.rows import (
     DESCRIBED_BAD_ROWS,
     BadRow,
     CategoryValues,
     Jagged,
     RawRows,
+    add_missing,
     dense_dtype,
     describes,
+    empty_mask,
 )
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec

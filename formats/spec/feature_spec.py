@@ -12,9 +12,9 @@ from typing import Any
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.validation import parse
-from nvt_torchrec.formats.missing import WORD_BITS
 from nvt_torchrec.formats.spec.checks import check, one_of
 from nvt_torchrec.formats.spec.columns import (
+    WORD_BITS,
     CategoricalColumn,
     DenseColumn,
     InputFormat,

@@ -165,19 +165,11 @@ def test_tsv_is_what_plain_python_reads(rows, newline, last_newline) -> None:
     [
         ("click", "2", "column click: '2': expected a label of 0 or 1"),
         ("n", "1.5", "column n: '1.5': expected an integer or a missing value"),
-        (
-            "n",
-            "2147483648",
-            "column n: '2147483648': expected an integer from -2147483648 to 2147483647",
-        ),
+        ("n", "2147483648", "column n: '2147483648': expected an integer from -2147483648 to"),
         ("price", "nan", "column price: 'nan': expected a number or a missing value"),
         ("price", "1e999", "column price: '1e999': expected a finite number"),
         ("hash", "xyz", "column hash: 'xyz': expected 1 to 8 hexadecimal digits"),
-        (
-            "brand",
-            "9007199254740993",
-            "column brand: '9007199254740993': expected an integer from -9007199254740992 to",
-        ),
+        ("brand", f"{2**53 + 1}", "column brand: '9007199254740993': expected an integer from"),
         ("brand", "a", "column brand: 'a': expected an integer"),
         ("name", b"\xff\xfe", "column name: '��': expected UTF-8"),
         ("tags", "a||b", "column tags: '': a list must not hold an empty value"),
@@ -211,10 +203,8 @@ def test_bad_fields_are_named(column: str, field: str | bytes, what: str) -> Non
 def test_only_the_first_bad_rows_are_described_without_reject() -> None:
     text = b"x\n" * (DESCRIBED_BAD_ROWS + 5)
     assert len(parse_rows(text, CSV, plain_layout(CSV, label=True)).bad) == DESCRIBED_BAD_ROWS
-    assert (
-        len(parse_rows(text, CSV, plain_layout(CSV, label=True), reject=True).bad)
-        == DESCRIBED_BAD_ROWS + 5
-    )
+    rows = parse_rows(text, CSV, plain_layout(CSV, label=True), reject=True)
+    assert len(rows.bad) == DESCRIBED_BAD_ROWS + 5
 
 
 def test_header_in_any_order_with_further_columns() -> None:

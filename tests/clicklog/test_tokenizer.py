@@ -112,10 +112,7 @@ SPEC = FeatureSpec(
         ("0\t1\t2\ta", "4 fields instead of 5"),
         ("", "1 field instead of 5"),
         ("2\t1\t2\ta\tb", "column label: '2': expected a label of 0 or 1"),
-        (
-            "0\t2147483648\t2\ta\tb",
-            "column d0: '2147483648': expected an integer from -2147483648 to 2147483647",
-        ),
+        ("0\t2147483648\t2\ta\tb", "column d0: '2147483648': expected an integer from"),
         ("0\t1\t-99999999999999999999\ta\tb", "column d1: '-9999999999999999999"),
         ("0\t1\t2\ta\t123456789", "column c1: '123456789': expected 1 to 8 hexadecimal digits"),
         ("0\t1\t2\ta\tb\rc", "column c1: 'b\\rc'"),

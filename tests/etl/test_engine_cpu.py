@@ -25,8 +25,7 @@ from nvt_torchrec.etl.engines import block as block_functions
 from nvt_torchrec.etl.engines import runs as cpu_runs
 from nvt_torchrec.etl.engines import syncing, threads
 from nvt_torchrec.etl.plan import Plan, make_plan
-from nvt_torchrec.formats.missing import is_missing
-from nvt_torchrec.formats.rows import RawRows, empty_rows
+from nvt_torchrec.formats.rows import RawRows, empty_rows, is_missing
 from nvt_torchrec.formats.spec.columns import InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.workflows.store import build, load, save

@@ -21,7 +21,7 @@ from nvt_torchrec.base.errors import (
     SettingsError,
     run_command,
 )
-from nvt_torchrec.base.files.atomic import atomic_path, read_json, remove, write_json, write_text
+from nvt_torchrec.base.files.atomic import atomic_path, read_json, write_json, write_text
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import (
     CategoricalColumn,
@@ -228,16 +228,6 @@ def test_a_full_disk_is_an_output_error(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(OutputError, match="/proc/none/file: cannot be written"):
         write_text("/proc/none/file", "text")
-
-
-def test_removing_a_file(tmp_path: Path) -> None:
-    write_text(tmp_path / "file", "old")
-    remove(tmp_path / "file")
-    remove(tmp_path / "file")
-    assert list(tmp_path.iterdir()) == []
-    write_text(tmp_path / "file", "not a directory")
-    with pytest.raises(OutputError, match="file/inside: cannot be written: Not a directory"):
-        remove(tmp_path / "file" / "inside")
 
 
 def test_an_error_of_another_file_is_not_the_outputs(tmp_path: Path) -> None:

@@ -20,8 +20,15 @@ from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.text.line_layout import plain_layout
 from nvt_torchrec.clicklog.text.tokenizer import parse_rows
-from nvt_torchrec.formats.missing import add_missing, empty_mask, is_missing
-from nvt_torchrec.formats.rows import Jagged, RawRows, dense_dtype, empty_rows
+from nvt_torchrec.formats.rows import (
+    Jagged,
+    RawRows,
+    add_missing,
+    dense_dtype,
+    empty_mask,
+    empty_rows,
+    is_missing,
+)
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.spec.toml_file import load_spec
