@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.etl.settings import EtlSettings
-from nvt_torchrec.formats.spec.feature_spec import DENSE_TRANSFORMS, POLICIES, FeatureSpec
+from nvt_torchrec.formats.spec.columns import DENSE_TRANSFORMS
+from nvt_torchrec.formats.spec.feature_spec import POLICIES, FeatureSpec
 
 logger = logging.getLogger(__name__)
 

