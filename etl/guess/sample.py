@@ -167,12 +167,8 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile
     even = [row for row in rows if len(row) == dialect.fields]
     empty_end = (whole and head.endswith((b"\n\n", b"\n\r\n"))) or _ends_empty(path)
     columns = list(zip(*even, strict=True))
-    usable = (
-        bool(names)
-        and not short
-        and len(set(filter(None, names))) == len(list(filter(None, names)))
-    )
-    shown = names if usable else _place_holders(names, dialect.fields)
+    shown = unique_names(names) if names else [""] * dialect.fields
+    usable = bool(names) and not short and shown == names
     decimal = "," if has_decimal_commas(columns) else "."
     profiles = [
         profile(values, name, named=header, decimal=decimal)
@@ -226,10 +222,8 @@ def _ends_empty(path: str) -> bool:
     return read_up_to(path, max(0, size - 3), size).endswith((b"\n\n", b"\n\r\n"))
 
 
-def _place_holders(names: list[str], fields: int) -> list[str]:
-    """Return names for columns that have none; the second ``a`` becomes ``a_2``."""
-    if not names:
-        return [""] * fields
+def unique_names(names: list[str]) -> list[str]:
+    """Return different names: the second ``a`` becomes ``a_2``; "" is no name."""
     result: list[str] = []
     for name in names:
         other, number = name, 2
@@ -257,26 +251,20 @@ def _one_separator(profiles: list[Profile], keys: dict[str, Any]) -> list[Profil
 
 
 def _input_keys(dialect: Dialect, encoding: str, header: bool, empty_end: bool) -> dict[str, Any]:
-    keys: dict[str, Any] = {}
-    if dialect.delimiter == "\t" and not dialect.quoted:
-        if header:
-            keys["header"] = True
-    else:
-        keys["format"] = "csv"
-        if dialect.delimiter != ",":
-            keys["delimiter"] = dialect.delimiter
-        if not header:
-            keys["header"] = False
-    if encoding != "utf-8":
-        keys["encoding"] = encoding
-    if dialect.comment:
-        keys["comment"] = dialect.comment
-    if dialect.skip_lines:
-        keys["skip_lines"] = dialect.skip_lines
-    if empty_end:
-        keys["skip_empty_lines"] = True
-    if dialect.quoted_newlines:
-        keys["quoted_newlines"] = True
+    csv = dialect.quoted or dialect.delimiter != "\t"
+    keys = {
+        "format": "csv" if csv else "",
+        "delimiter": dialect.delimiter if csv else "",
+        "encoding": encoding,
+        "comment": dialect.comment,
+        "skip_lines": dialect.skip_lines,
+        "skip_empty_lines": empty_end,
+        "quoted_newlines": dialect.quoted_newlines,
+    }
+    defaults = {"encoding": "utf-8", "delimiter": ","}
+    keys = {key: value for key, value in keys.items() if value and value != defaults.get(key)}
+    if header != csv:  # the default
+        keys["header"] = header
     return keys
 
 

@@ -124,17 +124,7 @@ def _keys(options: dict[str, Any]) -> list[str]:
     for key, value in options.items():
         text = f"{key} = {_value(value)}"
         if isinstance(value, list) and len(text) > _WIDTH:
-            items = (
-                textwrap.wrap(
-                    ", ".join(map(_value, value)),
-                    _WIDTH - 4,
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
-                if not any(" " in item for item in value)
-                else [f"{_value(item)}," for item in value]
-            )
-            lines += [f"{key} = [", *(f"    {item}" for item in items), "]"]
+            lines += [f"{key} = [", *(f"    {_value(item)}," for item in value), "]"]
         else:
             lines.append(text)
     return lines
