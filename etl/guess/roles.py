@@ -69,7 +69,7 @@ class Guess:
     Attributes:
         labels: the keys of each ``[[label]]`` with a comment, the main one first.
         split: the keys of ``[split]``, ``split_why`` its comment.
-        features: the columns of the spec.
+        features: the columns of the spec, dense ones first.
         unread: the columns of the file that are not read, each with the reason.
         names: of text without a header, the names of all columns of the file.
     """
@@ -114,6 +114,7 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
     if not any(feature.kind == "categorical" for feature in features):
         able = [c for c in rest if c.name and not why_no_feature(c, [columns[at]])]
         features, unread = _with_a_category(features, unread, able, path)
+    features.sort(key=lambda feature: feature.kind != "dense")  # as a spec orders them
     features = _without_clashes(features, [spec_name(rule["name"]) for rule, _ in labels])
     split, split_why = choose_split(rest, sample)
     return Guess(labels, split, split_why, features, unread, [c.name for c in columns])
@@ -127,11 +128,9 @@ def _named(sample: SampledFile, label: int) -> list[Profile]:
     result = []
     for j, column in enumerate(sample.columns):
         dense = _is_criteo(sample, label) and 0 < j < 14
-        kind = {"int": "int", "float": "float", "time": "time"}.get(column.kind, "cat")
-        if kind == "int" and not dense and _is_code(column):
+        kind = column.kind if column.kind in ("int", "float", "time", "empty") else "cat"
+        if column.multi_hot or (kind == "int" and not dense and _is_code(column)):
             kind = "cat"
-        if column.multi_hot or column.kind == "empty":
-            kind = "cat" if column.multi_hot else "empty"
         name = "label" if j == label else f"{kind}_{seen[kind]}"
         if j != label:
             seen[kind] += 1

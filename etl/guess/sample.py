@@ -26,7 +26,7 @@ from nvt_torchrec.etl.guess.dialect import (
     short_header,
     split_rows,
 )
-from nvt_torchrec.etl.guess.values import Profile, has_decimal_commas, profile
+from nvt_torchrec.etl.guess.values import Profile, fits, has_decimal_commas, profile
 from nvt_torchrec.formats.day_names import name_of
 from nvt_torchrec.formats.spec.split import Split
 
@@ -96,37 +96,27 @@ def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
 
 
 def _files(path: str) -> tuple[list[str], str]:
-    """Return the files of a directory or glob, and under which path a log's files are days.
+    """Return the files of a log, and the directory or glob whose files are its days, if any are.
 
     Raises:
         BadInputError: There are no files.
     """
     filesystem, name = filesystem_of(path)
-    if filesystem.isfile(name):
-        return [path], _days_beside(path)
-    try:
-        days = find_days(path)
-        if len(days) > 1 and not _PARTS.search(days[0].path):
-            return [day.path for day in days], path
-    except BadInputError:
-        pass  # files of other names, of which all rows are read
-    return [day.path for day in find_days(path, split=_ANY_FILES)], ""
-
-
-def _days_beside(path: str) -> str:
-    """Return the directory or glob whose files are days, a file among them; "" without one."""
-    name = name_of(path)
-    if name is None or _PARTS.search(path):
-        return ""
-    folder, own = path.rsplit("/", 1) if "/" in path else (".", path)
-    if name.prefix.endswith("="):
-        folder = folder.rsplit("/", 1)[0] if "/" in folder else "."
-    for days in (folder, f"{folder}/{name.prefix}[0-9]*"):
+    is_file, places = filesystem.isfile(name), [path]
+    if is_file:
+        folder, _, own = path.rpartition("/")
+        day = name_of(path)
+        if day and day.prefix.endswith("="):  # date=2024-10-30/part.parquet
+            folder = folder.rpartition("/")[0]
+        folder = folder or "."
+        places = [folder, f"{folder}/{day.prefix}[0-9]*"] if day else []
+    for place in places:
         with contextlib.suppress(BadInputError):
-            found = [day.path for day in find_days(days)]
-            if len(found) > 1 and any(day.endswith(f"/{own}") for day in found):
-                return days
-    return ""
+            days = [file.path for file in find_days(place)]
+            known = not is_file or any(each.endswith(f"/{own}") for each in days)
+            if len(days) > 1 and known and not _PARTS.search(days[0]):
+                return [path] if is_file else days, place
+    return [path] if is_file else [day.path for day in find_days(path, split=_ANY_FILES)], ""
 
 
 def _head(path: str, head_bytes: int) -> tuple[bytes, bool]:
@@ -344,7 +334,8 @@ def _of_array(array: pa.ChunkedArray | pa.Array, field: pa.Field) -> list[Profil
     if is_text and scalars.kind in ("int", "float") and not scalars.multi_hot:
         scalars = dataclasses.replace(scalars, kind="string")
     if numbers and scalars.kind != "empty":
-        kind = "int" if scalars.kind == "int" else "float"  # ids where some are missing
+        exact = pa.types.is_decimal(held) or fits(scalars.most, "int")
+        kind = "int" if scalars.kind == "int" and exact else "float"  # ids where some are missing
         scalars = dataclasses.replace(scalars, kind=kind, lenient=False, floating=True)
     return [scalars]
 

@@ -79,9 +79,9 @@ def _columns(guess: Guess, sample: SampledFile) -> list[str]:
 
 
 def _groups(features: list[Feature]) -> list[list[Feature]]:
-    """Return the features, dense ones first; neighbours with the same keys together."""
+    """Return the features, neighbours with the same keys together."""
     groups: list[list[Feature]] = []
-    for feature in sorted(features, key=lambda each: each.kind != "dense"):
+    for feature in features:
         last = groups[-1][-1] if groups else None
         alone = feature.name != feature.source or "derive" in feature.options
         same = last and (last.kind, last.options) == (feature.kind, feature.options)
