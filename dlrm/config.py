@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from nvt_torchrec.base.command_line import as_text
@@ -12,6 +13,9 @@ from nvt_torchrec.dlrm.interactions import INTERACTIONS, DotProducts, Interactio
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.formats.schema import LARGEST_TABLE, TableSchema
 
+#: The factor of the first-order term, times the columns that it sums, and the fewest of them that
+#: count. With more, SGD diverges on the demo's log; with less, it learns rare values more slowly.
+_FIRST_ORDER, _LEAST_COLUMNS = 5.0, 3
 #: Keys of earlier versions, whose models made several ids of each one if the first is not empty.
 _REMOVED = ("multi_hot_sizes", "multi_hot_distribution_type")
 
@@ -26,6 +30,7 @@ class _Shape:
     embedding_dim: int
     dense_arch_layer_sizes: tuple[int, ...]
     over_arch_layer_sizes: tuple[int, ...]
+    first_order: float = 0.0
 
     def __post_init__(self) -> None:
         over, dense = self.over_arch_layer_sizes, self.dense_arch_layer_sizes
@@ -41,6 +46,8 @@ class _Shape:
                 f"{self.embedding_dim}, dense_arch_layer_sizes {dense} and over_arch_layer_sizes "
                 f"{over}"
             )
+        if not 0 <= self.first_order < math.inf:
+            raise SchemaError(f"no DLRM has first_order {self.first_order}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +63,8 @@ class ModelConfig(_Shape):
         dense_arch_layer_sizes: The layers for the dense features; the last is ``embedding_dim``.
             Empty without dense features.
         over_arch_layer_sizes: The layers above the interaction, at least two; the last is 1.
+        first_order: The factor of the first-order term (:class:`dlrm.model.ClickModel`); 0: the
+            model has none, as those of earlier versions.
         interaction: How dense features and embeddings are combined.
 
     Raises:
@@ -138,8 +147,16 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
         embedding_dim=settings.embedding_dim,
         dense_arch_layer_sizes=_dense_layers(settings) if schema.dense else (),
         over_arch_layer_sizes=settings.over_arch_layer_sizes,
+        first_order=_first_order(settings, len(schema.categorical)),
         interaction=settings.interaction,
     )
+
+
+def _first_order(settings: TrainSettings, columns: int) -> float:
+    """Return the factor of the first-order term; with a rate of their own, users mean a DLRM."""
+    if settings.first_order is not None:
+        return settings.first_order
+    return 0.0 if settings.learning_rate else round(_FIRST_ORDER / max(columns, _LEAST_COLUMNS), 3)
 
 
 def _dense_layers(settings: TrainSettings) -> tuple[int, ...]:

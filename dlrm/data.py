@@ -35,7 +35,9 @@ from nvt_torchrec.nvt_loader.selection import Selection
 log = logging.getLogger(__name__)
 
 #: What a run takes from its checkpoint unless it is given.
-_MODEL_SIZES = ("embedding_dim", "dense_arch_layer_sizes", "over_arch_layer_sizes")
+_MODEL_SIZES = (
+    *("embedding_dim", "dense_arch_layer_sizes", "over_arch_layer_sizes", "first_order"),
+)
 _RATES = ("learning_rate", "dense_learning_rate", "lr_warmup_steps", "dense_decay")
 
 
@@ -129,7 +131,8 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
             kept |= {"batch_size": max(1, batch), "optimizer": optimizer, "eps": then.get("eps")}
         if resumed and not (settings.learning_rate or settings.dense_learning_rate):
             kept |= {"dense_decay": 0.0, **{name: then.get(name) for name in _RATES}}
-        settings = settings.filled({name: value for name, value in kept.items() if value})
+        known = {name: value for name, value in kept.items() if value not in (None, ())}
+        settings = settings.filled(known)
     rows = read_dataset(settings.split_path("train"), schema).rows
     return with_sizes(settings, int(rows.sum()), ranks)
 

@@ -232,7 +232,7 @@ def sizes_of(kind: type[Interaction]) -> tuple[str, ...]:
 
 def interaction_of(groups: set[str]) -> type[Interaction] | None:
     """Return the interaction of a bundle with these groups of layers; None if there is none."""
-    names = groups - {"top", "bottom"}
+    names = groups - {"top", "bottom", "first_order"}
     return next((kind for kind in INTERACTIONS.values() if set(kind.GROUPS) == names), None)
 
 

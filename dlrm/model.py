@@ -236,10 +236,10 @@ def build_dlrm(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if config.dense:
-            model = _torchrec_dlrm(collection, config, initial_device)
+            model = ClickModel(_torchrec_dlrm(collection, config, initial_device), config)
         else:
             with initial_device:
-                model = _EmbeddingsDLRM(config)
+                model = ClickModel(None, config)
         for part in (model.dense_arch, model.inter_arch, model.over_arch):
             _initialize_layers(part)
             part.to(device)
@@ -265,19 +265,44 @@ def _torchrec_dlrm(
     return model
 
 
-class _EmbeddingsDLRM(DLRM):
-    """A DLRM for data without dense features, before its tables are added.
+class ClickModel(DLRM):
+    """A DLRM (Naumov et al. 2019), to whose logit a first-order term may be added.
 
-    It has no layers below the interaction and no dense vector in it; ``dense_features`` are [B, 0].
+    The term is what logistic regression has, a weight for each value of a column: as the wide part
+    of Wide & Deep (Cheng et al. 2016, arXiv:1606.07792) and the linear one of DeepFM (Guo et al.
+    2017, arXiv:1703.04247). Here the weights have no tables of their own: they are the first
+    coordinates of the embeddings, times ``ModelConfig.first_order``.
+
+    Without dense features there are no layers below the interaction and no dense vector in it;
+    ``dense_features`` are [B, 0].
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, dlrm: DLRM | None, config: ModelConfig) -> None:
+        """Take the layers of TorchRec's ``dlrm``, or make those for data without dense features."""
         nn.Module.__init__(self)  # DLRM's makes layers for dense features
+        self.first_order = config.first_order
+        if dlrm is not None:
+            self.dense_arch, self.inter_arch = dlrm.dense_arch, dlrm.inter_arch
+            self.over_arch = dlrm.over_arch
+            return
         self.dense_arch = nn.Identity()
         self.inter_arch, width = config.interaction.of_embeddings(
             len(config.categorical), config.embedding_dim
         )
         self.over_arch = OverArch(width, list(config.over_arch_layer_sizes))
+
+    def forward(
+        self, dense_features: torch.Tensor, sparse_features: KeyedJaggedTensor
+    ) -> torch.Tensor:
+        """Return the logits [B, 1] of a batch; the arguments are those of TorchRec's DLRM."""
+        vectors = self.sparse_arch(sparse_features)
+        combined = self.inter_arch(
+            dense_features=self.dense_arch(dense_features), sparse_features=vectors
+        )
+        logits = self.over_arch(combined)
+        if self.first_order:
+            logits = logits + self.first_order * vectors[:, :, 0].float().sum(1, keepdim=True)
+        return logits
 
 
 def _initialize_layers(part: nn.Module) -> None:

@@ -29,11 +29,14 @@ class Optimizer:
         NAME: The value of ``--optimizer``.
         DENSE: The class of ``torch.optim`` for the dense layers.
         HAS_EPS: Whether both take ``--eps``.
+        TABLES_FALL: Whether the tables' rate falls at the end, as that of the dense layers does:
+            its steps do not shrink by themselves.
     """
 
     NAME: str
     DENSE: str
     HAS_EPS = True
+    TABLES_FALL = False
 
     def table_class(self) -> type[torch.optim.Optimizer]:
         """Return the class for the tables, whose FBGEMM version is fused into their backward."""
@@ -66,6 +69,7 @@ class Sgd(Optimizer):
     """SGD."""
 
     NAME, DENSE, HAS_EPS = "sgd", "SGD", False
+    TABLES_FALL = True
 
     def moments(self, dim: int) -> float:
         return 0.0
@@ -112,13 +116,14 @@ class Adam(Optimizer):
     """
 
     NAME, DENSE = "adam", "Adam"
+    TABLES_FALL = True
 
     def moments(self, dim: int) -> float:
         return 2.0
 
     def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
-        scale = min(1.0, math.sqrt(global_batch / 16384))
-        return 0.01 * scale / math.sqrt(dim / 16), 0.01 * scale * min(1.0, 128 / widest)
+        scale = min(1.0, math.sqrt(global_batch / 2048))
+        return 0.0125 / math.sqrt(dim / 16), 0.01 * scale * min(1.0, 128 / widest)
 
 
 #: By the value of ``--optimizer``.

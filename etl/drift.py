@@ -29,7 +29,7 @@ from nvt_torchrec.etl.state import content_digest
 from nvt_torchrec.formats.day_names import name_of
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
-from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID
+from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled.workflow import CompiledWorkflow

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nvt_torchrec.clicklog.readers.raw import DayFile
+from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.results import UnitResult, by_source
 from nvt_torchrec.etl.state import content_digest
 from nvt_torchrec.formats.manifest import InputFile, Manifest, PartFile

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterable
 
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.lines import read_bytes
-from nvt_torchrec.clicklog.readers.raw import Block, DayFile, OpenDay, check_label, open_day
+from nvt_torchrec.clicklog.readers.raw import Block, OpenDay, check_label, open_day
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.split import Split
 from nvt_torchrec.formats.spec.times import parse_iso

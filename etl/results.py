@@ -10,7 +10,7 @@ import numpy as np
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.etl.plan import Unit
-from nvt_torchrec.formats.missing import WORD_BITS
+from nvt_torchrec.formats.rows import WORD_BITS
 
 
 class LostRowsError(BadInputError):

@@ -17,7 +17,7 @@ from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError
 from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.journal import Journal
 from nvt_torchrec.base.files.validation import parse
-from nvt_torchrec.clicklog.readers.raw import DayFile
+from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl import output, split_pass, staging
 from nvt_torchrec.etl.engines import engine
 from nvt_torchrec.etl.engines.engine import Engine, Report

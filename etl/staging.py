@@ -21,8 +21,8 @@ from tqdm import tqdm
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError
 from nvt_torchrec.base.files.atomic import atomic_path
+from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.lines import count_lines, read_stream, unpacked_head
-from nvt_torchrec.clicklog.readers.raw import DayFile
 from nvt_torchrec.clicklog.readers.stream import check_first_rows
 from nvt_torchrec.clicklog.readers.text_rows import TOO_LONG_REMEDY
 from nvt_torchrec.etl.output import COPIES

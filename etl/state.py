@@ -30,7 +30,8 @@ from nvt_torchrec.base.files.atomic import (
 )
 from nvt_torchrec.base.files.journal import Journal, refuse_changes
 from nvt_torchrec.base.versions import installed_version
-from nvt_torchrec.clicklog.readers.raw import DayFile, read_bytes
+from nvt_torchrec.clicklog.readers.days import DayFile
+from nvt_torchrec.clicklog.readers.lines import read_bytes
 from nvt_torchrec.etl.output import CUTS_FILE, REJECTED, RESTART
 from nvt_torchrec.etl.parquet import write_tables
 from nvt_torchrec.etl.plan import DividedBlock, Unit

@@ -131,19 +131,11 @@ def read_reused(
         BadInputError: The file cannot be read, or is not that of the generation.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     from nvt_torchrec.base.arrays import to_numpy
 
+    names, column = read_columns(file, {"vocabulary": pa.string(), "id": pa.int64()}, _COPY_AGAIN)
     try:
-        with pq.ParquetFile(file, page_checksum_verification=True) as opened:
-            table = opened.read()
-        kinds = dict(zip(table.column_names, table.schema.types, strict=True))
-        if kinds != {"vocabulary": pa.string(), "id": pa.int64()}:
-            raise ValueError(f"columns {kinds}")
-        names, column = (table[name].combine_chunks() for name in ("vocabulary", "id"))
-        if names.null_count or column.null_count:
-            raise ValueError("nulls")
         encoded = names.dictionary_encode()
         ids, places = to_numpy(column), to_numpy(encoded.indices)
         reused = {name: ids[places == i] for i, name in enumerate(encoded.dictionary.to_pylist())}
@@ -155,6 +147,31 @@ def read_reused(
             inside = first <= numbers[0] and numbers[-1] < first + generation.values[name]
             if not (inside and (np.diff(numbers) > 0).all()):
                 raise ValueError(f"ids that are not those of vocabulary {name}, in ascending order")
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+    except (ValueError, KeyError) as error:
         raise BadInputError(f"{file}: damaged: {error}", _COPY_AGAIN) from error
     return reused
+
+
+def read_columns(file: Path, kinds: Mapping[str, pa.DataType], remedy: str) -> list[pa.Array]:
+    """Read columns of a parquet file, which have no nulls.
+
+    Args:
+        file: The file.
+        kinds: The columns and their types.
+        remedy: What to do about a damaged file.
+
+    Raises:
+        BadInputError: It cannot be read, or holds something else.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq  # pq.read_table imports pandas
+
+    try:
+        with pq.ParquetFile(file, page_checksum_verification=True) as opened:
+            table = opened.read(columns=list(kinds))
+        held = dict(zip(table.column_names, table.schema.types, strict=True))
+        if held != kinds or any(column.null_count for column in table.columns):
+            raise ValueError(f"columns {held}, not {dict(kinds)} without nulls")
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise BadInputError(f"{file}: damaged: {error}", remedy) from error
+    return [table.column(name).combine_chunks() for name in kinds]

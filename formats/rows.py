@@ -1,4 +1,8 @@
-"""Rows of a raw log as typed columns, which every reader returns."""
+"""Rows of a raw log as typed columns, which every reader returns, with masks of missing values.
+
+A mask has one bit for each column of a row, in words of 64 columns: it is uint64 [words, n], and
+column j is bit j % 64 of word j // 64. There is at least one word.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.formats.missing import empty_mask
+from nvt_torchrec.formats.spec.columns import WORD_BITS
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 
@@ -31,6 +35,7 @@ class Jagged:
         return len(self.offsets) - 1
 
 
+_ONE = np.uint64(1)
 #: Bad rows of a block that are described; further ones are only counted.
 DESCRIBED_BAD_ROWS = 100
 
@@ -74,7 +79,7 @@ class RawRows:
     Attributes:
         label: uint8 [n], 0 or 1, the main label; None for a log without a label column.
         dense: [dense columns, n]; int32 if all of them are, else float64; 0 where missing.
-        dense_missing: uint64 [words, n], the mask of missing values (:mod:`formats.missing`).
+        dense_missing: uint64 [words, n], the mask of missing values.
         categorical: By column, the values (:data:`CategoryValues`); 0, "" or the empty list where
             missing. For specs with ``is_criteo_format`` uint32 [categorical columns, n].
         categorical_missing: uint64 [words, n], likewise.
@@ -88,7 +93,7 @@ class RawRows:
         weight: float32 [n], finite and not negative; None if the spec has no weight, or the rows
             have no labels.
         key: int64 [n], what the split goes by: the hash of a text
-            (:func:`clicklog.derive.keys.hash_texts`) or microseconds since 1970 UTC; None if the
+            (:func:`clicklog.derive.columns.hash_texts`) or microseconds since 1970 UTC; None if the
             split goes by no column, or the rows have no labels.
     """
 
@@ -107,6 +112,46 @@ class RawRows:
 
     def __len__(self) -> int:
         return self.dense_missing.shape[1]
+
+
+def mask_words(columns: int) -> int:
+    """Return the number of words of a mask for so many columns."""
+    return max(1, -(-columns // WORD_BITS))
+
+
+def empty_mask(columns: int, rows: int) -> np.ndarray:
+    """Return a mask in which no value is missing."""
+    return np.zeros((mask_words(columns), rows), np.uint64)
+
+
+def bit_of(column: int) -> np.uint64:
+    """Return the place of a column's bit in its word."""
+    return np.uint64(column % WORD_BITS)
+
+
+def word_of(mask: np.ndarray, column: int) -> np.ndarray:
+    """Return the words that hold a column's bit, uint64 [n]."""
+    return mask[column // WORD_BITS]
+
+
+def is_missing(mask: np.ndarray, column: int) -> np.ndarray:
+    """Return where a column is missing, bool [n]."""
+    return (word_of(mask, column) >> bit_of(column)) & _ONE != 0
+
+
+def add_missing(mask: np.ndarray, column: int, absent: np.ndarray) -> None:
+    """Mark a column as missing where ``absent``, bool [n], is true."""
+    mask[column // WORD_BITS] |= absent.astype(np.uint64) << bit_of(column)
+
+
+def mask_of_rows(bits: list[int], columns: int) -> np.ndarray:
+    """Return the mask of integers that have bit j set where column j of a row is missing."""
+    if columns <= WORD_BITS:
+        return np.array(bits, np.uint64)[np.newaxis]
+    words, full = mask_words(columns), 2**WORD_BITS - 1
+    return np.array(
+        [[row >> (WORD_BITS * word) & full for row in bits] for word in range(words)], np.uint64
+    )
 
 
 def describes(reject: bool | int, bad: int) -> bool:

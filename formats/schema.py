@@ -127,45 +127,37 @@ class TableSchema:
 
     @classmethod
     def _of(cls, value: Any, path: Path) -> TableSchema:
-        weight, sizes, multi_hot = "", [], []
-        labels: list[str] = []
-        dense: list[str] = []
-        categorical: list[str] = []
+        names: dict[str, list[str]] = {
+            tag: [] for tag in ("target", WEIGHT_TAG, "continuous", "categorical")
+        }
+        seen, sizes, multi_hot = set(), [], []
         for feature in value.get("feature", []):
-            tags = feature.get("annotation", {}).get("tag", [])
-            name = feature["name"]
-            if not isinstance(name, str) or name in (*labels, weight, *dense, *categorical):
+            tags, name = feature.get("annotation", {}).get("tag", []), feature["name"]
+            if not isinstance(name, str) or name in seen:
                 raise ValueError(f"column name {name!r:.60} is not text or occurs twice")
-            if "target" in tags:
-                labels.append(name)
-            elif WEIGHT_TAG in tags:
-                if weight:
-                    raise SchemaError(
-                        f"{path}: {weight} and {name} are both tagged {WEIGHT_TAG}",
-                        "a row has one weight: remove the tag of one of them",
-                    )
-                weight = name
-            elif "continuous" in tags:
-                dense.append(name)
-            elif "categorical" in tags:
+            seen.add(name)
+            tag = next((tag for tag in names if tag in tags), "")
+            if tag:
+                names[tag].append(name)
+            if tag == "categorical":
                 size = int(feature.get("intDomain", {}).get("max", -1)) + 1
                 if not 0 < size <= LARGEST_TABLE:
                     raise SchemaError(f"{path}: column {name} has no table size (intDomain.max)")
-                categorical.append(name)
                 sizes.append(size)
                 properties = feature["annotation"].get("extraMetadata") or [{}]
                 if properties[0].get("is_list"):
                     multi_hot.append(name)
+        labels, weights, dense, categorical = map(tuple, names.values())
+        if len(weights) > 1:
+            raise SchemaError(
+                f"{path}: {' and '.join(weights)} are both tagged {WEIGHT_TAG}",
+                "a row has one weight: remove the tag of one of them",
+            )
         if not labels or not categorical:
             raise SchemaError(f"{path}: no label or no categorical column", "run the ETL again")
+        weight = "".join(weights)
         return cls(
-            labels[0],
-            tuple(dense),
-            tuple(categorical),
-            tuple(sizes),
-            tuple(multi_hot),
-            tuple(labels[1:]),
-            weight,
+            labels[0], dense, categorical, tuple(sizes), tuple(multi_hot), labels[1:], weight
         )
 
 

@@ -38,9 +38,10 @@ import numpy as np
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
 from nvt_torchrec.base.files.atomic import read_json
-from nvt_torchrec.formats.generations import Generation, check_lineage, read_reused
+from nvt_torchrec.formats.generations import Generation, check_lineage, read_columns, read_reused
 from nvt_torchrec.formats.schema import LARGEST_TABLE, TableSchema
-from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 
 if TYPE_CHECKING:
@@ -84,19 +85,26 @@ class Vocabulary:
             BadInputError: The file of the values is damaged.
         """
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         from nvt_torchrec.base.arrays import to_numpy
 
+        return to_numpy(*self._read(workflow, {f"{self.name}_size": pa.int64()}))
+
+    def read(self, workflow: Path, *, text: bool) -> list[pa.Array]:
+        """Read the values, of text or integers, and how often each occurred."""
+        import pyarrow as pa
+
+        kind = pa.string() if text else pa.int64()
+        return self._read(workflow, {self.name: kind, f"{self.name}_size": pa.int64()})
+
+    def _read(self, workflow: Path, kinds: dict[str, pa.DataType]) -> list[pa.Array]:
         file = workflow / self.file
-        try:
-            stored = pq.ParquetFile(file)  # pq.read_table imports pandas
-            table = stored.read(columns=[f"{self.name}_size"], use_threads=False)
-        except (OSError, pa.ArrowException) as error:
-            raise BadInputError(f"{file}: cannot be read: {error}", COPY_AGAIN) from error
-        if table.shape != (self.values, 1) or table.schema[0].type != pa.int64():
-            raise BadInputError(f"{file}: no counts of {self.values} values", COPY_AGAIN)
-        return to_numpy(table.column(0).combine_chunks())
+        columns = read_columns(file, kinds, COPY_AGAIN)
+        if len(columns[0]) != self.values:
+            raise BadInputError(
+                f"{file}: damaged: {len(columns[0])} values instead of {self.values}", COPY_AGAIN
+            )
+        return columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,21 +274,8 @@ class WorkflowDescription:
         Raises:
             BadInputError: The file is missing or damaged.
         """
-        import pyarrow as pa  # takes 100 ms, and most readers of descriptions read no values
-        import pyarrow.parquet as pq
-
-        vocabulary = self.vocabularies[column.name]
-        file = self.path / vocabulary.file
-        try:
-            with pq.ParquetFile(file, page_checksum_verification=True) as opened:
-                values, counts = (chunks.combine_chunks() for chunks in opened.read().columns)
-            kinds = [pa.string() if RAW_TYPES[column.raw].is_text else pa.int64(), pa.int64()]
-            if [values.type, counts.type] != kinds or values.null_count or counts.null_count:
-                raise ValueError("its columns are not values and counts without nulls")
-            if len(values) != vocabulary.values:
-                raise ValueError(f"{len(values)} values instead of {vocabulary.values}")
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise BadInputError(f"{file}: damaged: {error}", COPY_AGAIN) from error
+        text = RAW_TYPES[column.raw].is_text
+        values, counts = self.vocabularies[column.name].read(self.path, text=text)
         return values, counts
 
     def oov_ids(self, column: CategoricalColumn, ids: np.ndarray) -> np.ndarray:

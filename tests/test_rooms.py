@@ -157,7 +157,7 @@ def _room(module: str) -> str:
 
 
 def _sub_room(module: str) -> str:
-    """Return ``clicklog.text`` for ``clicklog.text.parse``; other modules are unchanged."""
+    """Return ``clicklog.text`` for ``clicklog.text.tokenizer``; other modules are unchanged."""
     room, *rest = module.split(".")
     if rest and rest[0] in SUB_ROOMS.get(room, {}):
         return f"{room}.{rest[0]}"

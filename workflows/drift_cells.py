@@ -15,7 +15,7 @@ from numba import types
 
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.rows import Jagged
-from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID
+from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.compiled.workflow import Ids
 

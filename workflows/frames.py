@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nvt_torchrec.clicklog.in_memory.frames import Features
-from nvt_torchrec.formats.missing import is_missing
-from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows
+from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, is_missing
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 if TYPE_CHECKING:

@@ -34,13 +34,8 @@ from nvt_torchrec.base.files.atomic import (
     write_text,
 )
 from nvt_torchrec.formats.generations import Generation, reused_table
-from nvt_torchrec.formats.spec.feature_spec import (
-    FIRST_OOV_ID,
-    NULL_ID,
-    PADDING_ID,
-    CategoricalColumn,
-    FeatureSpec,
-)
+from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID, NULL_ID, PADDING_ID
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.workflow_description import (
     GRAPH_FILE,
     METADATA_FILE,

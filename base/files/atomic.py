@@ -165,27 +165,16 @@ def _sync_parent(path: Path) -> None:
 def _at_once(sync: Callable[[_Item], object], items: Iterable[_Item]) -> None:
     """Sync items in threads: a file system writes its journal once for several of them."""
     items = list(items)
-    if len(items) < 2:
-        for item in items:
-            sync(item)
-        return
-    with ThreadPoolExecutor(min(_SYNCS, len(items)), "sync") as pool:
-        for _ in pool.map(sync, items):
-            pass
+    with ThreadPoolExecutor(min(_SYNCS, len(items)) or 1, "sync") as pool:
+        list(pool.map(sync, items))
 
 
 def remove(path: Path | str) -> None:
     """Delete a file, durably, if it is there. Raises :class:`OutputError`."""
     path = Path(path)
-    try:
+    with output_errors(path, "choose a writable place"), contextlib.suppress(FileNotFoundError):
         path.unlink()
         fsync_directory(path.parent)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise OutputError(
-            f"{path}: cannot be replaced: {error.strerror or error}", "choose a writable place"
-        ) from error
 
 
 def will_read(path: Path | str, begin: int, end: int) -> None:
@@ -246,12 +235,8 @@ def remove_temporary(directory: Path) -> None:
 
 def delete(path: Path) -> None:
     """Delete a file if it exists. Raises :class:`OutputError`."""
-    try:
+    with output_errors(path, "make its directory writable"):
         path.unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"{path}: cannot be deleted: {error.strerror}", "make its directory writable"
-        ) from error
 
 
 def write_text(path: Path | str, text: str) -> None:

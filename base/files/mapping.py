@@ -9,12 +9,10 @@ file by renaming another over it is safe.
 
 from __future__ import annotations
 
-import math
-import mmap
 import os
 import weakref
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +23,7 @@ class MappedArray:
     """An array in a file.
 
     Args:
-        path: A ``.npy`` file, version 1, in C order.
+        path: A ``.npy`` file, in C order.
         dtype: The type that the array must have.
         dimensions: The number of dimensions that the array must have.
         writable: Make the array writable, as PyTorch requires; nothing is written to the file.
@@ -44,14 +42,21 @@ class MappedArray:
         self._path = path
         self._descriptor: int | None = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._descriptor)
-        with open(path, "rb", opener=lambda *_: os.dup(self._descriptor)) as file:
-            shape, begin = _header(file, np.dtype(dtype), dimensions)
         self._stamp = _stamp(self._descriptor)
-        if begin + math.prod(shape) * np.dtype(dtype).itemsize != self._stamp[0]:
+        try:  # by the descriptor, as the path may lead to another file by now
+            mapped = np.lib.format.open_memmap(
+                f"/proc/self/fd/{self._descriptor}", mode="c" if writable else "r"
+            )
+        except Exception as error:  # NumPy parses the header as Python, which raises anything
+            raise ValueError(f"is not an .npy file: {error!r:.200}") from None
+        held, shape = mapped.dtype, mapped.shape
+        if held != dtype or len(shape) != dimensions or not mapped.flags.c_contiguous:
+            raise ValueError(
+                f"holds {held} {shape}, not {np.dtype(dtype)} in {dimensions} dimensions"
+            )
+        if mapped.offset + mapped.nbytes != self._stamp[0]:
             raise ValueError(f"has {self._stamp[0]} bytes, not those of an array {list(shape)}")
-        access = mmap.ACCESS_COPY if writable else mmap.ACCESS_READ
-        mapped = mmap.mmap(self._descriptor, 0, access=access)
-        self.values = np.ndarray(shape, dtype, buffer=mapped, offset=begin)
+        self.values = mapped.view(np.ndarray)
 
     def check(self) -> None:
         """Raise :class:`BadInputError` if the file was written to since it was opened."""
@@ -64,20 +69,6 @@ class MappedArray:
     def __getstate__(self) -> dict[str, Any]:
         """State of a copy, as in another process: its values are not mapped from the file."""
         return self.__dict__ | {"_descriptor": None}
-
-
-def _header(file: IO[bytes], dtype: np.dtype, dimensions: int) -> tuple[tuple[int, ...], int]:
-    """Shape, and where the array begins."""
-    try:
-        version = np.lib.format.read_magic(file)
-        if version != (1, 0):
-            raise ValueError(f".npy of version {version}")
-        shape, by_column, found = np.lib.format.read_array_header_1_0(file)
-    except Exception as error:  # NumPy parses it as Python, which raises anything
-        raise ValueError(f"is not an .npy file: {error!r:.200}") from None
-    if found != dtype or len(shape) != dimensions or (by_column and dimensions > 1):
-        raise ValueError(f"holds {found} {shape}, not {dtype} in {dimensions} dimensions")
-    return shape, file.tell()
 
 
 def _stamp(descriptor: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jinja2
 
-from nvt_torchrec.base.pages import charts, formats
+from nvt_torchrec.base.pages import charts
 
 
 def render(template: Path, **values: Any) -> str:
@@ -15,8 +15,7 @@ def render(template: Path, **values: Any) -> str:
 
     Args:
         template: The template. It may use ``page.html``, the macros of ``macros.html``, the
-            functions of :mod:`base.pages.charts` and the filters of
-            :mod:`base.pages.formats`.
+            functions and the filters of :mod:`base.pages.charts`.
         values: The variables of the template; text in them is escaped.
 
     Raises:
@@ -35,7 +34,7 @@ def environment(directory: Path) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for filter_ in (formats.number, formats.short, formats.percent, formats.size):
+    for filter_ in (charts.number, charts.short, charts.percent, charts.size):
         result.filters[filter_.__name__] = filter_
     result.globals |= {"columns": charts.columns, "lines": charts.lines}
     return result

@@ -1,4 +1,4 @@
-"""Derived columns: parts of a time, ages, buckets, logarithms and crosses.
+"""Derived columns: parts of a time, ages, buckets, logarithms, crosses; and keys of splits.
 
 Readers call :func:`derive` for each block, and inference for each request, so that a derived column
 is like one of the file for everything that follows. Each value depends on its own row only.
@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nvt_torchrec.base.arrays import blanked, strings
+from nvt_torchrec.base.arrays import blanked, string_parts, strings
+from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.reading import CROSS_SEPARATOR, Derivation
 from nvt_torchrec.formats.spec.times import parse_iso
@@ -103,3 +104,28 @@ def cross(first: pa.StringArray, second: pa.StringArray, missing: np.ndarray) ->
     """Join the texts of two columns; "" where either is missing."""
     joined = pc.binary_join_element_wise(first, second, strings([CROSS_SEPARATOR])[0])
     return blanked(joined, missing)
+
+
+#: Of FNV-1a (Fowler, Noll and Vo), whose low bits are mixed once more, by MurmurHash3's finalizer.
+_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
+_M1, _M2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
+_SHIFT = np.uint64(33)
+
+
+def hash_texts(values: pa.StringArray) -> np.ndarray:
+    """Hash strings [n]; int64 [n]. The hash of a text never changes between versions."""
+    offsets, data = string_parts(values)
+    return _hash_texts(offsets, data).view(np.int64)
+
+
+@compiled()
+def _hash_texts(offsets, data):
+    hashes = np.empty(len(offsets) - 1, np.uint64)
+    for i in range(len(hashes)):
+        hashed = _BASIS
+        for at in range(offsets[i], offsets[i + 1]):
+            hashed = (hashed ^ np.uint64(data[at])) * _PRIME
+        hashed = (hashed ^ (hashed >> _SHIFT)) * _M1
+        hashed = (hashed ^ (hashed >> _SHIFT)) * _M2
+        hashes[i] = hashed ^ (hashed >> _SHIFT)
+    return hashes

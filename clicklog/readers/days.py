@@ -18,13 +18,10 @@ from nvt_torchrec.formats.day_names import (
     OpenDays,
     name_of,
     natural_order,
-    parse_days,
     partition_name,
 )
 from nvt_torchrec.formats.spec.split import BY_DAYS, Split
 from nvt_torchrec.formats.splits import SPLITS
-
-__all__ = ["DayFile", "OpenDays", "find_days", "parse_days"]
 
 _COMPRESSED = re.compile(r".*\.(?:gz|bz2|xz|zst)")
 _DATA = re.compile(r".*\.(?:tsv|txt|csv|dat|data|log|parquet|pq)(?:\.(?:gz|bz2|xz|zst))?")

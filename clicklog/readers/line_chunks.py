@@ -97,7 +97,7 @@ def split_chunks(
             wanted = min(wanted, size)
         buffer = bytearray(len(rest) + wanted)
         buffer[: len(rest)] = rest
-        filled = len(rest) + _fill(file, memoryview(buffer)[len(rest) :])
+        filled = len(rest) + fill(file, memoryview(buffer)[len(rest) :])
         ended = filled < len(buffer) or not wanted
         if size is not None:
             if ended and size:
@@ -131,8 +131,8 @@ def split_chunks(
             rest = memoryview(b"")
 
 
-def _fill(file: IO[bytes], view: memoryview) -> int:
-    """Read until a buffer is full or the file has ended; how many bytes."""
+def fill(file: IO[bytes], view: memoryview) -> int:
+    """Read until a buffer is full or the file has ended; return how many bytes."""
     filled = 0
     while filled < len(view):
         got = file.readinto(view[filled:])

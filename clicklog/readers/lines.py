@@ -18,7 +18,7 @@ from fsspec.compression import compr
 from fsspec.utils import infer_compression
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.clicklog.readers.line_chunks import EndedEarlyError, LongLine, split_chunks
+from nvt_torchrec.clicklog.readers.line_chunks import EndedEarlyError, LongLine, fill, split_chunks
 from nvt_torchrec.formats.spec.columns import InputFormat
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -61,14 +61,11 @@ def read_into(path: str, begin: int, end: int, buffer: memoryview) -> None:
     Raises:
         BadInputError: the file cannot be read, or is shorter.
     """
-    filled, size = 0, end - begin
     with _opened(path) as file:
         file.seek(begin)
-        while filled < size:
-            got = file.readinto(buffer[filled:size])
-            if not got:
-                raise _shrank(path, begin + filled, end)
-            filled += got
+        filled = fill(file, buffer[: end - begin])
+    if filled < end - begin:
+        raise _shrank(path, begin + filled, end)
 
 
 @contextlib.contextmanager

@@ -11,38 +11,21 @@ import dataclasses
 from collections.abc import Iterator
 
 from nvt_torchrec.base.errors import BadRowError
-from nvt_torchrec.clicklog.readers.days import DayFile, find_days, parse_days
-from nvt_torchrec.clicklog.readers.lines import (
-    find_preamble,
-    read_bytes,
-    text_end,
-)
+from nvt_torchrec.clicklog.readers.days import DayFile
+from nvt_torchrec.clicklog.readers.lines import find_preamble, read_chunks, text_end
 from nvt_torchrec.clicklog.readers.text_rows import (
     block_layout,
     count_file_rows,
     cut_text,
     file_layout,
     offset_of_row,
-    read_text,
+    parse_chunks,
 )
 from nvt_torchrec.formats.rows import RawRows, describes
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
-__all__ = [
-    "Block",
-    "DayFile",
-    "OpenDay",
-    "bad_row_error",
-    "check_label",
-    "find_days",
-    "first_line",
-    "open_day",
-    "parse_days",
-    "read_block",
-    "read_block_chunks",
-    "read_bytes",
-]
-
+#: Text that is read at once for a block in one chunk: most blocks are smaller.
+_WHOLE_BYTES = 128 << 20
 #: About how many bytes a value of parquet takes, decoded and as typed column.
 _VALUE_BYTES = 16
 
@@ -189,7 +172,10 @@ def read_block_chunks(
         )
     else:
         layout = block_layout(path, end, source, spec, label)
-        chunks = read_text(path, begin, end, spec, layout, reject=reject, chunk_bytes=chunk_bytes)
+        size = chunk_bytes or min(end - begin, _WHOLE_BYTES)
+        pieces = read_chunks(path, begin, end, size, spec.input)
+        together = [list(pieces)] if chunk_bytes is None else ([piece] for piece in pieces)
+        chunks = (parse_chunks(each, spec, layout, reject=reject) for each in together)
     lines_before = bad = 0
     for rows in chunks:
         bad += rows.bad_count

@@ -23,17 +23,15 @@ from nvt_torchrec.clicklog.text.line_layout import (
     plain_layout,
     plain_layouts,
 )
-from nvt_torchrec.clicklog.text.parse import as_utf8, parse_rows
 from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG
 from nvt_torchrec.clicklog.text.row_ends import NO_LIMIT, count_rows, skip_rows
+from nvt_torchrec.clicklog.text.tokenizer import as_utf8, parse_rows
 from nvt_torchrec.formats.rows import BadRow, RawRows, with_bad_rows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 PARQUET_MAGIC = b"PAR1"
 #: The first lines of a file, which tell its header and whether its rows have a label.
 HEAD_BYTES = 1 << 16
-#: Text that is read at once for a block in one chunk: most blocks are smaller.
-_WHOLE_BYTES = 128 << 20
 _SCAN_BYTES = 8 << 20
 #: What to do about a line that is too long, other than to leave it out.
 TOO_LONG_REMEDY = (
@@ -202,39 +200,6 @@ def block_layout(path: str, end: int, source: str, spec: FeatureSpec, label: boo
     if label and not layout.label:
         raise BadInputError(f"{source}: column {spec.sources(label=True)[0]} is not in the header")
     return layout if label else layout.without_label()
-
-
-def read_text(
-    path: str,
-    begin: int,
-    end: int,
-    spec: FeatureSpec,
-    layout: LineLayout,
-    *,
-    reject: bool | int,
-    chunk_bytes: int | None,
-) -> Iterator[RawRows]:
-    """Read and parse the whole lines in the bytes ``[begin, end)``.
-
-    Args:
-        path: of the file.
-        begin: byte at which the first line begins.
-        end: byte after the last line.
-        spec: the columns.
-        layout: the positions of the columns.
-        reject: describe every bad row, not only the first ones.
-        chunk_bytes: about how much text is parsed at once; None: all of it.
-
-    Yields:
-        Rows; line numbers count from 0 in each.
-
-    Raises:
-        BadInputError: the file cannot be read, or is shorter.
-    """
-    size = chunk_bytes or min(end - begin, _WHOLE_BYTES)
-    chunks = read_chunks(path, begin, end, size, spec.input)
-    for together in [list(chunks)] if chunk_bytes is None else ([chunk] for chunk in chunks):
-        yield parse_chunks(together, spec, layout, reject=reject)
 
 
 def parse_chunks(

@@ -9,19 +9,19 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import mask_to_arrow
-from nvt_torchrec.clicklog.derive.columns import derive
-from nvt_torchrec.clicklog.derive.keys import hash_texts
+from nvt_torchrec.clicklog.derive.columns import derive, hash_texts
 from nvt_torchrec.clicklog.text.convert import Converted, describe_value
 from nvt_torchrec.clicklog.text.remedies import correct_or, value_remedy
-from nvt_torchrec.formats.missing import add_missing, empty_mask
 from nvt_torchrec.formats.rows import (
     DESCRIBED_BAD_ROWS,
     BadRow,
     CategoryValues,
     Jagged,
     RawRows,
+    add_missing,
     dense_dtype,
     describes,
+    empty_mask,
 )
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
@@ -68,18 +68,23 @@ def assemble(
         values, absent = feature(column, [converted[index] for index in plan.categorical[j]])
         add_missing(missing[1], j, absent)
         categorical.append(values)
-    line = np.arange(rows, dtype=np.int64)
+    every = RawRows(
+        label=labels[0] if labels else None,
+        dense=dense,
+        dense_missing=missing[0],
+        categorical=np.stack(categorical) if spec.is_criteo_format else categorical,
+        categorical_missing=missing[1],
+        line=np.arange(rows, dtype=np.int64),
+        bad=[],
+        bad_count=0,
+        lines=rows,
+        more_labels=np.stack(labels[1:]) if len(labels) > 1 else None,
+        weight=weight,
+        key=key,
+    )
     bad = np.flatnonzero(first_wrong >= 0)
-    if len(bad):
-        good = first_wrong < 0
-        labels = [values[good] for values in labels]
-        weight = None if weight is None else weight[good]
-        key = None if key is None else key[good]
-        # [:, good] would give arrays that are not contiguous: slower to read, and another type,
-        # for which kernels would be compiled again
-        dense, *missing = (np.compress(good, two, axis=1) for two in (dense, *missing))
-        line = line[good]
-        categorical = [_take(values, good) for values in categorical]
+    if not len(bad):
+        return every
 
     def described(row: int) -> BadRow:
         index = int(first_wrong[row])
@@ -94,19 +99,10 @@ def assemble(
         return BadRow(row, what, read.source, text(row))
 
     shown = bad if describes(reject, len(bad)) else bad[:DESCRIBED_BAD_ROWS]
-    return RawRows(
-        label=labels[0] if labels else None,
-        dense=dense,
-        dense_missing=missing[0],
-        categorical=np.stack(categorical) if spec.is_criteo_format else categorical,
-        categorical_missing=missing[1],
-        line=line,
+    return dataclasses.replace(
+        take(every, first_wrong < 0),
         bad=[described(row) for row in shown.tolist()],
         bad_count=len(bad),
-        lines=rows,
-        more_labels=np.stack(labels[1:]) if len(labels) > 1 else None,
-        weight=weight,
-        key=key,
     )
 
 
@@ -136,7 +132,8 @@ def _take(values: CategoryValues, good: np.ndarray) -> CategoryValues:
 
 def take(rows: RawRows, mask: np.ndarray) -> RawRows:
     """Return the rows where ``mask``, bool [n], is set, without the bad rows; lines are kept."""
-    # indexing by a mask would give arrays that are not contiguous; see assemble
+    # [:, mask] would give arrays that are not contiguous: slower to read, and another type, for
+    # which kernels would be compiled again
     of_rows = {
         name: None if values is None else np.compress(mask, values, axis=-1)
         for name in ("label", "dense", "dense_missing", "categorical_missing", "line", *_OPTIONAL)

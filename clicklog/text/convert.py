@@ -6,6 +6,7 @@ A field is the text between two delimiters; an empty field is a missing value.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -92,9 +93,12 @@ def convert_lists(fields: pa.Array, read: Read, separator: str) -> Converted:
     """Convert fields that hold lists of values. An empty field or a null text is a missing list.
 
     Spaces are removed around a list and around each value. Within a list, an empty value and a null
-    text are errors.
+    text are errors. A list may end with a separator; one of numbers may be in brackets.
     """
     texts, missing = _present(fields, read)
+    bare = _bare_lists(texts, missing, read, separator)
+    if bare is not texts:
+        texts, missing = _present(bare, read)
     lists = pc.split_pattern(texts, pattern=separator)
     offsets = np.frombuffer(lists.buffers()[1], np.int32, len(lists) + 1, 4 * lists.offset)
     lengths = np.diff(offsets)
@@ -108,6 +112,20 @@ def convert_lists(fields: pa.Array, read: Read, separator: str) -> Converted:
     bare = _present(items, dataclasses.replace(read, nulls=()))[1]
     converted.code[bare] = EMPTY_ITEM
     return of_items(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), converted)
+
+
+def _bare_lists(texts: pa.Array, missing: np.ndarray, read: Read, separator: str) -> pa.Array:
+    """Return lists without brackets around them and a separator at their end.
+
+    Most columns have neither, and are returned as they are.
+    """
+    offsets, data = string_parts(texts)
+    last = data[offsets[1:][~missing] - 1]
+    if (last == ord("]")).any() and not RAW_TYPES[read.raw].is_text:
+        texts = pc.replace_substring_regex(texts, r"(?s)^\[(.*)\]$", r"\1")
+    if (last == ord(separator)).any():
+        texts = pc.replace_substring_regex(texts, f"(?s)(.){re.escape(separator)}$", r"\1")
+    return texts
 
 
 def of_items(offsets: np.ndarray, items: Converted) -> Converted:

@@ -15,7 +15,8 @@ import numpy as np
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.formats.generations import Generation
-from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn
+from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 

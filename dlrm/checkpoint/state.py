@@ -24,7 +24,7 @@ from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.store import check_contents, errors_of, is_momentary, not_read
 from nvt_torchrec.dlrm.checkpoint.tensors import Tensors, Window, read_tensors, read_windows
 from nvt_torchrec.dlrm.launch.distributed import Group, gathered
-from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID
+from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID
 
 log = logging.getLogger(__name__)
 

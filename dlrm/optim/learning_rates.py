@@ -7,9 +7,10 @@ thousand inputs of a layer such steps add up. So the dense rate falls with the w
 layer (as Adam's in Yang et al. 2022, "Tensor Programs V", table 3), and the tables' with the root
 of their width, because what the layers above see are dot products of such rows.
 
-Adagrad's steps shrink as gradients are summed, so its rates serve any batch size. Adam's follow the
-root of the global batch (Malladi et al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient
-Algorithms"), and so do SGD's up to a batch whose gradients are no longer noise.
+Adagrad's steps shrink as gradients are summed, so its rates serve any batch size. Adam's for the
+dense layers follow the root of the global batch (Malladi et al. 2022, "On the SDEs and Scaling
+Rules for Adaptive Gradient Algorithms"), and so do SGD's, up to a batch whose gradients are no
+longer noise. Adam's for the tables do not: a rare row is in few batches, however large they are.
 
 The factors are those that ``make bench-quality`` was run with. The rate of a step is a function
 of the step alone, counted from 0 over all epochs, so a resumed run has the same.
@@ -31,7 +32,8 @@ _WARMUP_SHARE, _WARMUP_LEAST, _WARMUP_MOST = 0.05, 10, 200
 #: what `make daily` measured.
 _CONTINUED = 0.4, 1 / 6
 #: The share of the steps, at the end, over which the dense layers' rate falls to 0. At a constant
-#: rate the last batches decide the mean prediction; tables, whose rows are seen seldom, lose by it.
+#: rate the last batches decide the mean prediction. Adagrad's tables, whose rows are seen seldom
+#: and whose steps shrink anyway, lose by it; those of SGD and Adam need it for the same reason.
 _DENSE_DECAY = 0.5
 #: Epsilon beside a learning rate of the user's, which has its meaning in TorchRec's example.
 _EPS_OF_EXAMPLE = 1e-8
@@ -112,7 +114,8 @@ def sizes_line(settings: TrainSettings, config: ModelConfig, rows: int) -> str:
 
 def rates_line(settings: TrainSettings) -> str:
     """Describe the learning rates of a run, for its log."""
-    falls = f", falling to 0 over {settings.dense_decay:.0%} of the steps"
+    both = "both " if OPTIMIZERS[settings.table_optimizer].TABLES_FALL else ""
+    falls = f", {both}falling to 0 over {settings.dense_decay:.0%} of the steps"
     line = (
         f"{settings.table_optimizer}, learning rate {settings.learning_rate:g} (tables) and "
         f"{settings.dense_learning_rate:g} (dense layers{falls if settings.dense_decay else ''})"
@@ -185,8 +188,10 @@ def learning_rates(settings: TrainSettings, step: int, total_steps: int) -> Rate
     bases = settings.learning_rate, settings.dense_learning_rate
     tables, dense = (learning_rate(settings, base, step, total_steps) for base in bases)
     falling = settings.dense_decay * total_steps
-    left = total_steps - step
-    return Rates(tables, dense * left / falling if left < falling else dense)
+    share = min(1.0, (total_steps - step) / falling) if falling else 1.0
+    if OPTIMIZERS[settings.table_optimizer].TABLES_FALL:
+        tables *= share
+    return Rates(tables, dense * share)
 
 
 def learning_rate(settings: TrainSettings, base: float, step: int, total_steps: int) -> float:

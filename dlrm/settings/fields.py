@@ -124,6 +124,12 @@ class TrainFields(Settings):
         "original", choices=tuple(INTERACTIONS)
     )
 
+    first_order: float | None = _model(
+        "factor of the sum of all embeddings' first coordinates, which is added to the logit; 0: "
+        "none (default: 5 over the number of categorical columns; 0 with --learning_rate)", None,
+        least=0
+    )
+
     epochs: int = _optimization("passes over the training set", 1, least=1)
     max_steps: int | None = _optimization(
         "stop after this many steps", None, least=1, needs="--mode train"
@@ -161,9 +167,9 @@ class TrainFields(Settings):
         "none with --learning_rate or --continue_from)", None, least=0
     )
     dense_decay: float | None = _optimization(
-        "share of all steps, at the end, over which the dense layers' learning rate falls to 0 "
-        "(default: 0.5; 0 with --learning_rate, --dense_learning_rate, --continue_from or another "
-        "schedule)", None, least=0, most=1
+        "share of all steps, at the end, over which the dense layers' learning rate falls to 0, "
+        "with sgd and adam that of the tables as well (default: 0.5; 0 with --learning_rate, "
+        "--dense_learning_rate, --continue_from or another schedule)", None, least=0, most=1
     )
     lr_decay_start: int = _optimization(
         "step at which the decay begins", 0, least=0, needs="--lr_decay_steps"

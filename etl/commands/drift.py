@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.base.pages.formats import percent
+from nvt_torchrec.base.pages.charts import percent
 from nvt_torchrec.etl.settings import threads_flag
 from nvt_torchrec.formats.day_names import name_of
 from nvt_torchrec.formats.etl_output import EtlOutput

@@ -8,15 +8,16 @@ from typing import ClassVar
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.etl.settings import EtlSettings
-from nvt_torchrec.formats.spec.feature_spec import DENSE_TRANSFORMS, POLICIES, FeatureSpec
+from nvt_torchrec.formats.spec.columns import DENSE_TRANSFORMS
+from nvt_torchrec.formats.spec.feature_spec import POLICIES, FeatureSpec
 
 logger = logging.getLogger(__name__)
 
 DESCRIPTION = (
     "Fits a Workflow on all days but the last, saves it to OUT/workflow, and writes "
     "OUT/criteo_binary/split/{train,valid,test}. Unless the spec's [split] says otherwise, the "
-    "last day is halved into valid and test; a log of one day is split 80/10/10. --resume "
-    "continues an interrupted run."
+    "last day is halved into valid and test; a log of one day is split 80/10/10. The same "
+    "command continues an interrupted run."
 )
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.formats.missing import bit_of, word_of
-from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.rows import RawRows, bit_of, word_of
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.transforms import LOG_SHIFT, TRANSFORMS
 

@@ -37,7 +37,8 @@ from nvt_torchrec.etl.row_split import divided, training_rows
 from nvt_torchrec.etl.state import finish_unit
 from nvt_torchrec.formats.rows import empty_rows
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, FeatureSpec
+from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.workflows import inspect, to_frame
 from nvt_torchrec.workflows.store import build, fitted_state, load
 from nvt_torchrec.workflows.writer import Fitted

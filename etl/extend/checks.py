@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
-from nvt_torchrec.clicklog.readers.days import day_title
-from nvt_torchrec.clicklog.readers.raw import DayFile, find_days
+from nvt_torchrec.clicklog.readers.days import DayFile, day_title, find_days
 from nvt_torchrec.etl.extend.splits import split_and_number
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.state import content_digest, fingerprint

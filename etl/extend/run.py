@@ -14,7 +14,7 @@ from typing import Any
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.journal import changes, refuse_changes
 from nvt_torchrec.base.files.validation import path_inside
-from nvt_torchrec.clicklog.readers.raw import DayFile, find_days
+from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.etl.engines.engine import Engine, Report, resolve
 from nvt_torchrec.etl.engines.hardware import cores
 from nvt_torchrec.etl.extend.checks import (

@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from nvt_torchrec.clicklog.readers.raw import DayFile
+from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.extend.splits import Assignment, split_and_number
 from nvt_torchrec.etl.extend.switch import NEXT
 from nvt_torchrec.etl.manifest import (

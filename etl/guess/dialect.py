@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -84,11 +85,11 @@ class _Attempt:
         return (delimiter != " ", self.first, -mixed, self.share >= 0.99, fields)
 
 
-def decode(data: bytes, path: str) -> tuple[str, str]:
-    """Return a text and its encoding; a byte order mark is removed.
+def decode(data: bytes, path: str) -> tuple[str, str, tuple[str, ...]]:
+    """Return a text, its encoding, and what to say of it; a byte order mark is removed.
 
     Raises:
-        BadInputError: it is not a text.
+        BadInputError: It is not a text.
     """
     if b"\0" in data:
         raise BadInputError(
@@ -96,10 +97,17 @@ def decode(data: bytes, path: str) -> tuple[str, str]:
             "pass text, compressed text (.gz, .bz2, .xz, .zst) or parquet",
         )
     data = data.removeprefix(b"\xef\xbb\xbf")
-    try:
-        return data.decode("utf-8"), "utf-8"
-    except UnicodeDecodeError:
-        return data.decode("latin-1"), "latin-1"
+    with contextlib.suppress(UnicodeDecodeError):
+        return data.decode("utf-8"), "utf-8", ()
+    lines = [line for line in data.split(b"\n") if not line.isascii()]
+    mixed = sum(line.decode("utf-8", "ignore").encode() == line for line in lines)
+    notes = (f"{len(lines) - mixed} lines are not UTF-8, so the file is read as latin-1.",)
+    if mixed:
+        notes += (
+            f"Mixed encodings: {mixed} lines are UTF-8, and their letters beyond ASCII become "
+            'two. Convert the file, or set encoding = "utf-8" and reject the others.',
+        )
+    return data.decode("latin-1"), "latin-1", notes
 
 
 def find_dialect(text: str, path: str, delimiter: str = "") -> Dialect:

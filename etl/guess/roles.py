@@ -22,7 +22,7 @@ from nvt_torchrec.etl.guess.values import Profile, fits
 #: Words in the names of integers that stand for things; the second ones unless it is a measure.
 _CODE_WORDS = re.compile("ids?|code|type|category|categorical|cat|class|level|hash|key")
 _THING_WORDS = re.compile(
-    "kind|group|zip|zipcode|pos|position|version|user|item|movie|product|brand|device|site|app|"
+    "account|kind|group|zip|zipcode|pos|position|version|user|item|movie|product|brand|device|site|app|"
     "customer|client|member|visitor|session|campaign|advertiser|creative|channel|city|region|"
     "country|state|gender|sex|occupation|industry|genre|author|publisher|query|keyword|segment|"
     "cluster|sku|shop|store|seller|merchant|video|song|artist|page|domain|language|browser|os|"
@@ -30,7 +30,7 @@ _THING_WORDS = re.compile(
 )
 _ANONYMOUS = re.compile(r"C?\d+|feat(ure)?_?\d+")
 _MEASURES = re.compile(
-    r"(price|amount|value|revenue|duration|seconds|bytes|count|(^|_)age$|size|balance|salary|"
+    r"(price|amount|value|revenue|duration|seconds|bytes|(?<!ac)count|(^|_)age$|size|balance|salary|"
     r"distance|length|width|height|total|number|num(_|$)|views|visits|days|hours|minutes)",
     re.IGNORECASE,
 )
@@ -114,7 +114,7 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
     if not any(feature.kind == "categorical" for feature in features):
         able = [c for c in rest if c.name and not why_no_feature(c, [columns[at]])]
         features, unread = _with_a_category(features, unread, able, path)
-    features = _without_clashes(features, [rule["name"] for rule, _ in labels])
+    features = _without_clashes(features, [spec_name(rule["name"]) for rule, _ in labels])
     split, split_why = choose_split(rest, sample)
     return Guess(labels, split, split_why, features, unread, [c.name for c in columns])
 
@@ -206,16 +206,18 @@ def _is_code(column: Profile) -> bool:
     if column.distinct <= 10 and column.present >= 1000:
         return True
     positive = sorted(n for n in map(column.number, column.counts) if n >= 0)
-    if not positive or column.distinct > 0.5 * column.present or _MEASURES.search(column.name):
+    if not positive or _MEASURES.search(column.name):
+        return False
+    even = positive[len(positive) // 2] > 0.2 * positive[-1]  # counts are mostly small
+    if column.distinct > 100 and positive[-1] >= _LARGE and even:
+        return True
+    if column.distinct > 0.5 * column.present:
         return False
     if positive[0] >= 1000 and column.present >= _ENOUGH_ROWS:
         return True
     dense = len(positive) / (positive[-1] - positive[0] + 1)
-    even = positive[len(positive) // 2] > 0.2 * positive[-1]  # counts are mostly small
     return column.distinct > 100 and (
-        dense > 0.9
-        or (column.distinct > 200 and dense > 0.3 and even)
-        or (positive[-1] >= _LARGE and even)
+        dense > 0.9 or (column.distinct > 200 and dense > 0.3 and even)
     )
 
 
@@ -241,7 +243,8 @@ def _reading(column: Profile) -> dict[str, Any]:
 
 
 def _dense(column: Profile) -> Feature:
-    whole = column.kind == "int" and fits(column.least, "int32") and fits(column.most, "int32")
+    whole = column.kind == "int" and not column.floating
+    whole = whole and fits(column.least, "int32") and fits(column.most, "int32")
     options: dict[str, Any] = {} if whole else {"raw": "float"}
     options |= _reading(column)
     shape = "counts"
@@ -350,13 +353,17 @@ def _buckets(column: Profile) -> Feature:
     return Feature(f"{column.name}_bucket", "categorical", options, why, column.name)
 
 
+def spec_name(name: str) -> str:
+    """Return a name that a column of a spec, and a table of a model, can have."""
+    return "".join(c if c.isprintable() and c not in "/." else "_" for c in name) or "column"
+
+
 def _without_clashes(features: list[Feature], labels: list[str]) -> list[Feature]:
     """Give each column another name, one that a spec can have."""
     taken = set(labels)
     result = []
     for feature in features:
-        name = "".join(c if c.isprintable() and c != "/" else "_" for c in feature.name)
-        name = re.sub(r"^\.+", "_", name) or "column"
+        name = spec_name(feature.name)
         other, number = name, 2
         while other in taken:
             other, number = f"{name}_{number}", number + 1

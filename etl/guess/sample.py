@@ -9,11 +9,13 @@ import re
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import filesystem_of, read_stream, read_up_to
+from nvt_torchrec.clicklog.readers.parquet_rows import partition_values
 from nvt_torchrec.clicklog.text.line_layout import check_text
 from nvt_torchrec.etl.guess.dialect import (
     Dialect,
@@ -82,7 +84,7 @@ def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
     if not head.strip():
         raise BadInputError(f"{first}: empty file", "pass a file with rows")
     is_parquet = head[:4] == b"PAR1"
-    sample = _of_parquet(first) if is_parquet else _of_text(first, head, whole, delimiter)
+    sample = _of_parquet(first, files) if is_parquet else _of_text(first, head, whole, delimiter)
     if len(files) > 1:
         sample = dataclasses.replace(sample, whole=False, spread=False)
     return dataclasses.replace(sample, days=days)
@@ -143,7 +145,7 @@ def _head(path: str, head_bytes: int) -> tuple[bytes, bool]:
 
 def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile:
     check_text(head, path)
-    text, encoding = decode(head, path)
+    text, encoding, notes = decode(head, path)
     dialect = find_dialect(text, path, delimiter)
     rows = split_rows(text, dialect)
     short = short_header(text, dialect, rows)
@@ -171,18 +173,15 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile
         profile(values, name, named=header, decimal=decimal)
         for name, values in zip(shown, columns, strict=True)
     ]
-    profiles = _one_separator(profiles, columns, header, dialect)
     keys = _input_keys(dialect, encoding, header and usable, empty_end)
     if header and not usable:
         keys["skip_lines"] = dialect.skip_lines + (not short)
     if decimal != ".":
         keys["decimal"] = decimal
-    if separators := {each.separator for each in profiles if each.separator}:
-        keys["list_separator"] = separators.pop()
-    elif dialect.delimiter == "|":
-        keys["list_separator"] = ";"  # the default is the delimiter here
+    profiles = _one_separator(profiles, keys)
     quirk = "has one field less than the rows" if short else "repeats names"
-    notes = (f"The header {quirk}, so columns are named by position here.",)
+    if header and not usable:
+        notes += (f"The header {quirk}, so columns are named by position here.",)
     return SampledFile(
         profiles,
         len(rows),
@@ -191,7 +190,7 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile
         header,
         positional=not (header and usable),
         uneven=len(rows) - len(even),
-        notes=notes if header and not usable else (),
+        notes=notes,
         spread=not path.endswith(_PACKED) and not dialect.quoted_newlines,
     )
 
@@ -235,21 +234,20 @@ def _place_holders(names: list[str], fields: int) -> list[str]:
     return result
 
 
-def _one_separator(
-    profiles: list[Profile], columns: list, header: bool, dialect: Dialect
-) -> list[Profile]:
-    """Keep lists of the most common separator only: a file has one."""
-    used = [
-        each.separator
-        for each in profiles
-        if each.separator and each.separator != dialect.delimiter
-    ]
-    best = max(sorted(set(used)), key=used.count, default="")
+def _one_separator(profiles: list[Profile], keys: dict[str, Any]) -> list[Profile]:
+    """Read lists of the most common separator only, which becomes a key: a file has one."""
+    used = [each.separator for each in profiles if each.separator]
+    best = max(sorted(set(used)), key=used.count, default="|")
+    if best == keys.get("delimiter"):
+        best = "|" if best == ";" else ";"
+    if best != "|":
+        keys["list_separator"] = best
+    why = f"lists by another separator than {best}: a file has one list_separator"
     return [
         each
-        if each.separator == best
-        else profile(values, each.name, named=header, lists=False, decimal=each.decimal)
-        for each, values in zip(profiles, columns, strict=True)
+        if each.separator in ("", best)
+        else dataclasses.replace(each, kind="empty", unread=why)
+        for each in profiles
     ]
 
 
@@ -277,7 +275,7 @@ def _input_keys(dialect: Dialect, encoding: str, header: bool, empty_end: bool) 
     return keys
 
 
-def _of_parquet(path: str) -> SampledFile:
+def _of_parquet(path: str, files: list[str]) -> SampledFile:
     filesystem, name = filesystem_of(path)
     try:
         with filesystem.open(name, "rb") as file, pq.ParquetFile(file) as parquet:
@@ -294,44 +292,81 @@ def _of_parquet(path: str) -> SampledFile:
     if not total:
         raise BadInputError(f"{path}: no rows", "pass a file with rows")
     table = pa.Table.from_batches(batches)
-    profiles = [_of_array(table.column(j), field) for j, field in enumerate(table.schema)]
     whole, keys = len(batches[0]) == total, {"format": "parquet"}
-    return SampledFile(profiles, len(table), whole, keys, header=True, spread=groups > 1)
+    return _of_table(table, files, whole=whole, keys=keys, spread=groups > 1)
 
 
-def _of_array(array: pa.ChunkedArray, field: pa.Field) -> Profile:
-    """Return the profile of a column of parquet by its type and values."""
+def _of_table(
+    table: pa.Table,
+    files: list[str],
+    *,
+    whole: bool,
+    keys: dict[str, Any],
+    spread: bool,
+) -> SampledFile:
+    """Return what the rows of a table show; names of directories are columns as well."""
+    profiles = [p for field in table.schema for p in _of_array(table.column(field.name), field)]
+    partitions = [partition_values(path) for path in files]
+    for name in set.intersection(*map(set, partitions)) - set(table.schema.names):
+        values = [partitions[i % len(files)][name] or "" for i in range(max(len(table), 1))]
+        profiles.append(profile(values, name, lists=False))
+    profiles = _one_separator(profiles, keys)
+    return SampledFile(profiles, len(table), whole, keys, header=True, spread=spread)
+
+
+def _of_array(array: pa.ChunkedArray | pa.Array, field: pa.Field) -> list[Profile]:
+    """Return the profile of a column of parquet by its type and values, of a struct its fields'."""
     held = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    if pa.types.is_struct(held):
+        inner = [item.with_name(f"{field.name}.{item.name}") for item in held]
+        return [
+            each
+            for j, item in enumerate(inner)
+            for each in _of_array(pc.struct_field(array, [j]), item)
+        ]
     values = array.to_pylist()
     if pa.types.is_list(held) or pa.types.is_large_list(held) or pa.types.is_fixed_size_list(held):
-        items = [item for each in values if each for item in each]
-        of = profile([_text(item) for item in items], field.name, lists=False)
-        kind = of.kind if of.kind in ("int", "hex32") else "string"
-        missing = sum(not each for each in values)
-        changed = {"kind": kind, "rows": len(values), "missing": missing, "trim": False}
-        if pa.types.is_floating(held.value_type) or pa.types.is_nested(held.value_type):
-            changed |= {"kind": "empty", "unread": f"columns of type {held} are not read"}
-        return dataclasses.replace(of, multi_hot=True, nulls=(), **changed)
+        return [_of_lists(values, field.name, held)]
     if pa.types.is_timestamp(held) or pa.types.is_date(held):
-        texts = [_text(value)[:26] for value in values]
-        return dataclasses.replace(
-            profile(texts, field.name, lists=False), kind="time", time_format=""
-        )
+        times = profile([_text(value)[:26] for value in values], field.name, lists=False)
+        return [dataclasses.replace(times, kind="time", time_format="")]
     if pa.types.is_nested(held) or pa.types.is_temporal(held):
         none = profile([], field.name)
         why = f"columns of type {held} are not read"
-        return dataclasses.replace(none, rows=len(values), unread=why)
-    scalars = profile([_text(value) for value in values], field.name, lists=False)
-    if pa.types.is_floating(held) or pa.types.is_decimal(held):
-        return (
-            scalars
-            if scalars.kind == "empty"
-            else dataclasses.replace(scalars, kind="float", lenient=False)
-        )
-    if not pa.types.is_integer(held) and not pa.types.is_boolean(held) and scalars.kind != "hex32":
-        kind = scalars.kind if scalars.kind in ("empty", "time") else "string"
-        return dataclasses.replace(scalars, kind=kind)
-    return scalars
+        return [dataclasses.replace(none, rows=len(values), unread=why)]
+    numbers = pa.types.is_floating(held) or pa.types.is_decimal(held)
+    is_text = not numbers and not pa.types.is_integer(held) and not pa.types.is_boolean(held)
+    scalars = profile([_text(value) for value in values], field.name, lists=is_text)
+    if is_text and scalars.kind in ("int", "float") and not scalars.multi_hot:
+        scalars = dataclasses.replace(scalars, kind="string")
+    if numbers and scalars.kind != "empty":
+        kind = "int" if scalars.kind == "int" else "float"  # ids where some are missing
+        scalars = dataclasses.replace(scalars, kind=kind, lenient=False, floating=True)
+    return [scalars]
+
+
+def _of_lists(values: list[Any], name: str, held: pa.DataType) -> Profile:
+    """Return the profile of a column of lists."""
+    items = [item for each in values if each for item in each]
+    of_items = profile([_text(item) for item in items], name, lists=False)
+    kind, unread = of_items.kind if of_items.kind in ("int", "hex32") else "string", ""
+    if pa.types.is_nested(held.value_type) or (
+        pa.types.is_floating(held.value_type) and kind != "int"
+    ):
+        unread = f"columns of type {held} are not read"
+    elif None in items:
+        unread = f"its lists hold nulls: leave them out, in SQL filter({name}, x -> x is not null)"
+    return dataclasses.replace(
+        of_items,
+        kind="empty" if unread else kind,
+        rows=len(values),
+        missing=sum(not each for each in values),
+        trim=False,
+        lenient=False,
+        nulls=(),
+        multi_hot=True,
+        unread=unread,
+    )
 
 
 def _text(value: Any) -> str:

@@ -6,7 +6,7 @@ import json
 import textwrap
 from typing import Any
 
-from nvt_torchrec.etl.guess.roles import Feature, Guess
+from nvt_torchrec.etl.guess.roles import Feature, Guess, spec_name
 from nvt_torchrec.etl.guess.sample import SampledFile
 
 _WIDTH = 100
@@ -58,7 +58,7 @@ def _shown(text: str) -> str:
 def _label(rule: dict[str, Any], sample: SampledFile, guess: Guess) -> dict[str, Any]:
     """Return the keys of a label, whose name a spec can have."""
     source = rule["name"]
-    name = "".join(c if c.isprintable() and c != "/" else "_" for c in source).lstrip(".")
+    name = spec_name(source)
     keys = {**rule, "name": name}
     if name != source:
         keys["from"] = source

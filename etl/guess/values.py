@@ -22,7 +22,9 @@ _HEX = re.compile("[0-9a-fA-F]{8}")
 _SHORT_HEX = re.compile("[0-9a-fA-F]{1,8}")
 _COMMA_NUMBER = re.compile(r"[-+]?(\d+|[1-9]\d{0,2}(\.\d{3})+)(,\d+)?")
 _EXCHANGED = str.maketrans(",.", ".,")
-_SEPARATORS = "|,;^"
+_SEPARATORS = "|,;^ "
+#: Of the texts of a column of numbers, the share that may be too large to be read.
+_FEW = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Profile:
         decimal: the decimal point of the file's numbers.
         time_format: of times; None for parquet's own.
         separator: of lists in text.
+        floating: whether the file holds floats, though these are integers.
         multi_hot: whether values are lists.
         unread: why the column cannot be read; "" if it can.
         least: of numbers, the smallest.
@@ -60,6 +63,7 @@ class Profile:
     decimal: str = "."
     time_format: str = ""
     separator: str = ""
+    floating: bool = False
     multi_hot: bool = False
     unread: str = ""
     least: float = 0
@@ -119,13 +123,38 @@ def profile(
     if not separator:
         return dataclasses.replace(texts, kind="string")
     items: Counter[str] = Counter()
+    spaces = False
     for text, often in counts.items():
-        for item in text.split(separator):
-            items[item] += often
-    of_items = dataclasses.replace(texts, counts=items)
+        for item in items_of(text, separator):
+            items[item.strip()] += often
+            spaces = spaces or item != item.strip()
+    of_items = dataclasses.replace(
+        texts,
+        kind="string",
+        counts=items,
+        trim=trim or spaces,
+        separator=separator,
+        multi_hot=True,
+    )
     numbers = _as_numbers(of_items) or _as_hex(of_items)
-    kind = numbers.kind if numbers and numbers.kind != "float" and not numbers.lenient else "string"
-    return dataclasses.replace(of_items, kind=kind, separator=separator, multi_hot=True)
+    if numbers and numbers.kind != "float" and not numbers.lenient:
+        return dataclasses.replace(
+            of_items, kind=numbers.kind, least=numbers.least, most=numbers.most
+        )
+    if any(map(_in_brackets, counts)):
+        why = f"lists of texts in brackets: write them without, with {separator} between"
+        return dataclasses.replace(of_items, kind="empty", unread=why)
+    return of_items
+
+
+def _in_brackets(text: str) -> bool:
+    return text[:1] == "[" and text[-1:] == "]"
+
+
+def items_of(text: str, separator: str) -> list[str]:
+    """Return the items of a list, which may be in brackets or end with a separator."""
+    text = text[1:-1] if _in_brackets(text) else text
+    return text.removesuffix(separator).split(separator) if text.strip() else []
 
 
 def has_decimal_commas(columns: Sequence[Sequence[str]]) -> bool:
@@ -154,9 +183,16 @@ def _null_texts(counts: Counter[str], decimal: str) -> tuple[str, ...]:
     codes = sum(bool(re.fullmatch("[A-Z]{2}", text)) for text in counts) > len(counts) / 2
     nulls = {text for text in NULLS if text in counts and not (text == "NA" and codes)}
     others = [text for text in counts if text not in nulls and text not in _NULLS_OF_NUMBERS]
-    others = [_with_point(text, decimal) for text in others]
-    if others and all(_LENIENT_INT.fullmatch(text) or _FLOAT.fullmatch(text) for text in others):
+    numbers = [_with_point(text, decimal) for text in others]
+    if others and all(_LENIENT_INT.fullmatch(text) or _FLOAT.fullmatch(text) for text in numbers):
         nulls |= {text for text in _NULLS_OF_NUMBERS if text in counts}
+        large = [
+            text
+            for text, number in zip(others, numbers, strict=True)
+            if not number.isdigit() and abs(float(number)) > LARGEST_FLOAT32
+        ]
+        if len(large) <= max(1, _FEW * len(others)) < len(others):
+            nulls |= set(large)
     return tuple(sorted(nulls))
 
 
@@ -207,17 +243,21 @@ def _as_hex(of: Profile) -> Profile | None:
 def _list_separator(counts: Counter[str]) -> str:
     """Return the character between the items of lists; "" where texts are no lists.
 
-    Texts are lists if there are several in a tenth of them, no item is empty, and the items are
-    fewer than the texts, because they come back in other lists.
+    Texts are lists if there are several in a tenth of them, no item is empty, and all items are
+    integers, or fewer than the texts, because they come back in other lists.
     """
     for separator in _SEPARATORS:
-        divided = [text for text in counts if separator in text]
-        if len(divided) < max(2, 0.1 * len(counts)):
+        lists = [items_of(text, separator) for text in counts]
+        if sum(len(each) > 1 for each in lists) < max(2, 0.1 * len(counts)):
             continue
-        lists = [text.split(separator) for text in counts]
         items = {item for each in lists for item in each}
-        known = len(items) < len(counts) or all(_INT.fullmatch(item) for item in items)
-        if known and all(items) and all(item == item.strip() for item in items):
+        bare = {item.strip() for item in items}
+        numbers = all(_INT.fullmatch(item) for item in bare)
+        if separator == " ":  # also within a text
+            known = numbers and not any(re.match(r"-?0\d", item) for item in bare)
+        else:
+            known = numbers or (bare == items and len(items) < len(counts))
+        if known and all(bare):
             return separator
     return ""
 

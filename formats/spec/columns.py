@@ -13,6 +13,8 @@ from nvt_torchrec.formats.spec.transforms import TRANSFORMS
 #: Ids that no value of the vocabulary has: 0 padding, 1 null, then out of vocabulary.
 PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
 
+#: Columns in a word of a mask of missing values.
+WORD_BITS = 64
 DENSE_TRANSFORMS = tuple(TRANSFORMS)
 INPUT_FORMATS = ("tsv", "csv", "parquet")
 #: Ids are int32.
@@ -85,7 +87,11 @@ class InputFormat:
                 )
                 for field, most in (("delimiter", MAX_DELIMITER), ("list_separator", 1))
             ),
-            ("list_separator", self.list_separator != self.delimiter, "it is the delimiter, too"),
+            (
+                "list_separator",
+                self.list_separator != self.delimiter or (quotes and self.delimiter == ","),
+                "it is the delimiter, too",
+            ),
             ("max_line_kb", 1 <= self.max_line_kb <= MAX_LINE_KB, f"from 1 to {MAX_LINE_KB}"),
             ("decimal", self.decimal in (".", ","), one_of((".", ","))),
             ("encoding", self.encoding in ENCODINGS, one_of(ENCODINGS)),

@@ -12,12 +12,9 @@ from typing import Any
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.validation import parse
-from nvt_torchrec.formats.missing import WORD_BITS
+from nvt_torchrec.formats.spec.checks import check, one_of
 from nvt_torchrec.formats.spec.columns import (
-    DENSE_TRANSFORMS,
-    FIRST_OOV_ID,
-    NULL_ID,
-    PADDING_ID,
+    WORD_BITS,
     CategoricalColumn,
     DenseColumn,
     InputFormat,
@@ -26,18 +23,6 @@ from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.reading import AS_IT_IS, LabelRule, Read, ReadPlan
 from nvt_torchrec.formats.spec.split import BY_DAYS, Split
 from nvt_torchrec.formats.spec.transforms import TRANSFORMS, DenseTransform
-
-__all__ = [
-    "DENSE_TRANSFORMS",
-    "FIRST_OOV_ID",
-    "NULL_ID",
-    "PADDING_ID",
-    "POLICIES",
-    "CategoricalColumn",
-    "DenseColumn",
-    "FeatureSpec",
-    "InputFormat",
-]
 
 #: The most dense and the most categorical columns. Nothing depends on this number; it is how far
 #: everything was tried. With 1000 of each, ``graph.json`` has 5 MB, the report 7 MB and a footer of
@@ -96,13 +81,12 @@ class FeatureSpec:
     def __post_init__(self) -> None:
         if self.label_rules and self.label_rules[0].name != self.label:
             raise SettingsError(f"the first rule of a label is not that of {self.label!r}")
-        if self.dense_transform not in DENSE_TRANSFORMS:
-            raise SettingsError(
-                f"dense transform {self.dense_transform!r} is unknown",
-                f"one of {', '.join(DENSE_TRANSFORMS)}",
-            )
-        if not self.categorical:
-            raise SettingsError("the spec has no categorical column", "add a [[categorical]] block")
+        check(
+            self,
+            "",
+            ("dense_transform", self.dense_transform in TRANSFORMS, one_of(TRANSFORMS)),
+            ("categorical", self.categorical, "add a [[categorical]] block"),
+        )
         for kind in ("dense", "categorical"):
             count = len(getattr(self, kind))
             if count > MAX_COLUMNS:
@@ -169,15 +153,11 @@ class FeatureSpec:
         Args:
             label: whether rows have labels; without, the weight and the key are not read either.
         """
-        return self._labelled_plan if label else self._plan
+        return self._plans[label]
 
     @functools.cached_property
-    def _labelled_plan(self) -> ReadPlan:
-        return self._make_plan(label=True)
-
-    @functools.cached_property
-    def _plan(self) -> ReadPlan:
-        return self._make_plan(label=False)
+    def _plans(self) -> dict[bool, ReadPlan]:
+        return {label: self._make_plan(label=label) for label in (False, True)}
 
     def _make_plan(self, *, label: bool) -> ReadPlan:
         reads: dict[Read, int] = {}

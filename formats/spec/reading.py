@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.spec.checks import check, one_of
 from nvt_torchrec.formats.spec.times import check_time_format, parse_iso
 
@@ -119,25 +118,20 @@ class Derivation:
             sources: the columns of the file from which it is derived.
         """
         wanted, gives, _, counts = DERIVATIONS[self.kind]
-        if kind != wanted:
-            raise SettingsError(
-                f"column {column}: derive = {self.kind!r} in [[{kind}]]", f"write [[{wanted}]]"
-            )
-        if raw != gives:
-            raise SettingsError(
-                f"column {column}: raw = {raw!r} with derive = {self.kind!r}",
-                f"leave raw out: it is {gives}",
-            )
-        if len(sources) not in counts:
-            raise SettingsError(
-                f"column {column}: derive = {self.kind!r} from {len(sources)} columns",
-                'write from = "name"' if counts[0] == 1 else 'write from = ["one", "other"]',
-            )
-        if self.kind == "age" and (len(sources) == 1) != bool(self.reference):
-            raise SettingsError(
-                f"column {column}: an age is counted to a reference or between two columns",
-                'add reference = "2024-01-01", or from = ["event", "birth"]',
-            )
+        names = 'from = "name"' if counts[0] == 1 else 'from = ["one", "other"]'
+        check(
+            self,
+            f"column {column}: ",
+            ("kind", kind == wanted, f"write [[{wanted}]] instead of [[{kind}]]"),
+            ("kind", raw == gives, f"leave raw = {raw!r} out: it is {gives}"),
+            ("kind", len(sources) in counts, f"write {names}, not {len(sources)} columns"),
+            (
+                "reference",
+                self.kind != "age" or (len(sources) == 1) == bool(self.reference),
+                'an age is counted to a time, reference = "2024-01-01", or between two columns, '
+                'from = ["event", "birth"]',
+            ),
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -72,8 +72,9 @@ All keys of a spec; those that are optional say so, or show their default::
 How values are read, in text and in parquet's text columns:
 
 - ``trim`` removes spaces and tabs, around a list and around its values too. ``nulls`` are compared
-  after that; in a list, an empty value or one of them is malformed, a field that is one as a whole
-  is a missing list. Of parquet's numbers, those that a text in ``nulls`` stands for are missing.
+  after that; in a list, an empty value (but for one at its end) or one of them is malformed, a
+  field that is one as a whole is a missing list. Lists of numbers may be in brackets: [1, 2].
+  Of parquet's numbers, those that a text in ``nulls`` stands for are missing.
 - ``lenient`` takes an integer in any form whose value is one (``260.0``, ``2.6e2``) and in range,
   and a plus sign. ``thousands`` must stand between groups of three digits: with ``","``, 1,5 is
   malformed. Neither matters for hex32, strings and times.

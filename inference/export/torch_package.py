@@ -12,8 +12,7 @@ import torch
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.atomic import new_directory, write_json
-from nvt_torchrec.formats.missing import add_missing, empty_mask
-from nvt_torchrec.formats.rows import Jagged, RawRows, dense_dtype
+from nvt_torchrec.formats.rows import Jagged, RawRows, add_missing, dense_dtype, empty_mask
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.reading import Derivation

@@ -16,7 +16,7 @@ from nvt_torchrec.clicklog.readers.stream import UnparsedRows
 from nvt_torchrec.clicklog.readers.text_rows import header_lines
 from nvt_torchrec.clicklog.text.convert import convert
 from nvt_torchrec.clicklog.text.delimited import split_rows
-from nvt_torchrec.clicklog.text.parse import as_utf8
+from nvt_torchrec.clicklog.text.tokenizer import as_utf8
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types.base import MESSAGES, NOT_UTF8
 from nvt_torchrec.formats.spec.reading import Read

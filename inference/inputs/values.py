@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from nvt_torchrec.clicklog.in_memory.errors import NOT_A_LIST, InvalidRowError, no_such_key
-from nvt_torchrec.formats.missing import mask_of_rows
-from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, dense_dtype
+from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, dense_dtype, mask_of_rows
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES, is_missing

@@ -35,8 +35,9 @@ class ServingModel:
         first: Int64 [categorical columns], the first row of each column in ``table``.
         layers: The dense layers by group. "bottom" processes the dense columns, if there are any,
             each layer followed by a ReLU. "top" follows the interaction, all layers but the last
-            followed by a ReLU. The others are those of the interaction, which is known by them:
-            :data:`dlrm.interactions.INTERACTIONS`.
+            followed by a ReLU. "first_order" has the factor of the sum of the embeddings' first
+            coordinates, which is added to the logit, if the model does so. The others are those of
+            the interaction, which is known by them: :data:`dlrm.interactions.INTERACTIONS`.
         pairs: Int64, the products i < j of V vectors that are used, as i · V + j. V is the number
             of categorical columns, plus 1 if there are dense columns.
     """
@@ -135,4 +136,7 @@ class ServingModel:
         y = interaction.combine(self.layers, x, vectors, self.pairs)
         y = with_relu(y, self.layers["top"][:-1])
         weight, bias = self.layers["top"][-1]
-        return functional.linear(y, weight, bias).squeeze(-1)
+        y = functional.linear(y, weight, bias)
+        for factor, zero in self.layers.get("first_order", ()):
+            y = y + functional.linear(embedded[:, :, :1].sum(1), factor, zero)
+        return y.squeeze(-1)

@@ -128,15 +128,6 @@ def test_settings_made_in_python_are_checked_alike():
         Job(Path("in"), sizes=())
 
 
-def test_positional_arguments_are_named_as_they_are_given():
-    with pytest.raises(SettingsError, match=r"^part -1\n  -> it must be at least 0"):
-        Other(Path("out"), -1)
-
-
-def test_the_last_of_several_values_counts():
-    assert parsed("in --rows 3 --rows 4 --rows=5").rows == 5
-
-
 def test_the_help_has_types_and_defaults():
     parser = Parser(prog="job")
     add_arguments(parser, Job, Other)

@@ -124,12 +124,6 @@ def test_a_kernel_is_launched_on_the_current_stream(device: CudaDevice) -> None:
     assert streams[0].waited == 0
 
 
-def test_no_threads_are_no_launch(device: CudaDevice) -> None:
-    kernel = Kernel()
-    device.launch(kernel, 0)
-    assert not hasattr(kernel, "configuration")
-
-
 def test_copies(device: CudaDevice) -> None:
     host = device.pinned(4)
     host[:] = [1, 2, 3, 4]

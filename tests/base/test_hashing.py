@@ -61,7 +61,3 @@ def test_integers(values: list[int]) -> None:
 def test_strings(values: list[str], skipped: int, kind: pa.DataType) -> None:
     expected = [reference(value.encode()) for value in values[skipped:]]
     assert murmur3_string(pa.array(values, kind)[skipped:]).tolist() == expected
-
-
-def test_a_null_string_hashes_as_the_empty_one() -> None:
-    assert murmur3_string(pa.array([None, "a", None])).tolist() == [0, reference(b"a"), 0]

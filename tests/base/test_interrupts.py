@@ -13,19 +13,22 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, exit_status
 from nvt_torchrec.base.interrupts import expected_end
-from tests.logs import write_log
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = {
     "etl": "etl run --engine cpu --input_path none --output_path none",
-    "workflows": "workflows inspect none",
     "compiled": "nvt_torchrec.workflows.compiled none",
     "inference": "inference predict --bundle none --input none --output none",
-    "report": "nvt_torchrec.dlrm.reporting.page none",
     "train": "train_torchrec.py --binary_path none",
     "demo": "demo --ranks 1 --output /dev/null/none",
-    "bench-etl": "benchmarks.etl --rows 0",
 }
+
+
+MAIN = """import nvt_torchrec.base.interrupts, sys
+from nvt_torchrec.base.errors import run_command
+def main():
+    {}
+sys.exit(run_command(main))"""
 
 
 def _python(*arguments: str, shell: str = "", **options) -> subprocess.CompletedProcess:
@@ -55,13 +58,9 @@ def test_control_c_while_importing(command: str, number: int) -> None:
 
 def test_control_c_while_numpy_is_loaded() -> None:
     """Its C code makes an ImportError of it, and prints what it was."""
-    code = (
-        "import nvt_torchrec.base.interrupts, sys\n"
-        "from nvt_torchrec.base.errors import run_command\n"
-        "def main():\n"
-        "    sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)\n"  # as PyErr_Print does
-        "    raise ImportError('numpy._core.multiarray failed to import')\n"
-        "sys.exit(run_command(main))"
+    code = MAIN.format(
+        "sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)\n"  # as PyErr_Print does
+        "    raise ImportError('numpy._core.multiarray failed to import')"
     )
     done = _python("-c", code)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
@@ -89,40 +88,15 @@ def test_too_little_memory(early: bool) -> None:
     body = "x = bytearray(1 << 40)"
     code = f"import nvt_torchrec.base.interrupts\n{body}"
     if not early:
-        code = (
-            "import nvt_torchrec.base.interrupts, sys\n"
-            "from nvt_torchrec.base.errors import run_command\n"
-            f"def main():\n    {body}\nsys.exit(run_command(main))"
-        )
+        code = MAIN.format(body)
     done = _python(shell=f'ulimit -v 1000000; PYTHON -c "{code}"')
     assert "error: out of memory (`ulimit -v` allows 976 MiB)\n  -> free some" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.returncode == (1 if early else 2)
 
 
-def test_the_etl_under_a_limit(tmp_path: Path) -> None:
-    """Whatever it is that finds no memory: no traceback of ours.
-
-    The limit is below what Arrow's threads need: C++ ends the process if they find none.
-    """
-    write_log(tmp_path / "raw", [20, 20])
-    flags = f"--engine cpu --input_path {tmp_path}/raw --output_path {tmp_path}/out"
-    done = _python(
-        shell=f"ulimit -v 390000; OPENBLAS_NUM_THREADS=1 PYTHON -m etl run {flags} --workers 2"
-    )
-    assert done.returncode
-    assert "error: out of memory (`ulimit -v` allows 380 MiB)" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_nobody_reads_the_output() -> None:
-    code = (
-        "import nvt_torchrec.base.interrupts, sys\n"
-        "from nvt_torchrec.base.errors import run_command\n"
-        "def main():\n"
-        "    for i in range(100000): print(i)\n"
-        "sys.exit(run_command(main))"
-    )
+    code = MAIN.format("for i in range(100000): print(i)")
     shell = f"set -o pipefail; PYTHON -c '{code}' | head -1"
     done = _python(shell=shell)
     assert (done.stdout, done.stderr, done.returncode) == ("0\n", "", 141)

@@ -104,14 +104,6 @@ def test_changes_of_one_value(before, now, expected: list[str]) -> None:
     assert bool(expected) == bool(changes({"inputs": {"x": now}}, {"inputs": {"x": before}}))
 
 
-def test_changes_of_settings_are_listed_before_those_of_inputs(tmp_path: Path) -> None:
-    before = {"inputs": {f"in/day_{i}": {"size": 1, "modified": "1"} for i in range(24)}}
-    now = {"inputs": {f"other/day_{i}": {"size": 1, "modified": "1"} for i in range(24)}}
-    before["settings"], now["settings"] = {"seed": 0}, {"seed": 1}
-    with pytest.raises(OutputError, match=r"inputs:\n  seed: 0 before, 1 now\n  in/day_0: no lon"):
-        refuse_changes(before, now, tmp_path, "undo that")
-
-
 def test_changes_are_listed_by_name(tmp_path: Path) -> None:
     before = {
         "settings": {"columns": [{"name": "a", "cap": 1}], "old": 1},

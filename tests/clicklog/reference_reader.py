@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nvt_torchrec.formats.missing import is_missing
-from nvt_torchrec.formats.rows import Jagged, RawRows
+from nvt_torchrec.formats.rows import Jagged, RawRows, is_missing
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.reading import Derivation, Read
 from nvt_torchrec.formats.spec.times import parse_iso
@@ -107,6 +106,11 @@ def _read(text: str, read: Read, separator: str):
         return found
     strip = (lambda one: one.strip(" \t")) if read.trim else (lambda one: one)
     text = strip(text)
+    if not text or text in map(strip, read.nulls):
+        return None
+    if text[0] == "[" and text[-1] == "]" and read.raw != "string":
+        text = text[1:-1]
+    text = strip(text[:-1] if text[1:] and text[-1] == separator else text)
     if not text or text in map(strip, read.nulls):
         return None
     found = [expected(item, read) for item in text.split(separator)]

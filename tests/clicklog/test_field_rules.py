@@ -242,9 +242,12 @@ def test_what_is_written_is_read(time_format: str) -> None:
 @given(
     st.lists(
         st.one_of(
-            st.lists(st.sampled_from([" 1", "+2", "3.0", "?", "", "1,000", "x "]), max_size=4).map(
-                "|".join
-            ),
+            st.tuples(
+                st.lists(
+                    st.sampled_from([" 1", "+2", "3.0", "?", "", "1,000", "x "]), max_size=4
+                ).map("|".join),
+                st.sampled_from(["%s", "%s|", "[%s]"]),
+            ).map(lambda pair: pair[1] % pair[0]),
             st.sampled_from(["NA", " NA ", "", " "]),
         ),
         max_size=5,
@@ -255,11 +258,19 @@ def test_what_is_written_is_read(time_format: str) -> None:
 def test_lists_follow_the_rules_of_their_values(texts, trim, lenient) -> None:
     read = Read("x", "int", True, ("NA", "?"), trim, lenient, ",")
 
+    def bare(text: str) -> str | None:
+        text = text.strip(" \t") if trim else text
+        return None if text in ("", *read.nulls) else text
+
     def wanted(text: str):
-        bare = text.strip(" \t") if trim else text
-        if bare in ("", *read.nulls):
+        rest = bare(text)
+        if rest and rest[0] == "[" and rest[-1] == "]":
+            rest = rest[1:-1]
+        if rest and len(rest) > 1:
+            rest = rest.removesuffix("|")
+        if rest is None or bare(rest) is None:
             return None
-        values = [expected(item, read) for item in bare.split("|")]
+        values = [expected(item, read) for item in bare(rest).split("|")]
         return BAD if None in values or BAD in values else values
 
     found = as_list(convert_lists(fields_of(texts), read, "|"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import decimal
 import math
-import random
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.parquet_rows import ParquetLayout, cut_rows, parquet_layout
 from nvt_torchrec.clicklog.readers.raw import (
     Block,
-    find_days,
     first_line,
     open_day,
     read_block,
@@ -172,26 +171,17 @@ def test_nan_and_empty_lists_are_missing(tmp_path: Path) -> None:
         ({"click": [1, 2, 0]}, "column click: 2: expected a label of 0 or 1"),
         ({"click": [1, None, 0]}, "column click: None: expected a label of 0 or 1"),
         ({"click": [1, 0.5, 0]}, "column click: 0.5: expected a label of 0 or 1"),
-        (
-            {"n": [1, 2**31, 0]},
-            "column n: 2147483648: expected an integer from -2147483648 to 2147483647",
-        ),
+        ({"n": [1, 2**31, 0]}, "column n: 2147483648: expected an integer from -2147483648"),
         ({"n": [1, 1.5, 0]}, "column n: 1.5: expected an integer"),
         ({"price": [1, math.inf, 0]}, "column price: inf: expected a finite number"),
-        (
-            {"price": [1, -1e300, 0]},
-            "column price: -1e+300: expected a finite number that fits flo",
-        ),
+        ({"price": [1, -1e300, 0]}, "column price: -1e+300: expected a finite number"),
         ({"hash": [1, -1, 0]}, "column hash: -1: expected an integer from 0 to 4294967295"),
         ({"hash": ["a", "xy", "0"]}, "column hash: 'xy': expected 1 to 8 hexadecimal digits"),
         ({"brand": [1, 2**53 + 1, 0]}, "column brand: 9007199254740993: expected an integer from"),
         ({"brand": [1.0, math.inf, 0]}, "column brand: inf: expected an integer from"),
         ({"name": [b"a", b"\xff", b"b"]}, "column name: '�': expected UTF-8"),
         ({"tags": [["a"], ["b", ""], []]}, "column tags: '': a list must not hold an empty value"),
-        (
-            {"tags": [["a"], ["b", None], []]},
-            "column tags: None: a list must not hold a null value",
-        ),
+        ({"tags": [["a"], ["b", None], []]}, "column tags: None: a list must not hold a null"),
         ({"ids": [[1], [1, 2, 2**60], []]}, f"column ids: {2**60}: expected an integer from"),
     ],
 )
@@ -214,8 +204,6 @@ def test_bad_values_are_named(tmp_path: Path, changed: dict, what: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"name": [1.0, 2.0, 3.0]}, "column name is of type double, not of raw type string.*"),
-        ({"name": [True, None, True]}, "column name is of type bool, not of raw type string"),
         ({"tags": [1, 2, 3]}, "column tags is of type int64, not a list of raw type string"),
         ({"brand": [[1], [2], [3]]}, "column brand is of type list.*, not of raw type int"),
         ({"click": [[0], [1], [1]]}, "column click is of type list.*, not a label"),
@@ -275,22 +263,6 @@ def test_what_warehouses_write(tmp_path: Path) -> None:
         BadInputError, match=r"column s.other is not there\n.*it has y, s, id, date"
     ):
         read_block(block, other)
-
-
-def test_a_flipped_bit_in_the_footer(tmp_path: Path) -> None:
-    """Of some pyarrow's accessors end the process; names of columns are no UTF-8 any more."""
-    path = Path(_write(tmp_path / "day_0.parquet"))
-    whole = path.read_bytes()
-    choose, refused = random.Random(0), 0
-    for at in range(len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), len(whole), 2):
-        content = bytearray(whole)
-        content[at] ^= 1 << choose.randrange(8)
-        path.write_bytes(content)
-        try:
-            parquet_layout(str(path), str(path), SPEC)
-        except BadInputError as error:
-            refused += str(error).startswith(str(path))
-    assert refused > 100
 
 
 def test_files_that_do_not_fit(tmp_path: Path) -> None:

@@ -5,26 +5,16 @@ from __future__ import annotations
 import datetime
 import decimal
 import re
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers.parquet_values import convert_array, fits, type_remedy
-from nvt_torchrec.clicklog.readers.raw import Block, read_block
 from nvt_torchrec.clicklog.text.convert import convert
-from nvt_torchrec.formats.spec.feature_spec import (
-    CategoricalColumn,
-    DenseColumn,
-    FeatureSpec,
-    InputFormat,
-)
-from nvt_torchrec.formats.spec.reading import LabelRule, Read, Reading
+from nvt_torchrec.formats.spec.reading import LabelRule, Read
 from tests.clicklog.test_field_rules import _TEXTS, BAD, as_list, fields_of
 
 _UTC = datetime.UTC
@@ -170,44 +160,3 @@ def test_other_times() -> None:
 def test_what_would_lose_information_is_refused(held, read, remedy) -> None:
     assert not fits(held, read)
     assert re.match(remedy, type_remedy(held, read))
-
-
-def test_a_file_of_text_columns(tmp_path: Path) -> None:
-    """As a dataframe of strings, and with integers for strings."""
-    trimmed = Reading(nulls=("?",), trim=True)
-    spec = FeatureSpec(
-        "y",
-        (DenseColumn("age", reading=trimmed), DenseColumn("x", raw="float")),
-        (
-            CategoricalColumn("id", raw="string"),
-            CategoricalColumn("code", raw="int", reading=trimmed),
-            CategoricalColumn("ids", raw="string", multi_hot=True),
-        ),
-        input=InputFormat("parquet"),
-        label_rules=(LabelRule("y", positive=(">50K",), trim=True),),
-    )
-    columns = {
-        "y": [" >50K", "<=50K"],
-        "age": [" 62", "?"],
-        "x": ["1e3", None],
-        "id": [2**60 + 1, None],
-        "code": ["7 ", " ?"],
-        "ids": [[1, 2], []],
-    }
-    path = str(tmp_path / "day_0.parquet")
-    pq.write_table(pa.table(columns), path)
-    rows = read_block(Block(path, 0, 2, path), spec)
-    assert rows.label.tolist() == [1, 0]
-    assert rows.dense.tolist() == [[62, 0], [1000, 0]]
-    assert rows.categorical[0].to_pylist() == [str(2**60 + 1), ""]
-    assert rows.categorical[1].tolist() == [7, 0]
-    assert rows.categorical[2].values.to_pylist() == ["1", "2"]
-    pq.write_table(pa.table(columns | {"age": ["1.0", "?"]}), path)
-    with pytest.raises(BadRowError, match=r"row 1: column age: '1.0'.*\n.*set nulls, .*lenient"):
-        read_block(Block(path, 0, 2, path), spec)
-    pq.write_table(pa.table(columns | {"code": [2**53 + 1, 1]}), path)
-    with pytest.raises(BadRowError, match=r'set raw = "string" for column code'):
-        read_block(Block(path, 0, 2, path), spec)
-    pq.write_table(pa.table(columns | {"id": [0.5, 1.0]}), path)
-    with pytest.raises(BadInputError, match=r'set raw = "int" for column id'):
-        read_block(Block(path, 0, 2, path), spec)

@@ -9,17 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
-from nvt_torchrec.clicklog.readers.lines import count_lines, cut_lines
+from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.clicklog.readers.days import find_days
+from nvt_torchrec.clicklog.readers.lines import count_lines, cut_lines, read_bytes, read_into
 from nvt_torchrec.clicklog.readers.raw import (
     Block,
-    find_days,
     first_line,
     open_day,
-    parse_days,
     read_block,
     read_block_chunks,
-    read_bytes,
 )
 from nvt_torchrec.clicklog.readers.stream import stream_rows
 from nvt_torchrec.clicklog.readers.text_rows import offset_of_row
@@ -27,41 +25,9 @@ from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpe
 from tests.logs import CRITEO, random_rows, write_day, write_log
 
 
-def test_days_are_found_by_number(tmp_path: Path) -> None:
-    for name in ("day_2.tsv", "day_10", "day_11.gz", "day_9.txt", "other", "day_x"):
-        (tmp_path / name).write_text("x")
-    found = find_days(str(tmp_path), {2, 9, 10, 11})
-    assert [(day.day, day.compressed) for day in found] == [
-        (2, False), (9, False), (10, False), (11, True)
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        ([], "no files day_0"),
-        (["day_0", "day_2", "day_5"], "missing day_1, day_3, day_4"),
-        (["day_0", "day_0.tsv"], "day 0 is there twice"),
-    ],
-)
-def test_days_that_cannot_be_used(tmp_path: Path, names: list[str], message: str) -> None:
-    for name in names:
-        (tmp_path / name).write_text("x")
-    with pytest.raises(BadInputError, match=message):
-        find_days(str(tmp_path))
-
-
-def test_missing_days_name_the_way_out(tmp_path: Path) -> None:
-    for name in ("day_0", "day_2"):
-        (tmp_path / name).write_text("x")
-    with pytest.raises(BadInputError, match="--days 0,2"):
-        find_days(str(tmp_path))
-    assert [day.day for day in find_days(str(tmp_path), {0, 2})] == [0, 2]
-    with pytest.raises(BadInputError, match="missing day_1"):
-        find_days(str(tmp_path), {0, 1})
-
-
 def test_empty_file_and_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="no files day_0"):
+        find_days(str(tmp_path))
     (tmp_path / "day_0").touch()
     with pytest.raises(BadInputError, match="day_0: empty file"):
         find_days(str(tmp_path))
@@ -78,14 +44,6 @@ def test_linked_days_are_days(tmp_path: Path) -> None:
     assert [day.size for day in days] == [
         (tmp_path / "elsewhere" / f"day_{day}").stat().st_size for day in range(2)
     ]
-
-
-def test_parse_days() -> None:
-    assert parse_days("0-3, 7") == {0, 1, 2, 3, 7}
-    with pytest.raises(SettingsError, match="cannot read 'x'"):
-        parse_days("1,x")
-    with pytest.raises(SettingsError, match="'3-1' ends before it begins"):
-        parse_days("3-1")
 
 
 @given(
@@ -132,6 +90,8 @@ def test_a_file_that_shrank(tmp_path: Path) -> None:
     size = (tmp_path / "day_0").stat().st_size
     with pytest.raises(BadInputError, match="shrank while it was read"):
         read_bytes(str(tmp_path / "day_0"), 0, size + 1)
+    with pytest.raises(BadInputError, match=f"{size} bytes instead of {size + 1}"):
+        read_into(str(tmp_path / "day_0"), 2, size + 1, memoryview(bytearray(size)))
     with pytest.raises(BadInputError, match="cannot be read"):
         read_block(Block(str(tmp_path / "none"), 0, 1, "none"), CRITEO)
 
@@ -241,3 +201,12 @@ def test_a_header_alone_and_a_long_one(tmp_path: Path) -> None:
     (block,) = opened.cut(opened.begin, opened.end, 1 << 20)
     rows = read_block(block, SMALL_CSV)
     assert (rows.label.tolist(), rows.categorical[0].to_pylist()) == ([1], ["v"])
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_only_the_bytes_asked_for(tmp_path: Path, remote: bool) -> None:
+    path = tmp_path / "day_0"
+    path.write_bytes(bytes(range(100)))
+    buffer = np.full(10, 255, np.uint8)
+    read_into(f"file://{path}" if remote else str(path), 20, 26, memoryview(buffer))
+    assert buffer.tolist() == [20, 21, 22, 23, 24, 25, 255, 255, 255, 255]

@@ -13,11 +13,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.derive.columns import derive
-from nvt_torchrec.clicklog.derive.keys import hash_texts
+from nvt_torchrec.clicklog.derive.columns import derive, hash_texts
 from nvt_torchrec.clicklog.readers.parquet_rows import read_parquet
 from nvt_torchrec.clicklog.text.line_layout import layout_of, plain_layout, plain_layouts
-from nvt_torchrec.clicklog.text.parse import parse_rows
+from nvt_torchrec.clicklog.text.tokenizer import parse_rows
 from nvt_torchrec.formats.rows import empty_rows
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
@@ -137,38 +136,10 @@ def test_parts_of_times_and_ages(rows) -> None:
         assert values.tolist() == expected
 
 
-@settings(deadline=None, max_examples=200)
-@given(
-    st.lists(st.tuples(st.floats(-3.4e38, 3.4e38) | st.integers(-9, 9), st.booleans())),
-    st.lists(st.integers(-9, 9) | st.floats(-1e3, 1e3), min_size=1, unique=True).map(sorted),
-)
-def test_buckets_and_logarithms(rows, boundaries) -> None:
-    numbers = np.array([row[0] for row in rows], np.float64)
-    missing = np.array([row[1] for row in rows], bool)
-    for how in (Derivation("log_square"), Derivation("bucket", boundaries=tuple(boundaries))):
-        expected = [0 if absent else derived(how, [float(x)]) for x, absent in rows]
-        assert derive(how, [numbers], missing).tolist() == expected
-
-
 def test_logarithms_of_small_numbers_as_the_benchmarks_have_them() -> None:
     numbers = np.array([-2.0, -0.5, 0, 1, 2, 2.5, 3, 4, 5, 100, 65_000])
     found = derive(Derivation("log_square"), [numbers], np.zeros(len(numbers), bool))
     assert found.tolist() == [-2, 0, 0, 1, 2, 0, 1, 1, 2, 21, 122]
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.text(max_size=4), st.text(max_size=4), st.booleans()), max_size=9))
-def test_crosses_and_keys(rows) -> None:
-    missing = np.array([row[2] for row in rows], bool)
-    texts = [["" if row[2] and i else row[i] for row in rows] for i in (0, 1)]
-    first, second = (pa.array(one, pa.string()) for one in texts)
-    crossed = derive(Derivation("cross"), [first, second], missing)
-    crossed.validate(full=True)
-    assert crossed.null_count == 0
-    assert crossed.to_pylist() == [
-        "" if absent else f"{a}\x1f{b}" for a, b, absent in zip(*texts, missing, strict=True)
-    ]
-    assert hash_texts(first).tolist() == [key_of(text) for text in texts[0]]
 
 
 def test_the_hash_of_a_key_stays() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +20,8 @@ from nvt_torchrec.clicklog.synthetic.model import (
     MISSING_COUNT,
     MISSING_DENSE,
     MISSING_VALUE,
-    MLPERF_CARDINALITIES,
     SHARES,
     SIGNAL,
-    SMALL,
     Rows,
     SyntheticSettings,
     plant,
@@ -73,37 +70,12 @@ def test_same_settings_same_bytes_whatever_the_workers(log: Path, tmp_path: Path
     assert contents(tmp_path) == contents(log)
 
 
-def test_another_seed_gives_another_log_and_another_model(log: Path, tmp_path: Path) -> None:
-    synthesize(tmp_path, dataclasses.replace(SETTINGS, seed=6, days=1))
-    ours = parse((tmp_path / "day_0").read_bytes())
-    theirs = parse((log / "day_0").read_bytes())
-    assert not set(ours.categorical[1]) & set(theirs.categorical[1]) - {MISSING_VALUE}
-    assert (ours.dense != theirs.dense).any(axis=1).all()
-
-
 def test_a_smaller_log_is_a_prefix_of_a_larger_one(log: Path, tmp_path: Path) -> None:
     synthesize(tmp_path, dataclasses.replace(SETTINGS, days=2, rows_per_day=BLOCK_ROWS + 5))
     for day in range(2):
         lines = (tmp_path / f"day_{day}").read_bytes().splitlines()
         assert len(lines) == BLOCK_ROWS + 5
         assert lines == (log / f"day_{day}").read_bytes().splitlines()[: len(lines)]
-
-
-def test_blocks_can_be_drawn_in_any_order(log: Path) -> None:
-    model = plant(SETTINGS)
-    second = format_rows(model.draw(2, 1, 1_001)[0])
-    first = format_rows(model.draw(2, 0, BLOCK_ROWS)[0])
-    assert first + second == (log / "day_2").read_bytes()
-
-
-def test_every_line_is_criteo_format(log: Path) -> None:
-    line = re.compile(rb"[01](\t(0|-?[1-9]\d{0,5})?){13}(\t([0-9a-f]{8})?){26}")
-    for day in range(SETTINGS.days):
-        text = (log / f"day_{day}").read_bytes()
-        assert text.endswith(b"\n")
-        lines = text[:-1].split(b"\n")
-        assert len(lines) == SETTINGS.rows_per_day
-        assert [bad for bad in lines if not line.fullmatch(bad)] == []
 
 
 def test_the_text_says_what_was_drawn() -> None:
@@ -133,23 +105,13 @@ def test_missing_shares_are_criteos(rows: Rows) -> None:
     assert (np.abs(shares.mean(axis=1) - expected) <= tolerance).all()
 
 
-def test_counts_have_criteos_medians_tails_and_negatives(rows: Rows) -> None:
-    assert (rows.dense == -1).any(axis=1).sum() == 2
-    assert {-1, -2} <= set(rows.dense[1])
-    assert rows.dense[rows.dense != MISSING_COUNT].min() == -2
-    for counts, median in zip(rows.dense, MEDIANS, strict=True):
-        present = counts[counts != MISSING_COUNT]
-        assert abs(np.median(present) - median) <= max(1, 0.05 * median)
-        assert present.max() > 50 * median
-
-
-@pytest.mark.parametrize("column", [1, 5, 8])
-def test_categories_follow_zipf(rows: Rows, column: int) -> None:
+def test_categories_follow_zipf(rows: Rows) -> None:
     """Frequencies are those of a bounded Pareto density x ** -1.5 between integers.
 
     A late value's share is its neighbour's until its first day, so ranks are compared in
     fours, which both belong to.
     """
+    column = 1
     cardinality = SETTINGS.cardinalities[column]
     present = rows.categorical[column][rows.categorical[column] != MISSING_VALUE]
     ranks = np.arange(cardinality)
@@ -161,51 +123,6 @@ def test_categories_follow_zipf(rows: Rows, column: int) -> None:
     expected = len(present) * -np.diff(edges) / (edges[0] - edges[-1])
     counts = np.bincount(found // 4, minlength=len(expected))
     assert (np.abs(counts - expected) <= 5 * np.sqrt(expected) + 1).all()
-
-
-def test_cardinalities_are_mlperfs_scaled() -> None:
-    assert SyntheticSettings(cardinality_scale=1).cardinalities == MLPERF_CARDINALITIES
-    scaled = SyntheticSettings(cardinality_scale=0.01).cardinalities
-    for ours, theirs in zip(scaled, MLPERF_CARDINALITIES, strict=True):
-        assert ours == (theirs if theirs <= SMALL else max(SMALL, round(theirs * 0.01)))
-    assert scaled[0] == 400_000
-    assert scaled[5] == 3
-
-
-def test_ranks_do_not_collide() -> None:
-    values = synthetic_model.values_of(np.arange(1_000_000), seed=3, column=0)
-    assert len(np.unique(values)) == 1_000_000
-    assert values.min() >= 0
-    assert values.max() < 2**32
-    assert (np.bincount(values >> 28, minlength=16) > 60_000).all()  # looks like a hash
-
-
-def test_small_columns_are_complete_on_day_0_and_large_ones_are_not(rows: Rows) -> None:
-    """On each later day a value appears that none before has, too often to be of the tail."""
-    n = SETTINGS.rows_per_day
-    for column, (size, scaled) in enumerate(
-        zip(MLPERF_CARDINALITIES, SETTINGS.cardinalities, strict=True)
-    ):
-        days = [rows.categorical[column][day * n : (day + 1) * n] for day in range(SETTINGS.days)]
-        seen = set(days[0])
-        assert len(seen) <= scaled + 1
-        for day in days[1:]:
-            values, counts = np.unique(day, return_counts=True)
-            new = ~np.isin(values, list(seen))
-            if size <= SMALL:
-                assert counts[new].sum() <= 0.002 * n
-            else:
-                assert counts[new].max() > 0.0015 * n * (1 - MISSING_CATEGORICAL[column])
-            seen |= set(values)
-
-
-def test_the_last_day_holds_values_that_no_other_day_has() -> None:
-    model = plant(SyntheticSettings(seed=1))
-    late = [model.draw(23, block, BLOCK_ROWS)[0].categorical[2] for block in range(8)]
-    earlier = [model.draw(day, 0, BLOCK_ROWS)[0].categorical[2] for day in range(23)]
-    values, counts = np.unique(np.concatenate(late), return_counts=True)
-    new = ~np.isin(values, np.concatenate(earlier))
-    assert 0.004 < counts[new].sum() / counts.sum() < 0.01
 
 
 # ---- the planted model and its oracle
@@ -274,24 +191,8 @@ def test_logits_follow_the_formula_of_the_summary(summary: dict, rows: Rows) -> 
         assert logits[row] == pytest.approx(expected, abs=1e-6)
 
 
-def test_labels_are_drawn_from_the_planted_probabilities(rows: Rows) -> None:
-    probability = sigmoid(plant(SETTINGS).logits(rows.dense, rows.categorical))
-    for group in np.array_split(np.argsort(probability), 10):
-        expected = probability[group].sum()
-        spread = np.sqrt((probability[group] * (1 - probability[group])).sum())
-        assert abs(rows.label[group].sum() - expected) < 5 * spread
-
-
-@pytest.mark.parametrize("base_rate", [0.034, 0.256])
-def test_base_rate(base_rate: float) -> None:
-    model = plant(SyntheticSettings(base_rate=base_rate, seed=2))
-    label = np.concatenate([model.draw(0, block, BLOCK_ROWS)[0].label for block in range(4)])
-    assert label.mean() == pytest.approx(base_rate, rel=0.1)
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_signal_is_shared_out_as_planned_for_every_seed(seed: int) -> None:
-    model = plant(SyntheticSettings(seed=seed))
+def test_the_signal_is_shared_out_as_planned() -> None:
+    model = plant(SyntheticSettings(seed=1))
     drawn, logits = zip(*(model.draw(day, 0, BLOCK_ROWS) for day in (0, 12, 23)), strict=True)
     dense, categorical, label = (
         np.concatenate([getattr(rows, name) for rows in drawn], axis=-1)
@@ -301,6 +202,7 @@ def test_the_signal_is_shared_out_as_planned_for_every_seed(seed: int) -> None:
         terms = tuple(term for term in model.terms if term.kind == kind)
         part = dataclasses.replace(model, terms=terms).logits(dense, categorical)
         assert part.std() == pytest.approx(SIGNAL * share**0.5, rel=0.06)
+    assert label.mean() == pytest.approx(0.256, rel=0.1)
     auroc = roc_auc_score(label, np.concatenate(logits))
     assert 0.80 < auroc < 0.84
     additive = tuple(term for term in model.terms if term.kind != "interactions")
@@ -330,9 +232,3 @@ def test_oracle_score_of_one_class_is_undefined_but_written(tmp_path: Path) -> N
         **{"auroc": None, "log_loss": None, "normalized_entropy": None},
     }
     assert json.loads((tmp_path / SUMMARY_FILE).read_text()) == summary
-
-
-def test_one_day_is_its_own_training_day(tmp_path: Path) -> None:
-    summary = synthesize(tmp_path, SyntheticSettings(days=1, rows_per_day=1_000))
-    sizes = {split: score["rows"] for split, score in summary["oracle"].items()}
-    assert sizes == {"train": 800, "valid": 100, "test": 100}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nvt_torchrec.base.errors import OutputError, SettingsError
-from nvt_torchrec.clicklog.synthetic.log import SUMMARY_FILE, synthesize
+from nvt_torchrec.clicklog.synthetic.log import synthesize
 from nvt_torchrec.clicklog.synthetic.model import SyntheticSettings
 from tests.clicklog.directories import contents
 
@@ -32,11 +32,6 @@ def test_a_log_is_not_overwritten(log: Path) -> None:
     with pytest.raises(OutputError, match="raw exists"):
         synthesize(log, SETTINGS)
     assert contents(log) == before
-
-
-def test_an_empty_directory_is_filled(tmp_path: Path) -> None:
-    synthesize(tmp_path, SyntheticSettings(days=1, rows_per_day=3))
-    assert set(os.listdir(tmp_path)) == {"day_0", SUMMARY_FILE}
 
 
 FULL_DISK = """
@@ -63,20 +58,6 @@ def test_a_failed_write_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
 # ---- settings and command line
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("days", 0), ("days", 25), ("rows_per_day", 0), ("seed", -1), ("seed", 2**63)),
-        *(("cardinality_scale", 0.0), ("cardinality_scale", 1.5)),
-        *(("cardinality_scale", float("nan")), ("base_rate", 0.0), ("base_rate", 1.0)),
-    ],
-)
-def test_settings_out_of_range(name: str, value: float) -> None:
-    with pytest.raises(SettingsError, match=re.escape(f"--{name} {value}\n")) as raised:
-        SyntheticSettings(**{name: value})
-    assert raised.value.remedy
-
-
 def test_workers_out_of_range(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="workers = 0"):
         synthesize(tmp_path / "raw", SETTINGS, workers=0)
@@ -99,14 +80,6 @@ def test_command_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd) -
     assert "\r" not in capfd.readouterr().err  # no progress bar in a log
     assert main(["synthesize", "--output_path", "raw", "--spec", "retail"]) == 2
     assert "rows of your own log" in capfd.readouterr().err
-
-
-def test_command_line_defaults_are_the_settings(tmp_path: Path) -> None:
-    from nvt_torchrec.base.command_line import Parser, parse
-    from nvt_torchrec.etl.commands.synthesize import SETTINGS
-
-    line = ["--output_path", str(tmp_path)]
-    assert parse(Parser(), line, *SETTINGS)[1] == SyntheticSettings()
 
 
 def test_the_ground_floor_knows_no_framework() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import gzip
 import io
 import itertools
@@ -15,10 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine, split_chunks
 from nvt_torchrec.clicklog.readers.raw import (
     Block,
-    find_days,
     first_line,
     open_day,
     read_block,
@@ -32,7 +31,6 @@ from nvt_torchrec.formats.spec.feature_spec import (
     FeatureSpec,
     InputFormat,
 )
-from tests.clicklog.test_text import check_split
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ODD = st.text(st.sampled_from('a":,\n\r|'), max_size=8)
@@ -53,62 +51,6 @@ def _values(rows) -> list[tuple]:
 
 
 # -- Delimiters of several characters --------------------------------------------------------------
-
-
-def _reference_split(line: str, delimiter: str) -> list[str] | None:
-    """The fields of a line; None if its quotes are wrong."""
-    fields, at = [], 0
-    while True:
-        if line.startswith('"', at):
-            end = at + 1
-            while end < len(line) and (line[end] != '"' or line.startswith('""', end)):
-                end += 2 if line[end] == '"' else 1
-            if end >= len(line) or (
-                end + 1 < len(line) and not line.startswith(delimiter, end + 1)
-            ):
-                return None
-            fields.append(line[at + 1 : end].replace('""', '"'))
-            at = end + 1
-        else:
-            end = line.find(delimiter, at)
-            fields.append(line[at:] if end < 0 else line[at:end])
-            at = len(line) if end < 0 else end
-        if at == len(line):
-            return fields
-        at += len(delimiter)
-
-
-@settings(deadline=None, max_examples=200)
-@given(
-    st.lists(st.text(st.sampled_from('a":| '), max_size=12), min_size=1, max_size=5),
-    st.sampled_from(["::", ":|:", ":", "||", ":::"]),
-)
-@example(['a:::"x::b'], "::")
-def test_delimiters_of_several_characters(lines: list[str], delimiter: str) -> None:
-    for line in lines:
-        check_split(
-            line, InputFormat("csv", delimiter=delimiter), _reference_split(line, delimiter)
-        )
-
-
-def test_a_file_with_such_a_delimiter(tmp_path: Path) -> None:
-    path = tmp_path / "ratings.dat"
-    path.write_bytes(b"1::10::Toy Story (1995)::5\r\n0::11::a:b::\n")
-    spec = FeatureSpec(
-        "y",
-        (DenseColumn("n"),),
-        (CategoricalColumn("title", raw="string"), CategoricalColumn("z", raw="int")),
-        input=InputFormat("csv", delimiter="::", header=False),
-    )
-    ((_, rows),) = stream_rows(str(path), spec, block_bytes=1000)
-    assert rows.dense.tolist() == [[10, 11]]
-    assert rows.categorical[0].to_pylist() == ["Toy Story (1995)", "a:b"]
-    assert (rows.categorical[1].tolist(), rows.bad_count) == ([5, 0], 0)
-    named = dataclasses.replace(spec, input=InputFormat("csv", delimiter="::"))
-    path.write_bytes(b"z:: title ::y::n\n7::x::1::3\n")
-    day = _open(path, named)
-    rows = read_block(day.cut(day.begin, day.end, 100)[0], named)
-    assert (rows.dense.tolist(), rows.categorical[1].tolist()) == ([[3]], [7])
 
 
 # -- Encodings, byte order marks, lines to skip ----------------------------------------------------

@@ -1,54 +1,109 @@
+"""Criteo's format: the fast way to parse common rows gives what the general parser gives."""
+
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nvt_torchrec.clicklog.text.delimited import parse_delimited
+from nvt_torchrec.clicklog.text.line_layout import plain_layout
 from nvt_torchrec.clicklog.text.tokenizer import parse_criteo
-from nvt_torchrec.formats.missing import is_missing
-from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS
+from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+
+_FIELDS = {
+    "label": st.sampled_from(["0", "1"] * 9 + ["", "2", "01", "/"]),
+    "dense": st.one_of(
+        st.integers(-99, 999).map(str),
+        st.just(""),
+        st.integers(-(10**8), 10**9).map(str),
+        st.sampled_from(["-", "00000012", "2147483647", "2147483648", "+1", "1-", "1 ", "1.5"]),
+    ),
+    "categorical": st.one_of(
+        st.integers(0, 2**32 - 1).map("{:08x}".format),
+        st.just(""),
+        st.integers(0, 2**32 - 1).map("{:08X}".format),
+        st.integers(0, 2**36).map("{:x}".format),
+        st.sampled_from(["0123456g", "-0000001", "G1234567", "12345 78", "é123456", ":1234567"]),
+    ),
+}
+
+
+def _spec(dense: int, categorical: int) -> FeatureSpec:
+    return FeatureSpec(
+        "label",
+        tuple(DenseColumn(f"d{j}") for j in range(dense)),
+        tuple(CategoricalColumn(f"c{j}") for j in range(categorical)),
+    )
+
+
+def _assert_same(text: bytes, spec: FeatureSpec, *, label: bool = True) -> RawRows:
+    fast = parse_criteo(text, spec, label=label, reject=True)
+    slow = parse_delimited(text, spec, plain_layout(spec, label=label), reject=True)
+    for field in ("label", "dense", "dense_missing", "categorical", "categorical_missing", "line"):
+        np.testing.assert_array_equal(
+            getattr(fast, field), getattr(slow, field), field, strict=True
+        )
+    assert (fast.bad, fast.bad_count, fast.lines) == (slow.bad, slow.bad_count, slow.lines)
+    return fast
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), dense=st.integers(0, 3), categorical=st.integers(1, 3), label=st.booleans())
+def test_rows_of_any_kind(data: st.DataObject, dense: int, categorical: int, label: bool) -> None:
+    spec = _spec(dense, categorical)
+    kinds = ["label"] * label + ["dense"] * dense + ["categorical"] * categorical
+    lines = []
+    for _ in range(data.draw(st.integers(1, 12))):
+        fields = [data.draw(_FIELDS[kind]) for kind in kinds]
+        if data.draw(st.integers(0, 9)) == 0:  # another number of fields
+            fields = fields[:-1] if data.draw(st.booleans()) else [*fields, "0"]
+        lines.append("\t".join(fields) + data.draw(st.sampled_from(["\n"] * 4 + ["\r\n", "\r"])))
+    _assert_same("".join(lines).encode(), spec, label=label)
+
+
+def test_every_byte_at_every_place() -> None:
+    """A field of eight bytes of which one may be anything; and each length of a number."""
+    spec = _spec(1, 1)
+    rows = []
+    for place in range(8):
+        for byte in set(range(256)) - {10}:
+            for text in (b"01234567", b"aBcDeF90"):
+                field = bytearray(text)
+                field[place] = byte
+                rows.append(b"1\t5\t" + bytes(field))
+                rows.append(b"0\t" + bytes(field) + b"\tabcdef09")
+    for digits in range(12):
+        for sign in (b"", b"-"):
+            rows.append(b"0\t" + sign + b"9876543210123"[:digits] + b"\t00000000")
+    fast = _assert_same(b"\n".join(rows) + b"\n" + b"1\t\t\n" * 20, spec)
+    assert len(fast) > 400
+    assert fast.bad_count > 7000
+
+
+def test_common_rows_take_the_fast_way() -> None:
+    """If the fast way gave up on every row, all else would still pass."""
+    from nvt_torchrec.clicklog.text.fast_rows import parse_row
+
+    text = b"1\t\t-3\t12345678\t\tabcdef01\r\n" + b"0" * 64
+    buffer = np.frombuffer(text, np.uint8)
+    dense, ids = np.zeros((2, 1), np.int32), np.zeros((3, 1), np.uint32)
+    begin = buffer.ctypes.data
+    addresses = [np.uint64(begin), True, np.uint64(dense.ctypes.data), np.uint64(4), 2]
+    addresses += [np.uint64(ids.ctypes.data), np.uint64(4), 3]
+    end, label, dense_missing, ids_missing = parse_row(*addresses)
+    assert (int(end) - begin, label, dense_missing, ids_missing) == (len(text) - 64, 1, 1, 2)
+    assert dense[:, 0].tolist() == [0, -3]
+    assert ids[:, 0].tolist() == [0x12345678, 0, 0xABCDEF01]
+
 
 SPEC = FeatureSpec(
     label="label",
     dense=(DenseColumn("d0"), DenseColumn("d1")),
     categorical=(CategoricalColumn("c0"), CategoricalColumn("c1")),
 )
-INTEGERS = st.none() | st.integers(-(2**31), 2**31 - 1)
-CATEGORIES = st.none() | st.integers(0, 2**32 - 1)
-ROWS = st.lists(
-    st.tuples(st.integers(0, 1), INTEGERS, INTEGERS, CATEGORIES, CATEGORIES), max_size=30
-)
-
-
-def _text(row, digits: int, upper: bool) -> str:
-    label, *rest = row
-    dense = ["" if value is None else str(value) for value in rest[:2]]
-    form = f"0{digits}{'X' if upper else 'x'}"
-    categorical = ["" if value is None else format(value, form) for value in rest[2:]]
-    return "\t".join([str(label), *dense, *categorical])
-
-
-@settings(deadline=None)  # the first call compiles
-@given(ROWS, st.integers(1, 8), st.booleans(), st.sampled_from(["\n", "\r\n"]), st.booleans())
-def test_values_come_back(rows, digits, upper, newline, last_newline) -> None:
-    text = newline.join(_text(row, digits, upper) for row in rows)
-    if last_newline and rows:
-        text += newline
-    parsed = parse_criteo(text.encode(), SPEC, label=True)
-    assert parsed.bad_count == 0
-    assert len(parsed) == len(rows)
-    assert parsed.line.tolist() == list(range(len(rows)))
-    assert parsed.label.tolist() == [row[0] for row in rows]
-    for values, missing, first in (
-        (parsed.dense, parsed.dense_missing, 1),
-        (parsed.categorical, parsed.categorical_missing, 3),
-    ):
-        for j in range(2):
-            absent = is_missing(missing, j)
-            expected = [row[first + j] for row in rows]
-            assert absent.tolist() == [value is None for value in expected]
-            assert values[j].tolist() == [value or 0 for value in expected]
 
 
 @pytest.mark.parametrize(
@@ -57,10 +112,7 @@ def test_values_come_back(rows, digits, upper, newline, last_newline) -> None:
         ("0\t1\t2\ta", "4 fields instead of 5"),
         ("", "1 field instead of 5"),
         ("2\t1\t2\ta\tb", "column label: '2': expected a label of 0 or 1"),
-        (
-            "0\t2147483648\t2\ta\tb",
-            "column d0: '2147483648': expected an integer from -2147483648 to 2147483647",
-        ),
+        ("0\t2147483648\t2\ta\tb", "column d0: '2147483648': expected an integer from"),
         ("0\t1\t-99999999999999999999\ta\tb", "column d1: '-9999999999999999999"),
         ("0\t1\t2\ta\t123456789", "column c1: '123456789': expected 1 to 8 hexadecimal digits"),
         ("0\t1\t2\ta\tb\rc", "column c1: 'b\\rc'"),
@@ -78,25 +130,3 @@ def test_bad_rows_are_described_and_left_out(row: str, what: str) -> None:
     assert parsed.label.tolist() == [1, 0]
     assert parsed.categorical[:, 0].tolist() == [0xAA, 0xBB]
     assert parsed.dense_missing.tolist() == [[0, 3]]
-
-
-def test_without_a_label() -> None:
-    parsed = parse_criteo(b"5\t\tff\t1\n", SPEC, label=False)
-    assert parsed.label is None
-    assert parsed.dense[0].tolist() == [5]
-    assert parsed.categorical[:, 0].tolist() == [255, 1]
-
-
-def test_rejecting_describes_every_bad_row() -> None:
-    lines = [f"x{i}" if i % 3 else f"0\t{i}\t\tff\t" for i in range(3 * DESCRIBED_BAD_ROWS)]
-    parsed = parse_criteo("\r\n".join(lines).encode(), SPEC, label=True, reject=True)
-    assert parsed.bad_count == len(parsed.bad) == 2 * DESCRIBED_BAD_ROWS
-    assert [(bad.line, bad.text.decode()) for bad in parsed.bad] == [
-        (i, line) for i, line in enumerate(lines) if i % 3
-    ]
-    assert parsed.dense[0].tolist() == list(range(0, 3 * DESCRIBED_BAD_ROWS, 3))
-
-
-def test_leading_zeros() -> None:
-    parsed = parse_criteo(b"1\t00000000000000000007\t-0000000000000000\ta\tb\n", SPEC, label=True)
-    assert parsed.dense.tolist() == [[7], [0]]

@@ -28,6 +28,7 @@ class Reference(nn.Module):
         for mine, theirs in ((self.dense, dlrm.dense_arch), (self.over, dlrm.over_arch)):
             for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
                 a.data.copy_(b.data)
+        self.first_order = config.first_order
         self.tables = nn.ModuleList()
         for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
             self.tables.append(nn.Embedding(rows, config.embedding_dim, sparse=sparse))
@@ -39,7 +40,8 @@ class Reference(nn.Module):
         vectors = torch.stack([dense, *(t(i) for t, i in zip(self.tables, ids, strict=True))], 1)
         products = vectors @ vectors.transpose(1, 2)
         upper = torch.triu_indices(*products.shape[1:], offset=1)
-        return self.over(torch.cat([dense, products[:, upper[0], upper[1]]], 1)).squeeze(1)
+        logits = self.over(torch.cat([dense, products[:, upper[0], upper[1]]], 1)).squeeze(1)
+        return logits + self.first_order * vectors[:, 1:, 0].sum(1)
 
 
 def _layers(width: int, sizes: tuple[int, ...]) -> list[nn.Module]:

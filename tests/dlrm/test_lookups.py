@@ -27,7 +27,7 @@ from tests.dlrm.runs import MODEL, events, losses, train_here
 
 SIZES = ModelConfig(("i",), ("a", "b"), (2**30, 2**30 - 1), 8, (8,), (8, 1))
 LARGER = ModelConfig(("i",), ("a", "b"), (2**30, 2**30), 8, (8,), (8, 1))
-CROSSED = ModelConfig(("i",), ("a",), (9,), 8, (8,), (8, 1), LowRankCross(1, 4))
+CROSSED = ModelConfig(("i",), ("a",), (9,), 8, (8,), (8, 1), interaction=LowRankCross(1, 4))
 
 
 def lookup_of(data, *flags: str):

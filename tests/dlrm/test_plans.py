@@ -14,6 +14,7 @@ from tests.dlrm.reference import reference_losses
 from tests.dlrm.runs import MODEL, losses, train_here, train_many
 
 GLOBAL_BATCH = 32
+FIRST_ORDER = "--first_order=0.5"
 EPOCHS = 7  # of 30 steps: more than 200
 RATES = {"sgd": 0.3, "adagrad": 0.02, "rowwise_adagrad": 0.05, "adam": 0.005}
 CASES = [
@@ -32,13 +33,14 @@ def _flags(data: Path, optimizer: str, *more: str) -> list[str]:
         f"--learning_rate={RATES[optimizer]}",
         f"--epochs={EPOCHS}",
         "--validation_freq_within_epoch=1000",
+        FIRST_ORDER,
         *more,
     ]
 
 
 @pytest.fixture(scope="module")
 def references(data) -> dict[str, list[float]]:
-    config = model_config(parse_settings(MODEL), TableSchema.read(data))
+    config = model_config(parse_settings([*MODEL, FIRST_ORDER]), TableSchema.read(data))
     return {
         optimizer: reference_losses(
             data / "train",

@@ -77,12 +77,16 @@ def test_a_checkpoint_knows_its_sizes(split, tmp_path):
         assert train(resumed, group).steps == 12
 
 
-def test_the_dense_layers_rate_falls():
-    settings = with_sizes(parse_settings(["--dense_decay=0.5", "--learning_rate=2"]), 0, 1)
+@pytest.mark.parametrize(("optimizer", "tables_fall"), [("adagrad", False), ("sgd", True)])
+def test_the_dense_layers_rate_falls(optimizer, tables_fall):
+    """Those of tables, too, where the optimizer's steps do not shrink by themselves."""
+    flags = ["--dense_decay=0.5", "--learning_rate=2", f"--optimizer={optimizer}"]
+    settings = with_sizes(parse_settings(flags), 0, 1)
     settings = settings.filled({"dense_learning_rate": 1.0, "lr_warmup_steps": 0})
     rates = [learning_rates(settings, step, 8) for step in range(8)]
-    assert {rate.tables for rate in rates} == {2.0}
-    assert [rate.dense for rate in rates] == [1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
+    falling = [1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
+    assert [rate.dense for rate in rates] == falling
+    assert [rate.tables for rate in rates] == [2 * x if tables_fall else 2 for x in falling]
 
 
 def test_baselines_are_those_of_scikit_learn(split):

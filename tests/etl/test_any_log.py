@@ -18,7 +18,7 @@ from merlin.io import Dataset
 from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.clicklog.in_memory.frames import read_columns
 from nvt_torchrec.clicklog.text.line_layout import layout_of
-from nvt_torchrec.clicklog.text.parse import parse_rows
+from nvt_torchrec.clicklog.text.tokenizer import parse_rows
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.formats.spec.split import BY_DAYS

@@ -14,7 +14,7 @@ import pytest
 
 from nvt_torchrec import workflows
 from nvt_torchrec.clicklog.text.line_layout import plain_layout
-from nvt_torchrec.clicklog.text.parse import parse_rows
+from nvt_torchrec.clicklog.text.tokenizer import parse_rows
 from nvt_torchrec.etl.__main__ import main as etl
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.spec.toml_file import load_spec

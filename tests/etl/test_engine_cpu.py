@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.readers.raw import Block, find_days, read_block
+from nvt_torchrec.clicklog.readers.days import find_days
+from nvt_torchrec.clicklog.readers.raw import Block, read_block
 from nvt_torchrec.etl.engines import block as block_functions
 from nvt_torchrec.etl.engines import runs as cpu_runs
 from nvt_torchrec.etl.engines import syncing, threads
 from nvt_torchrec.etl.plan import Plan, make_plan
-from nvt_torchrec.formats.missing import is_missing
-from nvt_torchrec.formats.rows import RawRows, empty_rows
+from nvt_torchrec.formats.rows import RawRows, empty_rows, is_missing
 from nvt_torchrec.formats.spec.columns import InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.workflows.store import build, load, save

@@ -21,7 +21,7 @@ from nvt_torchrec.base.errors import (
 )
 from nvt_torchrec.base.files.atomic import locked, read_json, write_json
 from nvt_torchrec.base.files.journal import Journal
-from nvt_torchrec.clicklog.readers.raw import DayFile
+from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.check.output import NOTE
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.extend.claim import DayRecord

@@ -8,7 +8,7 @@ import pytest
 
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.clicklog.readers.raw import find_days
+from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.engines import fitting, threads
 from nvt_torchrec.etl.plan import make_plan
 from nvt_torchrec.etl.run import run

@@ -130,7 +130,7 @@ def test_types_of_parquet(tmp_path: Path) -> None:
             "ratio": pa.array([i / rows for i in range(rows)], pa.float32()),
             "digits": pa.array([str(i % 9) for i in range(rows)]),
             "nothing": pa.nulls(rows),
-            "nested": pa.array([{"a": 1}] * rows),
+            "nested": pa.array([[[1]]] * rows),
         }
     )
     pq.write_table(table, tmp_path / "log.parquet")
@@ -145,7 +145,7 @@ def test_types_of_parquet(tmp_path: Path) -> None:
     assert (spec.split.by, spec.split.column) == ("time", "at")
     assert not {"nothing", "nested"} & columns.keys()
     assert re.search(
-        "nested: columns of type (struct|list).* are not read", guess(str(tmp_path / "log.parquet"))
+        "nested: columns of type list.* are not read", guess(str(tmp_path / "log.parquet"))
     )
 
 

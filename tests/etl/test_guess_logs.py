@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError
@@ -192,6 +195,37 @@ SAMPLES = {
         {"site": "string"},
         delimiter=" \t ",
     ),
+    "lists by commas in quotes, and one number too large": Sample(
+        "click,genres,history,price",
+        lambda rng, i: [
+            bit(rng),
+            '"' + ",".join(rng.sample(["a", "b", "c"], rng.randint(1, 3))) + '"',
+            f'"[{rng.randint(1, 9)}, {rng.randint(1, 9)}]"',
+            "1e400" if i == 7 else f"{rng.random():.3f}",
+        ],
+        "click",
+        "price",
+        {"genres": "lists of string", "history": "lists of int"},
+    ),
+    "lists by spaces": Sample(
+        "click;words;ids",
+        lambda rng, i: [
+            bit(rng),
+            rng.choice(["red shoes", "blue shoes", "socks"]),
+            " ".join(str(rng.randint(1, 40)) for _ in range(i % 4)),
+        ],
+        "click",
+        "",
+        {"words": "string", "ids": "lists of int"},
+        delimiter=";",
+    ),
+    "lists with a separator at the end": Sample(
+        "click,tags,others",
+        lambda rng, i: [bit(rng), f"{rng.randint(1, 9)}|{rng.randint(1, 9)}|", rng.choice("ab")],
+        "click",
+        "",
+        {"tags": "lists of int", "others": "string"},
+    ),
     "several classes": Sample(
         "height,gear,Class",
         lambda rng, i: [
@@ -278,3 +312,51 @@ def test_times_are_cut_so_that_days_can_be_added(tmp_path: Path) -> None:
     spec, text = guessed(path)
     assert "at_hour" in spec.categorical_names
     assert "at_weekday" not in text
+
+
+def test_mixed_encodings_are_mentioned(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(
+        b"click,city\n" + "1,Köln\n0,Bonn\n".encode() * 9 + "1,Köln\n".encode("latin-1")
+    )
+    spec, text = guessed(path)
+    assert spec.input.encoding == "latin-1"
+    assert "1 lines are not UTF-8" in text
+    assert "Mixed encodings: 9 lines are UTF-8" in text
+
+
+def test_parquet_as_warehouses_write_it(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    for part, country in enumerate(["DE", "FR"]):
+        table = {
+            "click": [bit(rng) for _ in range(ROWS)],
+            "visitor": pa.array([rng.choice([None, 7.0, 8.0]) for _ in range(ROWS)], pa.float64()),
+            "account": pa.array([rng.randint(1, 90) for _ in range(ROWS)], pa.decimal128(20, 0)),
+            "material": pa.array([rng.randint(1, 5_000_000) for _ in range(ROWS)], pa.int64()),
+            "spent": pa.array([rng.randint(1, 900) for _ in range(ROWS)], pa.float64()),
+            "tags": [rng.choice(["a;b", "b", "a;c", "c", "b;a"]) for _ in range(ROWS)],
+            "gaps": [[1, None]] * ROWS,
+            "seen": [{"page": rng.choice(["x", "y"]), "position": i % 5} for i in range(ROWS)],
+        }
+        folder = tmp_path / "raw" / f"country={country}"
+        folder.mkdir(parents=True)
+        pq.write_table(
+            pa.table(table), folder / f"part-0000{part}-{uuid.UUID(int=part)}-c000.snappy.parquet"
+        )
+        (folder / "_SUCCESS").touch()
+    spec, text = guessed(tmp_path / "raw")
+    raw = {c.name: f"{'lists of ' * c.multi_hot}{c.raw}" for c in spec.categorical}
+    assert raw == {
+        "visitor": "int",
+        "account": "int",
+        "material": "int",
+        "tags": "lists of string",
+        "seen_page": "string",
+        "seen_position": "int",
+        "country": "string",
+    }
+    assert spec.dense_names == ["spent"]
+    assert "gaps: its lists hold nulls" in text
+    flags = ["--spec", str(tmp_path / "spec.toml"), "--input_path", str(tmp_path / "raw")]
+    assert main(["run", *flags, "--output_path", str(tmp_path / "out")]) == 0
+    assert main(["check", str(tmp_path / "out")]) == 0

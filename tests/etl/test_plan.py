@@ -13,12 +13,9 @@ import pyarrow as pa
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.readers.raw import (
-    find_days,
-    first_line,
-    read_block,
-    read_bytes,
-)
+from nvt_torchrec.clicklog.readers.days import find_days
+from nvt_torchrec.clicklog.readers.lines import read_bytes
+from nvt_torchrec.clicklog.readers.raw import first_line, read_block
 from nvt_torchrec.clicklog.readers.stream import stream_rows
 from nvt_torchrec.clicklog.readers.text_rows import header_lines
 from nvt_torchrec.etl.plan import make_plan

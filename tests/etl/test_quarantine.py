@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from nvt_torchrec.base.errors import BadRowError, OutputError
-from nvt_torchrec.clicklog.readers.raw import DayFile
+from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.text import delimited, tokenizer
 from nvt_torchrec.etl.drift import measure_drift
 from nvt_torchrec.etl.run import run

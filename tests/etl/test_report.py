@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from nvt_torchrec import workflows
-from nvt_torchrec.base.pages import formats
+from nvt_torchrec.base.pages import charts
 from nvt_torchrec.base.pages.charts import ticks_to
 from nvt_torchrec.etl.report import data as report_data
 from nvt_torchrec.etl.report.data import BINS, collect
@@ -284,11 +284,11 @@ def test_ticks_are_round_and_cover_the_highest(highest: float, expected: list):
     [(0, "0"), (1e-5, "< 0.1 %"), (0.0344, "3.4 %"), (0.99999, "> 99.9 %"), (1, "100.0 %")],
 )
 def test_small_shares_are_not_zero(share: float, text: str):
-    assert formats.percent(share) == text
+    assert charts.percent(share) == text
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(100, "0.1 KiB"), (2**20, "1.0 MiB"), (96 * 2**30, "96.0 GiB")]
 )
 def test_sizes_have_a_unit(count: int, text: str):
-    assert formats.size(count) == text
+    assert charts.size(count) == text

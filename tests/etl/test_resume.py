@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError
 from nvt_torchrec.base.files.journal import changes
-from nvt_torchrec.clicklog.readers.raw import find_days
+from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.state import plan_record
 from tests.etl.runs import assert_is, settings, tree

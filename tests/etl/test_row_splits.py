@@ -19,7 +19,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
-from nvt_torchrec.clicklog.readers.raw import find_days
+from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.plan import make_plan
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.shuffle.permutation import round_keys

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, ClickLogError, OutputError
-from nvt_torchrec.clicklog.readers.raw import find_days
+from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl import staging
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.run import run

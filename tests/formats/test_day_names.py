@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
-from nvt_torchrec.clicklog.readers.days import find_days, parse_days
-from nvt_torchrec.formats.day_names import OpenDays, date_of, name_of, natural_order
+from nvt_torchrec.clicklog.readers.days import find_days
+from nvt_torchrec.formats.day_names import OpenDays, date_of, name_of, natural_order, parse_days
 from nvt_torchrec.formats.spec.split import Split
 
 SHARE = Split("share", valid=0.1, test=0.1)
@@ -107,6 +107,8 @@ def test_files_of_spark_and_hive(tmp_path: Path) -> None:
         (["part-0.csv", "part-1.csv", "other-1.csv"], "several kinds: other-1.csv, part-0.csv"),
         (["part-0.csv", "2024-10-28.csv"], "several kinds"),
         (["part-1.csv", "part-01.csv"], "is there twice"),
+        (["day_0", "day_2", "day_5"], r"missing day_1, day_3, day_4\n.*--days 0,2,5"),
+        (["day_0", "day_0.tsv"], "day 0 is there twice"),
     ],
 )
 def test_names_that_cannot_be_used(tmp_path: Path, names: list[str], message: str) -> None:

@@ -4,24 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nvt_torchrec.formats.etl_output import NAMES, EtlOutput
+from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import PartFile
 from tests.manifests import write_manifest
-
-
-def test_paths(tmp_path: Path) -> None:
-    output = EtlOutput(tmp_path)
-    assert output.splits == tmp_path / "criteo_binary" / "split"
-    assert (output.workflow, output.rejected) == (tmp_path / "workflow", tmp_path / "rejected")
-    assert [path.name for path in (output.report, output.timings, output.manifest)] == [
-        "report.html",
-        "timings.json",
-        "manifest.json",
-    ]
-    assert EtlOutput.of_splits(output.splits).manifest == output.manifest
-    paths = (output.splits.parent, output.workflow, output.rejected, output.report)
-    paths += (output.extension,)
-    assert {path.name for path in (*paths, output.timings, output.manifest)} == set(NAMES)
 
 
 def test_the_parts_of_a_split(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import json
 import pickle
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ from nvt_torchrec.base.errors import (
     SettingsError,
     run_command,
 )
-from nvt_torchrec.base.files.atomic import atomic_path, read_json, remove, write_json, write_text
+from nvt_torchrec.base.files.atomic import atomic_path, read_json, write_json, write_text
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import (
     CategoricalColumn,
@@ -36,11 +38,6 @@ def test_criteo_spec_is_torchrecs() -> None:
 
     spec = load_spec()
     assert spec.columns == [DEFAULT_LABEL_NAME, *DEFAULT_INT_NAMES, *DEFAULT_CAT_NAMES]
-
-
-def test_spec_survives_json() -> None:
-    spec = load_spec().with_policy(max_table_size=100, num_buckets=5)
-    assert FeatureSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
 
 
 def test_spec_file(tmp_path: Path) -> None:
@@ -113,11 +110,6 @@ def test_policies_by_name() -> None:
         spec.with_policy_named("nvidia-4")
 
 
-def test_spec_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"none.toml: not a feature spec"):
-        load_spec(tmp_path / "none.toml")
-
-
 SCHEMA = TableSchema("label", ("int_0", "int_1"), ("cat_0", "cat_1", "tags"), (10, 3, 7), ("tags",))
 
 
@@ -127,38 +119,10 @@ def test_schema_round_trip(tmp_path: Path) -> None:
     assert SCHEMA.num_embeddings_per_feature == "10,3,7"
 
 
-def test_merlin_reads_the_schema(tmp_path: Path) -> None:
-    import nvt_torchrec.nvt_compat  # noqa: F401
-
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from merlin.io import Dataset
-    from merlin.schema import Tags
-
-    SCHEMA.write(tmp_path)
-    ids, lists = pa.array([3], pa.int32()), pa.array([[4, 5]], pa.list_(pa.int32()))
-    dense = pa.array([0.5], pa.float32())
-    columns = dict(zip(SCHEMA.columns, (dense, dense, dense, ids, ids, lists), strict=True))
-    pq.write_table(pa.table(columns), tmp_path / "part.0.parquet")
-    schema = Dataset(str(tmp_path), engine="parquet").schema
-    assert schema.column_names == SCHEMA.columns
-    assert schema.select_by_tag(Tags.CATEGORICAL).column_names == list(SCHEMA.categorical)
-    assert schema.select_by_tag(Tags.CONTINUOUS).column_names == list(SCHEMA.dense)
-    assert schema.select_by_tag(Tags.TARGET).column_names == [SCHEMA.label]
-    assert schema["cat_0"].properties["embedding_sizes"]["cardinality"] == 10
-    assert schema["cat_0"].dtype.name == "int32"
-    assert schema["int_0"].dtype.name == "float32"
-    assert [schema[name].is_list for name in SCHEMA.categorical] == [False, False, True]
-    assert [schema[name].is_ragged for name in SCHEMA.categorical] == [False, False, True]
-    assert schema["tags"].dtype.name == "int32"
-
-
 def test_schema_with_more_labels_and_a_weight(tmp_path: Path) -> None:
     """Merlin takes all labels for targets, and the weight for neither target nor feature."""
     import nvt_torchrec.nvt_compat  # noqa: F401
 
-    import pyarrow as pa
-    import pyarrow.parquet as pq
     from merlin.io import Dataset
     from merlin.schema import Tags
 
@@ -176,6 +140,11 @@ def test_schema_with_more_labels_and_a_weight(tmp_path: Path) -> None:
     assert merlin.select_by_tag(Tags.TARGET).column_names == list(schema.labels)
     assert merlin.select_by_tag(Tags.CONTINUOUS).column_names == list(schema.dense)
     assert merlin.select_by_tag("sample_weight").column_names == ["w"]
+    assert merlin.select_by_tag(Tags.CATEGORICAL).column_names == list(schema.categorical)
+    assert merlin["cat_0"].properties["embedding_sizes"]["cardinality"] == 10
+    assert [merlin[name].dtype.name for name in ("cat_0", "int_0")] == ["int32", "float32"]
+    for name in schema.categorical:
+        assert merlin[name].is_list == merlin[name].is_ragged == (name == "tags")
     value = read_json(tmp_path / ".merlin" / "schema.json", "")
     value["feature"][4]["annotation"]["tag"] = ["sample_weight"]
     write_json(tmp_path / ".merlin" / "schema.json", value)
@@ -261,16 +230,6 @@ def test_a_full_disk_is_an_output_error(tmp_path: Path) -> None:
         write_text("/proc/none/file", "text")
 
 
-def test_removing_a_file(tmp_path: Path) -> None:
-    write_text(tmp_path / "file", "old")
-    remove(tmp_path / "file")
-    remove(tmp_path / "file")
-    assert list(tmp_path.iterdir()) == []
-    write_text(tmp_path / "file", "not a directory")
-    with pytest.raises(OutputError, match="file/inside: cannot be replaced: Not a directory"):
-        remove(tmp_path / "file" / "inside")
-
-
 def test_an_error_of_another_file_is_not_the_outputs(tmp_path: Path) -> None:
     def copy() -> None:
         with atomic_path(tmp_path / "copy") as temporary:
@@ -279,12 +238,6 @@ def test_an_error_of_another_file_is_not_the_outputs(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         copy()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_json_that_is_none(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text("{")
-    with pytest.raises(BadInputError, match=r"x.json: cannot be read as a thing"):
-        read_json(tmp_path / "x.json", "a thing")
 
 
 def test_errors_survive_processes_and_end_with_status_2(capsys: pytest.CaptureFixture) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from nvt_torchrec.formats.missing import is_missing
-from nvt_torchrec.formats.rows import Jagged, RawRows
+from nvt_torchrec.formats.rows import Jagged, RawRows, is_missing
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.inference.export.network import MISSING
 

@@ -29,7 +29,8 @@ def make_scorer(schema, seed: int) -> tuple[Scorer, ModelConfig]:
     bottom = (8, 4) if schema.dense else ()
     if len(schema.categorical) + len(bottom) < 2:
         seed = 1  # of a single vector there are no products
-    config = ModelConfig(*columns, 4, bottom, (8, 4, 1), INTERACTIONS[seed % 3])
+    first_order = (0.0, 0.7)[seed % 2]
+    config = ModelConfig(*columns, 4, bottom, (8, 4, 1), first_order, INTERACTIONS[seed % 3])
     scorer = Scorer(build_dlrm(config, seed=seed), config, "cpu")
     bags = scorer.dlrm.sparse_arch.embedding_bag_collection.embedding_bags
     for name, rows in zip(config.table_names, config.num_embeddings, strict=True):

@@ -18,8 +18,7 @@ from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.evaluate import score
 from nvt_torchrec.etl.__main__ import main as main_of_etl
 from nvt_torchrec.etl.run import EtlSettings, run
-from nvt_torchrec.formats.missing import is_missing
-from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.spec.columns import DENSE_TRANSFORMS, InputFormat
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.splits import SPLITS

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nvt_torchrec.base.errors import BadRowError, SchemaError
 from nvt_torchrec.clicklog.in_memory.frames import read_columns, read_dicts
 from nvt_torchrec.clicklog.text.line_layout import plain_layout
-from nvt_torchrec.clicklog.text.parse import parse_delimited
+from nvt_torchrec.clicklog.text.tokenizer import parse_delimited
 from nvt_torchrec.formats.rows import Jagged, RawRows
 from nvt_torchrec.formats.spec.feature_spec import (
     CategoricalColumn,

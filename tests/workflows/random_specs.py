@@ -10,14 +10,16 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
-from nvt_torchrec.formats.missing import add_missing, empty_mask, is_missing
-from nvt_torchrec.formats.rows import Jagged, RawRows, dense_dtype
-from nvt_torchrec.formats.spec.feature_spec import (
-    DENSE_TRANSFORMS,
-    CategoricalColumn,
-    DenseColumn,
-    FeatureSpec,
+from nvt_torchrec.formats.rows import (
+    Jagged,
+    RawRows,
+    add_missing,
+    dense_dtype,
+    empty_mask,
+    is_missing,
 )
+from nvt_torchrec.formats.spec.columns import DENSE_TRANSFORMS
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 
 
 @st.composite

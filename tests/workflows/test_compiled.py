@@ -19,9 +19,16 @@ from hypothesis import strategies as st
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.text.line_layout import plain_layout
-from nvt_torchrec.clicklog.text.parse import parse_rows
-from nvt_torchrec.formats.missing import add_missing, empty_mask, is_missing
-from nvt_torchrec.formats.rows import Jagged, RawRows, dense_dtype, empty_rows
+from nvt_torchrec.clicklog.text.tokenizer import parse_rows
+from nvt_torchrec.formats.rows import (
+    Jagged,
+    RawRows,
+    add_missing,
+    dense_dtype,
+    empty_mask,
+    empty_rows,
+    is_missing,
+)
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.spec.toml_file import load_spec
@@ -361,7 +368,7 @@ def test_imports_nothing_heavy(tmp_path: Path) -> None:
         "import sys\n"
         "from nvt_torchrec.workflows import compiled\n"
         "from nvt_torchrec.clicklog.text.line_layout import plain_layout\n"
-        "from nvt_torchrec.clicklog.text.parse import parse_rows\n"
+        "from nvt_torchrec.clicklog.text.tokenizer import parse_rows\n"
         "compiled.build(sys.argv[1])\n"
         "workflow = compiled.load(sys.argv[1], verify=True)\n"
         f"rows = parse_rows({row!r}, workflow.spec, plain_layout(workflow.spec, label=True))\n"

@@ -21,8 +21,8 @@ import pytest
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.clicklog.text.line_layout import plain_layout
-from nvt_torchrec.clicklog.text.parse import parse_rows
-from nvt_torchrec.formats.missing import empty_mask
+from nvt_torchrec.clicklog.text.tokenizer import parse_rows
+from nvt_torchrec.formats.rows import empty_mask
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.workflows import compiled

@@ -183,7 +183,7 @@ def test_a_write_that_fails_leaves_nothing(
 
 def test_a_file_is_no_directory(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match=r"file/metadata.json: cannot be replaced"):
+    with pytest.raises(OutputError, match=r"file/metadata.json: cannot be written"):
         workflows.write_workflow(tmp_path / "file", SPEC, _state())
 
 

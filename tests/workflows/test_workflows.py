@@ -16,8 +16,9 @@ import pytest
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.text.line_layout import plain_layout
-from nvt_torchrec.clicklog.text.parse import parse_rows
-from nvt_torchrec.formats.spec.feature_spec import DENSE_TRANSFORMS, FeatureSpec
+from nvt_torchrec.clicklog.text.tokenizer import parse_rows
+from nvt_torchrec.formats.spec.columns import DENSE_TRANSFORMS
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.workflows.store import build, load, save
 from tests.logs import CRITEO, Reference, random_rows
 

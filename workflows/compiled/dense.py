@@ -15,7 +15,7 @@ import numpy as np
 from numba import types
 
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.formats.missing import WORD_BITS, bit_of, word_of
+from nvt_torchrec.formats.rows import WORD_BITS, bit_of, word_of
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.transforms import DenseTransform
 

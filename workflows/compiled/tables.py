@@ -35,7 +35,7 @@ from numba.extending import intrinsic
 
 from nvt_torchrec.base.hashing import murmur3_of_int
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, NULL_ID
+from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID, NULL_ID
 
 
 @intrinsic

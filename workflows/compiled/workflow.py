@@ -13,8 +13,7 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import rows_to_arrow, string_parts, to_arrow
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.mapping import MappedArray
-from nvt_torchrec.formats.missing import WORD_BITS, bit_of, word_of
-from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows
+from nvt_torchrec.formats.rows import WORD_BITS, CategoryValues, Jagged, RawRows, bit_of, word_of
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES

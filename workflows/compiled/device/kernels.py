@@ -14,7 +14,7 @@ from numba import cuda
 
 from nvt_torchrec.base.device import kernel
 from nvt_torchrec.base.hashing import murmur3_of_int
-from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, NULL_ID
+from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID, NULL_ID
 from nvt_torchrec.workflows.compiled.tables import (
     PLACE_BEGIN,
     PLACE_FIRST_ID,
