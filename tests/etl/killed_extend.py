@@ -16,6 +16,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import TEMPORARY
