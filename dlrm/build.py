@@ -74,7 +74,7 @@ def set_up_dense(dlrm: DLRM, settings: TrainSettings) -> None:
     torch.backends.cuda.matmul.allow_tf32 = settings.allow_tf32
     device = next(dlrm.over_arch.parameters()).device
     if isinstance(dlrm.inter_arch, PairProducts):
-        choose_kernel(dlrm.inter_arch, device)
+        choose_kernel(dlrm.inter_arch, device, strict=settings.strict_gpu)
     on_tensor_cores = device.type == "cuda" and (settings.amp or settings.allow_tf32)
     align_inputs(dlrm, aligned=on_tensor_cores)
     for part in (dlrm.dense_arch, dlrm.inter_arch, dlrm.over_arch):

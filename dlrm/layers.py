@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 
+import numpy as np
 import torch
 from torch import nn
 from torchrec.models.dlrm import DLRM, SparseArch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from nvt_torchrec.base.device_check import difference, fall_back
 
 log = logging.getLogger(__name__)
 
@@ -17,12 +20,12 @@ log = logging.getLogger(__name__)
 ALIGNMENT = 8
 #: The device on which :func:`choose_kernel` tries the kernel.
 KERNEL_DEVICE = "cuda"
-#: What computes the dot products.
-KERNELS = ("triton", "torch")
-#: The width of the vectors on which :func:`choose_kernel` tries the kernel, and the least
-#: difference from the operators that it refuses. Products are about the root of the width.
+#: The most vectors that it takes: a sample's products are held in registers.
+MOST_VECTORS = 64
+#: The width of the vectors on which :func:`choose_kernel` tries the kernel, and the tolerance for
+#: differences from the host, which adds in another order.
 _TRIED_DIM = 128
-_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.5}
+_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 
 
 class PairProducts(nn.Module):
@@ -37,7 +40,7 @@ class PairProducts(nn.Module):
         aligned: Whether zeros follow the products up to a multiple of :data:`ALIGNMENT` columns.
         dense: Whether there is a dense vector.
         vectors: The number of vectors.
-        kernel: One of :data:`KERNELS`, see :func:`choose_kernel`.
+        kernel: What computes the products, "triton" or "torch" (:func:`choose_kernel`).
 
     Args:
         num_sparse_features: The number of categorical features, F.
@@ -88,66 +91,60 @@ class PairProducts(nn.Module):
         return torch.cat(parts, dim=1) if len(parts) > 1 else pairs
 
 
-def choose_kernel(layer: PairProducts, device: torch.device) -> None:
-    """Choose what computes the products.
+def choose_kernel(layer: PairProducts, device: torch.device, *, strict: bool = False) -> None:
+    """Choose what computes the products: on a GPU one kernel (:mod:`dlrm.cuda.fused_pairs`).
 
-    It is one kernel (:mod:`dlrm.cuda.fused_pairs`) on a GPU, if a trial on a few samples gives what
-    PyTorch's operators give.
+    Some samples are first computed on the host, too, with their gradients: after a difference or an
+    error PyTorch's operators compute the products on the GPU.
 
     Args:
         layer: The layer, on ``device``.
         device: The device.
+        strict: Whether a difference is an error.
+
+    Raises:
+        DeviceError: The kernel fails or computes something else, and ``strict`` is set.
     """
     layer.kernel = "torch"
     if device.type != KERNEL_DEVICE:
         return
-    reason = _refusal(layer, device)
-    if reason is None:
-        layer.kernel = "triton"
-    else:
-        log.warning("PyTorch's operators compute the dot products: Triton's kernel %s", reason)
-
-
-def _refusal(layer: PairProducts, device: torch.device) -> str | None:
-    """Return why the kernel cannot be used, after a trial on a few samples."""
-    try:
-        from nvt_torchrec.dlrm.cuda.fused_pairs import MOST_VECTORS
-    except ImportError as error:
-        return f"needs Triton, which comes with PyTorch for CUDA ({error})"
     if layer.vectors > MOST_VECTORS:
-        return f"takes {MOST_VECTORS} vectors at most, and there are {layer.vectors}"
+        log.info("PyTorch's operators compute the dot products of %d vectors", layer.vectors)
+        return
     tf32, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
-    try:
-        for dtype, most in _TOLERANCES.items():
-            results = (_trial(layer, kernel, dtype, device) for kernel in KERNELS)
-            differences = [
-                (mine.float() - theirs.float()).abs().max().item()
-                for mine, theirs in zip(*results, strict=True)
-            ]
-            if not max(differences) < most:  # nor NaN
-                return f"differs from them by {max(differences):g} in {dtype} on {device}"
-    except Exception as error:  # whatever Triton, its compiler or its launcher raise
-        return f"fails on {device}: {type(error).__name__}: {str(error).strip():.200}"
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        layer.kernel = "torch"
-    return None
+    for dtype, tolerance in _TOLERANCES.items():
+        host = _trial(layer, "torch", dtype, torch.device("cpu"))
+        trial = functools.partial(_trial, layer, "triton", dtype, device)
+        why = difference(trial, host, tolerance)
+        if why:
+            break
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    if why:
+        what, instead = "Triton's kernel for dot products", "PyTorch's operators compute them"
+        fall_back(what, why, instead, strict=strict)
+    else:
+        layer.kernel = "triton"
 
 
 def _trial(
-    layer: PairProducts, kernel: str, dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, ...]:
+    like: PairProducts, kernel: str, dtype: torch.dtype, device: torch.device
+) -> dict[str, np.ndarray]:
     """Return the output for some samples, and the gradients of a function of it."""
     random = torch.Generator().manual_seed(0)
-    features = layer.vectors - layer.dense
-    given = [torch.randn(3, features, _TRIED_DIM, generator=random)]
-    if layer.dense:
-        given.insert(0, torch.randn(3, _TRIED_DIM, generator=random))
-    given = [values.to(device, dtype).requires_grad_() for values in given]
+    features = like.vectors - like.dense
+    layer = PairProducts(features, dense=like.dense).to(device)
     layer.kernel = kernel
-    out = layer(given[0] if layer.dense else given[0][:, 0, :0], given[-1])
+    given = {"embeddings": torch.randn(3, features, _TRIED_DIM, generator=random)}
+    if like.dense:
+        given["dense vector"] = torch.randn(3, _TRIED_DIM, generator=random)
+    given = {name: x.to(device, dtype).requires_grad_() for name, x in given.items()}
+    embeddings = given["embeddings"]
+    out = layer(given.get("dense vector", embeddings[:, 0, :0]), embeddings)
     weights = torch.linspace(-1, 1, out.numel(), device=device).view(out.shape).to(dtype)
-    return (out.detach(), *torch.autograd.grad(out, given, weights))
+    gradients = torch.autograd.grad(out, list(given.values()), weights)
+    results = {"output": out.detach()}
+    results |= {f"gradient of {name}": x for name, x in zip(given, gradients, strict=True)}
+    return {name: x.float().cpu().numpy() for name, x in results.items()}
 
 
 class EmbeddingsCross(nn.Module):

@@ -17,7 +17,9 @@ from nvt_torchrec.dlrm.checkpoint.ancestor import (
     agree_on_ancestor,
     ancestor_of,
     earlier_days,
+    finished_run,
     load_ancestor,
+    remove_older,
 )
 from nvt_torchrec.dlrm.checkpoint.claims import claimed, lock_files
 from nvt_torchrec.dlrm.checkpoint.resume import (
@@ -96,6 +98,11 @@ def train(settings: TrainSettings, group: Group) -> TrainResult:
     schema = read_schema(settings)
     settings = choose_label(settings, schema)
     if settings.save_checkpoint_path:
+        done = finished_run(settings)
+        if done:
+            if group.rank == 0:
+                log.info("%s: this run has written it: done", settings.save_checkpoint_path)
+            return TrainResult(done["steps"], done["samples"], 0.0, {})
         check_destination(settings.save_checkpoint_path)
     if settings.dense_arch_layer_sizes and not schema.dense and group.rank == 0:
         log.warning("--dense_arch_layer_sizes has no effect: the data have no dense column")
@@ -362,6 +369,8 @@ class Trainer:
             state = training_state(self.model, self.optimizer, self.group)
             record = {**self._record(), "metrics": metrics}
             save_checkpoint(path, state, self.config, record, self.group)
+            if self.settings.keep and self.group.rank == 0:
+                remove_older(Path(path), self.settings.keep)
 
     def _checkpoint_is_overdue(self) -> bool:
         """Return whether ``checkpoint_minutes`` have passed, by rank 0's clock."""

@@ -7,7 +7,9 @@ gone by then.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,9 @@ from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError, 
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.dlrm.checkpoint.growth import GrownTable, grow_tables
 from nvt_torchrec.dlrm.checkpoint.record import AGAIN, MODEL_FILE, CheckpointRecord, digest_of
-from nvt_torchrec.dlrm.checkpoint.resume import differences
+from nvt_torchrec.dlrm.checkpoint.resume import data_origin, differences, merge_origins
 from nvt_torchrec.dlrm.checkpoint.state import load_state, on_all_ranks
-from nvt_torchrec.dlrm.checkpoint.writer import checkpoints_in, finished
+from nvt_torchrec.dlrm.checkpoint.writer import checkpoints_in, finished, remove
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, table_optimizer
@@ -29,6 +31,14 @@ from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
 
 log = logging.getLogger(__name__)
+
+#: Settings that do not tell one run from another, and those that a run chooses if they are None.
+_ANY_VALUE = ("size", "resume", "keep", "keep_checkpoints", "log_path")
+_CHOSEN = (
+    *("embedding_dim", "dense_arch_layer_sizes", "over_arch_layer_sizes", "first_order"),
+    *("optimizer", "eps", "batch_size", "test_batch_size", "learning_rate", "dense_learning_rate"),
+    *("lr_warmup_steps", "dense_decay"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +155,45 @@ def resolve(path: Path) -> Path:
             "(CHECKPOINT_DIR/step_…), or a --checkpoint_dir that holds one",
         )
     return checkpoints[-1]
+
+
+def finished_run(settings: TrainSettings) -> dict[str, Any] | None:
+    """Return the training record of ``--save_checkpoint_path`` if the same run has written it.
+
+    None if there is no checkpoint, or one of other data or settings.
+    """
+    path = Path(settings.save_checkpoint_path or "")
+    if settings.mode != "train" or not (path / MODEL_FILE).is_file():
+        return None
+    training = CheckpointRecord.read(path).training
+    then = training["settings"]
+    now = {
+        name: then.get(name) if value is None and name in _CHOSEN else value
+        for name, value in json.loads(json.dumps(settings.to_dict())).items()
+        if name not in _ANY_VALUE
+    }
+    before = ancestor_of(path, training)
+    retrained = before and not _may_be(Path(now["continue_from"] or "").absolute(), before)
+    if differences(then, now) or retrained:
+        return None
+    with contextlib.suppress(SchemaError):
+        merge_origins(path, training, data_origin(settings))
+        return training
+    return None
+
+
+def remove_older(path: Path, keep: int) -> None:
+    """Keep the ``keep`` newest of a checkpoint and those beside it that it continues, in a row."""
+    chain = [path.absolute()]
+    with contextlib.suppress(ClickLogError):  # one that is damaged ends the row
+        while before := ancestor_of(chain[-1], CheckpointRecord.read(chain[-1]).training):
+            older = Path(before.checkpoint)
+            if older.parent != chain[0].parent or not older.is_dir():
+                break
+            chain.append(older)
+    for older in chain[keep:]:
+        remove(older)
+        log.info("removed %s, which --keep %d leaves out", older, keep)
 
 
 def earlier_days(ancestor: Ancestor | None, settings: TrainSettings) -> list[int] | None:

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -23,26 +23,26 @@ log = logging.getLogger(__name__)
 _LEASE_SECONDS = 120.0
 
 
-def lock_files(settings: TrainSettings) -> list[Path]:
-    """Return the lock files of the directories that a run writes checkpoints to."""
-    locks = []
+def lock_files(settings: TrainSettings) -> dict[Path, Path]:
+    """Return the directories that a run writes checkpoints to, and the lock file of each."""
+    locks = {}
     if settings.checkpoint_dir:
-        locks.append(Path(settings.checkpoint_dir) / ".lock")
+        locks[Path(settings.checkpoint_dir)] = Path(settings.checkpoint_dir) / ".lock"
     if settings.save_checkpoint_path:
         path = Path(settings.save_checkpoint_path).absolute()
-        locks.append(path.with_name(f".{path.name}.lock"))
+        locks[path] = path.with_name(f".{path.name}.lock")
     return locks
 
 
 @contextlib.contextmanager
-def claimed(locks: Sequence[Path], group: Group) -> Iterator[None]:
-    """Hold ``locks``, which only one run can hold at a time (collective).
+def claimed(locks: Mapping[Path, Path], group: Group) -> Iterator[None]:
+    """Hold locks, which only one run can hold at a time (collective).
 
     Rank 0 holds them by flock, so they end with its process however that ends; a file that a
     killed run left behind locks nothing.
 
     Args:
-        locks: The lock files, made here and removed at the end.
+        locks: Directories and their lock files, which are made here and removed at the end.
         group: This rank.
 
     Raises:
@@ -56,8 +56,8 @@ def claimed(locks: Sequence[Path], group: Group) -> Iterator[None]:
         error = None
         if group.rank == 0:
             try:
-                for path in locks:
-                    _claim(path, stack, time.monotonic() + seconds)
+                for directory, path in locks.items():
+                    _claim(directory, path, stack, time.monotonic() + seconds)
             except OutputError as refusal:
                 error = refusal
         error = from_rank_0(group, error)
@@ -66,7 +66,7 @@ def claimed(locks: Sequence[Path], group: Group) -> Iterator[None]:
         yield
 
 
-def _claim(path: Path, stack: contextlib.ExitStack, deadline: float) -> None:
+def _claim(directory: Path, path: Path, stack: contextlib.ExitStack, deadline: float) -> None:
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,13 +79,18 @@ def _claim(path: Path, stack: contextlib.ExitStack, deadline: float) -> None:
             lock(marker, path.parent)
         except OutputError:
             if time.monotonic() > deadline:
-                raise _taken(path, marker) from None
+                marker.seek(0)
+                raise OutputError(
+                    f"{directory}: another run is writing checkpoints here: "
+                    f"{marker.read() or 'unknown'}",
+                    "wait for it or end it, or choose another directory",
+                ) from None
             time.sleep(1)
             continue
         except OSError as error:
             log.warning(
                 "%s: this file system has no locks (%s): see that no other run writes there",
-                path.parent,
+                directory,
                 error.strerror or error,
             )
         if _is_at(marker, path):  # else the run that held it has just removed it
@@ -94,14 +99,6 @@ def _claim(path: Path, stack: contextlib.ExitStack, deadline: float) -> None:
     marker.truncate(0)
     marker.write(f"process {os.getpid()} on {socket.gethostname()}")
     marker.flush()
-
-
-def _taken(path: Path, marker: IO[str]) -> OutputError:
-    marker.seek(0)
-    return OutputError(
-        f"{path.parent}: another run is writing checkpoints here: {marker.read() or 'unknown'}",
-        "wait for it or end it, or choose another directory",
-    )
 
 
 def _is_at(marker: IO[str], path: Path) -> bool:

@@ -116,7 +116,7 @@ class Checkpoints:
             if self._group.rank == 0:
                 write_text(self.directory / LATEST_FILE, f"{path.name}\n")
                 for old in finished(self.directory)[: -self._keep]:
-                    _remove(old)
+                    remove(old)
                 log.info("checkpoint: %s", path)
         except BaseException as error:
             self._error = error
@@ -170,7 +170,7 @@ def _copied_tensor(value: torch.Tensor) -> torch.Tensor:
     return copied
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Remove a checkpoint; it is renamed first, so that a killed run leaves no half of it."""
     renamed = path.with_name(f".{path.name}.old{TEMPORARY}")
     try:

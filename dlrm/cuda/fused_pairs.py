@@ -18,8 +18,6 @@ import torch
 import triton
 import triton.language as tl
 
-#: Most vectors of a sample: its products are held in registers.
-MOST_VECTORS = 64
 #: The columns of the vectors that are multiplied at a time, and the fewest that Triton multiplies.
 #: Without tensor cores each number has a register: 128 columns would need more than there are.
 _BLOCK, _EXACT_BLOCK, _LEAST = 128, 32, 16
@@ -184,7 +182,7 @@ def fused_pairs(
 
     Args:
         dense_features: The dense vectors [B, D], or None.
-        sparse_features: The embeddings [B, F, D]; of at most :data:`MOST_VECTORS` vectors together.
+        sparse_features: The embeddings [B, F, D]; of at most :data:`dlrm.layers.MOST_VECTORS`.
         width: The columns of the result; zeros follow the last product, at most 7.
     """
     dtype = sparse_features.dtype if dense_features is None else dense_features.dtype

@@ -238,6 +238,10 @@ class TrainFields(Settings):
         "directory of the checkpoint that is written at the end", None, metavar="PATH",
         needs="--mode train"
     )
+    keep: int | None = _checkpoints(
+        "number of checkpoints to keep of a chain: that of --save_checkpoint_path and those beside "
+        "it that it continues (default: all)", None, least=1, needs="--save_checkpoint_path"
+    )
     load_checkpoint_path: str | None = _checkpoints(
         "checkpoint whose weights to start from, or to test", None, metavar="PATH"
     )

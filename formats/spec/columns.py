@@ -16,7 +16,7 @@ PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
 #: Columns in a word of a mask of missing values.
 WORD_BITS = 64
 DENSE_TRANSFORMS = tuple(TRANSFORMS)
-INPUT_FORMATS = ("tsv", "csv", "parquet")
+INPUT_FORMATS = ("tsv", "csv", "json", "parquet")
 #: Ids are int32.
 MAX_HASH_BUCKETS = 2**31 - 1 - FIRST_OOV_ID
 
@@ -44,7 +44,7 @@ class InputFormat:
         quoted_newlines: csv only: whether quoted fields may contain line breaks.
         comment: of text, how lines begin that are neither header nor row. Such lines before the
             header or the first row are skipped; "": there are none.
-        skip_empty_lines: of text, whether empty lines at the end of a file are skipped.
+        skip_empty_lines: of text and JSON, whether empty lines at the end of a file are skipped.
         decimal: the decimal point of numbers as text: "." or ",".
     """
 
@@ -62,55 +62,37 @@ class InputFormat:
     decimal: str = "."
 
     def __post_init__(self) -> None:
-        text, quotes = self.format != "parquet", self.format == "csv"
+        text, quotes = self.format in _DELIMITERS, self.format == "csv"
         separator = _DELIMITERS.get(self.format, "")
         if self.header is None:
             object.__setattr__(self, "header", quotes and not self.columns)
         object.__setattr__(self, "delimiter", self.delimiter or separator)
         names = [name for name in self.columns if name]
+        lines = not self.quoted_newlines or (quotes and len(self.delimiter) == 1)
+        comment = self.comment.isascii() and not set(self.comment) & set("\r\n")
+        apart = self.list_separator != self.delimiter or (quotes and self.delimiter == ",")
         check(
             self,
             "",
             ("format", self.format in INPUT_FORMATS, one_of(INPUT_FORMATS)),
-            (
-                "delimiter",
-                quotes or self.delimiter == separator,
-                'set format = "csv", which takes any delimiter',
-            ),
-            ("header", text or not self.header, "parquet names its columns itself: remove it"),
+            ("delimiter", quotes or self.delimiter == separator, 'set format = "csv" for it'),
+            ("header", text or not self.header, f"remove it: {self.format} names its columns"),
             *(
-                (
-                    field,
-                    not text or _is_separator(getattr(self, field), most),
-                    f"give 1 to {most} ASCII characters that cannot be part of a value: no digit, "
-                    "letter, quote, sign, dot or line end",
-                )
+                (field, not text or _is_separator(getattr(self, field), most), _SEPARATOR % most)
                 for field, most in (("delimiter", MAX_DELIMITER), ("list_separator", 1))
             ),
-            (
-                "list_separator",
-                self.list_separator != self.delimiter or (quotes and self.delimiter == ","),
-                "it is the delimiter, too",
-            ),
+            ("list_separator", apart, "it is the delimiter, too"),
             ("max_line_kb", 1 <= self.max_line_kb <= MAX_LINE_KB, f"from 1 to {MAX_LINE_KB}"),
             ("decimal", self.decimal in (".", ","), one_of((".", ","))),
             ("encoding", self.encoding in ENCODINGS, one_of(ENCODINGS)),
             ("skip_lines", 0 <= self.skip_lines <= MAX_SKIP_LINES, f"from 0 to {MAX_SKIP_LINES}"),
-            (
-                "quoted_newlines",
-                not self.quoted_newlines or (quotes and len(self.delimiter) == 1),
-                'line breaks in quotes are read with format = "csv" and a delimiter of one '
-                "character",
-            ),
-            (
-                "comment",
-                self.comment.isascii() and not set(self.comment) & set("\r\n"),
-                'give ASCII characters of one line, such as "#"',
-            ),
+            ("quoted_newlines", lines, 'set format = "csv" and a delimiter of one character'),
+            ("comment", comment, 'give ASCII characters of one line, such as "#"'),
             ("columns", not (names and self.header), "the header names them: remove columns"),
             *(
                 (field, text or getattr(self, field) == default, "remove it: only text has it")
                 for field, default in _OF_TEXT.items()
+                if (self.format, field) != ("json", "skip_empty_lines")
             ),
             ("columns", len(set(names)) == len(names), "a name stands there twice"),
         )
@@ -130,6 +112,10 @@ class InputFormat:
 _OF_TEXT = {
     "columns": (), "skip_lines": 0, "encoding": "utf-8", "comment": "", "skip_empty_lines": False,
 }  # fmt: skip
+_SEPARATOR = (
+    "give 1 to %d ASCII characters that cannot be part of a value: no digit, letter, quote, sign, "
+    "dot or line end"
+)
 _DELIMITERS = {"tsv": "\t", "csv": ","}
 
 
@@ -193,8 +179,11 @@ class CategoricalColumn:
 
     def __post_init__(self) -> None:
         _check_sources(self, "categorical")
-        others = (self.freq_threshold, self.max_table_size, self.num_buckets, self.vocabulary)
-        capped = self.freq_threshold or self.max_table_size
+        bounds = self.freq_threshold or self.max_table_size
+        hashed_only = not (bounds or self.num_buckets or self.vocabulary)
+        spreads_rare = bounds or not self.num_buckets
+        one_bound = not (self.freq_threshold and self.max_table_size)
+        room = not 0 < self.max_table_size < self.reserved_ids
         check(
             self,
             f"column {self.name}: ",
@@ -203,33 +192,11 @@ class CategoricalColumn:
                 (field, 0 <= value <= MAX_HASH_BUCKETS, f"from 0 to {MAX_HASH_BUCKETS}")
                 for field, value in self.policy.items()
             ),
-            (
-                "multi_hot",
-                not (self.derive and self.multi_hot),
-                "a derived column has one value a row",
-            ),
-            (
-                "hash_buckets",
-                not (self.hash_buckets and any(others)),
-                "it does without a vocabulary: remove freq_threshold, max_table_size, num_buckets "
-                "and vocabulary, or hash_buckets",
-            ),
-            (
-                "freq_threshold",
-                not (self.freq_threshold and self.max_table_size),
-                "NVTabular's Categorify takes it or max_table_size: remove one of the two",
-            ),
-            (
-                "num_buckets",
-                capped or not self.num_buckets,
-                "it only spreads rare values over more ids; set max_table_size to cap the table, "
-                "or hash_buckets to hash every value",
-            ),
-            (
-                "max_table_size",
-                not 0 < self.max_table_size < self.reserved_ids,
-                f"{self.reserved_ids} ids are reserved for padding, null and out of vocabulary",
-            ),
+            ("multi_hot", not (self.derive and self.multi_hot), "a derived column has one value"),
+            ("hash_buckets", hashed_only or not self.hash_buckets, _NO_VOCABULARY),
+            ("freq_threshold", one_bound, "Categorify takes it or max_table_size: remove one"),
+            ("num_buckets", spreads_rare, "it only spreads rare values; set max_table_size, too"),
+            ("max_table_size", room, f"{self.reserved_ids} ids are reserved: null, padding, oov"),
         )
 
     @property
@@ -252,6 +219,12 @@ class CategoricalColumn:
     def reserved_ids(self) -> int:
         """The first id of the vocabulary, after the ids of padding, null and out of vocabulary."""
         return FIRST_OOV_ID + self.oov_ids
+
+
+_NO_VOCABULARY = (
+    "it does without a vocabulary: remove freq_threshold, max_table_size, num_buckets and "
+    "vocabulary, or hash_buckets"
+)
 
 
 def _check_sources(column: DenseColumn | CategoricalColumn, kind: str) -> None:

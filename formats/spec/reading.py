@@ -77,21 +77,15 @@ class Derivation:
     def __post_init__(self) -> None:
         check(self, "", ("kind", self.kind in DERIVATIONS, one_of(DERIVATIONS)))
         where, times = f"derive = {self.kind!r} with ", self.reads == "time"
+        bucket = self.kind == "bucket"
+        increasing = all(a < b for a, b in itertools.pairwise(self.boundaries))
         check(
             self,
             where,
             ("time_format", times or not self.time_format, "leave it out"),
             ("reference", self.kind == "age" or not self.reference, "leave it out"),
-            (
-                "boundaries",
-                (self.kind == "bucket") == bool(self.boundaries),
-                'boundaries belong to derive = "bucket", such as [18, 25, 40]',
-            ),
-            (
-                "boundaries",
-                all(a < b for a, b in itertools.pairwise(self.boundaries)),
-                "give increasing numbers",
-            ),
+            ("boundaries", bucket == bool(self.boundaries), 'they belong to derive = "bucket"'),
+            ("boundaries", increasing, "give increasing numbers, such as [18, 25, 40]"),
         )
         if times:
             check_time_format(self.time_format, where)
@@ -118,6 +112,7 @@ class Derivation:
             sources: the columns of the file from which it is derived.
         """
         wanted, gives, _, counts = DERIVATIONS[self.kind]
+        age = self.kind != "age" or (len(sources) == 1) == bool(self.reference)
         names = 'from = "name"' if counts[0] == 1 else 'from = ["one", "other"]'
         check(
             self,
@@ -125,12 +120,7 @@ class Derivation:
             ("kind", kind == wanted, f"write [[{wanted}]] instead of [[{kind}]]"),
             ("kind", raw == gives, f"leave raw = {raw!r} out: it is {gives}"),
             ("kind", len(sources) in counts, f"write {names}, not {len(sources)} columns"),
-            (
-                "reference",
-                self.kind != "age" or (len(sources) == 1) == bool(self.reference),
-                'an age is counted to a time, reference = "2024-01-01", or between two columns, '
-                'from = ["event", "birth"]',
-            ),
+            ("reference", age, 'give a time, or two columns, from = ["event", "birth"]'),
         )
 
 
@@ -161,17 +151,9 @@ class LabelRule:
             self,
             f"label {self.name}: ",
             ("positive", all(self.positive), 'give texts, such as ["yes", "true"]'),
-            (
-                "threshold",
-                self.threshold is None or not self.positive,
-                "remove it, or positive: a label has one of the two",
-            ),
+            ("threshold", self.threshold is None or not self.positive, "remove it or positive"),
             ("negative", self.positive or not self.negative, "add positive"),
-            (
-                "negative",
-                not set(self.positive) & set(self.negative),
-                "texts are positive or negative: choose one",
-            ),
+            ("negative", not set(self.positive) & set(self.negative), "a text is in both"),
         )
 
     @property

@@ -50,7 +50,11 @@ class Split:
         takes = _FIELDS[self.by]
         listed = ", ".join(name.removesuffix("_files") for name in takes) or "nothing else"
         shares = self.valid > 0 and self.test > 0 and self.valid + self.test < 1
-        wants_shares = self.by in ("share", "column") or (self.by == "time" and not self.valid_from)
+        shares |= self.by not in ("share", "column", "time") or bool(self.valid_from)
+        times = bool(self.valid_from) == bool(self.test_from)
+        times &= not (self.valid_from and (self.valid or self.test))
+        valid_once = bool(self.valid_files) != bool(self.valid)
+        files = self.train_files and self.test_files and valid_once
         check(
             self,
             f"split by {self.by}: ",
@@ -65,30 +69,9 @@ class Split:
             ),
             ("seed", self.seed >= 0, "give an integer from 0 on"),
             ("column", self.column or "column" not in takes, 'name one, such as column = "user"'),
-            (
-                "valid_from",
-                bool(self.valid_from) == bool(self.test_from)
-                and not (self.valid_from and (self.valid or self.test)),
-                'give two times, valid_from = "2014-10-29" and test_from = "2014-10-30"; or two '
-                "shares, valid = 0.1 and test = 0.1",
-            ),
-            (
-                "valid",
-                shares or not wants_shares,
-                "give valid and test, less than 1 together, such as valid = 0.1, test = 0.1"
-                + ", or valid_from and test_from" * (self.by == "time"),
-            ),
-            (
-                "train_files",
-                self.by != "files"
-                or (
-                    self.train_files
-                    and self.test_files
-                    and bool(self.valid_files) != bool(self.valid)
-                ),
-                'give train = "train*.csv", test = "test.csv", and valid = "valid.csv" or a share '
-                "of the training rows, valid = 0.1",
-            ),
+            ("valid_from", times, f"give {_TIMES}; or {_SHARES}"),
+            ("valid", shares, f"give {_SHARES}{f'; or {_TIMES}' * (self.by == 'time')}"),
+            ("train_files", files or self.by != "files", f"give {_FILES}"),
         )
         if self.by == "time":
             check_time_format(self.time_format, "split by time: ")
@@ -100,6 +83,12 @@ class Split:
             check(self, "split: ", ("valid_from", first < second, "give a test_from after it"))
 
 
+_TIMES = 'valid_from = "2014-10-29" and test_from = "2014-10-30"'
+_SHARES = "shares, less than 1 together, such as valid = 0.1, test = 0.1"
+_FILES = (
+    'train = "train*.csv", test = "test.csv", and valid = "valid.csv" or a share of the training '
+    "rows, valid = 0.1"
+)
 #: What each kind of split takes.
 _FIELDS: dict[str, tuple[str, ...]] = {
     "days": (),

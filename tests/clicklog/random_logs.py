@@ -13,15 +13,9 @@ from nvt_torchrec.formats.spec.reading import Derivation, LabelRule, Reading
 from nvt_torchrec.formats.spec.split import BY_DAYS, Split
 
 TIME_FORMATS = (
-    "",
-    "%Y-%m-%d %H:%M:%S",
-    "%y%m%d%H",
-    "%d/%m/%Y",
-    "%b %d, %Y %I:%M %p",
-    "epoch_s",
-    "epoch_ms",
-    "epoch_us",
-)
+    "", "%Y-%m-%d %H:%M:%S", "%y%m%d%H", "%d/%m/%Y", "%b %d, %Y %I:%M %p",
+    "epoch_s", "epoch_ms", "epoch_us",
+)  # fmt: skip
 _NULLS = ("?", "NA", "\\N", "-1", "null")
 #: Of each kind of source: the raw types that its texts suit.
 _RAW = {
@@ -173,9 +167,8 @@ def _add(
     elif derived and source.kind != "list":
         other = draw(st.sampled_from([one for one in sources.values() if one.kind != "list"]))
         reading = _from(source, other)
-        categorical.append(
-            CategoricalColumn(name, raw="string", reading=reading, derive=Derivation("cross"))
-        )
+        how = Derivation("cross")
+        categorical.append(CategoricalColumn(name, raw="string", reading=reading, derive=how))
     elif raw in ("int32", "float"):
         dense.append(DenseColumn(name, raw=raw, reading=own))
     else:
@@ -207,12 +200,8 @@ def _splits(draw: st.DrawFn, sources: dict[str, Source]) -> Split:
     if by == "column":
         return Split("column", column=column, **shares)
     time = column in sources and sources[column].kind == "time"
-    return Split(
-        "time",
-        column=column if time else "key",
-        time_format=sources[column].time_format if time else "epoch_s",
-        **shares,
-    )
+    time_format = sources[column].time_format if time else "epoch_s"
+    return Split("time", column=column if time else "key", time_format=time_format, **shares)
 
 
 @st.composite
@@ -223,9 +212,8 @@ def random_rows(draw: st.DrawFn, log: RandomLog, *, most: int = 12) -> list[list
     for row in rows:
         if draw(st.integers(0, 9)) == 0:
             at = draw(st.integers(0, len(row) - 1))
-            row[at] = draw(
-                st.sampled_from(["x y", "1.5.0", "+", "99999999999999999999", "2014-02-30"])
-            )
+            wrong = ["x y", "1.5.0", "+", "99999999999999999999", "2014-02-30"]
+            row[at] = draw(st.sampled_from(wrong))
     return rows
 
 
@@ -258,9 +246,8 @@ def _texts(source: Source) -> st.SearchStrategy[str]:
     if source.kind == "time":
         return st.integers(-(10**9), 2 * 10**9).map(lambda s: time_text(s, source.time_format))
     if source.kind == "list":
-        return st.lists(st.sampled_from(["a", "b", "é", "NA"]), min_size=1, max_size=3).map(
-            "/".join
-        )
+        items = st.sampled_from(["a", "b", "é", "NA"])
+        return st.lists(items, min_size=1, max_size=3).map("/".join)
     if source.kind in ("integer", "number"):
         texts = [st.integers(-5, 60).map(str), st.integers(-(2**31), 2**31 - 1).map(str)]
         if source.kind == "number":

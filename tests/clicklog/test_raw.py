@@ -67,24 +67,6 @@ def test_blocks_are_whole_lines_and_cover_the_file(
     assert offset_of_row(str(path), len(lines) + 1, 0, len(text), CRITEO) == len(text)
 
 
-def test_a_bad_row_names_file_and_line(tmp_path: Path) -> None:
-    rows = random_rows(20, 0)
-    rows[13][20] = "nothex"
-    write_day(tmp_path / "day_0", rows)
-    path = str(tmp_path / "day_0")
-    (file,) = find_days(path)
-    day = open_day(file, CRITEO)
-    for block in day.cut(day.begin, day.end, 1000):
-        begin = count_lines(path, 0, block.begin)
-        end = begin + count_lines(path, block.begin, block.end)
-        if begin <= 13 < end:
-            with pytest.raises(BadRowError, match=r"day_0, line 14: column cat_6: 'nothex'"):
-                read_block(block, CRITEO)
-            assert len(read_block(block, CRITEO, reject=True)) == end - begin - 1
-        else:
-            read_block(block, CRITEO)
-
-
 def test_a_file_that_shrank(tmp_path: Path) -> None:
     write_log(tmp_path, [3])
     size = (tmp_path / "day_0").stat().st_size

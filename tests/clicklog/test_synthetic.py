@@ -16,9 +16,7 @@ from nvt_torchrec.clicklog.synthetic.log import SUMMARY_FILE, OracleScore, forma
 from nvt_torchrec.clicklog.synthetic.model import (
     BLOCK_ROWS,
     MEDIANS,
-    MISSING_CATEGORICAL,
     MISSING_COUNT,
-    MISSING_DENSE,
     MISSING_VALUE,
     SHARES,
     SIGNAL,
@@ -96,13 +94,6 @@ def test_the_text_says_what_was_drawn() -> None:
 
 
 # ---- shape
-
-
-def test_missing_shares_are_criteos(rows: Rows) -> None:
-    shares = np.concatenate([rows.dense == MISSING_COUNT, rows.categorical == MISSING_VALUE])
-    expected = np.array(MISSING_DENSE + MISSING_CATEGORICAL)
-    tolerance = 5 * np.sqrt(expected * (1 - expected) / len(rows))
-    assert (np.abs(shares.mean(axis=1) - expected) <= tolerance).all()
 
 
 def test_categories_follow_zipf(rows: Rows) -> None:

@@ -80,7 +80,9 @@ def test_padded_inputs_train_the_same_checkpoint(data, tmp_path, monkeypatch, in
 
 
 def test_a_kernel_is_not_compiled_again(monkeypatch):
-    monkeypatch.setattr(build, "choose_kernel", lambda layer, _: setattr(layer, "kernel", "triton"))
+    monkeypatch.setattr(
+        build, "choose_kernel", lambda layer, _, **__: setattr(layer, "kernel", "triton")
+    )
     dlrm = build_dlrm(MLPERF)
     build.set_up_dense(dlrm, parse_settings(["--compile_dense"]))
     assert not dlrm.inter_arch.aligned, "a CPU pads nothing"

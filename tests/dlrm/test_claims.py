@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,8 @@ import pathlib, sys, time
 from nvt_torchrec.dlrm.checkpoint.claims import claimed
 from nvt_torchrec.dlrm.launch.distributed import process_group
 
-with process_group() as group, claimed([pathlib.Path(path) for path in sys.argv[1:]], group):
+locks = {pathlib.Path(path): pathlib.Path(path) for path in sys.argv[1:]}
+with process_group() as group, claimed(locks, group):
     print("here", flush=True)
     time.sleep(600)
 """
@@ -55,7 +55,7 @@ def test_a_second_run_is_refused_until_the_first_is_gone_however_it_ends(data, s
     with pytest.raises(OutputError, match=f"steps: {who}"):
         train_here(*flags_of(data, started), "--resume")
     no_directory = [f"--binary_path={data}", "--learning_rate=0.1"]
-    with pytest.raises(OutputError, match=who):
+    with pytest.raises(OutputError, match=f"{started / 'final'}: {who}"):
         train_here(*no_directory, f"--save_checkpoint_path={started / 'final'}")
     assert half.exists()
     assert not (started / "log").exists(), "nor anything else was touched"
@@ -69,13 +69,13 @@ def test_a_second_run_is_refused_until_the_first_is_gone_however_it_ends(data, s
 def test_a_restarted_job_waits_for_locks_of_a_machine_that_is_gone(tmp_path, monkeypatch):
     lock = tmp_path / ".lock"
     with process_group() as group:
-        first = claimed([lock], group)
+        first = claimed({tmp_path: lock}, group)
         first.__enter__()
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
         end = threading.Timer(1.5, first.__exit__, (None, None, None))
         begin = time.monotonic()
         end.start()
-        with claimed([lock], group):
+        with claimed({tmp_path: lock}, group):
             assert time.monotonic() - begin > 1
             assert lock.read_text() == f"process {os.getpid()} on {socket.gethostname()}"
         end.join()
@@ -87,7 +87,7 @@ def test_a_directory_that_cannot_be_made(tmp_path):
     with (
         process_group() as group,
         pytest.raises(OutputError, match=r"file/\.lock: cannot be written"),
-        claimed([tmp_path / "file" / ".lock"], group),
+        claimed({tmp_path: tmp_path / "file" / ".lock"}, group),
     ):
         raise AssertionError("never reached")
 
@@ -97,5 +97,5 @@ def test_file_systems_without_locks(tmp_path, monkeypatch, caplog):
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", flock)
-    with process_group() as group, claimed([Path(tmp_path, ".lock")], group):
+    with process_group() as group, claimed({tmp_path: tmp_path / ".lock"}, group):
         assert "this file system has no locks (No locks available)" in caplog.text

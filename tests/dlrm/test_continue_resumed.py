@@ -144,3 +144,23 @@ def test_which_checkpoint_is_meant(outputs, trained, tmp_path):
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(BadInputError, match=r"no checkpoint\n.*--save_checkpoint_path named"):
             train_here(*flags(outputs[2], "rowwise_adagrad", f"--continue_from={path}"))
+
+
+def test_a_chain_of_checkpoints(outputs, tmp_path, monkeypatch):
+    """Asked again, a run is done; ``--keep`` removes the older ones beside its checkpoint."""
+
+    def run(name: str, *more: str) -> list[str]:
+        checkpoint = f"--save_checkpoint_path={tmp_path / name}"
+        return flags(outputs[0], "sgd", checkpoint, "--max_steps=2", *more)
+
+    train_here(*run("a"))
+    train_here(*run("other"))
+    second = run("b", f"--continue_from={tmp_path / 'a'}", "--keep=2")
+    train_here(*second)
+    train_here(*run("c", f"--continue_from={tmp_path / 'b'}", "--keep=2"))
+    assert {path.name for path in tmp_path.iterdir()} == {"b", "c", "other"}
+    monkeypatch.setattr("nvt_torchrec.dlrm.train.set_learning_rate", None)  # of a step
+    assert train_here(*second).steps == 2
+    (tmp_path / "other").rename(tmp_path / "a")  # another checkpoint than that of "b"
+    with pytest.raises(OutputError, match="holds a checkpoint already"):
+        train_here(*second)

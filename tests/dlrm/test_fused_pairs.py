@@ -7,10 +7,12 @@ import os
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
 
+from nvt_torchrec.base.device_check import DeviceError
 from nvt_torchrec.dlrm import layers
 from nvt_torchrec.dlrm.layers import PairProducts, choose_kernel
 from tests.dlrm.runs import ROOT
@@ -126,39 +128,47 @@ def test_the_kernel_in_bfloat16(has_dense, lookup):
         torch.testing.assert_close(mine.float(), theirs.float(), rtol=0.02, atol=0.05)
 
 
-@interpreted
-def test_it_is_chosen_if_it_computes_the_same(monkeypatch, caplog):
-    from nvt_torchrec.dlrm.cuda import fused_pairs
+@in_this_process
+@pytest.mark.parametrize("has_dense", [True, False])
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        (lambda out: out, None),
+        (lambda out: out + 1.0, r"output\[0, 0\] is"),
+        (lambda out: torch.cat((out[:, :1] * 1.5, out[:, 1:]), dim=1) * 1.0, "values differ"),
+        (lambda out: out.detach().requires_grad_(), "RuntimeError"),  # no gradients
+        (lambda out: out[:, 1:], "instead of float32"),
+        (lambda out: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_samples_are_compared_with_the_host(monkeypatch, caplog, has_dense, fault, why):
+    """A stand-in computes what the kernel should, with a fault."""
 
-    chosen = PairProducts(3)
+    def fused_pairs(dense, sparse, width):
+        layer = PairProducts(sparse.shape[1], dense=has_dense)
+        return fault(layer(sparse[:, 0, :0] if dense is None else dense, sparse))
+
+    module = types.SimpleNamespace(fused_pairs=fused_pairs)
+    monkeypatch.setitem(sys.modules, "nvt_torchrec.dlrm.cuda.fused_pairs", module)
+    chosen = PairProducts(3, dense=has_dense)
     choose_kernel(chosen, CPU)
-    assert chosen.kernel == "torch", "the interpreter is slow"
+    assert chosen.kernel == "torch", "not on a CPU"
     monkeypatch.setattr(layers, "KERNEL_DEVICE", "cpu")
     choose_kernel(chosen, CPU)
-    assert chosen.kernel == "triton"
-    assert not caplog.records
-    right = fused_pairs.fused_pairs
-    monkeypatch.setattr(fused_pairs, "fused_pairs", lambda *given: right(*given) + 0.1)
-    choose_kernel(chosen, CPU)
-    monkeypatch.setattr(fused_pairs, "fused_pairs", lambda *given: 1 / 0)
-    choose_kernel(chosen, CPU)
-    choose_kernel(PairProducts(64), CPU)
-    assert chosen.kernel == "torch"
-    for why in ("by 0.1", "fails on cpu: ZeroDivisionError", "takes 64 vectors at most, and there"):
-        assert why in caplog.text
+    assert chosen.kernel == ("torch" if why else "triton")
+    assert len(caplog.records) == bool(why)
+    if why:
+        assert re.search(f"dot products differs from the CPU's: .*{why}", caplog.text)
+        with pytest.raises(DeviceError, match=why):
+            choose_kernel(chosen, CPU, strict=True)
+    choose_kernel(PairProducts(65), CPU, strict=True)
 
 
-def test_without_triton():
-    """In a process of its own, which has none."""
-    code = (
-        "import sys; sys.modules['triton'] = None\n"
-        "import torch; from nvt_torchrec.dlrm import layers\n"
-        "layers.KERNEL_DEVICE = 'cpu'\n"
-        "layer = layers.PairProducts(3)\n"
-        "layers.choose_kernel(layer, torch.device('cpu')); print(layer.kernel)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.stdout.strip() == "torch"
-    assert "needs Triton" in done.stderr
+@in_this_process
+@pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="Triton is installed")
+def test_without_triton(monkeypatch, caplog):
+    monkeypatch.setattr(layers, "KERNEL_DEVICE", "cpu")
+    layer = PairProducts(3)
+    choose_kernel(layer, CPU)
+    assert layer.kernel == "torch"
+    assert "No module named 'triton'" in caplog.text

@@ -247,9 +247,14 @@ def test_a_checkpoint_is_never_overwritten(data, one_rank, monkeypatch):
     monkeypatch.setattr(
         "nvt_torchrec.dlrm.train.set_learning_rate", None
     )  # the first thing a step calls
-    before = (one_rank.checkpoint / "model.json").read_bytes()
+    checkpoint = one_rank.checkpoint
+    before = (checkpoint / "model.json").read_bytes()
     with pytest.raises(OutputError, match="holds a checkpoint already"):
         train_here(f"--binary_path={data}", f"--save_checkpoint_path={one_rank.checkpoint}")
+    same = [f"--binary_path={data}", "--batch_size=32", f"--save_checkpoint_path={checkpoint}"]
+    assert train_here(*same, *one_rank.flags).steps == 2 * STEPS, "asked again, it is done already"
+    with pytest.raises(OutputError, match="holds a checkpoint already"):
+        train_here(*same, *one_rank.flags, "--max_steps=60")
     assert (one_rank.checkpoint / "model.json").read_bytes() == before
 
 

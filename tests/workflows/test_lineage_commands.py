@@ -99,13 +99,8 @@ def test_workflows_that_do_not_descend_from_one_another(line: Path, tmp_path: Pa
     with pytest.raises(SchemaError, match=r"spec.categorical\[0\].max_table_size is 0 ins"):
         difference(first, base("spec", other, fitted(), [3, 4]), 3)
     state = fitted()
-    state.vocabularies["cat_0"].values[0] = 6
-    changed = base("changed", SPEC, state, [3, 4])
-    with pytest.raises(SchemaError, match="id 3 of vocabulary cat_0 is 00000007 and 00000006"):
-        difference(first, changed, 3)
-    state = fitted()
     state.statistics["price"]["std"] = 5.0
-    with pytest.raises(SchemaError, match=r"statistics.price.std is 1.0 instead of 5.0"):
+    with pytest.raises(SchemaError, match="fitted with other counts"):
         difference(first, base("std", SPEC, state, [3, 4]), 3)
     with pytest.raises(SchemaError, match="fitted on different days, 3-4 and 2"):
         difference(first, base("days", SPEC, state, [2]), 3)
