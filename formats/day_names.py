@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 from nvt_torchrec.base.errors import SettingsError
 
-#: What may follow the number or date: Spark's ids, then endings.
-_DATA_ENDING = r"tsv|txt|csv|dat|data|log|parquet|pq"
-_ENDINGS = rf"(?:\.c\d+)?(?:\.snappy|\.gz|\.zstd)?(?:\.(?:{_DATA_ENDING}))?(?:\.(?:gz|bz2|xz|zst))?"
+#: What may follow the number or date: Spark's ids, then endings, of which a regular expression.
+DATA_ENDING = r"tsv|txt|csv|dat|data|log|json|jsonl|ndjson|parquet|pq"
+_ENDINGS = rf"(?:\.c\d+)?(?:\.snappy|\.gz|\.zstd)?(?:\.(?:{DATA_ENDING}))?(?:\.(?:gz|bz2|xz|zst))?"
 _SPARK = r"(?:-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?:[-.]c\d+)?)?"
-_DAY = re.compile(r"day_(\d+)(?:\.(?:tsv|txt|csv|parquet))?(?:\.(?:gz|bz2|xz|zst))?")
+_DAY = re.compile(r"day_(\d+)(?:\.(?:tsv|txt|csv|jsonl?|parquet))?(?:\.(?:gz|bz2|xz|zst))?")
 _DATE = re.compile(rf"(|.*[^0-9])(\d{{4}})([-_]?)(\d\d)\3(\d\d){_ENDINGS}")
 _NUMBER = re.compile(rf"(|.*[-_.=])(\d+){_SPARK}{_ENDINGS}")
 _PARTITION = re.compile(r"([^=]+)=([^=]+)")

@@ -14,6 +14,7 @@ from typing import Any
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.clicklog.readers.lines import filesystem_of
 from nvt_torchrec.formats.day_names import (
+    DATA_ENDING,
     DayName,
     OpenDays,
     name_of,
@@ -24,7 +25,7 @@ from nvt_torchrec.formats.spec.split import BY_DAYS, Split
 from nvt_torchrec.formats.splits import SPLITS
 
 _COMPRESSED = re.compile(r".*\.(?:gz|bz2|xz|zst)")
-_DATA = re.compile(r".*\.(?:tsv|txt|csv|dat|data|log|parquet|pq)(?:\.(?:gz|bz2|xz|zst))?")
+_DATA = re.compile(rf".*\.(?:{DATA_ENDING})(?:\.(?:gz|bz2|xz|zst))?")
 #: How names begin that are no data.
 _HIDDEN = ("_", ".")
 #: What a file of another name is, if it is the only one.

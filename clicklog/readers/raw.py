@@ -116,7 +116,7 @@ def check_label(label: bool, source: str, spec: FeatureSpec) -> None:
     what = f"rows without the field{'s' * (len(wanted) > 1)} {', '.join(wanted)}"
     if spec.is_plain and not spec.input.columns:
         what = f"rows of {len(spec.columns) - 1} fields"
-    if spec.input.format == "parquet" or spec.input.header:
+    if spec.input.format in ("json", "parquet") or spec.input.header:
         what = f"not all of the columns {', '.join(wanted)}, which training reads, are there"
         what = what if len(wanted) > 1 else f"no column {wanted[0]}"
     elif len(wanted) > 1:

@@ -20,9 +20,9 @@ from nvt_torchrec.clicklog.readers.lines import (
 )
 from nvt_torchrec.clicklog.readers.raw import Block, bad_row_error, check_label, read_block, unit_of
 from nvt_torchrec.clicklog.readers.text_rows import (
-    HEAD_BYTES,
     PARQUET_MAGIC,
     first_layout,
+    head_bytes,
     header_lines,
     parse_chunks,
     rows_in,
@@ -174,7 +174,7 @@ def check_first_rows(day: DayFile, spec: FeatureSpec, *, reject: bool) -> None:
                 "set another format in the [input] of the spec, or fetch the file again",
             )
         return
-    unparsed = next(stream_unparsed(day.path, spec, block_bytes=HEAD_BYTES), None)
+    unparsed = next(stream_unparsed(day.path, spec, block_bytes=head_bytes(spec)), None)
     if unparsed is not None:
         check_label(unparsed.label, day.source, spec)
         unparsed.parse(reject=reject)

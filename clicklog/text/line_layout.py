@@ -35,11 +35,13 @@ class LineLayout:
             among them.
         label: whether the rows have labels, and what else only training reads.
         begin: byte of the file at which the first row begins: 0, or after the header.
+        source: names the file in errors; only of JSON lines, which have no fields.
     """
 
     fields: tuple[str, ...]
     label: bool
     begin: int = 0
+    source: str = ""
 
     def without_label(self) -> LineLayout:
         """Return the layout without labels, whose fields are then ignored."""
@@ -166,10 +168,10 @@ def check_text(head: bytes, source: str) -> None:
         (head.startswith(_ZIP), "a zip archive", f"unpack it: unzip {file}"),
         (packed, "compressed, but its name does not say so", f"name it {source}{packed}"),
         (
-            _is_json(head),
+            is_json(head) or head.startswith(b'[{"'),
             "JSON",
-            "convert it to parquet, rows in lines for example with pyarrow.json.read_json and "
-            "pyarrow.parquet.write_table",
+            f"make a spec by `python -m etl guess {file}`, which sets format; a list of objects "
+            f"becomes lines by jq -c '.[]' {file}",
         ),
         (
             bare_returns,
@@ -181,10 +183,11 @@ def check_text(head: bytes, source: str) -> None:
             raise BadInputError(f"{source}: {what}", remedy)
 
 
-def _is_json(head: bytes) -> bool:
-    """Whether a text begins with an object in its first line, or with a list of objects."""
+def is_json(head: bytes) -> bool:
+    """Return whether a text begins with an object in its first line."""
     try:
-        return head.startswith(b'[{"') or isinstance(json.loads(head.split(b"\n", 1)[0]), dict)
+        line = head.removeprefix(_BYTE_ORDER_MARK).split(b"\n", 1)[0]
+        return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
 

@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import find_days
+from nvt_torchrec.clicklog.readers.json_rows import read_lines
 from nvt_torchrec.clicklog.readers.lines import filesystem_of, read_stream, read_up_to
 from nvt_torchrec.clicklog.readers.parquet_rows import partition_values
-from nvt_torchrec.clicklog.text.line_layout import check_text
+from nvt_torchrec.clicklog.text.line_layout import check_text, is_json
 from nvt_torchrec.etl.guess.dialect import (
     Dialect,
     decode,
@@ -83,8 +84,12 @@ def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
     head, whole = _head(first, head_bytes)
     if not head.strip():
         raise BadInputError(f"{first}: empty file", "pass a file with rows")
-    is_parquet = head[:4] == b"PAR1"
-    sample = _of_parquet(first, files) if is_parquet else _of_text(first, head, whole, delimiter)
+    if head[:4] == b"PAR1":
+        sample = _of_parquet(first, files)
+    elif is_json(head):
+        sample = _of_json(first, head, files, whole=whole)
+    else:
+        sample = _of_text(first, head, whole, delimiter)
     if len(files) > 1:
         sample = dataclasses.replace(sample, whole=False, spread=False)
     return dataclasses.replace(sample, days=days)
@@ -294,6 +299,17 @@ def _of_parquet(path: str, files: list[str]) -> SampledFile:
     table = pa.Table.from_batches(batches)
     whole, keys = len(batches[0]) == total, {"format": "parquet"}
     return _of_table(table, files, whole=whole, keys=keys, spread=groups > 1)
+
+
+def _of_json(path: str, head: bytes, files: list[str], *, whole: bool) -> SampledFile:
+    lines = head.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n").split(b"\n")
+    step = max(1, len(lines) // HEAD_ROWS)
+    table, bad = read_lines(lines[::step])
+    keys: dict[str, Any] = {"format": "json"}
+    if head.endswith(b"\n\n") or _ends_empty(path):
+        keys["skip_empty_lines"] = True
+    sample = _of_table(table, files, whole=whole and step == 1, keys=keys, spread=False)
+    return dataclasses.replace(sample, uneven=len(bad))
 
 
 def _of_table(

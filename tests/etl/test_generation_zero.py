@@ -139,6 +139,6 @@ def test_a_lost_state_is_made_again(raw, done: Path, tmp_path: Path, monkeypatch
             run(settings(raw[0], output, SPEC))
     assert tree(output / "extension") == tree(done / "extension")
     (output / "extension" / lost).unlink()
-    run(settings(raw[0], output, SPEC, resume=True))
+    run(settings(raw[0], output, SPEC))
     assert tree(output / "extension") == tree(done / "extension")
     assert tree(output / "workflow") == tree(done / "workflow")
