@@ -22,7 +22,6 @@ from nvt_torchrec.clicklog.text.row_ends import (
 
 #: Bytes that are kept of a line that is too long.
 KEPT_BYTES = 1024
-_STEP = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +168,7 @@ def _rows(
     """Cut ``text[first:]``, where quoted fields may contain line breaks, into rows.
 
     Args:
-        text: its first byte is byte ``begin`` of the file.
+        text: of a bytearray; its first byte is byte ``begin`` of the file.
         first: where a row begins.
         begin: see above.
         limit: see :func:`split_chunks`.
@@ -190,22 +189,12 @@ def _rows(
             yield text[first:at]
         if why not in (TOO_LONG, OPEN_ON_LINE, OPEN_TO_END):
             return at, None
-        end = stop
-        if why != OPEN_TO_END:
-            end = _find_newline(array, at if why == OPEN_ON_LINE else at + limit + 1)
+        after = {OPEN_TO_END: stop, OPEN_ON_LINE: at}.get(why, at + limit + 1)
+        newline = text.obj.find(b"\n", after, stop)
+        end = newline if newline >= 0 else stop
         head = bytes(text[at : min(at + KEPT_BYTES, end)])
         line = LongLine(begin + at, end - at, head, limit, why != TOO_LONG)
         if end == stop and not final:
             return stop, line
         yield line
         first = at = min(end + 1, stop)
-
-
-def _find_newline(array: np.ndarray, at: int) -> int:
-    """Return where the first line break from ``at`` on is; the end of the text if there is none."""
-    while at < len(array):
-        found = np.flatnonzero(array[at : at + _STEP] == 10)
-        if len(found):
-            return at + int(found[0])
-        at += _STEP
-    return len(array)

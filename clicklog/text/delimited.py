@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from nvt_torchrec.base.arrays import mask_to_numpy, string_array, to_numpy
+from nvt_torchrec.base.arrays import mask_to_numpy, string_array
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.clicklog.text.assemble import assemble
@@ -243,15 +243,7 @@ def _split_quoted(
     for line in np.flatnonzero(~_well_quoted(text, begins, delimiter)).tolist():
         code[line], where[line] = _quote_error(text[begins[line] : begins[line + 1]], delimiter)
     names = [str(place) for place in wanted]
-    how = delimiter, newlines, fields, names
-    try:
-        table = _read(text, begins, code, *how)
-    except pa.ArrowInvalid:  # a row has another number of fields
-        pattern = f"{_field(delimiter)}\\x{delimiter.hex()}"
-        counts = to_numpy(pc.count_substring_regex(_rows_of(text, begins), pattern=pattern)) + 1
-        other = (counts != fields) & (code == 0)
-        code[other], where[other] = FIELD_COUNT, counts[other]
-        table = _read(text, begins, code, *how)
+    table = _read(text, begins, code, where, delimiter, newlines, fields, names)
     line = np.flatnonzero(code == 0)
     if len(table) != len(line):
         raise AssertionError(f"{len(table)} rows were read, and {len(line)} are there")
@@ -276,22 +268,14 @@ def _row_begins(text: bytes, delimiter: bytes) -> np.ndarray:
     return np.concatenate([np.zeros(1, np.int32), ends + np.int32(1)])
 
 
-def _rows_of(text: bytes, begins: np.ndarray) -> pa.Array:
-    buffers = [None, pa.py_buffer(begins), pa.py_buffer(text)]
-    return pa.Array.from_buffers(pa.binary(), len(begins) - 1, buffers)
-
-
-def _field(delimiter: bytes) -> str:
-    """Return the regular expression of a field, quoted or not."""
-    mark = f"\\x{delimiter.hex()}"
-    return f'(?:"(?:[^"]|"")*"|[^"{mark}\\n][^{mark}\\n]*|)'
-
-
 def _well_quoted(text: bytes, begins: np.ndarray, delimiter: bytes) -> np.ndarray:
     """Return which rows consist of fields that are quoted as a whole or not at all, bool [n]."""
-    field = _field(delimiter)
-    pattern = f"^{field}(?:\\x{delimiter.hex()}{field})*\\r?\\n$"
-    return mask_to_numpy(pc.match_substring_regex(_rows_of(text, begins), pattern=pattern))
+    mark = f"\\x{delimiter.hex()}"
+    field = f'(?:"(?:[^"]|"")*"|[^"{mark}\\n][^{mark}\\n]*|)'
+    buffers = [None, pa.py_buffer(begins), pa.py_buffer(text)]
+    rows = pa.Array.from_buffers(pa.binary(), len(begins) - 1, buffers)
+    pattern = f"^{field}(?:{mark}{field})*\\r?\\n$"
+    return mask_to_numpy(pc.match_substring_regex(rows, pattern=pattern))
 
 
 def _quote_error(row: bytes, delimiter: bytes) -> tuple[int, int]:
@@ -315,15 +299,23 @@ def _read(
     text: bytes,
     begins: np.ndarray,
     code: np.ndarray,
+    where: np.ndarray,
     delimiter: bytes,
     newlines: bool,
     fields: int,
     names: list[str],
 ) -> pa.Table:
-    """Return the wanted columns of the rows without a code."""
-    if code.any():
+    """Return the wanted columns of the rows without a code; note other numbers of fields."""
+    lines = np.flatnonzero(code == 0)
+    if len(lines) < len(code):
         kept = np.repeat(code == 0, np.diff(begins))
         text = np.frombuffer(text, np.uint8)[kept].tobytes()
+
+    def skip(row: pyarrow.csv.InvalidRow) -> str:
+        line = lines[row.number - 1]
+        code[line], where[line] = FIELD_COUNT, row.actual_columns
+        return "skip"
+
     if not text:  # Arrow takes no empty file
         nothing = pa.array([], pa.binary())
         return pa.table([nothing] * len(names), names)
@@ -341,6 +333,7 @@ def _read(
             delimiter=delimiter.decode(),
             newlines_in_values=newlines,
             ignore_empty_lines=False,
+            invalid_row_handler=skip,
         ),
         convert_options=pyarrow.csv.ConvertOptions(
             include_columns=names,
