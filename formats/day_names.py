@@ -33,9 +33,9 @@ class DayName:
 
     Attributes:
         kind: ``day`` for ``day_3``, ``date`` or ``number``.
-        prefix: the name before the number or date.
-        number: the number; of a date, the days since 1970-01-01.
-        digits: how many digits the number has if it begins with 0, else 0.
+        prefix: The name before the number or date.
+        number: The number; of a date, the days since 1970-01-01.
+        digits: How many digits the number has if it begins with 0, else 0.
     """
 
     kind: str
@@ -133,11 +133,11 @@ def parse_days(text: str, *, may_be_open: bool = False) -> frozenset[int]:
     A date stands for the number of days since 1970-01-01, as in the names of files.
 
     Args:
-        text: numbers, dates, and ranges of them, which include both ends.
-        may_be_open: whether the last range may have no end; the result is :class:`OpenDays` then.
+        text: Numbers, dates, and ranges of them, which include both ends.
+        may_be_open: Whether the last range may have no end; the result is :class:`OpenDays` then.
 
     Raises:
-        SettingsError: it cannot be read, or a range ends before it begins.
+        SettingsError: It cannot be read, or a range ends before it begins.
     """
     days: set[int] = set()
     since: int | None = None

@@ -147,7 +147,7 @@ def load_spec(path: Path | str | None = None) -> FeatureSpec:
     """Read a feature spec: a TOML file, or one of the shipped specs by name; Criteo's by default.
 
     Raises:
-        SettingsError: the file is missing or not TOML, or has an unknown or contradictory key.
+        SettingsError: The file is missing or not TOML, or has an unknown or contradictory key.
     """
     source = _source(path or DEFAULT_SPEC)
     try:
