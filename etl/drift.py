@@ -153,7 +153,7 @@ def read_manifest(output: EtlOutput) -> Manifest:
     if not output.manifest.is_file():
         raise BadInputError(
             f"{output.root}: no {output.manifest.name}, so it is not the output of a finished run",
-            "pass the --output_path of `python -m etl run`; finish a run with --resume",
+            "pass the --output_path of `python -m etl run`; the same command finishes a run",
         )
     return Manifest.read(output.manifest)
 

@@ -68,8 +68,8 @@ def quarantine(
         raise BadRowError(
             f"{bad} of {lines} rows ({bad / lines:.2%}) break the spec, more than "
             f"--max_bad_fraction {most}; {_worst(results, spec)}",
-            f"all of them are in {directory}; correct the input, or allow more: --resume "
-            "repeats no finished work",
+            f"all of them are in {directory}; correct the input, or run it again "
+            "and allow more, which repeats no finished work",
         )
 
 

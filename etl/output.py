@@ -49,46 +49,35 @@ TIMES = "times"
 _DONE = (FITTED_FILE, f"{FIT}/*.npz", f"{UNITS}/*.json", f"{TIMES}/*")
 
 
-def check_output(output: Path, *, resume: bool = False, restart: bool = False) -> set[str]:
+def check_output(output: Path, *, restart: bool = False) -> set[str]:
     """The names in an output directory that a run may use.
 
     Args:
         output: absent, empty, or a run's.
-        resume: it may hold an unfinished or a finished run.
-        restart: it may hold an unfinished run.
+        restart: it may hold no finished run.
 
     Raises:
         OutputError: it holds something else.
     """
     present = {path.name for path in output.iterdir()} if output.is_dir() else set()
-    if not present:
-        return present
     finished = is_finished(output)
-    if finished and resume:
-        return present
-    if finished or UNFINISHED_FILE not in present:
+    if present and (restart if finished else UNFINISHED_FILE not in present):
         raise OutputError(
             f"{output}: holds {', '.join(sorted(present)[:5])}{' (a finished run)' * finished}",
             "choose an empty --output_path, or remove it first",
-        )
-    if not resume and not restart:
-        raise OutputError(
-            f"{output}: holds a run that did not finish",
-            "finish it with --resume, or discard what it did and begin again with --restart",
         )
     return present
 
 
 @contextlib.contextmanager
-def claimed(output: Path, *, resume: bool, restart: bool) -> Iterator[Path]:
+def claimed(output: Path, *, restart: bool) -> Iterator[Path]:
     """Claim an output directory for a run; yields the directory of the run's state.
 
     If the caller fails before any work was done, everything it wrote is removed.
 
     Args:
         output: see :func:`check_output`.
-        resume: keep what an unfinished run did.
-        restart: discard what an unfinished run did.
+        restart: discard what an unfinished run did, instead of keeping it.
 
     Raises:
         OutputError: the directory holds something else, another process writes to it, or it cannot
@@ -96,7 +85,7 @@ def claimed(output: Path, *, resume: bool, restart: bool) -> Iterator[Path]:
     """
     with contextlib.ExitStack() as stack:
         with named_errors(output):
-            work = _take(output, stack, resume, restart)
+            work = _take(output, stack, restart)
         try:
             yield work
         except BaseException as error:
@@ -125,24 +114,24 @@ def _log_copies(output: Path, work: Path) -> None:
     size = sum(path.stat().st_size for path in (work / COPIES).glob("*"))
     if size:
         log.info(
-            "%s keeps %.2f GB of decompressed days for --resume; --restart discards them",
+            "%s keeps %.2f GB of decompressed days for the next try; --restart discards them",
             output,
             size / 1e9,
         )
 
 
-def _take(output: Path, stack: contextlib.ExitStack, resume: bool, restart: bool) -> Path:
+def _take(output: Path, stack: contextlib.ExitStack, restart: bool) -> Path:
     """Lock the output directory for as long as ``stack`` lives; where the run's state is."""
     if not is_finished(output):
-        check_output(output, resume=resume, restart=restart)
+        check_output(output)
         output.mkdir(parents=True, exist_ok=True)
     elif not (output / UNFINISHED_FILE).exists():
-        check_output(output, resume=resume)
+        check_output(output, restart=restart)
         return output / WORK_DIRECTORY
     marker = stack.enter_context(locked(output / UNFINISHED_FILE, output))
     if is_finished(output):  # by another process, between the first look and the lock
         release(output)
-        check_output(output, resume=resume)
+        check_output(output, restart=restart)
         return output / WORK_DIRECTORY
     if restart:
         _remove(output, OWN)
@@ -217,8 +206,7 @@ def named_errors(output: Path) -> AbstractContextManager[None]:
     """Turn an OSError into an :class:`OutputError`."""
     return output_errors(
         output,
-        "free space or make it writable, then run again with --resume; or choose another "
-        "--output_path",
+        "free space or make it writable, then run it again; or choose another --output_path",
     )
 
 

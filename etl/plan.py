@@ -108,7 +108,8 @@ class Plan:
     def most_rows(self, spec: FeatureSpec) -> int:
         """Return the most well-formed rows that there can be: fields need a byte behind each."""
         steps = sum(block.end - block.begin for block in self.blocks)
-        return steps if spec.input.format == "parquet" else steps // len(spec.sources(label=True))
+        fields = 1 if spec.input.format in ("json", "parquet") else len(spec.sources(label=True))
+        return steps // fields
 
     def estimated_rows(self, split: str | None = None) -> int:
         """Estimate the rows in one split, or in all; exact for parquet."""

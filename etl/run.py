@@ -53,9 +53,7 @@ def run(settings: EtlSettings) -> Manifest:
     settings = resolve(settings)
     days = _files(settings)
     now = plan_record(settings.to_dict(), days)
-    with output.claimed(
-        settings.output_path, resume=settings.resume, restart=settings.restart
-    ) as work:
+    with output.claimed(settings.output_path, restart=settings.restart) as work:
         if output.is_finished(settings.output_path):
             remedy = "choose another --output_path, or add new days with `python -m etl extend`"
             return already_finished(settings.output_path, now, remedy)

@@ -110,7 +110,7 @@ class EtlSettings(Settings):
     seed: int = flag("seed of the shuffle", 0, least=0)
     max_decompressed_gb: float | None = _max_decompressed_flag()
     resume: bool = flag(
-        "continue an interrupted run in OUT; start if there is none", False, excludes=("restart",)
+        "not needed: a run continues an interrupted one in OUT", False, excludes=("restart",)
     )
     restart: bool = flag("discard an interrupted run in OUT and start again", False)
     # fmt: on
@@ -209,8 +209,8 @@ class ExtendSettings(Settings):
     max_bad_fraction: float = _max_bad_fraction_flag()
     max_decompressed_gb: float | None = _max_decompressed_flag()
     resume: bool = flag(
-        "continue an interrupted extension of OUT; start if there is none", False,
-        excludes=("restart",)
+        "without --input_path, finish a switch that was interrupted; otherwise not needed: the "
+        "same command continues", False, excludes=("restart",)
     )
     restart: bool = flag("discard the day that an interrupted extension was adding", False)
     # fmt: on

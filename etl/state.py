@@ -227,18 +227,24 @@ def begin_or_resume(work: Path, now: dict[str, Any], output: Path) -> bool:
     if begun is None:
         journal.begin(now)
     else:
-        before = with_defaults(dataclasses.asdict(begun))
-        if now["settings"].get("on_bad_rows") == "quarantine":
-            # no finished unit had bad rows: quarantine would have done the same
-            before["settings"]["on_bad_rows"] = "quarantine"
+        before = before_resuming(begun, now)
         refuse_changes(before, now, output, f"undo that, or {RESTART}")
         log.info("%s: resuming a run that did not finish", output)
         journal.update(now)
     return begun is not None
 
 
+def before_resuming(begun: PlanRecord, now: dict[str, Any]) -> dict[str, Any]:
+    """Return the plan of the beginning, as that of a resumed job has to be."""
+    before = with_defaults(dataclasses.asdict(begun))
+    if now["settings"].get("on_bad_rows") == "quarantine":
+        # no finished unit had bad rows: quarantine would have done the same
+        before["settings"]["on_bad_rows"] = "quarantine"
+    return before
+
+
 def already_finished(output: Path, now: dict[str, Any], remedy: str) -> Manifest:
-    """Return the manifest of a finished job that is to be resumed; its plan must be the same.
+    """Return the manifest of a finished job that is asked for again; its plan must be the same.
 
     Args:
         output: What the job wrote.

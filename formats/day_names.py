@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 from nvt_torchrec.base.errors import SettingsError
 
-#: What may follow the number or date: Spark's ids, then endings.
-_DATA_ENDING = r"tsv|txt|csv|dat|data|log|parquet|pq"
-_ENDINGS = rf"(?:\.c\d+)?(?:\.snappy|\.gz|\.zstd)?(?:\.(?:{_DATA_ENDING}))?(?:\.(?:gz|bz2|xz|zst))?"
+#: What may follow the number or date: Spark's ids, then endings, of which a regular expression.
+DATA_ENDING = r"tsv|txt|csv|dat|data|log|json|jsonl|ndjson|parquet|pq"
+_ENDINGS = rf"(?:\.c\d+)?(?:\.snappy|\.gz|\.zstd)?(?:\.(?:{DATA_ENDING}))?(?:\.(?:gz|bz2|xz|zst))?"
 _SPARK = r"(?:-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?:[-.]c\d+)?)?"
-_DAY = re.compile(r"day_(\d+)(?:\.(?:tsv|txt|csv|parquet))?(?:\.(?:gz|bz2|xz|zst))?")
+_DAY = re.compile(r"day_(\d+)(?:\.(?:tsv|txt|csv|jsonl?|parquet))?(?:\.(?:gz|bz2|xz|zst))?")
 _DATE = re.compile(rf"(|.*[^0-9])(\d{{4}})([-_]?)(\d\d)\3(\d\d){_ENDINGS}")
 _NUMBER = re.compile(rf"(|.*[-_.=])(\d+){_SPARK}{_ENDINGS}")
 _PARTITION = re.compile(r"([^=]+)=([^=]+)")
@@ -33,9 +33,9 @@ class DayName:
 
     Attributes:
         kind: ``day`` for ``day_3``, ``date`` or ``number``.
-        prefix: the name before the number or date.
-        number: the number; of a date, the days since 1970-01-01.
-        digits: how many digits the number has if it begins with 0, else 0.
+        prefix: The name before the number or date.
+        number: The number; of a date, the days since 1970-01-01.
+        digits: How many digits the number has if it begins with 0, else 0.
     """
 
     kind: str
@@ -133,11 +133,11 @@ def parse_days(text: str, *, may_be_open: bool = False) -> frozenset[int]:
     A date stands for the number of days since 1970-01-01, as in the names of files.
 
     Args:
-        text: numbers, dates, and ranges of them, which include both ends.
-        may_be_open: whether the last range may have no end; the result is :class:`OpenDays` then.
+        text: Numbers, dates, and ranges of them, which include both ends.
+        may_be_open: Whether the last range may have no end; the result is :class:`OpenDays` then.
 
     Raises:
-        SettingsError: it cannot be read, or a range ends before it begins.
+        SettingsError: It cannot be read, or a range ends before it begins.
     """
     days: set[int] = set()
     since: int | None = None

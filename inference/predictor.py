@@ -195,17 +195,17 @@ def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> 
     Args:
         spec: The workflow's spec.
         path: Path of the file.
-        file_format: tsv, csv or parquet; None for the spec's format, or parquet if the path ends
-            so.
+        file_format: tsv, csv, json or parquet; None for the spec's format, or parquet if the path
+            ends so.
     """
     if file_format is None and path.endswith((".parquet", ".pq")):
         file_format = "parquet"
     if file_format in (None, spec.input.format):
         return spec
     kept = ["max_line_kb", "decimal"]
-    if file_format != "parquet":  # the same values in the same order, and other separators
+    if file_format in ("tsv", "csv"):  # the same values in the same order, and other separators
         kept += ["columns", "encoding"]
-        kept += ["list_separator"] if spec.input.format != "parquet" else []
+        kept += ["list_separator"] if spec.input.format in ("tsv", "csv") else []
         kept += ["quoted_newlines"] if file_format == "csv" else []
     given = InputFormat(file_format, **{name: getattr(spec.input, name) for name in kept})
     return dataclasses.replace(spec, input=given)

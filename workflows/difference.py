@@ -10,7 +10,6 @@ import numpy as np
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
-from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import first_difference, inspect
@@ -18,51 +17,6 @@ from nvt_torchrec.workflows.report import days_text, table
 from nvt_torchrec.workflows.vocabulary import Values, is_text, read_vocabulary, take
 
 _COPY_AGAIN = "copy the whole workflow directory again"
-
-
-@dataclasses.dataclass(frozen=True)
-class VocabularyDifference:
-    """What was added to a vocabulary.
-
-    Attributes:
-        name: Of the vocabulary.
-        before: How many values it had.
-        added: The values with new ids, in the order of these.
-        first_id: The id of the first of them.
-        reused: Its ids that were given to other values.
-        lost: The values that had these ids.
-        gained: The values that have them now; where an id was given back, the same.
-        raw: The raw type of the values.
-    """
-
-    name: str
-    before: int
-    added: Values
-    first_id: int
-    reused: np.ndarray
-    lost: Values
-    gained: Values
-    raw: str
-
-    def examples(self, number: int) -> list[str]:
-        """Return some values with their ids."""
-        new = [
-            f"{self.first_id + i} = {text}"
-            for i, text in enumerate(_texts(self.added, self.raw, number))
-        ]
-        pairs = zip(
-            self.reused[:number].tolist(),
-            _texts(self.lost, self.raw, number),
-            _texts(self.gained, self.raw, number),
-            strict=True,
-        )
-        return (new + [f"{number} = {gained}, was {lost}" for number, lost, gained in pairs])[
-            :number
-        ]
-
-
-def _texts(values: Values, raw: str, number: int) -> list[str]:
-    return [RAW_TYPES[raw].log_text(value) for value in values[:number].tolist()]
 
 
 def difference(before: Path, after: Path, examples: int) -> str:
@@ -79,17 +33,17 @@ def difference(before: Path, after: Path, examples: int) -> str:
         SettingsError: It is the other way round.
     """
     old, new = inspect(before), inspect(after)
-    since = check_descent(before, old, after, new)
+    since = _check_descent(before, old, after, new)
     sections = [_head(before, old, after, new)]
     if old.digest == new.digest:
         return "\n".join([*sections, "both encode every row equally"])
-    changes = compare_vocabularies(before, old, after, new, since)
-    sections.append("vocabularies\n" + _vocabularies(changes, new.spec, examples))
+    vocabularies = _vocabularies(before, old, after, new, since, examples)
+    sections.append("vocabularies\n" + table(vocabularies))
     sections.append("statistics of dense columns\n" + _statistics(old, new))
     return "\n\n".join(sections)
 
 
-def check_descent(
+def _check_descent(
     before: Path, old: WorkflowDescription, after: Path, new: WorkflowDescription
 ) -> int:
     """Return the number of the generation of ``after``'s line of descent that ``before`` is.
@@ -135,62 +89,53 @@ def _what_differs(
     if old.lineage[0].days != new.lineage[0].days:
         first, second = (days_text(workflow.lineage[0].days) for workflow in (old, new))
         return f"they were fitted on different days, {first} and {second}"
-    if text := first_difference(old.statistics, new.statistics, "statistics"):
-        return text
-    for name, columns in old.spec.vocabularies.items():
-        pair = [read_vocabulary(d, columns[0]).values for d in (old, new)]
-        shorter = min(map(len, pair))
-        places = _unequal(pair[0][:shorter], pair[1][:shorter])
-        if len(places):
-            number = columns[0].reserved_ids + int(places[0])
-            texts = [_texts(take(values, places[:1]), columns[0].raw, 1)[0] for values in pair]
-            return f"id {number} of vocabulary {name} is {texts[0]} and {texts[1]}"
-        if len(pair[0]) > len(pair[1]):
-            return f"vocabulary {name} has {len(pair[0])} and {len(pair[1])} values"
     return f"they were fitted with other counts ({old.digest[:12]}… and {new.digest[:12]}…)"
 
 
-def compare_vocabularies(
-    before: Path, old: WorkflowDescription, after: Path, new: WorkflowDescription, since: int
-) -> list[VocabularyDifference]:
-    """Return what was added to each vocabulary; hashed columns have none.
+def _vocabularies(
+    before: Path,
+    old: WorkflowDescription,
+    after: Path,
+    new: WorkflowDescription,
+    since: int,
+    examples: int,
+) -> list[list[str]]:
+    """Return a row on what was added to each vocabulary; hashed columns have none.
 
     Raises:
         BadInputError: A vocabulary is damaged, or an id has another value although the line of
             descent does not say so.
     """
+    rows = [["vocabulary", "values", "added", "ids reused", "table size", "for example"]]
     reused = new.reused_ids(since)
-    differences = []
     for name, columns in new.spec.vocabularies.items():
         column = columns[0]
         if column.hash_buckets:
             continue
-        first = read_vocabulary(old, column).values
-        second = read_vocabulary(new, column).values
-        size = len(first)
+        first, second = (read_vocabulary(workflow, column).values for workflow in (old, new))
+        size, reserved = len(first), column.reserved_ids
         # ids that were new after the older one, and reused later, are not its own
-        places = reused.get(name, np.empty(0, np.int64)) - column.reserved_ids
+        places = reused.get(name, np.empty(0, np.int64)) - reserved
         places = places[places < size]
         unknown = np.setdiff1d(_unequal(first, second[:size]), places)
         if len(unknown):
             raise BadInputError(
-                f"{after}: id {column.reserved_ids + int(unknown[0])} of vocabulary {name} has "
+                f"{after}: id {reserved + int(unknown[0])} of vocabulary {name} has "
                 f"another value than in {before}, from which it descends",
                 _COPY_AGAIN,
             )
-        differences.append(
-            VocabularyDifference(
-                name=name,
-                before=size,
-                added=second[size:],
-                first_id=column.reserved_ids + size,
-                reused=places + column.reserved_ids,
-                lost=take(first, places),
-                gained=take(second, places),
-                raw=column.raw,
-            )
-        )
-    return differences
+        text = RAW_TYPES[column.raw].log_text
+        added = second[size : size + examples].tolist()
+        shown = [f"{reserved + size + i} = {text(value)}" for i, value in enumerate(added)]
+        given = places[: examples - len(added)]
+        lost, gained = take(first, given).tolist(), take(second, given).tolist()
+        shown += [
+            f"{reserved + place} = {text(now)}, was {text(then)}"
+            for place, then, now in zip(given.tolist(), lost, gained, strict=True)
+        ]
+        numbers = (size, len(second) - size, len(places), reserved + len(second))
+        rows.append([name, *map(str, numbers), "; ".join(shown)])
+    return rows
 
 
 def _unequal(first: Values, second: Values) -> np.ndarray:
@@ -212,27 +157,6 @@ def _head(before: Path, old: WorkflowDescription, after: Path, new: WorkflowDesc
             f"{path}: generation {workflow.generation} ({workflow.digest[:12]}…), days {days}"
         )
     return "\n".join(lines)
-
-
-def _vocabularies(changes: list[VocabularyDifference], spec: FeatureSpec, examples: int) -> str:
-    columns = {name: columns[0] for name, columns in spec.vocabularies.items()}
-    rows = [["vocabulary", "values", "added", "ids reused", "table size", "for example"]]
-    for change in changes:
-        rows.append(
-            [
-                change.name,
-                str(change.before),
-                str(len(change.added)),
-                str(len(change.reused)),
-                str(_table_size(change, columns[change.name])),
-                "; ".join(change.examples(examples)),
-            ]
-        )
-    return table(rows)
-
-
-def _table_size(change: VocabularyDifference, column: CategoricalColumn) -> int:
-    return column.reserved_ids + change.before + len(change.added)
 
 
 def _statistics(old: WorkflowDescription, new: WorkflowDescription) -> str:
@@ -262,8 +186,6 @@ SETTINGS = (DiffSettings,)
 
 def run(settings: DiffSettings) -> None:
     """Print the values added, the ids reused and the statistics changed."""
-    from nvt_torchrec.workflows.description import inspect
-
     if not settings.skip_digests:
         for path in (settings.before, settings.after):
             inspect(path).verify()

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from nvt_torchrec.base.arrays import strings, to_arrow
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID, NULL_ID, PADDING_ID
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
@@ -63,18 +59,9 @@ def meaning_of(path: Path | str, column: str, number: int) -> Meaning:
         alone = spec.oov_ids == 1
         return Meaning(number, "oov", count=observed["oov"] if observed and alone else None)
     row = number - spec.reserved_ids
-    with _opened(Path(path) / vocabulary.file) as file:
-        for group in range(file.num_row_groups):
-            rows = file.metadata.row_group(group).num_rows
-            if row < rows:
-                values, counts = file.read_row_group(group).slice(row, 1).columns
-                text = RAW_TYPES[spec.raw].log_text(values[0].as_py())
-                return Meaning(number, "value", text, counts[0].as_py())
-            row -= rows
-    raise BadInputError(
-        f"{Path(path) / vocabulary.file}: no row for id {number} of column {column}",
-        "copy the whole workflow directory again, or fit it again",
-    )
+    values, counts = description.read_values(spec)
+    text = RAW_TYPES[spec.raw].log_text(values[row].as_py())
+    return Meaning(number, "value", text, counts[row].as_py())
 
 
 def id_of(path: Path | str, column: str, text: str) -> Meaning:
@@ -91,7 +78,7 @@ def id_of(path: Path | str, column: str, text: str) -> Meaning:
             id because a missing list is an empty list.
     """
     description = inspect(path)
-    spec, vocabulary = _column(description, column), description.vocabularies[column]
+    spec = _column(description, column)
     if not text and spec.multi_hot:
         raise SettingsError(
             f"column {column} holds lists: a missing list is an empty list and has no id",
@@ -99,19 +86,23 @@ def id_of(path: Path | str, column: str, text: str) -> Meaning:
         )
     if not text:
         return meaning_of(path, column, NULL_ID)
-    value = _parsed(text, spec)
-    scalar = (strings([value]) if isinstance(value, str) else to_arrow(np.array([value])))[0]
-    first = spec.reserved_ids
-    with _opened(Path(path) / vocabulary.file) as file:
-        for group in range(file.num_row_groups):
-            values, counts = file.read_row_group(group).columns
-            row = pc.index(values, scalar).as_py()
-            if row >= 0:
-                return Meaning(
-                    first + row, "value", RAW_TYPES[spec.raw].log_text(value), counts[row].as_py()
-                )
-            first += len(values)
-    return meaning_of(path, column, FIRST_OOV_ID + _hash(value, spec) % spec.oov_ids)
+    try:
+        value = RAW_TYPES[spec.raw].from_log_text(text)
+    except ValueError as error:
+        raise SettingsError(f"column {column}: {text!r}: {error}") from None
+    alone = strings([value]) if isinstance(value, str) else to_arrow(np.array([value]))
+    if not spec.hash_buckets:
+        values, counts = description.read_values(spec)
+        row = pc.index(values, alone[0]).as_py()
+        if row >= 0:
+            shown = RAW_TYPES[spec.raw].log_text(value)
+            return Meaning(spec.reserved_ids + row, "value", shown, counts[row].as_py())
+    if spec.oov_ids == 1:
+        return meaning_of(path, column, FIRST_OOV_ID)
+    from nvt_torchrec.base.hashing import murmur3_int, murmur3_string  # imports Numba
+
+    hashed = murmur3_string(alone) if isinstance(value, str) else murmur3_int(np.array([value]))
+    return meaning_of(path, column, FIRST_OOV_ID + int(hashed[0]) % spec.oov_ids)
 
 
 def _column(description: WorkflowDescription, name: str) -> CategoricalColumn:
@@ -124,61 +115,24 @@ def _column(description: WorkflowDescription, name: str) -> CategoricalColumn:
     )
 
 
-@contextlib.contextmanager
-def _opened(file: Path) -> Iterator[pq.ParquetFile]:
-    try:
-        with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
-            yield parquet
-    except (OSError, pa.ArrowException) as error:
-        raise BadInputError(
-            f"{file}: cannot be read: {error}",
-            "copy the whole workflow directory again, or fit it again",
-        ) from error
-
-
-def _parsed(text: str, column: CategoricalColumn) -> int | str:
-    try:
-        return RAW_TYPES[column.raw].from_log_text(text)
-    except ValueError as error:
-        raise SettingsError(f"column {column.name}: {text!r}: {error}") from None
-
-
-def _hash(value: int | str, column: CategoricalColumn) -> int:
-    if column.oov_ids == 1:
-        return 0
-    from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
-
-    hashed = murmur3_string(strings([value])) if isinstance(value, str) else None
-    return int((murmur3_int(np.array([value])) if hashed is None else hashed)[0])
-
-
 def describe_meaning(path: Path | str, column: str, meaning: Meaning) -> str:
     """Return one line on what an id stands for."""
     description = inspect(path)
-    spec = next(c for c in description.spec.categorical if c.name == column)
+    spec = _column(description, column)
+    buckets = spec.hash_buckets or spec.num_buckets
+    hashed = f"hash bucket {meaning.id - FIRST_OOV_ID} of {buckets}" if buckets else ""
     what = {
         "padding": "padding, which no value has",
         "null": "missing",
-        "oov": _describe_oov(spec, meaning.id),
+        "oov": ", ".join(filter(None, ["" if spec.hash_buckets else "out of vocabulary", hashed])),
         "value": meaning.value,
     }[meaning.kind]
-    days = "days counted" if description.generation else "training days"
-    counted = "" if meaning.count is None else f" ({_times(meaning, spec, days)})"
-    return f"{column} {meaning.id}: {what}{counted}"
-
-
-def _describe_oov(column: CategoricalColumn, number: int) -> str:
-    if column.hash_buckets:
-        return f"hash bucket {number - 2} of {column.hash_buckets}"
-    if column.num_buckets:
-        return f"out of vocabulary, hash bucket {number - 2} of {column.num_buckets}"
-    return "out of vocabulary"
-
-
-def _times(meaning: Meaning, column: CategoricalColumn, days: str) -> str:
+    if meaning.count is None:
+        return f"{column} {meaning.id}: {what}"
     times = "once" if meaning.count == 1 else f"{meaning.count} times"
-    columns = f", in all columns of vocabulary {column.vocabulary}" if column.vocabulary else ""
-    return f"{times} in the {days}{columns}"
+    days = "days counted" if description.generation else "training days"
+    columns = f", in all columns of vocabulary {spec.vocabulary}" if spec.vocabulary else ""
+    return f"{column} {meaning.id}: {what} ({times} in the {days}{columns})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,8 +145,6 @@ class SavedWorkflow(Settings):
     def verify(self) -> None:
         """Compare all files with their digests, unless ``skip_digests`` is set."""
         if not self.skip_digests:
-            from nvt_torchrec.workflows.description import inspect
-
             inspect(self.workflow).verify()
 
 

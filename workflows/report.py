@@ -35,16 +35,16 @@ def report(path: Path | str) -> str:
 
 
 def _head(path: Path, description: WorkflowDescription) -> str:
-    own = sum(entry.bytes for entry in description.files.values())
+    size = sum(entry.bytes for entry in description.files.values())
     compiled = sum(f.stat().st_size for f in (path / "compiled").rglob("*") if f.is_file())
     versions = {name: version.split()[0] for name, version in description.versions.items()}
-    lines = [
-        ("workflow", f"{path} (format {FORMAT.version})"),
-        ("digest", description.digest),
-        ("written by", ", ".join(f"{name} {version}" for name, version in versions.items())),
-        ("on disk", f"{_mib(own)} MiB, and {_mib(compiled)} MiB compiled"),
-    ]
-    return "\n".join(f"{name:12}{value}" for name, value in lines)
+    written_by = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return (
+        f"workflow    {path} (format {FORMAT.version})\n"
+        f"digest      {description.digest}\n"
+        f"written by  {written_by}\n"
+        f"on disk     {size / 2**20:.1f} MiB, and {compiled / 2**20:.1f} MiB compiled"
+    )
 
 
 def _lineage(description: WorkflowDescription) -> str:
@@ -73,10 +73,6 @@ def days_text(days: Sequence[int]) -> str:
     return ", ".join((".." if "-" in text[0] else "-").join(text) for text in texts)
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.1f}"
-
-
 def _operators(description: WorkflowDescription) -> list[list[str]]:
     rows = [["node", "operator", "columns", ""]]
     for record in graph_of(description)["nodes"]:
@@ -91,14 +87,9 @@ def _parameters(record: nodes.Record) -> str:
     params = record["op_params"]
     match record["op_class"]:
         case nodes.CATEGORIFY:
-            limits = [
-                f"{name} = {params[name]}"
-                for name in ("freq_threshold", "max_size")
-                if params[name]
-            ]
-            if params["num_buckets"]:
-                limits.append(f"num_buckets = {next(iter(params['num_buckets'].values()))}")
-            return ", ".join(limits)
+            limits = {name: params[name] for name in ("freq_threshold", "max_size")}
+            limits["num_buckets"] = next(iter((params["num_buckets"] or {}).values()), 0)
+            return ", ".join(f"{name} = {limit}" for name, limit in limits.items() if limit)
         case nodes.FILL:
             return f"missing = {params['fill_val']}"
         case nodes.CLIP:
@@ -111,40 +102,16 @@ def _parameters(record: nodes.Record) -> str:
 
 
 def _shortened(names: list[str]) -> str:
-    """Shorten a list of names: ``cat_0 … cat_25``, or the first name and how many there are."""
-    runs: list[list[str]] = []
-    for name in names:
-        if runs and name == _next_name(runs[-1][-1]):
-            runs[-1].append(name)
-        else:
-            runs.append([name])
-    shown = ", ".join(f"{run[0]} … {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
-    return shown if len(shown) <= 60 else f"{names[0]}, … ({len(names)} columns)"
-
-
-def _next_name(name: str) -> str:
-    """Return ``cat_10`` for ``cat_9``; "" for a name without a number at its end."""
-    head = name.rstrip("0123456789")
-    return f"{head}{int(name[len(head) :]) + 1}" if head != name else ""
+    shown = ", ".join(names)
+    return shown if len(shown) <= 60 else f"{names[0]} … {names[-1]} ({len(names)} columns)"
 
 
 def _categorical(description: WorkflowDescription) -> list[list[str]]:
-    rows = [
-        [
-            "column",
-            "raw",
-            "vocabulary",
-            "values",
-            "table size",
-            "kept",
-            "out of vocabulary",
-            "null seen",
-            "oov seen",
-        ]
-    ]
+    head = "column,raw,vocabulary,values,table size,kept,out of vocabulary,null seen,oov seen"
+    rows = [head.split(",")]
     for column in description.spec.categorical:
         vocabulary = description.vocabularies[column.name]
-        counted = not column.hash_buckets
+        seen = [str(vocabulary.observed[kind]) for kind in ("null", "oov")]
         rows.append(
             [
                 column.name,
@@ -154,8 +121,7 @@ def _categorical(description: WorkflowDescription) -> list[list[str]]:
                 str(vocabulary.table_size),
                 _kept(column),
                 _oov_ids(column),
-                str(vocabulary.observed["null"]) if counted else "-",
-                str(vocabulary.observed["oov"]) if counted else "-",
+                *(["-", "-"] if column.hash_buckets else seen),
             ]
         )
     return rows

@@ -33,6 +33,11 @@ def is_text(values: Values) -> bool:
     return isinstance(values, pa.Array)
 
 
+def arrow_values(values: Values) -> pa.Array:
+    """Return values as an Arrow array of int64 or string."""
+    return values if isinstance(values, pa.Array) else to_arrow(values)
+
+
 def take(values: Values, indices: np.ndarray) -> Values:
     """Return the values at indices."""
     return values.take(to_arrow(indices)) if is_text(values) else values[indices]

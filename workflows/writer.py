@@ -46,7 +46,7 @@ from nvt_torchrec.formats.workflow_description import (
 )
 from nvt_torchrec.workflows.description import graph_of
 from nvt_torchrec.workflows.nodes import vocabulary_directories
-from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues
+from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, arrow_values
 
 _VERSIONS_OF = (
     "nvt-torchrec",
@@ -223,7 +223,7 @@ def _write_vocabulary(
     # pandas' index is the id
     index = {"kind": "range", "name": None, "start": first_id, "stop": first_id + count, "step": 1}
     pandas = {"index_columns": [index], "column_indexes": [], "columns": []}
-    values = pa.table({name: arrow_values(fitted), f"{name}_size": to_arrow(fitted.counts)})
+    values = pa.table({name: arrow_values(fitted.values), f"{name}_size": to_arrow(fitted.counts)})
     observed = fitted.observed
     meta = {
         "offset": [PADDING_ID, NULL_ID, FIRST_OOV_ID, first_id],
@@ -268,12 +268,6 @@ def _write_table(table: pa.Table, file: Path) -> None:
     pq.write_table(table, file, compression="none", use_dictionary=False, write_page_checksum=True)
 
 
-def arrow_values(vocabulary: FittedVocabulary) -> pa.Array:
-    """Return the values of a vocabulary as an Arrow array of int64 or string."""
-    values = vocabulary.values
-    return values if isinstance(values, pa.Array) else to_arrow(values)
-
-
 def _graph_text(graph: dict[str, Any]) -> str:
     """Format the graph, one line for each node: Python takes half a second to indent it."""
     records = ",\n".join(map(json.dumps, graph["nodes"]))
@@ -285,7 +279,7 @@ def _digest(spec: FeatureSpec, statistics: dict, fitted: Fitted) -> str:
     columns = {key: value for key, value in spec.to_dict().items() if key not in ("input", "split")}
     digest = hashlib.sha256(json.dumps([columns, statistics], sort_keys=True).encode())
     for name in spec.vocabularies:
-        values = arrow_values(fitted.vocabularies[name])
+        values = arrow_values(fitted.vocabularies[name].values)
         digest.update(name.encode())
         if pa.types.is_string(values.type):
             offsets, data = string_parts(values)

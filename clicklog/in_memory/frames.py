@@ -29,7 +29,8 @@ from nvt_torchrec.clicklog.text.assemble import assemble, feature
 from nvt_torchrec.clicklog.text.convert import Converted, convert_lists, fields_of
 from nvt_torchrec.formats.rows import CategoryValues, RawRows
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from nvt_torchrec.formats.spec.raw_types import RAW_TYPES, is_missing
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.spec.raw_types.base import is_missing
 from nvt_torchrec.formats.spec.reading import Read
 
 #: By name, the values [n] of a column and where they are missing, bool [n].

@@ -24,8 +24,14 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.in_memory.errors import NOT_A_LIST, InvalidRowError
 from nvt_torchrec.clicklog.readers.parquet_rows import convert_column
 from nvt_torchrec.clicklog.text.convert import Converted, convert, fields_of, of_items
-from nvt_torchrec.formats.spec.raw_types import RAW_TYPES, BadValueError, is_missing
-from nvt_torchrec.formats.spec.raw_types.base import EMPTY_ITEM, MESSAGES, NOT_UTF8
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.spec.raw_types.base import (
+    EMPTY_ITEM,
+    MESSAGES,
+    NOT_UTF8,
+    BadValueError,
+    is_missing,
+)
 from nvt_torchrec.formats.spec.reading import Read
 from nvt_torchrec.formats.spec.times import microseconds_of
 

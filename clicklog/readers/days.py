@@ -14,6 +14,7 @@ from typing import Any
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.clicklog.readers.lines import filesystem_of
 from nvt_torchrec.formats.day_names import (
+    DATA_ENDING,
     DayName,
     OpenDays,
     name_of,
@@ -24,7 +25,7 @@ from nvt_torchrec.formats.spec.split import BY_DAYS, Split
 from nvt_torchrec.formats.splits import SPLITS
 
 _COMPRESSED = re.compile(r".*\.(?:gz|bz2|xz|zst)")
-_DATA = re.compile(r".*\.(?:tsv|txt|csv|dat|data|log|parquet|pq)(?:\.(?:gz|bz2|xz|zst))?")
+_DATA = re.compile(rf".*\.(?:{DATA_ENDING})(?:\.(?:gz|bz2|xz|zst))?")
 #: How names begin that are no data.
 _HIDDEN = ("_", ".")
 #: What a file of another name is, if it is the only one.
@@ -38,14 +39,14 @@ class DayFile:
     """One file of a log: a day, unless rows are split otherwise.
 
     Attributes:
-        day: its number, from its name; of a dated file, the days since 1970-01-01.
-        path: where its bytes are.
-        size: bytes of the file as it is stored.
-        source: the file as the user knows it; ``path`` may be a decompressed copy.
-        modified: seconds since 1970, or None if the file system does not report it.
-        compressed: whether the file must be decompressed before it can be cut into blocks.
-        title: how the user knows the day: its date, or the name of a numbered file; "" for others.
-        split: with a split by files, the one that this file is for.
+        day: Its number, from its name; of a dated file, the days since 1970-01-01.
+        path: Where its bytes are.
+        size: Bytes of the file as it is stored.
+        source: The file as the user knows it; ``path`` may be a decompressed copy.
+        modified: Seconds since 1970, or None if the file system does not report it.
+        compressed: Whether the file must be decompressed before it can be cut into blocks.
+        title: How the user knows the day: its date, or the name of a numbered file; "" for others.
+        split: With a split by files, the one that this file is for.
     """
 
     day: int
@@ -88,17 +89,17 @@ def find_days(
     file each. If the rows are not split by days, they may be any files below the directory.
 
     Args:
-        input_path: a directory, a glob such as ``RAW/part-*.csv``, or a file of any name, which is
+        input_path: A directory, a glob such as ``RAW/part-*.csv``, or a file of any name, which is
             day 0 unless its name says otherwise.
-        days: the days to take; None: all, between which no day may be missing.
-        after: of a directory, take only later days than this one, of which there may be none; the
+        days: The days to take; None: all, between which no day may be missing.
+        after: Of a directory, take only later days than this one, of which there may be none; the
             next day must be the first of them. None: any days.
-        split: how the rows are split. If by files, only those that it names are taken, in natural
+        split: How the rows are split. If by files, only those that it names are taken, in natural
             order. If not by days, the files of a glob may have any names, and are numbered in
             natural order where these tell no number.
 
     Raises:
-        BadInputError: there is no such directory, it has no days, their names are of several kinds,
+        BadInputError: There is no such directory, it has no days, their names are of several kinds,
             or a day is missing, empty or there twice.
     """
     if split.by == "files":

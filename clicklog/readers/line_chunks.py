@@ -22,7 +22,6 @@ from nvt_torchrec.clicklog.text.row_ends import (
 
 #: Bytes that are kept of a line that is too long.
 KEPT_BYTES = 1024
-_STEP = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +29,11 @@ class LongLine:
     """A line with more bytes than the limit, or a row whose quote is not closed within it.
 
     Attributes:
-        begin: the byte of the (decompressed) file at which it begins.
-        size: its bytes, without its end.
-        head: the first :data:`KEPT_BYTES` of them.
-        limit: how many it may have.
-        open_quote: whether it is a row whose quote is not closed.
+        begin: The byte of the (decompressed) file at which it begins.
+        size: Its bytes, without its end.
+        head: The first :data:`KEPT_BYTES` of them.
+        limit: How many it may have.
+        open_quote: Whether it is a row whose quote is not closed.
     """
 
     begin: int
@@ -72,22 +71,22 @@ def split_chunks(
     """Cut the rest of a file into chunks of whole lines.
 
     Args:
-        file: read from its current position on, each byte once.
-        chunk_bytes: about how long a chunk is.
-        limit: bytes that a line may have, without its end; in place of a longer line comes a
+        file: Read from its current position on, each byte once.
+        chunk_bytes: About how long a chunk is.
+        limit: Bytes that a line may have, without its end; in place of a longer line comes a
             :class:`LongLine`.
-        begin: the position of ``head`` in the file, for :attr:`LongLine.begin`.
-        size: how many bytes to read: whole lines. None: up to the end of the file.
-        quotes: the delimiter of text whose quoted fields may contain line breaks, which are then
+        begin: The position of ``head`` in the file, for :attr:`LongLine.begin`.
+        size: How many bytes to read: whole lines. None: up to the end of the file.
+        quotes: The delimiter of text whose quoted fields may contain line breaks, which are then
             part of a line; "" for other text.
-        head: bytes that were read already and come before the rest of the file.
+        head: Bytes that were read already and come before the rest of the file.
 
     Yields:
         In the order of the file, chunks of lines up to ``limit`` (read-only; the last line perhaps
         without its newline), and the longer lines.
 
     Raises:
-        EndedEarlyError: there are fewer than ``size`` bytes.
+        EndedEarlyError: There are fewer than ``size`` bytes.
     """
     rest = memoryview(head)  # of a line whose end has not been read
     long: LongLine | None = None  # a line that is too long already
@@ -169,12 +168,12 @@ def _rows(
     """Cut ``text[first:]``, where quoted fields may contain line breaks, into rows.
 
     Args:
-        text: its first byte is byte ``begin`` of the file.
-        first: where a row begins.
-        begin: see above.
-        limit: see :func:`split_chunks`.
-        delimiter: likewise.
-        final: whether the file ends with the text.
+        text: Of a bytearray; its first byte is byte ``begin`` of the file.
+        first: Where a row begins.
+        begin: See above.
+        limit: See :func:`split_chunks`.
+        delimiter: Likewise.
+        final: Whether the file ends with the text.
 
     Yields:
         As :func:`split_chunks`.
@@ -190,22 +189,12 @@ def _rows(
             yield text[first:at]
         if why not in (TOO_LONG, OPEN_ON_LINE, OPEN_TO_END):
             return at, None
-        end = stop
-        if why != OPEN_TO_END:
-            end = _find_newline(array, at if why == OPEN_ON_LINE else at + limit + 1)
+        after = {OPEN_TO_END: stop, OPEN_ON_LINE: at}.get(why, at + limit + 1)
+        newline = text.obj.find(b"\n", after, stop)
+        end = newline if newline >= 0 else stop
         head = bytes(text[at : min(at + KEPT_BYTES, end)])
         line = LongLine(begin + at, end - at, head, limit, why != TOO_LONG)
         if end == stop and not final:
             return stop, line
         yield line
         first = at = min(end + 1, stop)
-
-
-def _find_newline(array: np.ndarray, at: int) -> int:
-    """Return where the first line break from ``at`` on is; the end of the text if there is none."""
-    while at < len(array):
-        found = np.flatnonzero(array[at : at + _STEP] == 10)
-        if len(found):
-            return at + int(found[0])
-        at += _STEP
-    return len(array)

@@ -8,7 +8,7 @@ import difflib
 import itertools
 import json
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,9 +35,9 @@ class ParquetLayout:
     """The contents of a parquet file, from its footer.
 
     Attributes:
-        rows: number of rows.
-        label: whether there is a label column.
-        groups: rows of each row group, and bytes of the spec's columns in it, decoded.
+        rows: Number of rows.
+        label: Whether there is a label column.
+        groups: Rows of each row group, and bytes of the spec's columns in it, decoded.
     """
 
     rows: int
@@ -66,14 +66,14 @@ def parquet_layout(path: str, source: str, spec: FeatureSpec) -> ParquetLayout:
     """Read a file's footer.
 
     Raises:
-        BadInputError: it is not a parquet file, or a column is missing or of another type.
+        BadInputError: It is not a parquet file, or a column is missing or of another type.
     """
     with _opened(path, source) as (_, footer):
         partition = partition_values(source)
         label = all(
-            name in partition or _find(footer.schema, name) for name in spec.sources(label=True)
+            name in partition or find_type(footer.schema, name) for name in spec.sources(label=True)
         )
-        wanted = _check(footer.schema, source, spec, label=label)
+        wanted = check_columns(footer.schema, source, spec, label=label)
         wanted = {name if name in footer.schema.names else name.split(".")[0] for name in wanted}
         leaves = [i for i, name in enumerate(columns_of_leaves(footer.schema)) if name in wanted]
         sizes = footer.chunks[:, leaves, DECOMPRESSED].sum(axis=1)
@@ -123,23 +123,23 @@ def read_parquet(
     :mod:`.parquet_values` says which types a column may have.
 
     Args:
-        path: of the file.
-        begin: first row.
-        end: the row after the last row.
-        source: names the file in errors.
-        spec: the columns.
-        label: whether to read the label.
-        reject: describe every bad row, not only the first ones.
-        chunk_rows: the most rows that are read at once; None: all.
+        path: Of the file.
+        begin: First row.
+        end: The row after the last row.
+        source: Names the file in errors.
+        spec: The columns.
+        label: Whether to read the label.
+        reject: Describe every bad row, not only the first ones.
+        chunk_rows: The most rows that are read at once; None: all.
 
     Yields:
         Chunks of rows; line numbers count from 0 in each.
 
     Raises:
-        BadInputError: the file is damaged, or a column is missing or of another type.
+        BadInputError: The file is damaged, or a column is missing or of another type.
     """
     with _opened(path, source) as (parquet, footer):
-        names = _check(parquet.schema_arrow, source, spec, label=label)
+        names = check_columns(parquet.schema_arrow, source, spec, label=label)
         meta = footer.metadata
         if end > meta.num_rows:
             raise BadInputError(
@@ -162,7 +162,7 @@ def read_parquet(
             chunk = table.slice(max(begin - at, 0), max(end - max(at, begin), 0))
             at += len(table)
             if len(chunk) or chunk_rows is None:
-                yield _to_rows(chunk, source, spec, label=label, reject=reject)
+                yield table_to_rows(chunk, source, spec, label=label, reject=reject)
 
 
 def partition_values(path: str) -> dict[str, str | None]:
@@ -174,7 +174,7 @@ def partition_values(path: str) -> dict[str, str | None]:
     }
 
 
-def _find(schema: pa.Schema, name: str) -> pa.DataType | None:
+def find_type(schema: pa.Schema, name: str) -> pa.DataType | None:
     """Return the type of a column, or of a field ``s.c`` of a struct; None without one."""
     if schema.names.count(name) == 1:
         return schema.field(name).type
@@ -189,7 +189,7 @@ def _find(schema: pa.Schema, name: str) -> pa.DataType | None:
 
 def _column(table: pa.Table | pa.RecordBatch, name: str, source: str) -> pa.Array:
     """Return a column, or a field of a struct, or a value of the directories, as one array."""
-    if name not in table.schema.names and _find(table.schema, name) is None:
+    if name not in table.schema.names and find_type(table.schema, name) is None:
         value = pa.scalar(partition_values(source)[name], pa.string())
         return pa.repeat(value, table.num_rows)
     column, *fields = [name] if name in table.schema.names else name.split(".")
@@ -197,23 +197,34 @@ def _column(table: pa.Table | pa.RecordBatch, name: str, source: str) -> pa.Arra
     return pc.struct_field(array, fields) if fields else array
 
 
-def _to_rows(
+def table_to_rows(
     table: pa.Table | pa.RecordBatch,
     source: str,
     spec: FeatureSpec,
     *,
     label: bool,
     reject: bool | int,
+    text: Callable[[int], bytes] | None = None,
 ) -> RawRows:
+    """Return the rows of a table whose columns are as the spec says; see :func:`check_columns`.
+
+    Args:
+        table: The columns.
+        source: Names the file in errors.
+        spec: The columns of the spec.
+        label: Whether to read the label.
+        reject: Whether to describe every bad row, and not only the first ones.
+        text: Returns the raw text of a row; None: the columns of the row as JSON.
+    """
     plan, separator = spec.read_plan(label=label), spec.input.list_separator
     columns = {name: _column(table, name, source) for name in spec.sources(label=label)}
 
-    def text(row: int) -> bytes:
+    def as_json(row: int) -> bytes:
         value = {name: column[row].as_py() for name, column in columns.items()}
         return json.dumps(value, default=_readable, ensure_ascii=False).encode()
 
     converted = (convert_array(columns[read.source], read, separator) for read in plan.reads)
-    return assemble(spec, converted, text, rows=len(table), label=label, reject=reject)
+    return assemble(spec, converted, text or as_json, rows=len(table), label=label, reject=reject)
 
 
 def convert_column(array: pa.Array, read: Read, source: str) -> Converted:
@@ -221,11 +232,11 @@ def convert_column(array: pa.Array, read: Read, source: str) -> Converted:
 
     Args:
         array: [n], of any type that can hold the values that are read.
-        read: how the column is read.
-        source: names the array in errors.
+        read: How the column is read.
+        source: Names the array in errors.
 
     Raises:
-        BadInputError: the array is of another type.
+        BadInputError: The array is of another type.
     """
     if not fits(array.type, read):
         raise BadInputError(
@@ -239,12 +250,12 @@ def _readable(value: object) -> str:
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
-def _check(schema: pa.Schema, source: str, spec: FeatureSpec, *, label: bool) -> list[str]:
+def check_columns(schema: pa.Schema, source: str, spec: FeatureSpec, *, label: bool) -> list[str]:
     """Return the names of the columns to read; check that they exist and their types."""
     partition = partition_values(source)
     names = []
     for read in spec.read_plan(label=label).reads:
-        held = _find(schema, read.source)
+        held = find_type(schema, read.source)
         if held is None and read.source in partition and read.source not in schema.names:
             continue
         if held is None:

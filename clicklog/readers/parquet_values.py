@@ -36,9 +36,9 @@ def fits(held: pa.DataType, read: Read, separator: str = "") -> bool:
     """Whether columns of a type can be read in a way; values may still be wrong.
 
     Args:
-        held: the type.
-        read: how the column is read.
-        separator: the character between the values of a list that is held as text; "": none is.
+        held: The type.
+        read: How the column is read.
+        separator: The character between the values of a list that is held as text; "": none is.
     """
     types = pa.types
     if types.is_dictionary(held):

@@ -31,7 +31,7 @@ from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 PARQUET_MAGIC = b"PAR1"
 #: The first lines of a file, which tell its header and whether its rows have a label.
-HEAD_BYTES = 1 << 16
+_HEAD_BYTES = 1 << 16
 _SCAN_BYTES = 8 << 20
 #: What to do about a line that is too long, other than to leave it out.
 TOO_LONG_REMEDY = (
@@ -42,6 +42,15 @@ OPEN_QUOTE_REMEDY = (
     "close the quote (a quote within a quoted field is doubled), or allow longer rows with "
     "`etl run --max_line_kb`"
 )
+
+
+def head_bytes(spec: FeatureSpec) -> int:
+    """Return how much of a file tells which columns it has and whether its rows have a label."""
+    if spec.input.format == "json":
+        from nvt_torchrec.clicklog.readers.json_rows import HEAD_BYTES
+
+        return HEAD_BYTES
+    return _HEAD_BYTES
 
 
 def header_lines(spec: FeatureSpec, path: str = "") -> int:
@@ -131,17 +140,17 @@ def file_layout(path: str, size: int, source: str, spec: FeatureSpec) -> LineLay
     """Return the positions of the columns, from a file's header or its first lines.
 
     Args:
-        path: of the file, which is not compressed.
-        size: bytes of the file.
-        source: names the file in errors.
-        spec: the columns.
+        path: Of the file, which is not compressed.
+        size: Bytes of the file.
+        source: Names the file in errors.
+        spec: The columns.
 
     Raises:
-        BadInputError: it is a parquet file, or its header is too long or lacks a column.
-        BadRowError: its first lines have another number of fields than the spec.
+        BadInputError: It is a parquet file, or its header is too long or lacks a column.
+        BadRowError: Its first lines have another number of fields than the spec.
     """
     begin = find_preamble(path, spec.input)[0]
-    chunks = read_chunks(path, begin, size, HEAD_BYTES, spec.input)
+    chunks = read_chunks(path, begin, size, head_bytes(spec), spec.input)
     layout = first_layout(chunks, source, spec)[1]
     return dataclasses.replace(layout, begin=begin + layout.begin)
 
@@ -154,15 +163,15 @@ def first_layout(
     Lines that are too long decide nothing about the label, unless there are no others.
 
     Args:
-        chunks: without a byte order mark and the lines to skip.
-        source: names the file in errors.
-        spec: the columns.
+        chunks: Without a byte order mark and the lines to skip.
+        source: Names the file in errors.
+        spec: The columns.
 
     Returns:
         The chunks that were taken, and the layout; its ``begin`` is counted from the first chunk.
 
     Raises:
-        BadInputError: as :func:`file_layout`; or there are no chunks.
+        BadInputError: As :func:`file_layout`; or there are no chunks.
     """
     taken: list[memoryview | LongLine] = []
     for chunk in chunks:
@@ -185,6 +194,10 @@ def first_layout(
             f"{source}: the header has more than {spec.input.line_limit:,} bytes",
             "check that it is the right file, or allow longer lines with `etl run --max_line_kb`",
         )
+    if spec.input.format == "json":
+        from nvt_torchrec.clicklog.readers.json_rows import json_layout
+
+        return taken, json_layout(head, source, spec)
     return taken, layout_of(head, source, spec)
 
 
@@ -192,8 +205,10 @@ def block_layout(path: str, end: int, source: str, spec: FeatureSpec, label: boo
     """Return the positions of the columns for a block of a file that ends at ``end``.
 
     Raises:
-        BadInputError: as :func:`file_layout`; or the label is to be read and not in the header.
+        BadInputError: As :func:`file_layout`; or the label is to be read and not in the header.
     """
+    if spec.input.format == "json":
+        return LineLayout((), label, source=source)
     if not spec.input.header and (label or len(plain_layouts(spec)) <= 2):
         return plain_layout(spec, label=label)
     layout = file_layout(path, end, source, spec)
@@ -222,5 +237,10 @@ def parse_chunks(
             if len(chunks) > 1:
                 before += rows_in(chunk, spec)
     text = texts[0] if len(texts) == 1 else b"".join(texts)
-    rows = parse_rows(text, spec, layout, reject=reject)
+    if spec.input.format == "json":
+        from nvt_torchrec.clicklog.readers.json_rows import parse_json
+
+        rows = parse_json(text, spec, layout, reject=reject)
+    else:
+        rows = parse_rows(text, spec, layout, reject=reject)
     return with_bad_rows(rows, bad) if bad else rows

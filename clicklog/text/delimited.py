@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from nvt_torchrec.base.arrays import mask_to_numpy, string_array, to_numpy
+from nvt_torchrec.base.arrays import mask_to_numpy, string_array
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.clicklog.text.assemble import assemble
@@ -46,8 +46,10 @@ def parse_delimited(
     data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool | int = False
 ) -> RawRows:
     """Parse delimited text of any spec, as :func:`parse_rows` does; it is UTF-8."""
-    if spec.input.format == "parquet":
-        raise SettingsError("the spec describes parquet, not text", "set format in its [input]")
+    if spec.input.format in ("json", "parquet"):
+        raise SettingsError(
+            f"the spec describes {spec.input.format}, not text", "set format in its [input]"
+        )
     plan, names = spec.read_plan(label=layout.label), spec.sources(label=layout.label)
     places = {name: layout.fields.index(name) for name in names}
     wanted = sorted(places.values())
@@ -90,13 +92,13 @@ class DelimitedRows:
     """The fields of some columns of a text of ``n`` rows.
 
     Attributes:
-        columns: binary arrays [well-formed rows].
+        columns: Binary arrays [well-formed rows].
         line: int64 [well-formed rows], which of the ``n`` rows each is.
         code: uint8 [n], 0 or what is wrong with a row as a whole.
         where: int32 [n], of these the place of the field or, for FIELD_COUNT, the number of fields.
         begins: int32 [n + 1], where each row begins in ``text``.
-        text: the rows, with characters replaced.
-        replaced: which character stands for which bytes.
+        text: The rows, with characters replaced.
+        replaced: Which character stands for which bytes.
     """
 
     columns: list[pa.Array]
@@ -125,13 +127,13 @@ def split_rows(
     """Split whole rows; the last one may lack its newline, and ``\\r\\n`` ends one too.
 
     Args:
-        text: the rows, without a header.
-        input_format: how they are written; what it says of the encoding is ignored.
-        fields: how many fields a row has.
-        wanted: the places of the fields that are returned, in ascending order.
+        text: The rows, without a header.
+        input_format: How they are written; what it says of the encoding is ignored.
+        fields: How many fields a row has.
+        wanted: The places of the fields that are returned, in ascending order.
 
     Raises:
-        SettingsError: the text is too large.
+        SettingsError: The text is too large.
     """
     if len(text) > MAX_BLOCK_BYTES:
         raise SettingsError(
@@ -173,12 +175,12 @@ def _find_fields(text, delimiter, slots, row_begins, counts, begins, ends):
 
     Args:
         text: uint8, whole rows.
-        delimiter: the byte between fields.
+        delimiter: The byte between fields.
         slots: [fields], the index in ``begins`` and ``ends`` of each field of a row, or -1.
         row_begins: [n + 1], filled with where each row begins.
         counts: [n], filled with the number of its fields.
         begins: [slots, n], filled with where the fields begin in the text.
-        ends: likewise where they end; ``\\r\\n`` ends a row too.
+        ends: Likewise where they end; ``\\r\\n`` ends a row too.
     """
     at = 0
     for row in range(len(counts)):
@@ -241,15 +243,7 @@ def _split_quoted(
     for line in np.flatnonzero(~_well_quoted(text, begins, delimiter)).tolist():
         code[line], where[line] = _quote_error(text[begins[line] : begins[line + 1]], delimiter)
     names = [str(place) for place in wanted]
-    how = delimiter, newlines, fields, names
-    try:
-        table = _read(text, begins, code, *how)
-    except pa.ArrowInvalid:  # a row has another number of fields
-        pattern = f"{_field(delimiter)}\\x{delimiter.hex()}"
-        counts = to_numpy(pc.count_substring_regex(_rows_of(text, begins), pattern=pattern)) + 1
-        other = (counts != fields) & (code == 0)
-        code[other], where[other] = FIELD_COUNT, counts[other]
-        table = _read(text, begins, code, *how)
+    table = _read(text, begins, code, where, delimiter, newlines, fields, names)
     line = np.flatnonzero(code == 0)
     if len(table) != len(line):
         raise AssertionError(f"{len(table)} rows were read, and {len(line)} are there")
@@ -274,22 +268,14 @@ def _row_begins(text: bytes, delimiter: bytes) -> np.ndarray:
     return np.concatenate([np.zeros(1, np.int32), ends + np.int32(1)])
 
 
-def _rows_of(text: bytes, begins: np.ndarray) -> pa.Array:
-    buffers = [None, pa.py_buffer(begins), pa.py_buffer(text)]
-    return pa.Array.from_buffers(pa.binary(), len(begins) - 1, buffers)
-
-
-def _field(delimiter: bytes) -> str:
-    """Return the regular expression of a field, quoted or not."""
-    mark = f"\\x{delimiter.hex()}"
-    return f'(?:"(?:[^"]|"")*"|[^"{mark}\\n][^{mark}\\n]*|)'
-
-
 def _well_quoted(text: bytes, begins: np.ndarray, delimiter: bytes) -> np.ndarray:
     """Return which rows consist of fields that are quoted as a whole or not at all, bool [n]."""
-    field = _field(delimiter)
-    pattern = f"^{field}(?:\\x{delimiter.hex()}{field})*\\r?\\n$"
-    return mask_to_numpy(pc.match_substring_regex(_rows_of(text, begins), pattern=pattern))
+    mark = f"\\x{delimiter.hex()}"
+    field = f'(?:"(?:[^"]|"")*"|[^"{mark}\\n][^{mark}\\n]*|)'
+    buffers = [None, pa.py_buffer(begins), pa.py_buffer(text)]
+    rows = pa.Array.from_buffers(pa.binary(), len(begins) - 1, buffers)
+    pattern = f"^{field}(?:{mark}{field})*\\r?\\n$"
+    return mask_to_numpy(pc.match_substring_regex(rows, pattern=pattern))
 
 
 def _quote_error(row: bytes, delimiter: bytes) -> tuple[int, int]:
@@ -313,15 +299,23 @@ def _read(
     text: bytes,
     begins: np.ndarray,
     code: np.ndarray,
+    where: np.ndarray,
     delimiter: bytes,
     newlines: bool,
     fields: int,
     names: list[str],
 ) -> pa.Table:
-    """Return the wanted columns of the rows without a code."""
-    if code.any():
+    """Return the wanted columns of the rows without a code; note other numbers of fields."""
+    lines = np.flatnonzero(code == 0)
+    if len(lines) < len(code):
         kept = np.repeat(code == 0, np.diff(begins))
         text = np.frombuffer(text, np.uint8)[kept].tobytes()
+
+    def skip(row: pyarrow.csv.InvalidRow) -> str:
+        line = lines[row.number - 1]
+        code[line], where[line] = FIELD_COUNT, row.actual_columns
+        return "skip"
+
     if not text:  # Arrow takes no empty file
         nothing = pa.array([], pa.binary())
         return pa.table([nothing] * len(names), names)
@@ -339,6 +333,7 @@ def _read(
             delimiter=delimiter.decode(),
             newlines_in_values=newlines,
             ignore_empty_lines=False,
+            invalid_row_handler=skip,
         ),
         convert_options=pyarrow.csv.ConvertOptions(
             include_columns=names,

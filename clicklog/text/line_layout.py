@@ -31,15 +31,17 @@ class LineLayout:
     """What the fields of the lines of a file are.
 
     Attributes:
-        fields: the name of each field of a line, "" for those without; the spec's sources are
+        fields: The name of each field of a line, "" for those without; the spec's sources are
             among them.
-        label: whether the rows have labels, and what else only training reads.
-        begin: byte of the file at which the first row begins: 0, or after the header.
+        label: Whether the rows have labels, and what else only training reads.
+        begin: Byte of the file at which the first row begins: 0, or after the header.
+        source: Names the file in errors; only of JSON lines, which have no fields.
     """
 
     fields: tuple[str, ...]
     label: bool
     begin: int = 0
+    source: str = ""
 
     def without_label(self) -> LineLayout:
         """Return the layout without labels, whose fields are then ignored."""
@@ -76,13 +78,13 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     """Return the layout that a file's first lines show; a header may name further columns.
 
     Args:
-        head: the file's first lines; the last one may be cut.
-        source: names the file in errors.
-        spec: the columns.
+        head: The file's first lines; the last one may be cut.
+        source: Names the file in errors.
+        spec: The columns.
 
     Raises:
-        BadInputError: the header lacks a column, or has it twice.
-        BadRowError: there is no header, and no line has as many fields as the spec, or as many as
+        BadInputError: The header lacks a column, or has it twice.
+        BadRowError: There is no header, and no line has as many fields as the spec, or as many as
             without labels.
     """
     check_text(head, source)
@@ -166,10 +168,10 @@ def check_text(head: bytes, source: str) -> None:
         (head.startswith(_ZIP), "a zip archive", f"unpack it: unzip {file}"),
         (packed, "compressed, but its name does not say so", f"name it {source}{packed}"),
         (
-            _is_json(head),
+            is_json(head) or head.startswith(b'[{"'),
             "JSON",
-            "convert it to parquet, rows in lines for example with pyarrow.json.read_json and "
-            "pyarrow.parquet.write_table",
+            f"make a spec by `python -m etl guess {file}`, which sets format; a list of objects "
+            f"becomes lines by jq -c '.[]' {file}",
         ),
         (
             bare_returns,
@@ -181,10 +183,11 @@ def check_text(head: bytes, source: str) -> None:
             raise BadInputError(f"{source}: {what}", remedy)
 
 
-def _is_json(head: bytes) -> bool:
-    """Whether a text begins with an object in its first line, or with a list of objects."""
+def is_json(head: bytes) -> bool:
+    """Return whether a text begins with an object in its first line."""
     try:
-        return head.startswith(b'[{"') or isinstance(json.loads(head.split(b"\n", 1)[0]), dict)
+        line = head.removeprefix(_BYTE_ORDER_MARK).split(b"\n", 1)[0]
+        return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
 

@@ -7,31 +7,21 @@ from __future__ import annotations
 
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.spec.raw_types.base import (
-    EMPTY_ITEM,
-    FIELD_COUNT,
-    LABEL_NUMBER,
-    NOT_UTF8,
-    NULL_ITEM,
-    OPEN_QUOTE,
-    OTHER_LABEL,
-    RANGE,
-    SYNTAX,
-)
+from nvt_torchrec.formats.spec.raw_types import base as codes
 from nvt_torchrec.formats.spec.reading import Read
 
 #: By code. ``{keys}`` are those of the raw type, ``{wider}`` is the raw type of larger numbers.
 REMEDIES = {
-    SYNTAX: "set {keys} for column {source} in the spec",
-    RANGE: 'set raw = "{wider}" for column {source} in the spec',
-    NOT_UTF8: 'set encoding = "latin-1" in [input] of the spec if the file is in it',
-    EMPTY_ITEM: "check list_separator in [input] of the spec",
-    NULL_ITEM: "leave missing values out of the lists of column {source}, in SQL "
+    codes.SYNTAX: "set {keys} for column {source} in the spec",
+    codes.RANGE: 'set raw = "{wider}" for column {source} in the spec',
+    codes.NOT_UTF8: 'set encoding = "latin-1" in [input] of the spec if the file is in it',
+    codes.EMPTY_ITEM: "check list_separator in [input] of the spec",
+    codes.NULL_ITEM: "leave missing values out of the lists of column {source}, in SQL "
     "filter({source}, x -> x is not null)",
-    OTHER_LABEL: "add it to positive or negative in [label] of the spec",
-    LABEL_NUMBER: "set positive instead of threshold in [label] of the spec",
-    OPEN_QUOTE: "set quoted_newlines = true in [input] of the spec if its text goes on in the next "
-    "one",
+    codes.OTHER_LABEL: "add it to positive or negative in [label] of the spec",
+    codes.LABEL_NUMBER: "set positive instead of threshold in [label] of the spec",
+    codes.OPEN_QUOTE: "set quoted_newlines = true in [input] of the spec if its text goes on in "
+    "the next one",
 }
 MISSING_LABEL = (
     'set positive = ["1"] and negative = ["0", ""] in [label] of the spec if a missing label is 0'
@@ -56,7 +46,7 @@ def value_remedy(read: Read, code: int, *, missing: bool = False) -> str:
     kind = RAW_TYPES[read.raw]
     if missing and read.raw == "label":
         return MISSING_LABEL
-    if code == RANGE and not kind.wider:
+    if code == codes.RANGE and not kind.wider:
         return ""
     return REMEDIES[code].format(keys=kind.keys, wider=kind.wider, source=read.source)
 
@@ -64,9 +54,9 @@ def value_remedy(read: Read, code: int, *, missing: bool = False) -> str:
 def line_remedy(line: bytes, spec: FeatureSpec, code: int) -> str:
     """Return what to do about a line that is malformed as a whole, and to correct the file."""
     hint = REMEDIES.get(code, "")
-    if code == FIELD_COUNT and not line and not spec.input.skip_empty_lines:
+    if code == codes.FIELD_COUNT and not line and not spec.input.skip_empty_lines:
         hint = EMPTY_LINE
-    if code == OPEN_QUOTE and spec.input.quoted_newlines:
+    if code == codes.OPEN_QUOTE and spec.input.quoted_newlines:
         return ""
     return correct_or(hint)
 

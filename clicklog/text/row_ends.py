@@ -31,13 +31,13 @@ def skip_rows(buffer, at, stop, final, limit, delimiter, most, until):
 
     Args:
         buffer: uint8, the text.
-        at: where a row begins.
-        stop: where the text ends.
-        final: whether the file, or another whole number of rows, ends there too.
-        limit: bytes of a row.
-        delimiter: the byte between fields.
-        most: how many rows to skip.
-        until: skip no row that begins here or later.
+        at: Where a row begins.
+        stop: Where the text ends.
+        final: Whether the file, or another whole number of rows, ends there too.
+        limit: Bytes of a row.
+        delimiter: The byte between fields.
+        most: How many rows to skip.
+        until: Skip no row that begins here or later.
 
     Returns:
         Where the next row begins, the number of rows skipped, and why it stopped.

@@ -35,14 +35,14 @@ def _check_unfinished(output: Output) -> None:
             "unfinished",
             output.path / UNFINISHED_FILE,
             "the run has not finished",
-            "run it again with --resume or --restart",
+            "finish it by the same command, or begin again with --restart",
         )
     elif (output.path / EXTENDING_FILE).exists():
         output.note(
             "unfinished",
             output.path / EXTENDING_FILE,
             "a day is being added, or adding it was interrupted; this is the output without it",
-            "finish it with `python -m etl extend … --resume`",
+            "finish it by the same `python -m etl extend`",
         )
     elif (output.path / WORK_DIRECTORY).exists():
         output.warning("leftover", output.path / WORK_DIRECTORY, "left by a run", "delete it")

@@ -10,8 +10,8 @@ DESCRIPTION = (
     "earlier days stays as it is; new values that qualify for an id get the next ones. Each day "
     "is a generation. The newest day is halved into valid and test, all others are for training; "
     "rows that are split by share, column or time go where the spec's [split] says. "
-    "Until all of a day is ready, OUT is the previous generation. --resume continues an "
-    "interrupted extension; --undo takes the newest day back."
+    "Until all of a day is ready, OUT is the previous generation. The same command "
+    "continues an interrupted extension; --undo takes the newest day back."
 )
 SETTINGS = (ExtendSettings,)
 

@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 DESCRIPTION = (
     "Fits a Workflow on all days but the last, saves it to OUT/workflow, and writes "
     "OUT/criteo_binary/split/{train,valid,test}. Unless the spec's [split] says otherwise, the "
-    "last day is halved into valid and test; a log of one day is split 80/10/10. --resume "
-    "continues an interrupted run."
+    "last day is halved into valid and test; a log of one day is split 80/10/10. The same "
+    "command continues an interrupted run."
 )
 
 

@@ -224,15 +224,15 @@ def readable_errors(client: Client | None = None) -> Iterator[None]:
     except (KilledWorker, MemoryError) as error:
         raise WorkerLostError(
             f"Dask workers most likely ran out of memory: {error!r}",
-            "use a smaller --block_mb, fewer --workers, or cap the vocabularies; --resume keeps "
-            "what is finished",
+            "use a smaller --block_mb, fewer --workers, or cap the vocabularies; the same "
+            "command keeps what is finished",
         ) from error
     except (CancelledError, ClosedClientError):  # while or before waiting for a result
         if not lost.is_set():
             raise
         raise WorkerLostError(
             f"the cluster has had no worker for {LOST_SECONDS} s",
-            "see the workers' output for the reason, start them again, and run again with --resume",
+            "see the workers' output for the reason, start them again, and run this again",
         ) from None
     finally:
         for logger, level in zip(loggers, levels, strict=True):

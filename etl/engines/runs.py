@@ -135,7 +135,7 @@ class RunFile:
             yield
         except (OSError, ValueError, KeyError, EOFError, struct.error, zipfile.BadZipFile) as error:
             raise BadInputError(
-                f"{self.path}: damaged: {error}", "delete this file and run again with --resume"
+                f"{self.path}: damaged: {error}", "delete this file and run again"
             ) from error
 
     def _read(self, name: str) -> np.ndarray:

@@ -109,7 +109,7 @@ def check_flags(settings: ExtendSettings, split: Split) -> None:
 
 
 def new_days(settings: ExtendSettings, manifest: Manifest) -> list[DayFile]:
-    """Find the days to add; with ``--resume`` those that are there already are passed over.
+    """Find the days to add; those that are there already, from the same file, are passed over.
 
     Raises:
         BadInputError: A file is missing, or a day cannot be added.
@@ -121,17 +121,14 @@ def new_days(settings: ExtendSettings, manifest: Manifest) -> list[DayFile]:
     days = []
     for day in found:
         if day.day in inputs:
-            if not settings.resume:
+            file = inputs[day.day]
+            if fingerprint(day) != file.fingerprint and content_digest(day) != file.digest:
+                undo = "take that one back with --undo first; or, " * (day.day == newest)
                 raise BadInputError(
-                    f"{day.path}: {day.name} is in {settings.output_path} already",
-                    f"give a later day, in a file named {_following(inputs)}; a day cannot be "
-                    "replaced: for that, run the ETL again",
-                )
-            if inputs[day.day]["fingerprint"] != fingerprint(day):
-                raise BadInputError(
-                    f"{day.path}: changed since {day.name} was added to "
-                    f"{settings.output_path} as {inputs[day.day]['path']}",
-                    "a day cannot be replaced: leave it out, or run the ETL again",
+                    f"{day.path}: {settings.output_path} has {day.name} already, of another file, "
+                    f"{file.path}",
+                    f"{undo}if this is a later day, call it {_following(inputs)}; or run the ETL "
+                    "again",
                 )
         elif day.day < newest:
             raise BadInputError(
@@ -141,13 +138,6 @@ def new_days(settings: ExtendSettings, manifest: Manifest) -> list[DayFile]:
             )
         else:
             days.append(day)
-    if not found and not settings.resume:
-        raise BadInputError(
-            f"{settings.input_path}: no day that is newer than "
-            f"{day_title(inputs[newest]['path']) or f'day {newest}'}, the newest of "
-            f"{settings.output_path}",
-            f"add the file {_following(inputs)}",
-        )
     return days
 
 

@@ -84,13 +84,13 @@ class Claim:
         return begin_state(self.output, self.marker)
 
     def end(self) -> None:
-        """Forget the day that was being added; errors do not matter."""
+        """Forget the day that is being, or was being, added; errors do not matter."""
         name_state(self.marker, "")
         shutil.rmtree(self.output / WORK_DIRECTORY, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def claimed(output: Path, *, resume: bool, restart: bool) -> Iterator[Claim]:
+def claimed(output: Path, *, restart: bool) -> Iterator[Claim]:
     """Claim a finished output for an extension.
 
     A switch that has begun is finished first. If the caller fails before any work was done for a
@@ -98,25 +98,21 @@ def claimed(output: Path, *, resume: bool, restart: bool) -> Iterator[Claim]:
 
     Args:
         output: The OUT of a finished run.
-        resume: Continue what an interrupted extension did.
         restart: Discard the day that an interrupted extension was adding.
 
     Raises:
-        BadInputError: There is no finished run, or the switch to a generation was interrupted.
-        OutputError: An interrupted extension is neither resumed nor discarded, another process
-            writes to the directory, or it cannot be written.
+        BadInputError: There is no finished run.
+        OutputError: Another process writes to the directory, or it cannot be written.
     """
     _check_finished(output)
     with contextlib.ExitStack() as stack:
         with named_errors(output):
             marker = stack.enter_context(locked(output / EXTENDING_FILE, output))
         claim = Claim(output, marker)
-        if not resume:
-            EtlOutput(output).check_whole()
         generation = roll_forward(output)
         if generation is not None:
             log.info("%s: finished the switch to generation %d", output, generation)
-        _settle(claim, resume=resume, restart=restart)
+        _settle(claim, restart=restart)
         try:
             yield claim
         except BaseException as error:
@@ -135,7 +131,7 @@ def _check_finished(output: Path) -> None:
             if not is_finished(output):
                 raise OutputError(
                     f"{output}: holds a run that did not finish",
-                    "finish it with `python -m etl run … --resume`, then extend it",
+                    "finish it by the same `python -m etl run`, then extend it",
                 )
             release(output)
     if not is_finished(output):
@@ -145,17 +141,11 @@ def _check_finished(output: Path) -> None:
         )
 
 
-def _settle(claim: Claim, *, resume: bool, restart: bool) -> None:
-    """Decide about the day that an earlier process was adding."""
+def _settle(claim: Claim, *, restart: bool) -> None:
+    """Discard what an earlier process left of a day, if it is of no use."""
     plan = claim.unfinished_day() if not restart else None
     now = Manifest.read(EtlOutput(claim.output).manifest).generation or 0
     if plan is None or plan.settings["generation"] <= now:  # only its state was left
         claim.end()
-        return
-    if not resume:
-        raise OutputError(
-            f"{claim.output}: adding day {plan.day} was interrupted; the output is as before",
-            f"finish it with --resume and --input_path {plan.path}, or discard what was done with "
-            "--restart",
-        )
-    remove_temporary(claim.output)
+    else:
+        remove_temporary(claim.output)

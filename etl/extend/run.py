@@ -11,8 +11,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from nvt_torchrec.base.errors import BadInputError, OutputError
-from nvt_torchrec.base.files.journal import refuse_changes
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.journal import changes, refuse_changes
 from nvt_torchrec.base.files.validation import path_inside
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.etl.engines.engine import Engine, Report, resolve
@@ -35,7 +35,7 @@ from nvt_torchrec.etl.progress import RowsBar
 from nvt_torchrec.etl.results import UnitResult
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.stages import Stages
-from nvt_torchrec.etl.state import begin_or_resume, plan_record
+from nvt_torchrec.etl.state import before_resuming, begin_or_resume, plan_record
 from nvt_torchrec.formats.etl_output import PREVIOUS, EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
@@ -58,15 +58,15 @@ def extend(settings: ExtendSettings) -> Manifest:
         OutputError: The output is in use or cannot be written, or holds an interrupted extension.
     """
     paths = EtlOutput(settings.output_path)
-    claiming = claimed(settings.output_path, resume=settings.resume, restart=settings.restart)
-    with claiming as claim:
+    with claimed(settings.output_path, restart=settings.restart) as claim:
         manifest = Manifest.read(paths.manifest)
         if settings.undo:
             return _undo(paths, manifest, claim)
         split = check_extendable(paths, manifest).split
         check_flags(settings, split)
+        if not settings.input_path and (begun := claim.unfinished_day()):
+            settings = dataclasses.replace(settings, input_path=begun.path)
         days = new_days(settings, manifest) if settings.input_path else []
-        _check_unfinished(claim, days)
         chosen: Sequence[Assignment | None] = [None] * len(days)
         if split.by == "days":
             chosen = assign_all(
@@ -95,21 +95,10 @@ def _undo(paths: EtlOutput, manifest: Manifest, claim: Claim) -> Manifest:
             f"one is kept when a day is added: {remedy}",
         )
     check_extendable(previous, before)
+    claim.end()
     switch(paths.root, claim.begin(), before.generation, undo=True)
     log.info("%s: is generation %d again", paths.root, before.generation)
     return before
-
-
-def _check_unfinished(claim: Claim, days: Sequence[DayFile]) -> None:
-    """Refuse to begin with another day than the one that is half added."""
-    plan = claim.unfinished_day()
-    if plan is None or (days and days[0].day == plan.day):
-        return
-    raise OutputError(
-        f"{claim.output}: adding day {plan.day} was interrupted, and it is not among those given",
-        f"finish it first, with --resume and --input_path {plan.path}, or discard what was done "
-        "with --restart",
-    )
 
 
 @dataclasses.dataclass
@@ -140,6 +129,7 @@ class _Day:
         if not self.settings.allow_repeated_day:
             check_not_repeated(self.day, self.manifest)
         self.record = plan_record(self._described(), [self.day])
+        self._discard_other_plan()
         self.work = self.claim.begin()
         self.next = EtlOutput(self.work / NEXT)
         resumed = begin_or_resume(self.work, self.record, self.output)
@@ -182,6 +172,15 @@ class _Day:
         log.info(
             "%s: %s is generation %d: %s", self.output, self.day.name, manifest["generation"], rows
         )
+
+    def _discard_other_plan(self) -> None:
+        """Begin again where what was interrupted was another day, file or setting."""
+        begun = self.claim.unfinished_day()
+        if begun is None:
+            return
+        if changed := changes(before_resuming(begun, self.record), self.record):
+            log.warning("begun with other settings or inputs, so beginning again: %s", changed[0])
+            self.claim.end()
 
     def _described(self) -> dict[str, Any]:
         """Return what the result depends on beside the input, JSON-ready."""

@@ -67,10 +67,6 @@ class _Attempt:
     rows: list[list[str]]
     first: bool
 
-    @property
-    def is_good(self) -> bool:
-        return self.dialect.fields > 1 and self.share >= _ENOUGH
-
     def rank(self, others: list[_Attempt]) -> tuple:
         """Return what makes one delimiter better than another.
 
@@ -126,17 +122,19 @@ def find_dialect(text: str, path: str, delimiter: str = "") -> Dialect:
                 "convert it to CSV or parquet, with a column for each field",
             )
     tried = [_try(lines, each) for each in _candidates(text, delimiter)]
-    good = [attempt for attempt in tried if attempt.is_good]
+    good = _good(tried)
     if not good and '"' in text:  # lines in the middle of a field
         whole = [each for each in _candidates(text, delimiter) if len(each) == 1]
         tried = [_try_whole(text, each) for each in whole]
-        good = [attempt for attempt in tried if attempt.is_good]
-    if not good and len(lines) == 1:
-        good = [attempt for attempt in tried if attempt.dialect.fields > 1]
+        good = _good(tried)
     if not good:
         raise _no_delimiter(tried, lines[0], path)
     best = max(good, key=lambda attempt: attempt.rank(good))
     return _with_preamble(best.dialect, text)
+
+
+def _good(tried: list[_Attempt]) -> list[_Attempt]:
+    return [each for each in tried if each.dialect.fields > 1 and each.share >= _ENOUGH]
 
 
 def _no_delimiter(tried: list[_Attempt], line: str, path: str) -> BadInputError:

@@ -14,7 +14,7 @@ from nvt_torchrec.etl.guess.labels import (
     why_no_feature,
     without_type,
 )
-from nvt_torchrec.etl.guess.sample import SampledFile
+from nvt_torchrec.etl.guess.sample import SampledFile, unique_names
 from nvt_torchrec.etl.guess.splits import BIRTHS, choose_split
 from nvt_torchrec.etl.guess.times import to_time
 from nvt_torchrec.etl.guess.values import Profile, fits
@@ -69,7 +69,7 @@ class Guess:
     Attributes:
         labels: the keys of each ``[[label]]`` with a comment, the main one first.
         split: the keys of ``[split]``, ``split_why`` its comment.
-        features: the columns of the spec.
+        features: the columns of the spec, dense ones first.
         unread: the columns of the file that are not read, each with the reason.
         names: of text without a header, the names of all columns of the file.
     """
@@ -114,6 +114,7 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
     if not any(feature.kind == "categorical" for feature in features):
         able = [c for c in rest if c.name and not why_no_feature(c, [columns[at]])]
         features, unread = _with_a_category(features, unread, able, path)
+    features.sort(key=lambda feature: feature.kind != "dense")  # as a spec orders them
     features = _without_clashes(features, [spec_name(rule["name"]) for rule, _ in labels])
     split, split_why = choose_split(rest, sample)
     return Guess(labels, split, split_why, features, unread, [c.name for c in columns])
@@ -127,11 +128,9 @@ def _named(sample: SampledFile, label: int) -> list[Profile]:
     result = []
     for j, column in enumerate(sample.columns):
         dense = _is_criteo(sample, label) and 0 < j < 14
-        kind = {"int": "int", "float": "float", "time": "time"}.get(column.kind, "cat")
-        if kind == "int" and not dense and _is_code(column):
+        kind = column.kind if column.kind in ("int", "float", "time", "empty") else "cat"
+        if column.multi_hot or (kind == "int" and not dense and _is_code(column)):
             kind = "cat"
-        if column.multi_hot or column.kind == "empty":
-            kind = "cat" if column.multi_hot else "empty"
         name = "label" if j == label else f"{kind}_{seen[kind]}"
         if j != label:
             seen[kind] += 1
@@ -157,10 +156,11 @@ def _features(
     column: Profile, sample: SampledFile, *, is_criteo: bool
 ) -> tuple[list[Feature], str]:
     """Return what becomes of a column, and the reason if it is nothing."""
-    name = column.name
+    if is_criteo and column.name.startswith("int_"):
+        return [_feature(column, "dense", {}, "a count")], ""
     if is_criteo:
-        return [_criteo(column)], ""
-    if not name:
+        return [_feature(column, "categorical", {"raw": "hex32"}, "hexadecimal")], ""
+    if not column.name:
         return [], "it has no name"
     if column.kind == "empty":
         return [], column.unread or "no values in the rows that were read"
@@ -221,25 +221,20 @@ def _is_code(column: Profile) -> bool:
     )
 
 
-def _criteo(column: Profile) -> Feature:
-    if column.name.startswith("int_"):
-        return Feature(column.name, "dense", {}, _says(column, "a count"), column.name)
-    return Feature(
-        column.name, "categorical", {"raw": "hex32"}, _says(column, "hexadecimal"), column.name
-    )
-
-
 def _reading(column: Profile) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if column.nulls:
-        options["nulls"] = list(column.nulls)
-    if column.trim:
-        options["trim"] = True
-    if column.lenient:
-        options["lenient"] = True
-    if column.thousands:
-        options["thousands"] = column.thousands
-    return options
+    keys = {
+        "nulls": list(column.nulls),
+        "trim": column.trim,
+        "lenient": column.lenient,
+        "thousands": column.thousands,
+    }
+    return {key: value for key, value in keys.items() if value}
+
+
+def _feature(
+    column: Profile, kind: str, options: dict[str, Any], why: str, name: str = ""
+) -> Feature:
+    return Feature(name or column.name, kind, options, _says(column, why), column.name)
 
 
 def _dense(column: Profile) -> Feature:
@@ -251,13 +246,8 @@ def _dense(column: Profile) -> Feature:
     if column.least < -2 or column.most <= 1:  # a logarithm would flatten them
         options["transform"] = "normalize"
         shape = "numbers"
-    return Feature(
-        column.name,
-        "dense",
-        options,
-        _says(column, f"{shape} from {column.least:g} to {column.most:g}"),
-        column.name,
-    )
+    why = f"{shape} from {column.least:g} to {column.most:g}"
+    return _feature(column, "dense", options, why)
 
 
 def _categorical(column: Profile) -> Feature:
@@ -283,7 +273,7 @@ def _categorical(column: Profile) -> Feature:
         elif often > 0.4:
             options["freq_threshold"] = 2
             kind += ", many occur only once"
-    return Feature(column.name, "categorical", options, _says(column, kind), column.name)
+    return _feature(column, "categorical", options, kind)
 
 
 def _says(column: Profile, kind: str) -> str:
@@ -300,10 +290,10 @@ def _of_time(column: Profile, sample: SampledFile) -> tuple[list[Feature], str]:
     options |= {key: item for key, item in _reading(column).items() if key in ("nulls", "trim")}
     times = [to_time(text, column.time_format) for text in column.counts]
     first, last = min(times), max(times)
-    says = _says(column, f"times from {first:%Y-%m-%d} to {last:%Y-%m-%d}")
+    why = f"times from {first:%Y-%m-%d} to {last:%Y-%m-%d}"
     if BIRTHS.search(column.name):
         age = {"raw": "float", "derive": "age", "reference": f"{last:%Y-%m-%d}", **options}
-        return [Feature(f"{column.name}_age", "dense", age, says, column.name)], ""
+        return [_feature(column, "dense", age, why, f"{column.name}_age")], ""
     values = {"hour": {t.hour for t in times}, "weekday": {t.weekday() for t in times}}
     if all((t.hour, t.minute) == (0, 0) for t in times):
         values.pop("hour")
@@ -311,14 +301,9 @@ def _of_time(column: Profile, sample: SampledFile) -> tuple[list[Feature], str]:
         values = {kind: seen for kind, seen in values.items() if len(seen) > 1}
     if not values:
         return [], "always the same hour and weekday"
+    names = {kind: f"{column.name}_{kind}" for kind in values} | {column.name: "hour_of_day"}
     return [
-        Feature(
-            "hour_of_day" if column.name == kind else f"{column.name}_{kind}",
-            "categorical",
-            {"derive": kind, **options},
-            says,
-            column.name,
-        )
+        _feature(column, "categorical", {"derive": kind, **options}, why, names[kind])
         for kind in values
     ], ""
 
@@ -360,13 +345,8 @@ def spec_name(name: str) -> str:
 
 def _without_clashes(features: list[Feature], labels: list[str]) -> list[Feature]:
     """Give each column another name, one that a spec can have."""
-    taken = set(labels)
-    result = []
-    for feature in features:
-        name = spec_name(feature.name)
-        other, number = name, 2
-        while other in taken:
-            other, number = f"{name}_{number}", number + 1
-        taken.add(other)
-        result.append(dataclasses.replace(feature, name=other))
-    return result
+    names = unique_names([*labels, *(spec_name(feature.name) for feature in features)])
+    return [
+        dataclasses.replace(feature, name=name)
+        for feature, name in zip(features, names[len(labels) :], strict=True)
+    ]

@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import find_days
+from nvt_torchrec.clicklog.readers.json_rows import read_lines
 from nvt_torchrec.clicklog.readers.lines import filesystem_of, read_stream, read_up_to
 from nvt_torchrec.clicklog.readers.parquet_rows import partition_values
-from nvt_torchrec.clicklog.text.line_layout import check_text
+from nvt_torchrec.clicklog.text.line_layout import check_text, is_json
 from nvt_torchrec.etl.guess.dialect import (
     Dialect,
     decode,
@@ -25,7 +26,7 @@ from nvt_torchrec.etl.guess.dialect import (
     short_header,
     split_rows,
 )
-from nvt_torchrec.etl.guess.values import Profile, has_decimal_commas, profile
+from nvt_torchrec.etl.guess.values import Profile, fits, has_decimal_commas, profile
 from nvt_torchrec.formats.day_names import name_of
 from nvt_torchrec.formats.spec.split import Split
 
@@ -83,45 +84,39 @@ def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
     head, whole = _head(first, head_bytes)
     if not head.strip():
         raise BadInputError(f"{first}: empty file", "pass a file with rows")
-    is_parquet = head[:4] == b"PAR1"
-    sample = _of_parquet(first, files) if is_parquet else _of_text(first, head, whole, delimiter)
+    if head[:4] == b"PAR1":
+        sample = _of_parquet(first, files)
+    elif is_json(head):
+        sample = _of_json(first, head, files, whole=whole)
+    else:
+        sample = _of_text(first, head, whole, delimiter)
     if len(files) > 1:
         sample = dataclasses.replace(sample, whole=False, spread=False)
     return dataclasses.replace(sample, days=days)
 
 
 def _files(path: str) -> tuple[list[str], str]:
-    """Return the files of a directory or glob, and under which path a log's files are days.
+    """Return the files of a log, and the directory or glob whose files are its days, if any are.
 
     Raises:
         BadInputError: There are no files.
     """
     filesystem, name = filesystem_of(path)
-    if filesystem.isfile(name):
-        return [path], _days_beside(path)
-    try:
-        days = find_days(path)
-        if len(days) > 1 and not _PARTS.search(days[0].path):
-            return [day.path for day in days], path
-    except BadInputError:
-        pass  # files of other names, of which all rows are read
-    return [day.path for day in find_days(path, split=_ANY_FILES)], ""
-
-
-def _days_beside(path: str) -> str:
-    """Return the directory or glob whose files are days, a file among them; "" without one."""
-    name = name_of(path)
-    if name is None or _PARTS.search(path):
-        return ""
-    folder, own = path.rsplit("/", 1) if "/" in path else (".", path)
-    if name.prefix.endswith("="):
-        folder = folder.rsplit("/", 1)[0] if "/" in folder else "."
-    for days in (folder, f"{folder}/{name.prefix}[0-9]*"):
+    is_file, places = filesystem.isfile(name), [path]
+    if is_file:
+        folder, _, own = path.rpartition("/")
+        day = name_of(path)
+        if day and day.prefix.endswith("="):  # date=2024-10-30/part.parquet
+            folder = folder.rpartition("/")[0]
+        folder = folder or "."
+        places = [folder, f"{folder}/{day.prefix}[0-9]*"] if day else []
+    for place in places:
         with contextlib.suppress(BadInputError):
-            found = [day.path for day in find_days(days)]
-            if len(found) > 1 and any(day.endswith(f"/{own}") for day in found):
-                return days
-    return ""
+            days = [file.path for file in find_days(place)]
+            known = not is_file or any(each.endswith(f"/{own}") for each in days)
+            if len(days) > 1 and known and not _PARTS.search(days[0]):
+                return [path] if is_file else days, place
+    return [path] if is_file else [day.path for day in find_days(path, split=_ANY_FILES)], ""
 
 
 def _head(path: str, head_bytes: int) -> tuple[bytes, bool]:
@@ -162,12 +157,8 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile
     even = [row for row in rows if len(row) == dialect.fields]
     empty_end = (whole and head.endswith((b"\n\n", b"\n\r\n"))) or _ends_empty(path)
     columns = list(zip(*even, strict=True))
-    usable = (
-        bool(names)
-        and not short
-        and len(set(filter(None, names))) == len(list(filter(None, names)))
-    )
-    shown = names if usable else _place_holders(names, dialect.fields)
+    shown = unique_names(names) if names else [""] * dialect.fields
+    usable = bool(names) and not short and shown == names
     decimal = "," if has_decimal_commas(columns) else "."
     profiles = [
         profile(values, name, named=header, decimal=decimal)
@@ -221,10 +212,8 @@ def _ends_empty(path: str) -> bool:
     return read_up_to(path, max(0, size - 3), size).endswith((b"\n\n", b"\n\r\n"))
 
 
-def _place_holders(names: list[str], fields: int) -> list[str]:
-    """Return names for columns that have none; the second ``a`` becomes ``a_2``."""
-    if not names:
-        return [""] * fields
+def unique_names(names: list[str]) -> list[str]:
+    """Return different names: the second ``a`` becomes ``a_2``; "" is no name."""
     result: list[str] = []
     for name in names:
         other, number = name, 2
@@ -252,26 +241,20 @@ def _one_separator(profiles: list[Profile], keys: dict[str, Any]) -> list[Profil
 
 
 def _input_keys(dialect: Dialect, encoding: str, header: bool, empty_end: bool) -> dict[str, Any]:
-    keys: dict[str, Any] = {}
-    if dialect.delimiter == "\t" and not dialect.quoted:
-        if header:
-            keys["header"] = True
-    else:
-        keys["format"] = "csv"
-        if dialect.delimiter != ",":
-            keys["delimiter"] = dialect.delimiter
-        if not header:
-            keys["header"] = False
-    if encoding != "utf-8":
-        keys["encoding"] = encoding
-    if dialect.comment:
-        keys["comment"] = dialect.comment
-    if dialect.skip_lines:
-        keys["skip_lines"] = dialect.skip_lines
-    if empty_end:
-        keys["skip_empty_lines"] = True
-    if dialect.quoted_newlines:
-        keys["quoted_newlines"] = True
+    csv = dialect.quoted or dialect.delimiter != "\t"
+    keys = {
+        "format": "csv" if csv else "",
+        "delimiter": dialect.delimiter if csv else "",
+        "encoding": encoding,
+        "comment": dialect.comment,
+        "skip_lines": dialect.skip_lines,
+        "skip_empty_lines": empty_end,
+        "quoted_newlines": dialect.quoted_newlines,
+    }
+    defaults = {"encoding": "utf-8", "delimiter": ","}
+    keys = {key: value for key, value in keys.items() if value and value != defaults.get(key)}
+    if header != csv:  # the default
+        keys["header"] = header
     return keys
 
 
@@ -294,6 +277,17 @@ def _of_parquet(path: str, files: list[str]) -> SampledFile:
     table = pa.Table.from_batches(batches)
     whole, keys = len(batches[0]) == total, {"format": "parquet"}
     return _of_table(table, files, whole=whole, keys=keys, spread=groups > 1)
+
+
+def _of_json(path: str, head: bytes, files: list[str], *, whole: bool) -> SampledFile:
+    lines = head.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n").split(b"\n")
+    step = max(1, len(lines) // HEAD_ROWS)
+    table, bad = read_lines(lines[::step])
+    keys: dict[str, Any] = {"format": "json"}
+    if head.endswith(b"\n\n") or _ends_empty(path):
+        keys["skip_empty_lines"] = True
+    sample = _of_table(table, files, whole=whole and step == 1, keys=keys, spread=False)
+    return dataclasses.replace(sample, uneven=len(bad))
 
 
 def _of_table(
@@ -340,7 +334,8 @@ def _of_array(array: pa.ChunkedArray | pa.Array, field: pa.Field) -> list[Profil
     if is_text and scalars.kind in ("int", "float") and not scalars.multi_hot:
         scalars = dataclasses.replace(scalars, kind="string")
     if numbers and scalars.kind != "empty":
-        kind = "int" if scalars.kind == "int" else "float"  # ids where some are missing
+        exact = pa.types.is_decimal(held) or fits(scalars.most, "int")
+        kind = "int" if scalars.kind == "int" and exact else "float"  # ids where some are missing
         scalars = dataclasses.replace(scalars, kind=kind, lenient=False, floating=True)
     return [scalars]
 

@@ -79,9 +79,9 @@ def _columns(guess: Guess, sample: SampledFile) -> list[str]:
 
 
 def _groups(features: list[Feature]) -> list[list[Feature]]:
-    """Return the features, dense ones first; neighbours with the same keys together."""
+    """Return the features, neighbours with the same keys together."""
     groups: list[list[Feature]] = []
-    for feature in sorted(features, key=lambda each: each.kind != "dense"):
+    for feature in features:
         last = groups[-1][-1] if groups else None
         alone = feature.name != feature.source or "derive" in feature.options
         same = last and (last.kind, last.options) == (feature.kind, feature.options)
@@ -124,17 +124,7 @@ def _keys(options: dict[str, Any]) -> list[str]:
     for key, value in options.items():
         text = f"{key} = {_value(value)}"
         if isinstance(value, list) and len(text) > _WIDTH:
-            items = (
-                textwrap.wrap(
-                    ", ".join(map(_value, value)),
-                    _WIDTH - 4,
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
-                if not any(" " in item for item in value)
-                else [f"{_value(item)}," for item in value]
-            )
-            lines += [f"{key} = [", *(f"    {item}" for item in items), "]"]
+            lines += [f"{key} = [", *(f"    {_value(item)}," for item in value), "]"]
         else:
             lines.append(text)
     return lines

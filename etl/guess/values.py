@@ -199,33 +199,25 @@ def _null_texts(counts: Counter[str], decimal: str) -> tuple[str, ...]:
 def _as_numbers(of: Profile) -> Profile | None:
     """Return the profile of a column of numbers, or None."""
     texts = [_with_point(text, of.decimal) for text in of.counts]
-    if all(_INT.fullmatch(text) for text in texts):
-        if any(re.fullmatch(r"-?0\d+", text) for text in texts):
-            return None  # 00501 is not 501
-        numbers = [int(text) for text in texts]
-        return dataclasses.replace(of, kind="int", least=min(numbers), most=max(numbers))
-    if all(_LENIENT_INT.fullmatch(text) for text in texts):
-        numbers = [int(text.partition(".")[0]) for text in texts]
-        return dataclasses.replace(
-            of, kind="int", lenient=True, least=min(numbers), most=max(numbers)
-        )
+    if all(map(_INT.fullmatch, texts)) and any(re.fullmatch(r"-?0\d+", text) for text in texts):
+        return None  # 00501 is not 501
     grouped = any("," in text for text in texts) and all(map(_GROUPED.fullmatch, texts))
     if grouped:
         texts = [text.replace(",", "") for text in texts]
-    plain = all(_FLOAT.fullmatch(text) for text in texts)
-    if not plain and not all(_FLOAT.fullmatch(text.removeprefix("+")) for text in texts):
+    whole = all(map(_LENIENT_INT.fullmatch, texts))
+    plain = _INT if whole else _FLOAT
+    if not whole and not all(_FLOAT.fullmatch(text.removeprefix("+")) for text in texts):
         return None
-    values = [float(text) for text in texts]
-    if max(map(abs, values)) > LARGEST_FLOAT32:
+    numbers = [int(text) if _INT.fullmatch(text) else float(text) for text in texts]
+    if max(map(abs, numbers)) > LARGEST_FLOAT32:
         return None
-    kind = "int" if all(_INT.fullmatch(text) for text in texts) else "float"
     return dataclasses.replace(
         of,
-        kind=kind,
-        lenient=not plain,
+        kind="int" if whole else "float",
+        lenient=not all(map(plain.fullmatch, texts)),
         thousands={".": ",", ",": "."}[of.decimal] if grouped else "",
-        least=min(values),
-        most=max(values),
+        least=min(numbers),
+        most=max(numbers),
     )
 
 

@@ -16,7 +16,7 @@ PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
 #: Columns in a word of a mask of missing values.
 WORD_BITS = 64
 DENSE_TRANSFORMS = tuple(TRANSFORMS)
-INPUT_FORMATS = ("tsv", "csv", "parquet")
+INPUT_FORMATS = ("tsv", "csv", "json", "parquet")
 #: Ids are int32.
 MAX_HASH_BUCKETS = 2**31 - 1 - FIRST_OOV_ID
 
@@ -31,21 +31,21 @@ class InputFormat:
     """The file format of a log.
 
     Attributes:
-        format: one of :data:`INPUT_FORMATS`.
-        header: whether the first line names the columns; None: true for csv, false for tsv.
-        delimiter: the ASCII characters between fields, mostly one; "" (the default): comma for csv,
+        format: One of :data:`INPUT_FORMATS`.
+        header: Whether the first line names the columns; None: true for csv, false for tsv.
+        delimiter: The ASCII characters between fields, mostly one; "" (the default): comma for csv,
             tab for tsv. Fields of csv may be quoted with ``"``, fields of tsv may not.
-        list_separator: the ASCII character between the values of a multi-hot column in text.
-        max_line_kb: the most KiB that a line of text may have; a longer line is a malformed row.
-        columns: of text without a header, the names of the fields of a line, "" for those that
+        list_separator: The ASCII character between the values of a multi-hot column in text.
+        max_line_kb: The most KiB that a line of text may have; a longer line is a malformed row.
+        columns: Of text without a header, the names of the fields of a line, "" for those that
             nothing is read from; (): the columns of the spec in its order.
-        encoding: of text. A byte order mark is skipped.
-        skip_lines: how many lines of each text file come before its header or first row.
-        quoted_newlines: csv only: whether quoted fields may contain line breaks.
-        comment: of text, how lines begin that are neither header nor row. Such lines before the
+        encoding: Of text. A byte order mark is skipped.
+        skip_lines: How many lines of each text file come before its header or first row.
+        quoted_newlines: Csv only: whether quoted fields may contain line breaks.
+        comment: Of text, how lines begin that are neither header nor row. Such lines before the
             header or the first row are skipped; "": there are none.
-        skip_empty_lines: of text, whether empty lines at the end of a file are skipped.
-        decimal: the decimal point of numbers as text: "." or ",".
+        skip_empty_lines: Of text and JSON, whether empty lines at the end of a file are skipped.
+        decimal: The decimal point of numbers as text: "." or ",".
     """
 
     format: str = "tsv"
@@ -62,7 +62,7 @@ class InputFormat:
     decimal: str = "."
 
     def __post_init__(self) -> None:
-        text, quotes = self.format != "parquet", self.format == "csv"
+        text, quotes = self.format in _DELIMITERS, self.format == "csv"
         separator = _DELIMITERS.get(self.format, "")
         if self.header is None:
             object.__setattr__(self, "header", quotes and not self.columns)
@@ -76,7 +76,7 @@ class InputFormat:
             "",
             ("format", self.format in INPUT_FORMATS, one_of(INPUT_FORMATS)),
             ("delimiter", quotes or self.delimiter == separator, 'set format = "csv" for it'),
-            ("header", text or not self.header, "parquet names its columns itself: remove it"),
+            ("header", text or not self.header, f"remove it: {self.format} names its columns"),
             *(
                 (field, not text or _is_separator(getattr(self, field), most), _SEPARATOR % most)
                 for field, most in (("delimiter", MAX_DELIMITER), ("list_separator", 1))
@@ -92,6 +92,7 @@ class InputFormat:
             *(
                 (field, text or getattr(self, field) == default, "remove it: only text has it")
                 for field, default in _OF_TEXT.items()
+                if (self.format, field) != ("json", "skip_empty_lines")
             ),
             ("columns", len(set(names)) == len(names), "a name stands there twice"),
         )

@@ -59,14 +59,14 @@ class FeatureSpec:
     """The columns of a raw log, how they are read and split, and the transform of the dense ones.
 
     Attributes:
-        label: name of the label that is trained on unless another one is chosen.
-        dense: the dense columns, in the order of the output.
-        categorical: the categorical columns, likewise.
-        dense_transform: of dense columns that have no transform of their own.
-        input: the file format.
-        label_rules: the labels, ``label`` first; (): one label of 0 and 1.
-        weight: the column of the file that weights a row in training and metrics; "" for none.
-        split: which rows are for training, validation and test.
+        label: Name of the label that is trained on unless another one is chosen.
+        dense: The dense columns, in the order of the output.
+        categorical: The categorical columns, likewise.
+        dense_transform: Of dense columns that have no transform of their own.
+        input: The file format.
+        label_rules: The labels, ``label`` first; (): one label of 0 and 1.
+        weight: The column of the file that weights a row in training and metrics; "" for none.
+        split: Which rows are for training, validation and test.
     """
 
     label: str
@@ -151,7 +151,7 @@ class FeatureSpec:
         of the categorical columns.
 
         Args:
-            label: whether rows have labels; without, the weight and the key are not read either.
+            label: Whether rows have labels; without, the weight and the key are not read either.
         """
         return self._plans[label]
 

@@ -5,7 +5,7 @@ All keys of a spec; those that are optional say so, or show their default::
     dense_transform = "log_normalize"   # or "log", "normalize"; of columns without a transform
 
     [input]                       # optional
-    format = "csv"                # tsv (default), csv or parquet
+    format = "csv"                # tsv (default), csv, json or parquet
     header = true                 # the first line names the columns; default: csv true, tsv false
     columns = ["id", "", "age"]   # text without a header: the names of its fields, "" skips one
     delimiter = ";"               # csv only, 1 to 8 characters; default ","
@@ -91,6 +91,9 @@ How values are read, in text and in parquet's text columns:
 - Parquet's integers are read as strings by their digits, its timestamps and dates as times. Floats
   with a fraction are no integers, and floats no strings.
 
+- JSON is an object in each line, read as parquet is, with times as text. Values may be missing with
+  their key; those of several types are read as text.
+
 How text is read:
 
 - The names of a header count without the spaces around them. A byte order mark is skipped.
@@ -101,7 +104,8 @@ How text is read:
 
 Without a header and ``columns``, the fields of a line are labels, weight, the split's column, dense
 and categorical columns, in the order of the spec, those with the same ``from`` once. With a header,
-and in parquet, columns are found by name; further columns are ignored.
+and in JSON and parquet, columns are found by name, fields of structs as ``s.c``; further ones are
+ignored.
 """
 
 from __future__ import annotations
@@ -143,7 +147,7 @@ def load_spec(path: Path | str | None = None) -> FeatureSpec:
     """Read a feature spec: a TOML file, or one of the shipped specs by name; Criteo's by default.
 
     Raises:
-        SettingsError: the file is missing or not TOML, or has an unknown or contradictory key.
+        SettingsError: The file is missing or not TOML, or has an unknown or contradictory key.
     """
     source = _source(path or DEFAULT_SPEC)
     try:

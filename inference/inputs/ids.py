@@ -112,4 +112,8 @@ def names_of_file(path: str, spec: FeatureSpec, first: UnparsedRows) -> tuple[st
         filesystem, name = filesystem_of(path)
         with filesystem.open(name, "rb") as file, pq.ParquetFile(file) as parquet:
             return tuple(parquet.schema_arrow.names)
+    if spec.input.format == "json":
+        raise SettingsError(
+            f"{path}: --id_columns of JSON lines", "leave it out, or write the rows as parquet"
+        )
     return first.layout.fields

@@ -15,8 +15,8 @@ from nvt_torchrec.clicklog.in_memory.errors import NOT_A_LIST, InvalidRowError, 
 from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, dense_dtype, mask_of_rows
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.spec.raw_types import RAW_TYPES, is_missing
-from nvt_torchrec.formats.spec.raw_types.base import EMPTY_ITEM, MESSAGES
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.spec.raw_types.base import EMPTY_ITEM, MESSAGES, is_missing
 from nvt_torchrec.formats.spec.reading import AS_IT_IS
 
 

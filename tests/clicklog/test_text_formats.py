@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +30,7 @@ from nvt_torchrec.formats.spec.feature_spec import (
     FeatureSpec,
     InputFormat,
 )
+from tests.clicklog.reference_reader import as_lists
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ODD = st.text(st.sampled_from('a":,\n\r|'), max_size=8)
@@ -66,35 +66,20 @@ def test_every_beginning_of_a_file(
     tmp_path: Path, encoding, skipped, mark, header, quoted_newlines, packed
 ) -> None:
     """Names and values in an encoding, after a mark and lines with stray quotes."""
-    columns = (
-        CategoricalColumn("ärger", raw="string"),
-        CategoricalColumn("l", raw="string", multi_hot=True),
-    )
-    text = InputFormat(
-        "csv",
-        header=header,
-        encoding=encoding,
-        skip_lines=skipped,
-        quoted_newlines=quoted_newlines,
-    )
-    spec = FeatureSpec("y", (), columns, input=text)
+    lists = CategoricalColumn("l", raw="string", multi_hot=True)
+    how = {"header": header, "encoding": encoding, "skip_lines": skipped}
+    text = InputFormat("csv", quoted_newlines=quoted_newlines, **how)
+    spec = FeatureSpec("y", (), (CategoricalColumn("ärger", raw="string"), lists), input=text)
     lines = ['# a stray " quote', "# ü"][:skipped]
     lines += [' y ,"ärger " , l'.replace(" ,", ",")] if header else []
-    rows = [(i % 2, f"ü{i}", [f"é{i}", "z"]) for i in range(7)]
+    rows = [[i % 2, f"ü{i}", [f"é{i}", "z"]] for i in range(7)]
     lines += [f'{y},"{a}",{"|".join(items)}' for y, a, items in rows]
     path = tmp_path / ("day_0.csv.gz" if packed else "day_0.csv")
     whole = mark + "\n".join(lines).encode(encoding)
     path.write_bytes(gzip.compress(whole) if packed else whole)
 
     def all_of(parts) -> list:
-        found = []
-        for part in parts:
-            lists = part.categorical[1]
-            flat, at = lists.values.to_pylist(), lists.offsets.tolist()
-            own = [flat[a:b] for a, b in itertools.pairwise(at)]
-            texts = part.categorical[0].to_pylist()
-            found += zip(part.label.tolist(), texts, own, strict=True)
-        return found
+        return [row for part in parts for row in as_lists(part, spec)]
 
     if not packed:
         day = _open(path, spec)

@@ -99,9 +99,9 @@ def one_round(raw: Path, directory: Path, options: dict, moments: list[float]) -
     log.write_text("")
     kills, stages = 0, []
     for moment in moments:
-        kills += killed_after(attempt(raw, output, log, resume=True, **options), moment)
+        kills += killed_after(attempt(raw, output, log, **options), moment)
         stages.append(_stage_of(output))
-    assert not killed_after(attempt(raw, output, log, resume=True, **options), 600)
+    assert not killed_after(attempt(raw, output, log, **options), 600)
     return {"kills": kills, "stages": stages, "redone": redone(log), "tree": tree(output)}
 
 

@@ -16,6 +16,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import TEMPORARY
@@ -87,7 +88,7 @@ def main(directory: Path, stride: int, by: str) -> None:
             continue
         if turn % 3 == 1:  # and once more while it is resumed
             with contextlib.suppress(IndexError):
-                attempt(output, raw, kill_before(1 + chance.randrange(60)), resume=True)
+                attempt(output, raw, kill_before(1 + chance.randrange(60)))
         if (output / SWITCH_FILE).exists():
             where = "switch"
             try:
@@ -104,7 +105,7 @@ def main(directory: Path, stride: int, by: str) -> None:
                 near = min((differences(own, found) for own in generations), key=len)
                 seen["wrong"].append(f"{moment}: no whole generation: {near}")
         seen["kills"][where] += 1
-        options = {"resume": True}
+        options: dict[str, Any] = {}
         if turn % 5 == 2 and where != "switch" and where != "generation 2":
             options = {"restart": True}
         if where == "generation 1" and "restart" in options:

@@ -81,9 +81,7 @@ def attempt(
         logging.getLogger("nvt_torchrec.etl.split_pass").addHandler(logging.FileHandler(notes))
         logging.getLogger("nvt_torchrec.etl.split_pass").setLevel(logging.DEBUG)
         begin()
-        nvt_torchrec.etl.run.run(
-            settings(raw, output, spec_of(split), workers=WORKERS, resume=True)
-        )
+        nvt_torchrec.etl.run.run(settings(raw, output, spec_of(split), workers=WORKERS))
 
     return was_killed(work, before_call)
 

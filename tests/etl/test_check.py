@@ -300,7 +300,7 @@ def test_unfinished_and_leftovers(output: Path) -> None:
     assert "half written" in only(output, "leftover", WARNING)
     (output / SPLIT / "train" / ".part.0.parquet.123.tmp").unlink()
     (output / UNFINISHED_FILE).touch()
-    assert "the run has not finished -> run it again with --resume" in only(output, "unfinished")
+    assert "the run has not finished -> finish it by the same command" in only(output, "unfinished")
     shutil.rmtree(output / "criteo_binary")
     shutil.rmtree(output / "workflow")
     (output / "manifest.json").unlink()

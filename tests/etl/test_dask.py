@@ -93,7 +93,7 @@ def test_killed_and_resumed(raw: Path, whole, dask_client) -> None:
     done = {name for record in records for name in record}
     written = {name: time for name, time in _written(output).items() if name in done}
     assert written
-    run(settings(raw, output, block_mb=1, scheduler=scheduler, resume=True))
+    run(settings(raw, output, block_mb=1, scheduler=scheduler))
     assert tree(output) == expected
     assert _written(output).items() >= written.items()
 

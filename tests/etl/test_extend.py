@@ -118,7 +118,7 @@ def test_an_interrupted_day_is_finished_by_the_other_engine(
         raise AssertionError("this block was counted before")
 
     monkeypatch.setattr("nvt_torchrec.etl.engines.workers._count_block", counted_again)
-    add(output, raw[0] / "day_3", scheduler=dask_client.scheduler.address, resume=True)
+    add(output, raw[0] / "day_3", scheduler=dask_client.scheduler.address)
     add(other, raw[0] / "day_3")
     assert differences(content(output), content(other)) == []
 
@@ -367,11 +367,9 @@ def test_a_shuffled_run_is_extended_in_the_order_of_the_log(raw, tmp_path: Path)
 def test_the_run_says_that_it_is_finished(raw, base, extended, tmp_path: Path, caplog) -> None:
     """With the directory that has the new days too, and with that of the first days."""
     with caplog.at_level(logging.INFO):
-        manifest = run(settings(raw[0], extended, SMALL, days=frozenset({0, 1, 2}), resume=True))
+        manifest = run(settings(raw[0], extended, SMALL, days=frozenset({0, 1, 2})))
     assert "finished already" in caplog.text
     assert manifest["generation"] == 3
-    with pytest.raises(OutputError, match="a finished run"):
-        run(settings(raw[0], extended, SMALL, days=frozenset({0, 1, 2})))
     every_day = make_base(raw[0], tmp_path / "out")
     shutil.rmtree(every_day)
     directory = tmp_path / "raw"
@@ -381,17 +379,17 @@ def test_the_run_says_that_it_is_finished(raw, base, extended, tmp_path: Path, c
     run(settings(directory, every_day, SMALL))
     shutil.copy2(raw[0] / "day_3", directory)
     add(every_day, directory)
-    assert run(settings(directory, every_day, SMALL, resume=True))["generation"] == 1
+    assert run(settings(directory, every_day, SMALL))["generation"] == 1
     shutil.copy2(raw[0] / "day_4", directory)
     with pytest.raises(OutputError, match=r"day_4: new\n.*etl extend"):
-        run(settings(directory, every_day, SMALL, resume=True))
+        run(settings(directory, every_day, SMALL))
 
 
 def test_resuming_what_is_finished_does_nothing(raw, extended, caplog) -> None:
     before = content(extended)
     for path in (raw[0], raw[0] / "day_4"):
         with caplog.at_level(logging.INFO):
-            assert add(extended, path, resume=True)["generation"] == 3
+            assert add(extended, path)["generation"] == 3
         assert "nothing to do" in caplog.text
         caplog.clear()
     assert differences(before, content(extended)) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -19,9 +20,11 @@ from nvt_torchrec.base.errors import (
     SettingsError,
 )
 from nvt_torchrec.base.files.atomic import locked, read_json, write_json
+from nvt_torchrec.base.files.journal import Journal
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.check.output import NOTE
 from nvt_torchrec.etl.commands.check import check
+from nvt_torchrec.etl.extend.claim import DayRecord
 from nvt_torchrec.etl.extend.splits import assign_all, days_after
 from nvt_torchrec.etl.output import EXTENDING_FILE
 from nvt_torchrec.etl.run import run
@@ -68,9 +71,21 @@ def _refused(output: Path, path: Path, match: str, kind=BadInputError, **options
     assert not (output / EXTENDING_FILE).exists()
 
 
-def test_a_day_that_is_there(raw, output) -> None:
-    for path, options in ((raw / "day_3", {}), (raw / "day_0", {}), (raw, {"days": {1, 4}})):
-        _refused(output, path, r"day \d is in .* already", **options)
+def test_a_day_that_is_there(raw, output, tmp_path: Path, caplog) -> None:
+    """A retry says so; another file of its name is refused."""
+    before = content(output)
+    for day in range(4):
+        shutil.copy(raw / f"day_{day}", tmp_path)  # the same content at another time
+    for path in (raw / "day_3", raw / "day_0", tmp_path):
+        with caplog.at_level(logging.INFO):
+            assert add(output, path)["generation"] == 1
+        assert "has all these days already" in caplog.text
+        caplog.clear()
+    assert differences(before, content(output)) == []
+    write_days(tmp_path, {3: 41, 0: 41})
+    _refused(output, tmp_path / "day_3", r"has day 3 already.*\n.*--undo.*call it day_4")
+    _refused(output, tmp_path / "day_0", r"has day 0 already, of another file.*\n  -> if this")
+    assert add(output, raw, days={1, 4})["generation"] == 2
 
 
 def test_a_copy_of_a_day(raw, output, tmp_path: Path, caplog) -> None:
@@ -115,16 +130,9 @@ def test_digests_of_samples(tmp_path: Path) -> None:
     assert len(digests) == 6
 
 
-def test_a_day_that_changed_since(raw, output, tmp_path: Path) -> None:
-    shutil.copy2(raw / "day_3", tmp_path)
-    assert add(output, tmp_path / "day_3", resume=True)["generation"] == 1
-    os.utime(tmp_path / "day_3", (1, 1))
-    _refused(output, tmp_path / "day_3", "changed since day 3 was added", resume=True)
-
-
 def test_a_file_without_a_day_in_its_name(raw, output, tmp_path: Path) -> None:
     shutil.copy(raw / "day_4", tmp_path / "clicks.tsv")
-    _refused(output, tmp_path / "clicks.tsv", r"file named day_\d+;")
+    _refused(output, tmp_path / "clicks.tsv", r"call it day_\d+")
 
 
 def test_an_older_day(tmp_path: Path) -> None:
@@ -142,13 +150,6 @@ def test_a_gap(raw, output, tmp_path: Path) -> None:
         _refused(output, path, "missing day_4.*\n.*--days")
     manifest = add(output, directory / "day_6", days={6})
     assert manifest["days"]["valid"] == [6]
-
-
-def test_no_newer_day(raw, output, tmp_path: Path) -> None:
-    for day in range(4):
-        shutil.copy(raw / f"day_{day}", tmp_path)
-    _refused(output, tmp_path, r"no day that is newer than day 3.*\n.*day_4")
-    _refused(output, tmp_path / "nothing", "no such directory")
 
 
 def test_other_columns(output, tmp_path: Path) -> None:
@@ -175,14 +176,10 @@ def test_too_many_bad_rows(raw, output, tmp_path: Path) -> None:
         add(output, tmp_path / "day_4", on_bad_rows="quarantine")
     (listed,) = output.glob(".work/*/next/rejected/day_4.tsv")
     assert str(listed.parent) in caught.value.remedy
-    with pytest.raises(OutputError, match="adding day 4 was interrupted"):
-        add(output, tmp_path / "day_4")
     EtlOutput(output).check_whole()
     after = {name: data for name, data in content(output).items() if ".work" not in name}
     assert differences(before, after) == [EXTENDING_FILE]
-    manifest = add(
-        output, tmp_path / "day_4", on_bad_rows="quarantine", max_bad_fraction=0.1, resume=True
-    )
+    manifest = add(output, tmp_path / "day_4", on_bad_rows="quarantine", max_bad_fraction=0.1)
     assert manifest["rows"]["rejected"] == 4
 
 
@@ -238,7 +235,7 @@ def test_a_run_that_did_not_finish(raw, output, tmp_path: Path) -> None:
     (output / ".unfinished").write_text("")
     manifest = (output / "manifest.json").read_bytes()
     (output / "manifest.json").unlink()
-    with pytest.raises(OutputError, match=r"a run that did not finish\n.*etl run … --resume"):
+    with pytest.raises(OutputError, match=r"a run that did not finish\n.*etl run`"):
         add(output, raw / "day_4")
     # killed after its last file, it is finished
     (output / "manifest.json").write_bytes(manifest)
@@ -258,7 +255,7 @@ def test_made_before_outputs_could_be_extended(raw, output) -> None:
     _refused(output, raw / "day_4", r"format version 2(.|\n)*etl run", ClickLogError)
     # what read it before still does
     assert not [str(one) for one in check(output) if one.severity != NOTE]
-    only = settings(raw, output, SMALL, days=frozenset({0, 1, 2, 3}), resume=True)
+    only = settings(raw, output, SMALL, days=frozenset({0, 1, 2, 3}))
     with pytest.raises(OutputError, match="days"):
         run(only)
     with pytest.raises(BadInputError, match="does not say which day"):
@@ -344,7 +341,9 @@ def _interrupted(raw: Path, output: Path, monkeypatch) -> None:
             add(output, raw / "day_4")
 
 
-def test_another_command_after_an_interruption(raw, output, tmp_path: Path, monkeypatch) -> None:
+def test_another_command_after_an_interruption(
+    raw, output, tmp_path: Path, monkeypatch, caplog
+) -> None:
     before = content(output)
     _interrupted(raw, output, monkeypatch)
     # every reader works
@@ -352,29 +351,22 @@ def test_another_command_after_an_interruption(raw, output, tmp_path: Path, monk
     findings = check(output)
     assert [one.kind for one in findings] == ["unfinished"]
     assert findings[0].severity == NOTE
-    with pytest.raises(
-        OutputError, match=r"adding day 4 was interrupted(.|\n)*--resume.*--restart"
-    ):
-        add(output, raw / "day_4")
-    with pytest.raises(OutputError, match=r"settings or inputs:\n.*statistics"):
-        add(output, raw / "day_4", statistics="update", resume=True)
-    write_days(tmp_path / "later", {5: 30})
-    with pytest.raises(
-        OutputError, match=r"day 4 was interrupted, and it is not among(.|\n)*day_4"
-    ):
-        add(output, tmp_path / "later" / "day_5", days={5}, resume=True)
-    with pytest.raises(OutputError, match="a finished run"):
-        run(settings(raw, output, SMALL))
     assert {name: data for name, data in content(output).items() if ".work" not in name} == {
         **before,
         EXTENDING_FILE: (output / EXTENDING_FILE).read_bytes(),
     }
     other = copy_of(output, tmp_path / "other")
+    skipped, corrected = (copy_of(output, tmp_path / name) for name in ("skipped", "corrected"))
     resumed, restarted = (
         add(one, raw / "day_4", **options) and content(one)
-        for one, options in ((output, {"resume": True}), (other, {"restart": True}))
+        for one, options in ((output, {}), (other, {"restart": True}))
     )
     assert differences(resumed, restarted) == []
+    write_days(tmp_path / "later", {4: 52, 5: 30})
+    assert add(skipped, tmp_path / "later" / "day_5", days={5})["days"]["valid"] == [5]
+    with caplog.at_level(logging.WARNING):
+        assert add(corrected, tmp_path / "later" / "day_4")["by_day"]["4"]["rows"] == 52
+    assert "begun with other settings or inputs, so beginning again" in caplog.text
 
 
 def test_an_input_that_changes_meanwhile(raw, output, tmp_path: Path, monkeypatch) -> None:
@@ -392,18 +384,16 @@ def test_an_input_that_changes_meanwhile(raw, output, tmp_path: Path, monkeypatc
 
 
 def test_between_two_generations(raw, output, monkeypatch) -> None:
-    """Nothing reads it, and only --resume goes on."""
+    """Nothing reads it, and extend goes on, whatever it is asked for."""
     _interrupt_switch(raw, output, monkeypatch, after=3)
     for read in (
         lambda: check(output),
         EtlOutput(output).check_whole,
-        lambda: add(output, raw / "day_4"),
-        lambda: add(output, raw / "day_4", restart=True),
-        lambda: run(settings(raw, output, SMALL, resume=True)),
+        lambda: run(settings(raw, output, SMALL)),
     ):
         with pytest.raises(BadInputError, match=r"switch to a new generation(.|\n)*--resume"):
             read()
-    assert add(output, raw / "day_4", resume=True)["generation"] == 2
+    assert add(output, raw / "day_4", restart=True)["generation"] == 2
     assert not [one for one in check(output) if one.severity != NOTE]
 
 
@@ -426,19 +416,19 @@ def test_a_damaged_record_of_the_switch(raw, output, tmp_path: Path, monkeypatch
     ):
         write_json(output / SWITCH_FILE, record)
         with pytest.raises(BadInputError, match=match):
-            add(output, raw / "day_4", resume=True)
+            add(output, raw / "day_4")
     assert [path.name for path in victim.iterdir()] == ["precious"]
 
 
 def test_plans_that_somebody_changed(raw, output, monkeypatch) -> None:
     _interrupted(raw, output, monkeypatch)
     (plan,) = output.glob(".work/*/plan.json")
-    expect_own_errors(plan, lambda: add(output, raw / "day_4"), rounds=100)
+    expect_own_errors(plan, lambda: Journal(plan.parent).plan(DayRecord, ""), rounds=100)
     value = read_json(plan, "the plan")
     for change in ({"inputs": {}}, {"settings": {}}, {"settings": {"day": "4", "generation": 2}}):
         write_json(plan, {**value, **change})
         with pytest.raises(BadInputError, match=r"plan\.json: damaged(.|\n)*--restart"):
-            add(output, raw / "day_4", resume=True)
+            add(output, raw / "day_4")
 
 
 def test_a_manifest_that_names_files_elsewhere(raw, output) -> None:

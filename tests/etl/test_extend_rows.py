@@ -233,7 +233,7 @@ def test_what_describes_the_output(raw: Path, bases, tmp_path: Path, name: str) 
     with pytest.raises(OutputError, match="a finished run"):
         run(settings(raw, output, spec))
     days = frozenset({0, 1, 2})
-    assert run(settings(raw, output, spec, days=days, resume=True))["generation"] == 3
+    assert run(settings(raw, output, spec, days=days))["generation"] == 3
 
 
 def test_a_user_stays_in_one_split(raw: Path, bases, tmp_path: Path) -> None:

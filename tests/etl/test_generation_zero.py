@@ -78,7 +78,7 @@ def _check(output: Path, spec: FeatureSpec, train: list[RawRows]) -> None:
         expected = {v: n for v, n in oracle.counts[name].items() if v not in oracle.ids[name]}
         found = dict(zip(pending.values.tolist(), pending.counts.tolist(), strict=True))
         assert found == expected
-        assert set(state.vocabularies[name].pending_days.tolist()) <= {len(train) - 1}
+        assert set(state.vocabularies[name].pending.days.tolist()) <= {len(train) - 1}
         waiting += len(found)
     assert waiting > 5
     assert state.moments[:, COUNT].tolist() == [sum(map(len, train))] * len(spec.dense)
@@ -139,6 +139,6 @@ def test_a_lost_state_is_made_again(raw, done: Path, tmp_path: Path, monkeypatch
             run(settings(raw[0], output, SPEC))
     assert tree(output / "extension") == tree(done / "extension")
     (output / "extension" / lost).unlink()
-    run(settings(raw[0], output, SPEC, resume=True))
+    run(settings(raw[0], output, SPEC))
     assert tree(output / "extension") == tree(done / "extension")
     assert tree(output / "workflow") == tree(done / "workflow")

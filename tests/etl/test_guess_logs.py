@@ -226,6 +226,13 @@ SAMPLES = {
         "",
         {"tags": "lists of int", "others": "string"},
     ),
+    "numbers behind texts, without a header": Sample(
+        "",
+        lambda rng, i: [bit(rng), rng.choice("abc"), f"{rng.random():.3f}"],
+        "label",
+        "float_0",
+        {"cat_0": "string"},
+    ),
     "several classes": Sample(
         "height,gear,Class",
         lambda rng, i: [

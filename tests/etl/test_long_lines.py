@@ -35,7 +35,7 @@ def test_zeros_at_the_end_of_a_day(options, tmp_path: Path) -> None:
     with pytest.raises(BadRowError, match=rf"day_1, line 51: {what}"):
         run(settings(tmp_path / "raw", tmp_path / "out", **options, block_mb=1))
     allow = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.1, "block_mb": 1}
-    manifest = run(settings(tmp_path / "raw", tmp_path / "out", **options, **allow, resume=True))
+    manifest = run(settings(tmp_path / "raw", tmp_path / "out", **options, **allow))
     assert manifest["rows"] == {"in": 152, "out": 151, "rejected": 1}
     assert_is(tmp_path / "out", days)
     (rejected,) = (tmp_path / "out" / "rejected").iterdir()

@@ -30,11 +30,11 @@ def test_the_marker_names_a_directory_below_work(tmp_path: Path, name: str) -> N
         pytest.raises(
             OutputError, match=r"\.unfinished: .* is not a name that a run writes there\n.*--rest"
         ),
-        claimed(output, resume=True, restart=False) as work,
+        claimed(output, restart=False) as work,
     ):
         write_json(work / "plan.json", {})
     assert set(tmp_path.rglob("*")) == before
-    with claimed(output, resume=False, restart=True) as work:
+    with claimed(output, restart=True) as work:
         assert work.parent == output / ".work"
 
 
@@ -42,7 +42,7 @@ def test_a_marker_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / ".unfinished").write_bytes(b"\xff\xfe12345")
     with (
         pytest.raises(OutputError, match="not a name"),
-        claimed(tmp_path, resume=True, restart=False),
+        claimed(tmp_path, restart=False),
     ):
         pass
 

@@ -269,7 +269,7 @@ def test_a_column_for_the_split_that_only_the_path_has(tmp_path: Path) -> None:
 
 def test_readers_import_neither_pandas_nor_nvtabular(logs) -> None:
     code = (
-        "import sys; from nvt_torchrec.clicklog.readers.raw import find_days;"
+        "import sys; import nvt_torchrec.clicklog.readers.raw;"
         "from nvt_torchrec.clicklog.readers.stream import stream_rows;"
         "from nvt_torchrec.formats.spec.feature_spec import *;"
         "from nvt_torchrec.formats.spec.toml_file import load_spec;"

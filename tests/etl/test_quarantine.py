@@ -68,7 +68,7 @@ def test_a_bad_row_stops_the_run(log, options, tmp_path: Path, day: int) -> None
         run(settings(raw, output, **options))
     else:  # corrected, the input is another
         with pytest.raises(OutputError, match=rf"day_{day} size: \d+ before, \d+ now"):
-            run(settings(raw, output, **options, resume=True))
+            run(settings(raw, output, **options))
         run(settings(raw, output, **options, restart=True))
     assert_is(output, log)
     assert not (output / ".unfinished").exists()
@@ -123,7 +123,7 @@ def test_many_bad_rows(log, options, tmp_path: Path) -> None:
     assert len(written) == 5
     # allowed, nothing is done again
     options = {**options, "on_bad_rows": "quarantine", "block_mb": 1, "max_bad_fraction": 0.6}
-    manifest = run(settings(raw, output, **options, resume=True))
+    manifest = run(settings(raw, output, **options))
     assert manifest["rows"] == {"in": 15101, "out": 6101, "rejected": 9000}
     assert _written(output / "criteo_binary") == written
     lines = _rejected(output)["day_1.gz.tsv"]
@@ -146,9 +146,9 @@ def test_quarantine_after_an_error_keeps_what_was_done(log, tmp_path: Path) -> N
     with pytest.raises(BadRowError, match="max_bad_fraction"):
         run(strict)
     with pytest.raises(OutputError, match="on_bad_rows: 'quarantine' before, 'error' now"):
-        run(settings(raw, tmp_path / "other", resume=True))
+        run(settings(raw, tmp_path / "other"))
     run(settings(raw, tmp_path / "whole", **allow))
-    run(settings(raw, tmp_path / "out", **allow, resume=True))
+    run(settings(raw, tmp_path / "out", **allow))
     assert _written(tmp_path / "out" / "criteo_binary").items() >= done.items()
     got = {k: v.replace(b"/out/", b"/whole/") for k, v in tree(tmp_path / "out").items()}
     assert got == tree(tmp_path / "whole")

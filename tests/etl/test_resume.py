@@ -64,16 +64,8 @@ def test_a_finished_output_is_never_harmed(log, tmp_path) -> None:
     run(settings(raw, tmp_path / "out"))
     before = tree(tmp_path / "out")
     with pytest.raises(OutputError, match=r"seed|shuffle"):
-        run(settings(raw, tmp_path / "out", shuffle="full", resume=True))
+        run(settings(raw, tmp_path / "out", shuffle="full"))
     assert tree(tmp_path / "out") == before
-
-
-def test_an_unfinished_output_needs_a_word(unfinished) -> None:
-    raw, output = unfinished
-    before = {path: path.stat().st_mtime_ns for path in output.rglob("*")}
-    with pytest.raises(OutputError, match=r"did not finish\n.*--resume.*--restart"):
-        run(settings(raw, output))
-    assert {path: path.stat().st_mtime_ns for path in output.rglob("*")} == before
 
 
 def test_other_settings_are_refused_by_name(unfinished) -> None:
@@ -83,7 +75,7 @@ def test_other_settings_are_refused_by_name(unfinished) -> None:
     columns[4] = dataclasses.replace(columns[4], freq_threshold=0)
     other = dataclasses.replace(spec, categorical=tuple(columns))
     with pytest.raises(OutputError) as caught:
-        run(settings(raw, output, other, block_mb=2, shuffle="full", resume=True))
+        run(settings(raw, output, other, block_mb=2, shuffle="full"))
     text = str(caught.value)
     for line in (
         "block_mb: 64 before, 2 now",
@@ -95,7 +87,7 @@ def test_other_settings_are_refused_by_name(unfinished) -> None:
         assert line in text
     assert "cat_4" not in text
     # what cannot change the result may be another
-    allowed = settings(raw, output, workers=2, max_bad_fraction=0.5, resume=True)
+    allowed = settings(raw, output, workers=2, max_bad_fraction=0.5)
     with pytest.raises(BadRowError, match="day_2, line 42"):
         run(allowed)
 
@@ -108,7 +100,7 @@ def test_other_inputs_are_refused_by_name(unfinished) -> None:
     write_day(raw / "day_3", [])
     (raw / "day_3").write_text("x")
     with pytest.raises(OutputError) as caught:
-        run(settings(raw, output, resume=True))
+        run(settings(raw, output))
     text = str(caught.value)
     size = (raw / "day_0").stat().st_size
     assert f"{raw / 'day_0'} size: {size - 5} before, {size} now" in text
@@ -117,7 +109,7 @@ def test_other_inputs_are_refused_by_name(unfinished) -> None:
     (raw / "day_3").unlink()
     (raw / "day_2").rename(raw / "day_2.tsv")
     with pytest.raises(OutputError, match=r"day_2: no longer there\n.*day_2.tsv: new"):
-        run(settings(raw, output, resume=True))
+        run(settings(raw, output))
 
 
 def test_another_version_is_refused(unfinished) -> None:
@@ -127,7 +119,7 @@ def test_another_version_is_refused(unfinished) -> None:
     value["versions"]["pyarrow"] = "1.0"
     record.write_text(json.dumps(value))
     with pytest.raises(OutputError, match=r"pyarrow: '1.0' before, '"):
-        run(settings(raw, output, resume=True))
+        run(settings(raw, output))
 
 
 def test_a_spec_from_before_a_key_was_added(log, unfinished, tmp_path: Path) -> None:
@@ -139,9 +131,9 @@ def test_a_spec_from_before_a_key_was_added(log, unfinished, tmp_path: Path) -> 
         value = json.loads(file.read_text())
         del value["settings"]["spec"]["input"]["max_line_kb"]
         file.write_text(json.dumps(value))
-    assert run(settings(log[0], finished, resume=True))
+    assert run(settings(log[0], finished))
     with pytest.raises(BadRowError):
-        run(settings(raw, output, resume=True))
+        run(settings(raw, output))
 
 
 def test_inputs_without_a_time_go_by_their_ends() -> None:
@@ -176,7 +168,7 @@ def test_restart_discards(unfinished) -> None:
         with pytest.raises(OutputError, match="stop here"):
             run(settings(raw, output, restart=True))
     assert before not in seen
-    run(settings(raw, output, resume=True))
+    run(settings(raw, output))
     assert_is(output, days)
     assert not list(output.rglob("part.77*"))
 
@@ -204,7 +196,7 @@ def test_decompressed_days_are_kept(unfinished) -> None:
     (copy,) = output.glob(".work/*/decompressed/day_1")
     inode = copy.stat().st_ino, copy.stat().st_mtime_ns
     with pytest.raises(BadRowError):
-        run(settings(raw, output, resume=True))
+        run(settings(raw, output))
     assert (copy.stat().st_ino, copy.stat().st_mtime_ns) == inode
 
 
@@ -227,7 +219,7 @@ def test_decompressed_days_outlast_a_read_error(tmp_path: Path, monkeypatch, num
         with pytest.raises(BadInputError, match=os.strerror(number)):
             run(settings(raw, output, workers=1))
     assert list(output.glob(".work/*/decompressed/day_0"))
-    run(settings(raw, output, resume=True))
+    run(settings(raw, output))
 
 
 def test_parts_of_another_workflow_are_not_kept(unfinished) -> None:
@@ -236,17 +228,17 @@ def test_parts_of_another_workflow_are_not_kept(unfinished) -> None:
     record.write_text(json.dumps({"digest": "another"}))
     for _ in range(2):  # the refusal changes nothing
         with pytest.raises(OutputError, match=r"were encoded with another\n.*--restart"):
-            run(settings(raw, output, resume=True))
+            run(settings(raw, output))
 
 
 def test_resume_begins_where_there_is_nothing(log, tmp_path: Path) -> None:
     """So that one command in a loop does; and once more, it has nothing to do."""
-    first = run(settings(log[0], tmp_path / "out", resume=True))
+    first = run(settings(log[0], tmp_path / "out"))
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
-    assert run(settings(log[0], tmp_path / "out", resume=True)) == first
+    assert run(settings(log[0], tmp_path / "out")) == first
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
     with pytest.raises(OutputError, match=r"block_mb: 64 before, 1 now\n.*another --output_path"):
-        run(settings(log[0], tmp_path / "out", resume=True, block_mb=1))
+        run(settings(log[0], tmp_path / "out", block_mb=1))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
@@ -267,7 +259,7 @@ def test_a_disk_that_fails_now_and_then(log, tmp_path: Path, monkeypatch, number
     monkeypatch.setattr(
         "nvt_torchrec.etl.report.page.write_report", lambda *arguments: None
     )  # slow
-    again = settings(log[0], tmp_path / "out", shuffle="file", resume=True)
+    again = settings(log[0], tmp_path / "out", shuffle="file")
     while not (tmp_path / "out" / "manifest.json").exists():
         calls.clear()
         try:
@@ -297,5 +289,5 @@ def test_a_file_system_that_takes_no_more(log, tmp_path: Path) -> None:
         assert done.returncode == 2, done.stderr
         assert "cannot be written: File too large" in done.stderr
         assert "Traceback" not in done.stderr
-    run(settings(log[0], tmp_path / "out", resume=True))
+    run(settings(log[0], tmp_path / "out"))
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")

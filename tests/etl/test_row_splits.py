@@ -290,7 +290,7 @@ def test_shuffled_and_resumed(raw: Path, rows: list[Row], tmp_path: Path, monkey
         with pytest.raises(KeyboardInterrupt):
             run(settings(raw, tmp_path / "out", spec, shuffle="full", seed=2))
     monkeypatch.setattr("nvt_torchrec.etl.split_pass._count_times", _interrupted)
-    run(settings(raw, tmp_path / "out", spec, shuffle="full", seed=2, resume=True, workers=1))
+    run(settings(raw, tmp_path / "out", spec, shuffle="full", seed=2, workers=1))
     whole, resumed = tree(tmp_path / "whole"), tree(tmp_path / "out")
     assert whole.keys() == resumed.keys()
     absolute = "_file_list.txt"  # which names the directory

@@ -53,7 +53,7 @@ def test_times_of_another_file_are_not_taken(counted: tuple[Path, Path], change:
         os.utime(first, (1, 1))
     before = tree(output)
     with pytest.raises(OutputError, match=rf"part-0\.csv {change}: .* before.*\n.*--restart"):
-        run(settings(raw, output, spec_of(BY_TIME), resume=True))
+        run(settings(raw, output, spec_of(BY_TIME)))
     assert tree(output) == before
     last = raw / "part-2.csv"
     last.write_text(last.read_text().replace("yesterday", "77"))
@@ -90,5 +90,5 @@ def test_damaged_times_are_counted_again(counted: tuple[Path, Path]) -> None:
     second.write_bytes(second.read_bytes()[:-9])
     write_json(first.with_name("cuts.json"), [1])
     with pytest.raises(BadRowError, match="yesterday"):
-        run(settings(raw, output, spec_of(BY_TIME), resume=True))
+        run(settings(raw, output, spec_of(BY_TIME)))
     assert [len(np.load(file)) for file in (first, second)] == [2, 2]

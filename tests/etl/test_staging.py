@@ -166,7 +166,7 @@ def test_a_bad_row_later_on(tmp_path: Path, caplog) -> None:
         with pytest.raises(BadRowError, match=f"day_{bad_day}"):
             run(settings(raw, output, workers=1))
         assert bool(list(output.rglob("decompressed/day_0"))) is kept
-        assert ("GB of decompressed days for --resume" in caplog.text) is kept
+        assert ("GB of decompressed days for the next try" in caplog.text) is kept
     assert not list(output.glob("*/*/*/.day*"))
 
 
@@ -188,7 +188,7 @@ def test_an_interrupted_run_keeps_its_copies(tmp_path: Path, monkeypatch) -> Non
     (copy,) = output.glob(".work/*/decompressed/day_0")
     before = copy.stat().st_ino
     monkeypatch.setattr("nvt_torchrec.etl.run.output.release", lambda path: None)
-    run(settings(raw, output, resume=True))
+    run(settings(raw, output))
     assert copy.stat().st_ino == before
     parts = {name: data for name, data in tree(tmp_path / "whole").items() if "part." in name}
     assert {name: tree(output)[name] for name in parts} == parts

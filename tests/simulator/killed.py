@@ -46,7 +46,7 @@ def attempt(raw: Path, output: Path, counts: Path, before_call: Callable[[], obj
 
             patches.setattr(device, "count_block", counted)
             begin()
-            run(settings(raw, output, SPEC, engine="dask", resume=True))
+            run(settings(raw, output, SPEC, engine="dask"))
 
     return was_killed(work, before_call, HANGS_AFTER)
 

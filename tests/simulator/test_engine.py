@@ -200,7 +200,7 @@ def test_a_failed_write_leaves_no_part_and_resume_goes_on(
     assert not [name for name in left if name.startswith(".")]
     before = len(fake_libcudf.written)
     monkeypatch.setattr(device, "count_block", None)  # it is fitted already
-    resumed = settings(tmp_path / "raw", tmp_path / "ours", SPEC, engine="dask", resume=True)
+    resumed = settings(tmp_path / "raw", tmp_path / "ours", SPEC, engine="dask")
     run(resumed)
     assert 0 < len(fake_libcudf.written) - before <= 5
     run(settings(tmp_path / "raw", tmp_path / "cpu", SPEC))
@@ -221,7 +221,7 @@ def test_an_interrupted_fit_counts_only_what_is_missing(
         return count(card, block, spec, **options)
 
     monkeypatch.setattr(device, "count_block", counted)
-    options = {"engine": "dask", "resume": True}
+    options = {"engine": "dask"}
     with pytest.raises(Exception, match="simulated"):
         run(settings(tmp_path / "raw", tmp_path / "ours", SPEC, **options))
     wait_for_workers()

@@ -18,7 +18,7 @@ from nvt_torchrec.etl.engines.moments import moments
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.workflows import compiled, vocabulary
-from nvt_torchrec.workflows.extension.state import VocabularyState, read_state
+from nvt_torchrec.workflows.extension.state import SeenValues, VocabularyState, read_state
 from nvt_torchrec.workflows.extension.vocabulary import DayOfVocabulary, extend_vocabulary
 from nvt_torchrec.workflows.extension.workflow import DayCounts, extend_workflow, write_base_state
 from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
@@ -178,7 +178,8 @@ def test_any_days_of_a_vocabulary(counters, policy, raw, gaps, retire, limit) ->
         known, pending = apply_policy(*_values(counters[0], raw), column, 0)
         oracle = Days(column, counters[0], numbers[0], limit)
         first = np.full(len(known), numbers[0], np.int32) if column.max_table_size else None
-        state = VocabularyState(pending, np.full(len(pending), numbers[0], np.int32), first)
+        days = np.full(len(pending), numbers[0], np.int32)
+        state = VocabularyState(SeenValues(pending.values, pending.counts, days), first)
         for day, counter in zip(numbers[1:], counters[1:], strict=False):
             values, counts = _values(counter, raw)
             places = {value: i for i, value in enumerate(known.values.tolist())}
@@ -195,7 +196,7 @@ def test_any_days_of_a_vocabulary(counters, policy, raw, gaps, retire, limit) ->
             waiting = [oracle.pending[value] for value in state.pending.values.tolist()]
             assert state.pending.counts.tolist() == waiting
             seen = [oracle.seen[value] for value in state.pending.values.tolist()]
-            assert state.pending_days.tolist() == seen
+            assert state.pending.days.tolist() == seen
             if column.max_table_size:
                 assert state.last_days.tolist() == [oracle.seen[value] for value in oracle.values]
 

@@ -1,10 +1,13 @@
-"""Lines of descent: what a generation holds, and what reading and extending refuse."""
+"""Lines of descent: what a generation holds, what is refused, and what the commands show."""
 
 from __future__ import annotations
 
-import hashlib
 import json
+import logging
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +18,88 @@ import pytest
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.formats.generations import read_reused
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.workflows.difference import difference
 from nvt_torchrec.workflows.extension.state import read_state
 from nvt_torchrec.workflows.extension.workflow import DayCounts
 from nvt_torchrec.workflows.lookup import id_of, meaning_of
-from nvt_torchrec.workflows.writer import write_workflow
+from nvt_torchrec.workflows.report import days_text
+from nvt_torchrec.workflows.vocabulary import apply_policy
+from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.mutations import expect_own_errors
-from tests.workflows.line import SPEC, day, edit, fitted, run, write_line
 from tests.workflows.test_extension import extend, write_base
+
+SPEC = FeatureSpec(
+    "label",
+    (DenseColumn("price", raw="float"),),
+    (
+        CategoricalColumn("cat_0"),
+        CategoricalColumn("user", raw="int", freq_threshold=3),
+        CategoricalColumn("item", raw="string", max_table_size=5),
+        CategoricalColumn("city", raw="string", hash_buckets=10),
+    ),
+)
+
+
+def moments_of(*values: float) -> np.ndarray:
+    mean = np.mean(values)
+    m2 = np.sum((np.array(values) - mean) ** 2)
+    return np.array([[len(values), values[0], mean - values[0], m2]])
+
+
+def fitted() -> Fitted:
+    """item: a and b have the ids 3 and 4, c and d none; user: 5 has none."""
+    counted = {
+        "cat_0": apply_policy(np.array([7, 8]), np.array([9, 4]), SPEC.categorical[0], 1),
+        "user": apply_policy(np.array([5, 1]), np.array([2, 6]), SPEC.categorical[1], 0),
+        "item": apply_policy(
+            pa.array(["d", "c", "a", "b"]), np.array([1, 2, 9, 5]), SPEC.categorical[2], 0
+        ),
+        "city": apply_policy(pa.array([], pa.string()), np.empty(0), SPEC.categorical[3], 0),
+    }
+    return Fitted(
+        {"price": {"mean": 2.0, "std": 1.0}},
+        {name: own for name, (own, _) in counted.items()},
+        {name: pending for name, (_, pending) in counted.items()},
+        moments_of(1.0, 2.0, 3.0),
+    )
+
+
+def day(number: int, **values: dict) -> DayCounts:
+    return DayCounts(
+        number,
+        {
+            name: (
+                pa.array(list(own)) if name == "item" else np.array(list(own), np.int64),
+                np.array(list(own.values()), np.int64),
+            )
+            for name, own in values.items()
+        },
+        {"cat_0": 2},
+        moments_of(10.0, 20.0),
+    )
+
+
+def write_line(root: Path) -> Path:
+    """Write directories 0, 1 and 2: in generation 2 item e has the id of a."""
+    write_base(root / "0", SPEC, fitted(), [3, 4])
+    extend(root / "0", root / "1", day(6, cat_0={0x99: 1, 7: 1}, user={5: 1, 9: 2}, item={"b": 1}))
+    extend(
+        root / "1", root / "2", day(7, user={9: 1}, item={"e": 2, "b": 1}), retire_after_days=3,
+        update_statistics=True,
+    )  # fmt: skip
+    return root
+
+
+def run(*args: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "workflows", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def edit(file: Path, change: Callable[[dict], object]) -> None:
+    value = json.loads(file.read_text())
+    change(value)
+    file.write_text(json.dumps(value))
 
 
 @pytest.fixture(scope="module")
@@ -180,12 +258,6 @@ def test_days_and_settings_that_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_moments_that_were_not_counted(line: Path, tmp_path: Path) -> None:
-    counts = DayCounts(8, {}, {}, None)
-    with pytest.raises(SchemaError, match="moments of the dense columns of day 8 were not counted"):
-        extend(line / "2", tmp_path, counts)
-
-
 def test_the_state_of_another_generation(copy: Path, line: Path) -> None:
     shutil.rmtree(copy / "extension")
     with pytest.raises(BadInputError, match=r"state.json: no such file"):
@@ -220,30 +292,101 @@ def test_a_damaged_file_of_the_state(copy: Path, name: str) -> None:
         _extend_copy(copy)
 
 
-@pytest.mark.parametrize(
-    ("name", "columns", "message"),
-    [
-        ("pending.item", {"value": ["d", "a", "c"]}, "not in ascending order"),
-        ("pending.item", {"value": ["a", "a", "c"]}, "not in ascending order"),
-        ("pending.item", {"value": ["a"], "count": [1], "last_day": [4]}, "1 values instead of"),
-        ("pending.item", {"count": [0, 1, 1]}, "a count is below 1"),
-        ("pending.item", {"last_day": [4, 8, 4]}, "not one that was counted"),
-        ("pending.item", {"last_day": [4, None, 4]}, "it has nulls"),
-        ("seen.item", {"last_day": [4]}, "1 days for 2 values"),
-        ("seen.item", {"last_day": [4, -1]}, "not one that was counted"),
-    ],
-)
-def test_state_that_cannot_be(copy: Path, name: str, columns: dict, message: str) -> None:
-    """Files whose digests are right."""
-    file = copy / "extension" / f"{name}.parquet"
-    table = pq.read_table(file)
-    kinds = {field.name: field.type for field in table.schema}
-    found = table.to_pydict() | columns
-    if name == "pending.item":
-        found = {key: column[: len(columns.get("value", "acd"))] for key, column in found.items()}
-    pq.write_table(pa.table({k: pa.array(found[k], kinds[k]) for k in kinds}), file)
-    data = file.read_bytes()
-    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    edit(copy / "extension" / "state.json", lambda value: value["files"].update({file.name: entry}))
-    with pytest.raises(BadInputError, match=f"{file.name}: damaged: .*{message}"):
-        _extend_copy(copy)
+def test_full_tables_are_logged(
+    line: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "nvt_torchrec.workflows.extension")
+    extend(line / "0", tmp_path / "1", day(6, item={"c": 1}))
+    assert "generation 1, day 6: 0 values added, 0 ids reused" in caplog.messages
+    assert (
+        "at max_table_size: item (2 values wait for an id)\n"
+        "  -> --retire_after_days N gives them the ids of values that are no longer seen"
+        in caplog.messages
+    )
+    caplog.clear()
+    extend(line / "0", tmp_path / "2", day(6, item={"c": 1}), retire_after_days=2)
+    assert "generation 1, day 6: 0 values added, 1 ids reused" in caplog.messages
+
+
+def test_inspect_shows_the_line(line: Path) -> None:
+    done = run("inspect", line / "2" / "workflow")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.split("line of descent\n")[1].splitlines()[:4]]
+    digests = [one.digest[:12] for one in workflows.inspect(line / "2" / "workflow").lineage]
+    assert lines == [
+        ["generation", "digest", "days", "values", "added", "ids", "reused"],
+        ["0", digests[0], "3-4", "5", "5", "0"],
+        ["1", digests[1], "6", "7", "2", "0"],
+        ["2", digests[2], "7", "8", "1", "1"],
+    ]
+
+
+def test_lookup_says_which_days_were_counted(line: Path) -> None:
+    for name, answer in (
+        ("0", "user 3: 1 (6 times in the training days)\n"),
+        ("2", "user 3: 1 (6 times in the days counted)\n"),
+    ):
+        assert run("lookup", line / name / "workflow", "user", 3).stdout == answer
+
+
+def test_diff(line: Path) -> None:
+    done = run("diff", line / "0" / "workflow", line / "2" / "workflow")
+    assert done.returncode == 0, done.stderr
+    lines = {line.split()[0]: " ".join(line.split()) for line in done.stdout.splitlines() if line}
+    assert lines["cat_0"] == "cat_0 2 1 0 6 5 = 00000099"
+    assert lines["user"] == "user 1 2 0 6 4 = 5; 5 = 9"
+    assert lines["item"] == "item 2 0 1 5 3 = e, was a"
+    assert "city" not in lines
+    assert lines["price"].startswith("price 2 9.42857 1 ")
+    done = run("diff", line / "0" / "workflow", line / "1" / "workflow", "--examples", 0)
+    assert "00000099" not in done.stdout
+    assert done.stdout.endswith("statistics of dense columns\n  unchanged\n")
+    done = run("diff", line / "1" / "workflow", line / "1" / "workflow")
+    assert done.stdout.endswith("both encode every row equally\n")
+
+
+def test_workflows_that_do_not_descend_from_one_another(line: Path, tmp_path: Path) -> None:
+    first, second = (line / name / "workflow" for name in "02")
+    with pytest.raises(SettingsError, match=r"descends from .*\n.*in the other order"):
+        difference(second, first, 3)
+    extend(line / "1", tmp_path / "1", day(9, user={77: 5}))
+    with pytest.raises(
+        SchemaError, match=r"parted after generation 1 .* counted day 7 and the other day 9"
+    ):
+        difference(second, tmp_path / "1" / "workflow", 3)
+
+    def base(name: str, spec: FeatureSpec, state: Fitted, days: list[int]) -> Path:
+        return write_base(tmp_path / name, spec, state, days) / "workflow"
+
+    columns = (CategoricalColumn("cat_0", max_table_size=9), *SPEC.categorical[1:])
+    other = FeatureSpec(SPEC.label, SPEC.dense, columns)
+    with pytest.raises(SchemaError, match=r"spec.categorical\[0\].max_table_size is 0 ins"):
+        difference(first, base("spec", other, fitted(), [3, 4]), 3)
+    state = fitted()
+    state.statistics["price"]["std"] = 5.0
+    with pytest.raises(SchemaError, match="fitted with other counts"):
+        difference(first, base("std", SPEC, state, [3, 4]), 3)
+    with pytest.raises(SchemaError, match="fitted on different days, 3-4 and 2"):
+        difference(first, base("days", SPEC, state, [2]), 3)
+    imported = write_workflow(tmp_path / "imported", SPEC, state)
+    assert imported.digest != workflows.inspect(first).digest
+    with pytest.raises(SchemaError, match=r"imported has no line of descent"):
+        difference(first, tmp_path / "imported", 3)
+
+
+def test_ids_that_changed_although_the_lineage_does_not_say_so(copy: Path, line: Path) -> None:
+    """A workflow whose metadata claim that it descends from another one."""
+    state = fitted()
+    state.vocabularies["cat_0"].values[0] = 6
+    write_base(copy / "false", SPEC, state, [3, 4])
+    extend(copy / "false", copy / "falser", day(6))
+    first = workflows.inspect(line / "0" / "workflow").digest
+    workflow = copy / "falser" / "workflow"
+    edit(workflow / "metadata.json", lambda value: value["lineage"][0].update(digest=first))
+    with pytest.raises(BadInputError, match="id 3 of vocabulary cat_0 has another value than in"):
+        difference(line / "0" / "workflow", workflow, 3)
+
+
+def test_days_of_a_dated_log_are_dates() -> None:
+    assert days_text([0, 1, 2, 7]) == "0-2, 7"
+    assert days_text([20513, 20514, 20516]) == "2026-03-01..2026-03-02, 2026-03-04"

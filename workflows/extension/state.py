@@ -23,7 +23,6 @@ nothing is normalized. The same state gives the same bytes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -34,17 +33,18 @@ from nvt_torchrec.base.arrays import to_arrow, to_numpy
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
 from nvt_torchrec.base.files.atomic import atomic_path, deferred, publish, remove
+from nvt_torchrec.formats.generations import read_columns
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.moments import COUNT, normalized
 from nvt_torchrec.workflows.vocabulary import (
-    PendingValues,
-    differ_from_next,
+    Values,
+    arrow_values,
+    concatenate,
     empty_values,
     has_pending,
-    is_text,
-    order_by_value,
+    take,
 )
 
 FORMAT = Format("nvt-torchrec extension state", 1, "the state of a workflow that can be extended")
@@ -56,18 +56,46 @@ _COPY_AGAIN = (
 
 
 @dataclasses.dataclass(frozen=True)
+class SeenValues:
+    """Values of a vocabulary, by index.
+
+    Attributes:
+        values: Distinct values.
+        counts: int64, how often each occurred.
+        days: int32, the day on which each was last seen.
+    """
+
+    values: Values
+    counts: np.ndarray
+    days: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def at(self, indices: np.ndarray) -> SeenValues:
+        """Return the values at indices."""
+        return SeenValues(take(self.values, indices), self.counts[indices], self.days[indices])
+
+    def and_also(self, other: SeenValues, column: str) -> SeenValues:
+        """Return these values and others of a column behind them."""
+        return SeenValues(
+            concatenate([self.values, other.values], column),
+            np.concatenate([self.counts, other.counts]),
+            np.concatenate([self.days, other.days]),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class VocabularyState:
     """What is remembered of a vocabulary.
 
     Attributes:
-        pending: Values without an id.
-        pending_days: int32, the day on which each was last seen.
+        pending: Values without an id, in ascending order.
         last_days: int32, by place in the vocabulary, the day on which each value was last seen;
             None for a vocabulary without ``max_table_size``, which never retires values.
     """
 
-    pending: PendingValues
-    pending_days: np.ndarray
+    pending: SeenValues
     last_days: np.ndarray | None
 
 
@@ -133,14 +161,13 @@ def write_state(directory: Path, spec: FeatureSpec, state: ExtensionState) -> No
     remove(directory / STATE_FILE)
     files = _files(spec, state.generation)
     entries: dict[str, FileEntry] = {}
+    pending = {name: state.vocabularies[name].pending for name in sorted(files["pending"])}
     with deferred() as written:
-        for name in sorted(files["pending"]):
-            vocabulary = state.vocabularies[name]
-            values = vocabulary.pending.values
+        for name, values in pending.items():
             table = {
-                "value": values if is_text(values) else to_arrow(values),
-                "count": to_arrow(vocabulary.pending.counts),
-                "last_day": to_arrow(vocabulary.pending_days),
+                "value": arrow_values(values.values),
+                "count": to_arrow(values.counts),
+                "last_day": to_arrow(values.days),
             }
             entries |= _write(directory, f"pending.{name}.parquet", table)
         for name in sorted(files["seen"]):
@@ -148,16 +175,15 @@ def write_state(directory: Path, spec: FeatureSpec, state: ExtensionState) -> No
             assert days is not None
             entries |= _write(directory, f"seen.{name}.parquet", {"last_day": to_arrow(days)})
     publish(written)
-    record = _StateRecord(
-        workflow_digest=state.digest,
-        generation=state.generation,
-        day=state.day,
-        pending={name: len(state.vocabularies[name].pending) for name in sorted(files["pending"])},
-        moments=None if state.moments is None else state.moments.tolist(),
-        files={},
-    )
-    content = {**dataclasses.asdict(record), "files": {k: e.to_dict() for k, e in entries.items()}}
-    FORMAT.write(directory / STATE_FILE, content)
+    record = {
+        "workflow_digest": state.digest,
+        "generation": state.generation,
+        "day": state.day,
+        "pending": {name: len(values) for name, values in pending.items()},
+        "moments": None if state.moments is None else state.moments.tolist(),
+        "files": {name: entry.to_dict() for name, entry in entries.items()},
+    }
+    FORMAT.write(directory / STATE_FILE, record)
 
 
 def _write(directory: Path, name: str, columns: dict[str, pa.Array]) -> dict[str, FileEntry]:
@@ -194,23 +220,27 @@ def read_state(directory: Path, description: WorkflowDescription) -> ExtensionSt
             f"{description.digest[:12]}…",
             _COPY_AGAIN,
         )
-    spec = description.spec
-    _check_record(file, record, description)
+    spec, files = description.spec, _files(description.spec, record.generation)
+    _check_record(file, record, description, files)
     check_sizes(directory, record.files, _COPY_AGAIN)
     check_digests(directory, record.files, _COPY_AGAIN)
-    files = _files(spec, record.generation)
     vocabularies = {}
     for name, column in remembered(spec).items():
-        pending, days = _no_pending(column)
+        kind = pa.string() if RAW_TYPES[column.raw].is_text else pa.int64()
+        pending, seen = no_values(column), None
         if name in files["pending"]:
-            pending, days = _read_pending(directory, name, column, record)
-        seen = None
-        if column.max_table_size:
-            values = description.vocabularies[column.name].values
-            seen = np.full(values, record.day, np.int32)
-            if name in files["seen"]:
-                seen = _read_days(directory, name, values, record.day)
-        vocabularies[name] = VocabularyState(pending, days, seen)
+            kinds = {"value": kind, "count": pa.int64(), "last_day": pa.int32()}
+            values, *numbers = read_columns(
+                directory / f"pending.{name}.parquet", kinds, _COPY_AGAIN
+            )
+            values = values if pa.types.is_string(kind) else to_numpy(values)
+            pending = SeenValues(values, *map(to_numpy, numbers))
+        if name in files["seen"]:
+            kinds = {"last_day": pa.int32()}
+            seen = to_numpy(*read_columns(directory / f"seen.{name}.parquet", kinds, _COPY_AGAIN))
+        elif column.max_table_size:
+            seen = np.full(description.vocabularies[column.name].values, record.day, np.int32)
+        vocabularies[name] = VocabularyState(pending, seen)
     moments = None if record.moments is None else np.array(record.moments, np.float64)
     if moments is not None:
         moments = moments.reshape(-1, 4)  # without dense columns too
@@ -219,81 +249,28 @@ def read_state(directory: Path, description: WorkflowDescription) -> ExtensionSt
     )
 
 
-def _no_pending(column: CategoricalColumn) -> tuple[PendingValues, np.ndarray]:
-    nothing = PendingValues(empty_values(column.raw), np.empty(0, np.int64))
-    return nothing, np.empty(0, np.int32)
+def no_values(column: CategoricalColumn) -> SeenValues:
+    """Return no values of a column."""
+    return SeenValues(empty_values(column.raw), np.empty(0, np.int64), np.empty(0, np.int32))
 
 
-def _check_record(file: Path, record: _StateRecord, description: WorkflowDescription) -> None:
+def _check_record(
+    file: Path, record: _StateRecord, description: WorkflowDescription, files: dict[str, set[str]]
+) -> None:
     """Check that a state holds what that of this workflow has to hold."""
-    spec, files = description.spec, _files(description.spec, record.generation)
-    wanted = {f"{kind}.{name}.parquet" for kind, names in files.items() for name in names}
-    what = ""
-    if wrong := sorted(wanted ^ record.files.keys()):
-        what = f"{wrong[0]!r:.80} is {'missing' if wrong[0] in wanted else 'unknown'}"
-    elif record.pending.keys() != files["pending"]:
-        what = "pending has other vocabularies than the spec"
-    elif record.day != description.lineage[-1].days[-1]:
-        what = f"its last day is {record.day}, that of the workflow {description.lineage[-1].days}"
-    elif (record.moments is None) == normalized(spec):
-        what = "its moments are not those of the spec"
-    elif record.moments is not None and len(record.moments) != len(spec.dense):
-        what = f"moments of {len(record.moments)} dense columns, the spec has {len(spec.dense)}"
-    if what:
-        raise BadInputError(f"{file}: damaged: {what}", _COPY_AGAIN)
-
-
-def _read_pending(
-    directory: Path, name: str, column: CategoricalColumn, record: _StateRecord
-) -> tuple[PendingValues, np.ndarray]:
-    text = RAW_TYPES[column.raw].is_text
-    kinds = {
-        "value": pa.string() if text else pa.int64(),
-        "count": pa.int64(),
-        "last_day": pa.int32(),
-    }
-
-    def check(
-        values: pa.Array, counts: pa.Array, days: pa.Array
-    ) -> tuple[PendingValues, np.ndarray]:
-        numbers = values if text else to_numpy(values)
-        pending, last_days = PendingValues(numbers, to_numpy(counts)), to_numpy(days)
-        if len(pending) != record.pending[name]:
-            raise ValueError(f"{len(pending)} values instead of {record.pending[name]}")
-        in_order = np.array_equal(order_by_value(numbers), np.arange(len(pending)))
-        if not (in_order and differ_from_next(numbers).all()):
-            raise ValueError("its values are not in ascending order")
-        if len(pending) and not (
-            pending.counts.min() >= 1 and 0 <= last_days.min() <= last_days.max() <= record.day
-        ):
-            raise ValueError("a count is below 1, or a day is not one that was counted")
-        return pending, last_days
-
-    return _read(directory / f"pending.{name}.parquet", kinds, check)
-
-
-def _read_days(directory: Path, name: str, values: int, last: int) -> np.ndarray:
-    def check(days: pa.Array) -> np.ndarray:
-        numbers = to_numpy(days)
-        if len(numbers) != values:
-            raise ValueError(f"{len(numbers)} days for {values} values")
-        if values and not 0 <= numbers.min() <= numbers.max() <= last:
-            raise ValueError("a day is not one that was counted")
-        return numbers
-
-    return _read(directory / f"seen.{name}.parquet", {"last_day": pa.int32()}, check)
-
-
-def _read(file: Path, kinds: dict[str, pa.DataType], check: Callable):
-    """Read a file with these columns and no nulls; return what ``check`` makes of the columns."""
-    try:
-        with pq.ParquetFile(file, page_checksum_verification=True) as opened:
-            table = opened.read()
-        if dict(zip(table.column_names, table.schema.types, strict=True)) != kinds:
-            raise ValueError(f"its columns are {table.schema.names}")
-        columns = [column.combine_chunks() for column in table.columns]
-        if any(column.null_count for column in columns):
-            raise ValueError("it has nulls")
-        return check(*columns)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise BadInputError(f"{file}: damaged: {error}", _COPY_AGAIN) from error
+    spec = description.spec
+    names = sorted(f"{kind}.{name}.parquet" for kind, names in files.items() for name in names)
+    for what, held, needed in (
+        ("files", sorted(record.files), names),
+        ("pending", sorted(record.pending), sorted(files["pending"])),
+        ("day", record.day, description.lineage[-1].days[-1]),
+        (
+            "number of moments",
+            None if record.moments is None else len(record.moments),
+            len(spec.dense) if normalized(spec) else None,
+        ),
+    ):
+        if held != needed:
+            raise BadInputError(
+                f"{file}: damaged: {what} is {held!r:.80} instead of {needed!r:.80}", _COPY_AGAIN
+            )

@@ -9,10 +9,9 @@ import numpy as np
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.formats.schema import LARGEST_TABLE
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
-from nvt_torchrec.workflows.extension.state import VocabularyState
+from nvt_torchrec.workflows.extension.state import SeenValues, VocabularyState
 from nvt_torchrec.workflows.vocabulary import (
     FittedVocabulary,
-    PendingValues,
     Values,
     concatenate,
     differ_from_next,
@@ -60,28 +59,6 @@ class ExtendedVocabulary:
     forgotten: int
 
 
-@dataclasses.dataclass(frozen=True)
-class _Known:
-    """Values with their counts and the days on which they were last seen."""
-
-    values: Values
-    counts: np.ndarray
-    days: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.counts)
-
-    def at(self, indices: np.ndarray) -> _Known:
-        return _Known(take(self.values, indices), self.counts[indices], self.days[indices])
-
-    def and_also(self, other: _Known, column: str) -> _Known:
-        return _Known(
-            concatenate([self.values, other.values], column),
-            np.concatenate([self.counts, other.counts]),
-            np.concatenate([self.days, other.days]),
-        )
-
-
 def extend_vocabulary(
     column: CategoricalColumn,
     before: FittedVocabulary,
@@ -111,11 +88,10 @@ def extend_vocabulary(
     if last_days is not None:
         last_days[places] = day
     new = np.flatnonzero(~inside)
-    seen_today = _Known(
+    seen_today = SeenValues(
         take(counted.values, new), counted.counts[new], np.full(len(new), day, np.int32)
     )
-    pending = _Known(state.pending.values, state.pending.counts, state.pending_days)
-    pending = _added_up(pending.and_also(seen_today, column.name))
+    pending = _added_up(state.pending.and_also(seen_today, column.name))
 
     earned = _earned(column, len(counts), pending)
     added = pending.at(earned)
@@ -131,7 +107,7 @@ def extend_vocabulary(
     reused = np.empty(0, np.int64)
     if retire_after_days is not None and last_days is not None and len(pending):
         gaining, losing = _exchanged(counts, last_days, pending, day - retire_after_days)
-        retired = _Known(take(values, losing), counts[losing], last_days[losing])
+        retired = SeenValues(take(values, losing), counts[losing], last_days[losing])
         gained = pending.at(gaining)
         values = replaced(values, losing, gained.values, column.name)
         counts[losing], last_days[losing] = gained.counts, gained.days
@@ -151,26 +127,26 @@ def extend_vocabulary(
     }
     return ExtendedVocabulary(
         FittedVocabulary(values, counts, observed),
-        VocabularyState(PendingValues(pending.values, pending.counts), pending.days, last_days),
+        VocabularyState(pending, last_days),
         reused,
         forgotten,
     )
 
 
-def _added_up(known: _Known) -> _Known:
+def _added_up(known: SeenValues) -> SeenValues:
     """Return the distinct values in ascending order, with the sum of their counts and last day."""
     if not len(known):
         return known
     ordered = known.at(order_by_value(known.values))
     first = np.flatnonzero(np.concatenate([[True], differ_from_next(ordered.values)]))
-    return _Known(
+    return SeenValues(
         take(ordered.values, first),
         np.add.reduceat(ordered.counts, first),
         np.maximum.reduceat(ordered.days, first),
     )
 
 
-def _earned(column: CategoricalColumn, values: int, pending: _Known) -> np.ndarray:
+def _earned(column: CategoricalColumn, values: int, pending: SeenValues) -> np.ndarray:
     """Return the indices of the pending values that get new ids, in the order of the ids."""
     earned = np.flatnonzero(pending.counts >= column.freq_threshold)
     order = order_by([-pending.counts[earned]], take(pending.values, earned))
@@ -181,7 +157,7 @@ def _earned(column: CategoricalColumn, values: int, pending: _Known) -> np.ndarr
 
 
 def _exchanged(
-    counts: np.ndarray, last_days: np.ndarray, pending: _Known, last_day: int
+    counts: np.ndarray, last_days: np.ndarray, pending: SeenValues, last_day: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of pending values that get an id, and the places they get, in order.
 

@@ -16,16 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.formats.day_names import day_text
-from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.compiled import CompiledWorkflow
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.extension.state import (
     ExtensionState,
+    SeenValues,
     VocabularyState,
+    no_values,
     read_state,
     remembered,
     write_state,
@@ -36,18 +36,10 @@ from nvt_torchrec.workflows.extension.vocabulary import (
     extend_vocabulary,
 )
 from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
-from nvt_torchrec.workflows.vocabulary import (
-    FittedVocabulary,
-    PendingValues,
-    Values,
-    empty_values,
-    read_vocabulary,
-)
+from nvt_torchrec.workflows.vocabulary import Values, empty_values, finish, read_vocabulary
 from nvt_torchrec.workflows.writer import Descent, Fitted, write_generation
 
 log = logging.getLogger(__name__)
-
-_NO_COUNTS = np.empty(0, np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,20 +75,16 @@ def write_base_state(
         days: The days it was fitted on, increasing.
 
     Raises:
-        SchemaError: The workflow is not generation 0, or ``fitted`` has no moments.
         OutputError: The directory cannot be written.
     """
     spec, day = description.spec, days[-1]
-    if description.generation != 0:
-        raise SchemaError(f"the workflow is generation {description.generation}, not 0")
-    if normalized(spec) and fitted.moments is None:
-        raise SchemaError("the moments of the dense columns were not counted")
     vocabularies = {}
     for name, column in remembered(spec).items():
-        nothing = PendingValues(empty_values(column.raw), _NO_COUNTS)
-        pending = fitted.pending.get(name, nothing)
-        seen = np.full(len(pending), day, np.int32)
-        vocabularies[name] = VocabularyState(pending, seen, None)
+        pending = no_values(column)
+        if (counted := fitted.pending.get(name)) is not None:
+            last_days = np.full(len(counted), day, np.int32)
+            pending = SeenValues(counted.values, counted.counts, last_days)
+        vocabularies[name] = VocabularyState(pending, None)
     moments = fitted.moments if normalized(spec) else None
     write_state(directory, spec, ExtensionState(description.digest, 0, day, vocabularies, moments))
 
@@ -152,17 +140,25 @@ def extend_workflow(
     def extend(name: str) -> ExtendedVocabulary:
         column = columns[name]
         known = read_vocabulary(description, column)
-        counted = _day_of(counts, name, column, encoder)
+        values, numbers = counts.values.get(name, (empty_values(column.raw), np.empty(0, np.int64)))
+        places = encoder.find(column.name, values)
+        counted = DayOfVocabulary(
+            counts.day, values, numbers, places, int(counts.nulls.get(name, 0))
+        )
         return extend_vocabulary(
             column, known, before.vocabularies[name], counted, retire_after_days
         )
 
     with ThreadPoolExecutor(threads) as pool:
         extended = dict(zip(columns, pool.map(extend, columns), strict=True))
-    moments = _merged(before.moments, counts.moments, spec)
+    moments = None
+    if before.moments is not None and counts.moments is not None:
+        moments = merge_moments([before.moments, counts.moments])
     vocabularies = {
-        name: extended[name].vocabulary if name in extended else _hashed(of_vocabulary[0])
-        for name, of_vocabulary in spec.vocabularies.items()
+        name: extended[name].vocabulary
+        if name in extended
+        else finish(empty_values(column.raw), np.empty(0, np.int64), column, 0)
+        for name, (column, *_) in spec.vocabularies.items()
     }
     fitted = Fitted(
         statistics(moments, spec)
@@ -209,29 +205,6 @@ def _check_day(
         )
     if retire_after_days is not None and retire_after_days < 1:
         raise SettingsError(f"values retire after {retire_after_days} days", "at least 1")
-    if normalized(description.spec) and counts.moments is None:
-        raise SchemaError(f"the moments of the dense columns of day {counts.day} were not counted")
-
-
-def _day_of(
-    counts: DayCounts, name: str, column: CategoricalColumn, encoder: CompiledWorkflow
-) -> DayOfVocabulary:
-    values, occurrences = counts.values.get(name, (empty_values(column.raw), _NO_COUNTS))
-    places = encoder.find(column.name, values)
-    return DayOfVocabulary(counts.day, values, occurrences, places, int(counts.nulls.get(name, 0)))
-
-
-def _hashed(column: CategoricalColumn) -> FittedVocabulary:
-    observed = {"null": 0, "oov": 0, "unique": 0}
-    return FittedVocabulary(empty_values(column.raw), _NO_COUNTS, observed)
-
-
-def _merged(
-    before: np.ndarray | None, of_day: np.ndarray | None, spec: FeatureSpec
-) -> np.ndarray | None:
-    if not normalized(spec) or before is None or of_day is None:
-        return None
-    return merge_moments([before, of_day])
 
 
 def _log(

@@ -5,26 +5,11 @@ A new raw type is a class and its line in :data:`RAW_TYPES`.
 
 from __future__ import annotations
 
-from nvt_torchrec.formats.spec.raw_types.base import (
-    BadValueError,
-    Parsed,
-    RawType,
-    is_missing,
-)
+from nvt_torchrec.formats.spec.raw_types.base import RawType
 from nvt_torchrec.formats.spec.raw_types.integers import Hex32, Int, Int32
 from nvt_torchrec.formats.spec.raw_types.numbers import Float, Label, Weight
 from nvt_torchrec.formats.spec.raw_types.string import String
 from nvt_torchrec.formats.spec.raw_types.time import Time
-
-__all__ = [
-    "CATEGORICAL_RAW_TYPES",
-    "DENSE_RAW_TYPES",
-    "RAW_TYPES",
-    "BadValueError",
-    "Parsed",
-    "RawType",
-    "is_missing",
-]
 
 #: By name. Labels, weights and times are read, but no column of a specification has their type.
 RAW_TYPES: dict[str, RawType] = {
