@@ -33,9 +33,9 @@ class DayName:
 
     Attributes:
         kind: ``day`` for ``day_3``, ``date`` or ``number``.
-        prefix: the name before the number or date.
-        number: the number; of a date, the days since 1970-01-01.
-        digits: how many digits the number has if it begins with 0, else 0.
+        prefix: The name before the number or date.
+        number: The number; of a date, the days since 1970-01-01.
+        digits: How many digits the number has if it begins with 0, else 0.
     """
 
     kind: str
@@ -57,19 +57,19 @@ class DayName:
 def name_of(path: str) -> DayName | None:
     """Return what a path says: by its last name, or by a directory such as ``date=2024-10-30``."""
     *directories, name = re.split(r"[/\\]", path)
-    own = _parse(name)
-    if directories and (own is None or own.kind != "day"):
-        return partition_name(directories[-1]) or own
-    return own
+    parsed = _parse(name)
+    if directories and (parsed is None or parsed.kind != "day"):
+        return partition_name(directories[-1]) or parsed
+    return parsed
 
 
 def partition_name(directory: str) -> DayName | None:
     """Return what the name of a directory such as ``date=2024-10-30`` or ``day=3`` says."""
     match = _PARTITION.fullmatch(directory)
-    found = _parse(match[2]) if match else None
-    if match is None or found is None or found.prefix:
+    parsed = _parse(match[2]) if match else None
+    if match is None or parsed is None or parsed.prefix:
         return None
-    return dataclasses.replace(found, prefix=f"{match[1]}=")
+    return dataclasses.replace(parsed, prefix=f"{match[1]}=")
 
 
 def _parse(name: str) -> DayName | None:
@@ -133,11 +133,11 @@ def parse_days(text: str, *, may_be_open: bool = False) -> frozenset[int]:
     A date stands for the number of days since 1970-01-01, as in the names of files.
 
     Args:
-        text: numbers, dates, and ranges of them, which include both ends.
-        may_be_open: whether the last range may have no end; the result is :class:`OpenDays` then.
+        text: Numbers, dates, and ranges of them, which include both ends.
+        may_be_open: Whether the last range may have no end; the result is :class:`OpenDays` then.
 
     Raises:
-        SettingsError: it cannot be read, or a range ends before it begins.
+        SettingsError: It cannot be read, or a range ends before it begins.
     """
     days: set[int] = set()
     since: int | None = None

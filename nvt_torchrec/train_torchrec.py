@@ -23,15 +23,13 @@ _REPORT_DELAY_S = 2.0
 
 def _train(argv: list[str]) -> None:
     from nvt_torchrec.base.versions import check_training_stack
-    from nvt_torchrec.dlrm.launch.startup import bind_cpus, prepare_torch
+    from nvt_torchrec.dlrm.launch.startup import prepare_torch
     from nvt_torchrec.dlrm.reporting.metrics_log import set_up_logging
     from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 
     settings = parse_settings(argv)
     check_training_stack()  # also where TorchRec is missing
     set_up_logging()
-    if settings.bind_cpus and not settings.plan_only:
-        bind_cpus()
     prepare_torch()
     if settings.plan_only:
         from nvt_torchrec.dlrm.sharding.planning import plan_only
@@ -48,7 +46,7 @@ def _train(argv: list[str]) -> None:
     @record  # the launcher shows the first error of all ranks, by the second
     def run() -> None:
         try:
-            with process_group(own_cpus=settings.bind_cpus) as group:
+            with process_group() as group:
                 train(settings, group)
         except RuntimeError as error:
             if _follows_from_another(error):

@@ -66,8 +66,8 @@ def derive(
     """Compute a column; where it is missing, its values are 0 or "".
 
     Args:
-        how: the rule.
-        sources: the values [n] of its sources, of the raw type that the rule reads.
+        how: The rule.
+        sources: The values [n] of its sources, of the raw type that the rule reads.
         missing: bool [n], where any source is missing.
     """
     if how.kind == "cross":

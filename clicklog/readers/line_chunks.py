@@ -29,11 +29,11 @@ class LongLine:
     """A line with more bytes than the limit, or a row whose quote is not closed within it.
 
     Attributes:
-        begin: the byte of the (decompressed) file at which it begins.
-        size: its bytes, without its end.
-        head: the first :data:`KEPT_BYTES` of them.
-        limit: how many it may have.
-        open_quote: whether it is a row whose quote is not closed.
+        begin: The byte of the (decompressed) file at which it begins.
+        size: Its bytes, without its end.
+        head: The first :data:`KEPT_BYTES` of them.
+        limit: How many it may have.
+        open_quote: Whether it is a row whose quote is not closed.
     """
 
     begin: int
@@ -71,22 +71,22 @@ def split_chunks(
     """Cut the rest of a file into chunks of whole lines.
 
     Args:
-        file: read from its current position on, each byte once.
-        chunk_bytes: about how long a chunk is.
-        limit: bytes that a line may have, without its end; in place of a longer line comes a
+        file: Read from its current position on, each byte once.
+        chunk_bytes: About how long a chunk is.
+        limit: Bytes that a line may have, without its end; in place of a longer line comes a
             :class:`LongLine`.
-        begin: the position of ``head`` in the file, for :attr:`LongLine.begin`.
-        size: how many bytes to read: whole lines. None: up to the end of the file.
-        quotes: the delimiter of text whose quoted fields may contain line breaks, which are then
+        begin: The position of ``head`` in the file, for :attr:`LongLine.begin`.
+        size: How many bytes to read: whole lines. None: up to the end of the file.
+        quotes: The delimiter of text whose quoted fields may contain line breaks, which are then
             part of a line; "" for other text.
-        head: bytes that were read already and come before the rest of the file.
+        head: Bytes that were read already and come before the rest of the file.
 
     Yields:
         In the order of the file, chunks of lines up to ``limit`` (read-only; the last line perhaps
         without its newline), and the longer lines.
 
     Raises:
-        EndedEarlyError: there are fewer than ``size`` bytes.
+        EndedEarlyError: There are fewer than ``size`` bytes.
     """
     rest = memoryview(head)  # of a line whose end has not been read
     long: LongLine | None = None  # a line that is too long already
@@ -168,12 +168,12 @@ def _rows(
     """Cut ``text[first:]``, where quoted fields may contain line breaks, into rows.
 
     Args:
-        text: of a bytearray; its first byte is byte ``begin`` of the file.
-        first: where a row begins.
-        begin: see above.
-        limit: see :func:`split_chunks`.
-        delimiter: likewise.
-        final: whether the file ends with the text.
+        text: Of a bytearray; its first byte is byte ``begin`` of the file.
+        first: Where a row begins.
+        begin: See above.
+        limit: See :func:`split_chunks`.
+        delimiter: Likewise.
+        final: Whether the file ends with the text.
 
     Yields:
         As :func:`split_chunks`.

@@ -59,7 +59,7 @@ def read_into(path: str, begin: int, end: int, buffer: memoryview) -> None:
     """Read the bytes ``[begin, end)`` into the beginning of a buffer.
 
     Raises:
-        BadInputError: the file cannot be read, or is shorter.
+        BadInputError: The file cannot be read, or is shorter.
     """
     with _opened(path) as file:
         file.seek(begin)
@@ -91,7 +91,7 @@ def read_chunks(
     """Read the whole lines in the bytes ``[begin, end)``; see :func:`.line_chunks.split_chunks`.
 
     Raises:
-        BadInputError: the file cannot be read, or is shorter.
+        BadInputError: The file cannot be read, or is shorter.
     """
     with _opened(path) as file:
         file.seek(begin)
@@ -156,7 +156,7 @@ def read_stream(path: str, chunk_bytes: int) -> Iterator[bytes]:
     """Read a file in chunks, decompressed according to the ending of its name.
 
     Raises:
-        BadInputError: the file is missing or truncated, or its name has the wrong ending.
+        BadInputError: The file is missing or truncated, or its name has the wrong ending.
     """
     with _stream(path) as (file, _):
         while chunk := file.read(chunk_bytes):
@@ -171,7 +171,7 @@ def stream_chunks(
     What is before the header or the first row is left out.
 
     Raises:
-        BadInputError: as :func:`read_stream`.
+        BadInputError: As :func:`read_stream`.
     """
     with _stream(path) as (file, _):
         head, begin, _ = after_preamble(file, text.skip_lines, text.comment)
@@ -184,7 +184,7 @@ def find_preamble(path: str, text: InputFormat) -> tuple[int, int]:
     """Return how many bytes and lines of a file come before its header or its first row.
 
     Raises:
-        BadInputError: as :func:`read_stream`.
+        BadInputError: As :func:`read_stream`.
     """
     with _stream(path) as (file, _):
         return after_preamble(file, text.skip_lines, text.comment)[1:]
@@ -194,7 +194,7 @@ def text_end(path: str, begin: int, end: int) -> int:
     """Return where the empty lines begin with which the bytes ``[begin, end)`` end.
 
     Raises:
-        BadInputError: the file cannot be read.
+        BadInputError: The file cannot be read.
     """
     while end > begin:
         at = max(begin, end - _SCAN_BYTES)
@@ -250,7 +250,7 @@ def unpacked_head(path: str) -> tuple[bytes, int, bool]:
         :data:`_HEAD_PACKED` at most; and whether this is the whole file.
 
     Raises:
-        BadInputError: as :func:`read_stream`.
+        BadInputError: As :func:`read_stream`.
     """
     text = bytearray()
     with _stream(path, small_reads=True) as (file, packed):

@@ -35,9 +35,9 @@ class ParquetLayout:
     """The contents of a parquet file, from its footer.
 
     Attributes:
-        rows: number of rows.
-        label: whether there is a label column.
-        groups: rows of each row group, and bytes of the spec's columns in it, decoded.
+        rows: Number of rows.
+        label: Whether there is a label column.
+        groups: Rows of each row group, and bytes of the spec's columns in it, decoded.
     """
 
     rows: int
@@ -66,7 +66,7 @@ def parquet_layout(path: str, source: str, spec: FeatureSpec) -> ParquetLayout:
     """Read a file's footer.
 
     Raises:
-        BadInputError: it is not a parquet file, or a column is missing or of another type.
+        BadInputError: It is not a parquet file, or a column is missing or of another type.
     """
     with _opened(path, source) as (_, footer):
         partition = partition_values(source)
@@ -123,20 +123,20 @@ def read_parquet(
     :mod:`.parquet_values` says which types a column may have.
 
     Args:
-        path: of the file.
-        begin: first row.
-        end: the row after the last row.
-        source: names the file in errors.
-        spec: the columns.
-        label: whether to read the label.
-        reject: describe every bad row, not only the first ones.
-        chunk_rows: the most rows that are read at once; None: all.
+        path: Of the file.
+        begin: First row.
+        end: The row after the last row.
+        source: Names the file in errors.
+        spec: The columns.
+        label: Whether to read the label.
+        reject: Describe every bad row, not only the first ones.
+        chunk_rows: The most rows that are read at once; None: all.
 
     Yields:
         Chunks of rows; line numbers count from 0 in each.
 
     Raises:
-        BadInputError: the file is damaged, or a column is missing or of another type.
+        BadInputError: The file is damaged, or a column is missing or of another type.
     """
     with _opened(path, source) as (parquet, footer):
         names = check_columns(parquet.schema_arrow, source, spec, label=label)
@@ -232,11 +232,11 @@ def convert_column(array: pa.Array, read: Read, source: str) -> Converted:
 
     Args:
         array: [n], of any type that can hold the values that are read.
-        read: how the column is read.
-        source: names the array in errors.
+        read: How the column is read.
+        source: Names the array in errors.
 
     Raises:
-        BadInputError: the array is of another type.
+        BadInputError: The array is of another type.
     """
     if not fits(array.type, read):
         raise BadInputError(

@@ -36,9 +36,9 @@ def fits(held: pa.DataType, read: Read, separator: str = "") -> bool:
     """Whether columns of a type can be read in a way; values may still be wrong.
 
     Args:
-        held: the type.
-        read: how the column is read.
-        separator: the character between the values of a list that is held as text; "": none is.
+        held: The type.
+        read: How the column is read.
+        separator: The character between the values of a list that is held as text; "": none is.
     """
     types = pa.types
     if types.is_dictionary(held):
@@ -96,7 +96,7 @@ def is_text(held: pa.DataType) -> bool:
     types = pa.types
     texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     views = (types.is_string_view, types.is_binary_view)
-    return any(one(held) for one in (*texts, *views))
+    return any(is_kind(held) for is_kind in (*texts, *views))
 
 
 def _plain(array: pa.Array, read: Read) -> pa.Array:

@@ -48,11 +48,11 @@ class OpenDay:
     """A day whose header or footer has been read, to be cut into blocks.
 
     Attributes:
-        file: the day; not compressed.
-        spec: its columns.
-        label: whether its rows have a label.
-        begin: where the first row begins: a byte, in parquet row 0.
-        end: where the last row ends.
+        file: The day; not compressed.
+        spec: Its columns.
+        label: Whether its rows have a label.
+        begin: Where the first row begins: a byte, in parquet row 0.
+        end: Where the last row ends.
     """
 
     file: DayFile
@@ -93,8 +93,8 @@ def open_day(day: DayFile, spec: FeatureSpec) -> OpenDay:
     """Find out whether a file has a label and where its rows begin.
 
     Raises:
-        BadInputError: it is in another format than the spec says, or lacks a column.
-        BadRowError: its lines have another number of fields than the spec.
+        BadInputError: It is in another format than the spec says, or lacks a column.
+        BadRowError: Its lines have another number of fields than the spec.
     """
     if spec.input.format == "parquet":
         from nvt_torchrec.clicklog.readers.parquet_rows import parquet_layout
@@ -134,14 +134,14 @@ def read_block(
     """Read and parse a block.
 
     Args:
-        block: the rows.
-        spec: the columns, and the format of the file.
-        label: whether rows have the label.
-        reject: leave bad rows out (all are in ``RawRows.bad``) instead of raising an error.
+        block: The rows.
+        spec: The columns, and the format of the file.
+        label: Whether rows have the label.
+        reject: Leave bad rows out (all are in ``RawRows.bad``) instead of raising an error.
 
     Raises:
-        BadInputError: the file is missing or damaged, or lacks a column.
-        BadRowError: a row breaks the spec; names file, line, column and value.
+        BadInputError: The file is missing or damaged, or lacks a column.
+        BadRowError: A row breaks the spec; names file, line, column and value.
     """
     (rows,) = read_block_chunks(block, spec, label=label, reject=reject, chunk_bytes=None)
     return rows
@@ -228,10 +228,10 @@ def bad_row_error(rows: RawRows, source: str, first: int, unit: str = "line") ->
     """Return the error of the first bad row.
 
     Args:
-        rows: with at least one bad row.
-        source: names the file.
-        first: the number of their first line in the file.
-        unit: what is numbered, "line" or "row".
+        rows: With at least one bad row.
+        source: Names the file.
+        first: The number of their first line in the file.
+        unit: What is numbered, "line" or "row".
     """
     bad = rows.bad[0]
     more = f" (and {rows.bad_count - 1} more rows near it)" if rows.bad_count > 1 else ""

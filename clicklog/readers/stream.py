@@ -40,14 +40,14 @@ class UnparsedRows:
     """Some rows of a log that have been read but not parsed, which threads can do.
 
     Attributes:
-        path: of the file.
-        spec: its columns.
-        first: the number of the first row, from 0; a header is not a row.
-        label: whether the rows have a label.
-        text: the lines; of parquet None.
-        layout: of the lines; of parquet None.
-        block: the rows of a parquet file, otherwise None.
-        long: a line that is too long; there are no others then.
+        path: Of the file.
+        spec: Its columns.
+        first: The number of the first row, from 0; a header is not a row.
+        label: Whether the rows have a label.
+        text: The lines; of parquet None.
+        layout: Of the lines; of parquet None.
+        block: The rows of a parquet file, otherwise None.
+        long: A line that is too long; there are no others then.
     """
 
     path: str
@@ -96,8 +96,8 @@ def stream_rows(
         Numbers of the rows, int64 [n] from 0 (a header is not a row), and the parsed rows.
 
     Raises:
-        BadInputError: the file is missing, empty or truncated.
-        BadRowError: a row breaks the spec (unless ``reject``).
+        BadInputError: The file is missing, empty or truncated.
+        BadRowError: A row breaks the spec (unless ``reject``).
     """
     for unparsed in stream_unparsed(path, spec, block_bytes=block_bytes):
         rows = unparsed.parse(reject=reject)
@@ -108,8 +108,8 @@ def stream_unparsed(path: str, spec: FeatureSpec, *, block_bytes: int) -> Iterat
     """Read a file in blocks of about ``block_bytes``, without parsing them.
 
     Raises:
-        BadInputError: the file is missing, empty or truncated.
-        BadRowError: its lines have another number of fields than the spec.
+        BadInputError: The file is missing, empty or truncated.
+        BadRowError: Its lines have another number of fields than the spec.
     """
     if spec.input.format == "parquet":
         yield from _stream_parquet(path, spec, block_bytes)
@@ -163,8 +163,8 @@ def check_first_rows(day: DayFile, spec: FeatureSpec, *, reject: bool) -> None:
     """Check the first rows of a day, which may be compressed, and read no more than them.
 
     Raises:
-        BadInputError: it is truncated, in another format than the spec says, or lacks a column.
-        BadRowError: they break the spec (unless ``reject``), or have no label.
+        BadInputError: It is truncated, in another format than the spec says, or lacks a column.
+        BadRowError: They break the spec (unless ``reject``), or have no label.
     """
     if spec.input.format == "parquet":  # its footer, at the end, is read after decompression
         head = next(read_stream(day.path, len(PARQUET_MAGIC)), b"")

@@ -140,14 +140,14 @@ def file_layout(path: str, size: int, source: str, spec: FeatureSpec) -> LineLay
     """Return the positions of the columns, from a file's header or its first lines.
 
     Args:
-        path: of the file, which is not compressed.
-        size: bytes of the file.
-        source: names the file in errors.
-        spec: the columns.
+        path: Of the file, which is not compressed.
+        size: Bytes of the file.
+        source: Names the file in errors.
+        spec: The columns.
 
     Raises:
-        BadInputError: it is a parquet file, or its header is too long or lacks a column.
-        BadRowError: its first lines have another number of fields than the spec.
+        BadInputError: It is a parquet file, or its header is too long or lacks a column.
+        BadRowError: Its first lines have another number of fields than the spec.
     """
     begin = find_preamble(path, spec.input)[0]
     chunks = read_chunks(path, begin, size, head_bytes(spec), spec.input)
@@ -163,15 +163,15 @@ def first_layout(
     Lines that are too long decide nothing about the label, unless there are no others.
 
     Args:
-        chunks: without a byte order mark and the lines to skip.
-        source: names the file in errors.
-        spec: the columns.
+        chunks: Without a byte order mark and the lines to skip.
+        source: Names the file in errors.
+        spec: The columns.
 
     Returns:
         The chunks that were taken, and the layout; its ``begin`` is counted from the first chunk.
 
     Raises:
-        BadInputError: as :func:`file_layout`; or there are no chunks.
+        BadInputError: As :func:`file_layout`; or there are no chunks.
     """
     taken: list[memoryview | LongLine] = []
     for chunk in chunks:
@@ -205,7 +205,7 @@ def block_layout(path: str, end: int, source: str, spec: FeatureSpec, label: boo
     """Return the positions of the columns for a block of a file that ends at ``end``.
 
     Raises:
-        BadInputError: as :func:`file_layout`; or the label is to be read and not in the header.
+        BadInputError: As :func:`file_layout`; or the label is to be read and not in the header.
     """
     if spec.input.format == "json":
         return LineLayout((), label, source=source)

@@ -138,10 +138,10 @@ class Term:
     """``weight`` times the product of one or two planted functions of columns.
 
     Attributes:
-        columns: names of the columns, ``int_j`` or ``cat_c``.
-        weight: standard deviation of the term over the rows of a log.
-        centres: per column, mean of its raw function over the calibration sample.
-        scales: per column, one over its standard deviation.
+        columns: Names of the columns, ``int_j`` or ``cat_c``.
+        weight: Standard deviation of the term over the rows of a log.
+        centres: Per column, mean of its raw function over the calibration sample.
+        scales: Per column, one over its standard deviation.
     """
 
     columns: tuple[str, ...]

@@ -39,12 +39,12 @@ def assemble(
     """Make rows of what was read, deriving columns; bad rows are left out and described.
 
     Args:
-        spec: the columns.
-        columns: what ``spec.read_plan(label=label)`` reads, in its order.
-        text: returns the raw text of a row.
-        rows: number of rows, bad ones included.
-        label: whether rows have labels.
-        reject: describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
+        spec: The columns.
+        columns: What ``spec.read_plan(label=label)`` reads, in its order.
+        text: Returns the raw text of a row.
+        rows: Number of rows, bad ones included.
+        label: Whether rows have labels.
+        reject: Describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
     """
     plan = spec.read_plan(label=label)
     converted = list(columns)

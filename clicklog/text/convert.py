@@ -28,10 +28,10 @@ class Converted:
     """A column of ``n`` rows, bad ones included.
 
     Attributes:
-        values: see :class:`formats.rows.RawRows`; 0, "" or an empty list where missing or wrong.
+        values: See :class:`formats.rows.RawRows`; 0, "" or an empty list where missing or wrong.
         missing: bool [n].
         code: uint8 [n], 0 or the code of an error, see :mod:`formats.spec.raw_types.base`.
-        show: returns the wrong value of a row with a code, as Python writes it.
+        show: Returns the wrong value of a row with a code, as Python writes it.
     """
 
     values: CategoryValues
@@ -67,8 +67,8 @@ def convert(fields: pa.Array, read: Read) -> Converted:
     Only a label and a weight may not be missing.
 
     Args:
-        fields: binary array [n] without nulls.
-        read: how they are read; the source and ``multi_hot`` are ignored.
+        fields: Binary array [n] without nulls.
+        read: How they are read; the source and ``multi_hot`` are ignored.
     """
     texts, missing = _present(fields, read)
     parsed = RAW_TYPES[read.raw].from_text(texts, missing, read)

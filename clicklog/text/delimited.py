@@ -92,13 +92,13 @@ class DelimitedRows:
     """The fields of some columns of a text of ``n`` rows.
 
     Attributes:
-        columns: binary arrays [well-formed rows].
+        columns: Binary arrays [well-formed rows].
         line: int64 [well-formed rows], which of the ``n`` rows each is.
         code: uint8 [n], 0 or what is wrong with a row as a whole.
         where: int32 [n], of these the place of the field or, for FIELD_COUNT, the number of fields.
         begins: int32 [n + 1], where each row begins in ``text``.
-        text: the rows, with characters replaced.
-        replaced: which character stands for which bytes.
+        text: The rows, with characters replaced.
+        replaced: Which character stands for which bytes.
     """
 
     columns: list[pa.Array]
@@ -127,13 +127,13 @@ def split_rows(
     """Split whole rows; the last one may lack its newline, and ``\\r\\n`` ends one too.
 
     Args:
-        text: the rows, without a header.
-        input_format: how they are written; what it says of the encoding is ignored.
-        fields: how many fields a row has.
-        wanted: the places of the fields that are returned, in ascending order.
+        text: The rows, without a header.
+        input_format: How they are written; what it says of the encoding is ignored.
+        fields: How many fields a row has.
+        wanted: The places of the fields that are returned, in ascending order.
 
     Raises:
-        SettingsError: the text is too large.
+        SettingsError: The text is too large.
     """
     if len(text) > MAX_BLOCK_BYTES:
         raise SettingsError(
@@ -175,12 +175,12 @@ def _find_fields(text, delimiter, slots, row_begins, counts, begins, ends):
 
     Args:
         text: uint8, whole rows.
-        delimiter: the byte between fields.
+        delimiter: The byte between fields.
         slots: [fields], the index in ``begins`` and ``ends`` of each field of a row, or -1.
         row_begins: [n + 1], filled with where each row begins.
         counts: [n], filled with the number of its fields.
         begins: [slots, n], filled with where the fields begin in the text.
-        ends: likewise where they end; ``\\r\\n`` ends a row too.
+        ends: Likewise where they end; ``\\r\\n`` ends a row too.
     """
     at = 0
     for row in range(len(counts)):

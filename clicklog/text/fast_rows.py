@@ -135,14 +135,14 @@ def parse_row(at, has_label, dense, dense_step, dense_count, ids, ids_step, ids_
     """Parse the row at an address, if it is a usual one.
 
     Args:
-        at: address of the row's first byte; :func:`longest_row` bytes from there can be read.
-        has_label: whether it begins with the label.
-        dense: address of the row's first dense value, int32.
-        dense_step: bytes from one dense column to the next.
-        dense_count: number of dense columns.
-        ids: address of the row's first categorical value, uint32.
-        ids_step: bytes from one categorical column to the next.
-        ids_count: number of categorical columns, at least 1.
+        at: Address of the row's first byte; :func:`longest_row` bytes from there can be read.
+        has_label: Whether it begins with the label.
+        dense: Address of the row's first dense value, int32.
+        dense_step: Bytes from one dense column to the next.
+        dense_count: Number of dense columns.
+        ids: Address of the row's first categorical value, uint32.
+        ids_step: Bytes from one categorical column to the next.
+        ids_count: Number of categorical columns, at least 1.
 
     Returns:
         Address of the next row, the label, and bits of the missing values, dense and categorical;

@@ -31,11 +31,11 @@ class LineLayout:
     """What the fields of the lines of a file are.
 
     Attributes:
-        fields: the name of each field of a line, "" for those without; the spec's sources are
+        fields: The name of each field of a line, "" for those without; the spec's sources are
             among them.
-        label: whether the rows have labels, and what else only training reads.
-        begin: byte of the file at which the first row begins: 0, or after the header.
-        source: names the file in errors; only of JSON lines, which have no fields.
+        label: Whether the rows have labels, and what else only training reads.
+        begin: Byte of the file at which the first row begins: 0, or after the header.
+        source: Names the file in errors; only of JSON lines, which have no fields.
     """
 
     fields: tuple[str, ...]
@@ -57,13 +57,13 @@ def plain_layouts(spec: FeatureSpec) -> list[LineLayout]:
     plan = spec.read_plan(label=True)
     features = set(spec.sources(label=False))
     names = spec.file_columns(label=True)
-    found = {}
+    layouts = {}
     absent: set[str] = set()
     for unread in ((), plan.labels, (plan.weight,), (plan.key,)):
         absent |= {plan.reads[index].source for index in unread if index is not None} - features
         fields = tuple(name for name in names if name not in absent)
-        found.setdefault(len(fields), LineLayout(fields, label=not absent))
-    return list(found.values())
+        layouts.setdefault(len(fields), LineLayout(fields, label=not absent))
+    return list(layouts.values())
 
 
 def plain_layout(spec: FeatureSpec, *, label: bool) -> LineLayout:
@@ -78,13 +78,13 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     """Return the layout that a file's first lines show; a header may name further columns.
 
     Args:
-        head: the file's first lines; the last one may be cut.
-        source: names the file in errors.
-        spec: the columns.
+        head: The file's first lines; the last one may be cut.
+        source: Names the file in errors.
+        spec: The columns.
 
     Raises:
-        BadInputError: the header lacks a column, or has it twice.
-        BadRowError: there is no header, and no line has as many fields as the spec, or as many as
+        BadInputError: The header lacks a column, or has it twice.
+        BadRowError: There is no header, and no line has as many fields as the spec, or as many as
             without labels.
     """
     check_text(head, source)
@@ -227,11 +227,11 @@ def split_line(line: bytes, spec: FeatureSpec) -> list[str]:
     fields = re.compile(
         f'(?:"([^"]*(?:""[^"]*)*)"?)?(.*?)({re.escape(spec.input.delimiter)}|$)', re.DOTALL
     )
-    found, at = [], 0
+    fields_of_line, at = [], 0
     while True:
         match = fields.match(text, at)
         assert match is not None  # it matches anything
-        found.append((match[1] or "").replace('""', '"') + match[2])
+        fields_of_line.append((match[1] or "").replace('""', '"') + match[2])
         at = match.end()
         if not match[3]:
-            return found
+            return fields_of_line

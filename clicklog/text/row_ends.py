@@ -31,13 +31,13 @@ def skip_rows(buffer, at, stop, final, limit, delimiter, most, until):
 
     Args:
         buffer: uint8, the text.
-        at: where a row begins.
-        stop: where the text ends.
-        final: whether the file, or another whole number of rows, ends there too.
-        limit: bytes of a row.
-        delimiter: the byte between fields.
-        most: how many rows to skip.
-        until: skip no row that begins here or later.
+        at: Where a row begins.
+        stop: Where the text ends.
+        final: Whether the file, or another whole number of rows, ends there too.
+        limit: Bytes of a row.
+        delimiter: The byte between fields.
+        most: How many rows to skip.
+        until: Skip no row that begins here or later.
 
     Returns:
         Where the next row begins, the number of rows skipped, and why it stopped.
@@ -104,10 +104,10 @@ def _next_mark(buffer, at, last):
         quotes = word ^ (_EACH * np.uint64(_QUOTE))
         newlines = word ^ (_EACH * np.uint64(_NEWLINE))
         # the lowest bit that is set is bit 7 of the first byte that is zero in one of them
-        found = ((quotes - _EACH) & ~quotes) | ((newlines - _EACH) & ~newlines)
-        found &= _EACH << np.uint64(7)
-        if found:
-            return at + np.int64(trailing_zeros(found) >> np.uint64(3))
+        marks = ((quotes - _EACH) & ~quotes) | ((newlines - _EACH) & ~newlines)
+        marks &= _EACH << np.uint64(7)
+        if marks:
+            return at + np.int64(trailing_zeros(marks) >> np.uint64(3))
         at += 8
     while at < last and buffer[at] != _QUOTE and buffer[at] != _NEWLINE:
         at += 1

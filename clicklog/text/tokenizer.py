@@ -28,14 +28,14 @@ def parse_rows(
     """Parse whole lines of text, without a header line.
 
     Args:
-        data: lines, in the spec's encoding; the last one with or without its newline; ``\\r\\n``
+        data: Lines, in the spec's encoding; the last one with or without its newline; ``\\r\\n``
             ends a line too. What bad rows quote is UTF-8.
-        spec: the columns; their raw types say what a field may hold.
-        layout: which columns the fields of a line are.
-        reject: describe every bad row in ``RawRows.bad``, not only the first ones.
+        spec: The columns; their raw types say what a field may hold.
+        layout: Which columns the fields of a line are.
+        reject: Describe every bad row in ``RawRows.bad``, not only the first ones.
 
     Raises:
-        SettingsError: the spec is one of parquet, or there are 2 GiB of text or more.
+        SettingsError: The spec is one of parquet, or there are 2 GiB of text or more.
     """
     data = as_utf8(data, spec.input.encoding)
     if spec.is_criteo_format:
@@ -58,12 +58,12 @@ def parse_criteo(
     """Parse whole lines of a log in Criteo's format.
 
     Args:
-        data: lines, the last one with or without its newline; ``\\r\\n`` ends a line too.
-        spec: the columns, in order; its ``is_criteo_format`` is true. Categories are up to 8
+        data: Lines, the last one with or without its newline; ``\\r\\n`` ends a line too.
+        spec: The columns, in order; its ``is_criteo_format`` is true. Categories are up to 8
             hexadecimal digits, dense values 32-bit integers, labels 0 or 1, also as 0.0 and 1.0. An
             empty field is a missing value, which a label may not be.
-        label: whether the rows begin with the label.
-        reject: describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
+        label: Whether the rows begin with the label.
+        reject: Describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
     """
     buffer = np.frombuffer(data, np.uint8)
     if len(buffer) and buffer[-1] != _NEWLINE:
@@ -100,11 +100,11 @@ def _with_others(
     """Fill in the rows that are not usual, or leave them out if they are malformed.
 
     Args:
-        rows: with arbitrary values in these rows.
+        rows: With arbitrary values in these rows.
         lines: int64 [k], the lines of these rows.
-        text: theirs.
-        spec: the columns.
-        reject: see :func:`parse_criteo`.
+        text: Theirs.
+        spec: The columns.
+        reject: See :func:`parse_criteo`.
     """
     layout = plain_layout(spec, label=rows.label is not None)
     parsed = parse_delimited(text, spec, layout, reject=reject)
@@ -128,15 +128,15 @@ def _parse(
     """Fill the columns with the usual rows; return how many others there are, and their bytes.
 
     Args:
-        buffer: the text, which ends with a newline.
-        tail: the text from ``split`` on, with room behind it.
-        split: rows that begin behind it are read from ``tail``.
-        has_label: whether rows begin with the label.
+        buffer: The text, which ends with a newline.
+        tail: The text from ``split`` on, with room behind it.
+        split: Rows that begin behind it are read from ``tail``.
+        has_label: Whether rows begin with the label.
         labels: [lines], filled; so are the next four, as those of ``RawRows``.
-        dense: see above.
-        categorical: see above.
-        missing: of dense columns.
-        absent: of categorical columns.
+        dense: See above.
+        categorical: See above.
+        missing: Of dense columns.
+        absent: Of categorical columns.
         others: [lines], filled with the lines of rows that are not usual.
         text: [size of the buffer], filled with these rows.
     """

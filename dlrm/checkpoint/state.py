@@ -7,7 +7,6 @@ others (:mod:`dlrm.checkpoint.growth`).
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,8 @@ from nvt_torchrec.dlrm.checkpoint.tensors import Tensors, Window, read_tensors, 
 from nvt_torchrec.dlrm.launch.distributed import Group, gathered
 from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID
 
-log = logging.getLogger(__name__)
-
 #: The rows that are copied at a time from the rows of out of vocabulary.
 _COPIED_ROWS = 65536
-#: The first column of a column shard, and its width.
-Columns = tuple[int, int]
 
 
 def training_state(
@@ -73,18 +68,12 @@ def load_state(
     if tables is not None or record.world_size != group.world_size:
         state.pop("random", None)
     on_all_ranks(group, path, _check_share, path, record, group)
-    converted = on_all_ranks(group, path, read_state, path, state, tables or {})
+    on_all_ranks(group, path, read_state, path, state, tables or {})
     diverged = next(filter(None, gathered(group, not_finite(state))), None)
     if diverged:
         raise BadInputError(
             f"{path}: {diverged} holds values that are not finite: training had diverged",
             "use an earlier one",
-        )
-    if any(gathered(group, converted)) and group.rank == 0:
-        log.warning(
-            "%s: its tables have other column shards: each row-wise Adagrad moment is the mean of "
-            "those of the columns",
-            path,
         )
     on_all_ranks(group, path, _fill, state, model, optimizer, group)
 
@@ -154,7 +143,7 @@ def _fill(
         torch.set_rng_state(state["random"][f"rank_{group.rank}"])
 
 
-def read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]) -> bool:
+def read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]) -> None:
     """Fill this rank's tensors from a checkpoint.
 
     Args:
@@ -162,19 +151,16 @@ def read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable])
         state: Weights and optimizer state, as the run begins with them where tables have grown.
         tables: How tables that have grown follow from those of the checkpoint.
 
-    Returns:
-        Whether moments of row-wise Adagrad had to be converted between column shards.
-
     Raises:
         BadInputError: The checkpoint is damaged.
         SchemaError: Its tensors are not those of the run.
         ClickLogError: It cannot be read now.
     """
     with errors_of(path):
-        return _read_state(path, state, tables)
+        _read_state(path, state, tables)
 
 
-def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]) -> bool:
+def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]) -> None:
     tensors = read_tensors(path)
     filling = _Filling(path, tensors)
     weights: dict[str, tuple[str, Any]] = {}  # of the model, which comes first
@@ -197,7 +183,6 @@ def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]
     read_windows(path, tensors, filling.windows)
     for finish in filling.finishing:
         finish()
-    return filling.converted
 
 
 def _is_of(name: str, table: str) -> bool:
@@ -211,13 +196,11 @@ class _Filling:
     Attributes:
         windows: What has to be read.
         finishing: The functions to call then, in order.
-        converted: Whether row-wise moments are converted between column shards.
     """
 
     def __init__(self, path: Path, tensors: Tensors) -> None:
         self.windows: list[Window] = []
         self.finishing: list[Callable[[], None]] = []
-        self.converted = False
         self._path, self._tensors = path, tensors
 
     def whole(self, name: str, tensor: Any) -> None:
@@ -262,12 +245,7 @@ class _Filling:
     def row_moments(
         self, name: str, tensor: Any, table: GrownTable, weight_name: str, weight: Any
     ) -> None:
-        """Read a moment per row and column shard, as row-wise Adagrad keeps it.
-
-        A moment is the sum of the squared gradients of the shard's columns, each a mean over the
-        columns. So that of a wider shard is the mean of those of its parts, and the best estimate
-        for a part is that of the whole.
-        """
+        """Read a moment per row and column shard, as row-wise Adagrad keeps it."""
         then = _column_shards(
             (chunk.offsets[1], chunk.sizes[1]) for chunk in self._tensors[weight_name].chunks
         )
@@ -275,26 +253,22 @@ class _Filling:
             (shard.shard_offsets[1], shard.shard_sizes[1])
             for shard in weight.metadata().shards_metadata
         )
+        if then != now:
+            raise SchemaError(
+                f"{self._path}: {name}: a moment for each of {len(then)} column shards of the "
+                f"table, and there are {len(now)}",
+                "row-wise Adagrad keeps a moment per column shard: give the --sharding and the "
+                "number of ranks of then",
+            )
         self._check_size(name, (len(then) * table.rows_then,))
-        self.converted |= then != now
         for shard in tensor.local_shards():
             (offset,), (height,) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
             number, first = divmod(offset, table.rows)
             kept = min(first + height, table.kept) - first
-            if kept <= 0:
-                continue
-            part = shard.tensor.detach()
-            shares = _shares(now[number], then)
-            if len(shares) == 1:
-                sources = [part[:kept]]
-            else:
-                sources = [torch.empty_like(part[:kept]) for _ in shares]
-                self.finishing.append(
-                    functools.partial(_average, part[:kept], sources, list(shares.values()))
-                )
-            for other, source in zip(shares, sources, strict=True):
-                self.windows.append(Window(name, (other * table.rows_then + first,), source))
-            self._restore(part, first, table)
+            if kept > 0:
+                part = shard.tensor.detach()
+                self.windows.append(Window(name, (number * table.rows_then + first,), part[:kept]))
+                self._restore(part, first, table)
 
     def _kept_rows(
         self, name: str, offsets: tuple[int, int], part: torch.Tensor, table: GrownTable
@@ -331,20 +305,6 @@ def _copy_rows(
         part.index_copy_(0, places, sources[rows_of_sources])
 
 
-def _column_shards(shards: Any) -> list[Columns]:
-    """Return the column shards of a table, each once, in their order."""
+def _column_shards(shards: Any) -> list[tuple[int, int]]:
+    """Return the first column and the width of each column shard of a table, in order."""
     return sorted(set(map(tuple, shards)))
-
-
-def _shares(columns: Columns, others: list[Columns]) -> dict[int, float]:
-    """Return which of the other column shards overlap one, and on which share of its columns."""
-    begin, end = columns[0], columns[0] + columns[1]
-    overlaps = [min(end, first + width) - max(begin, first) for first, width in others]
-    return {number: overlap / columns[1] for number, overlap in enumerate(overlaps) if overlap > 0}
-
-
-def _average(target: torch.Tensor, sources: list[torch.Tensor], shares: list[float]) -> None:
-    total = torch.zeros_like(target, dtype=torch.float64)
-    for source, share in zip(sources, shares, strict=True):
-        total.add_(source, alpha=share)
-    target.copy_(total)

@@ -38,14 +38,11 @@ class Group:
 
 
 @contextlib.contextmanager
-def process_group(own_cpus: bool = False) -> Iterator[Group]:
+def process_group() -> Iterator[Group]:
     """Join the process group that torchrun's environment describes, or make one of this process.
 
     It uses nccl with one GPU per process if there are GPUs, else gloo. After an error the group is
     not destroyed: its other members may be waiting in a collective, and the launcher ends them.
-
-    Args:
-        own_cpus: Whether no other rank uses the CPUs that this process may use.
 
     Raises:
         SettingsError: The machine has fewer GPUs than processes.
@@ -76,8 +73,7 @@ def process_group(own_cpus: bool = False) -> Iterator[Group]:
     else:
         device = torch.device("cpu")
         # torchrun sets OMP_NUM_THREADS=1, which leaves cores idle
-        sharing = 1 if own_cpus else local_world_size
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // sharing))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
         dist.init_process_group("gloo", **where)
         cpu = dist.GroupMember.WORLD
     finished = False

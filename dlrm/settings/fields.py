@@ -189,9 +189,6 @@ class TrainFields(Settings):
         "an error, not a warning, if the GPU's code differs from the CPU's at the start",
         False
     )
-    bind_cpus: bool = _speed(
-        "keep each rank on CPU cores of its own, on the NUMA node of its GPU", False
-    )
 
     sharding: str = _sharding(
         "how to shard every table; auto: TorchRec's planner chooses table-wise or row-wise", "auto",

@@ -28,48 +28,23 @@ RENAMED = _by_flag(
         "--optimizer adam": "--Adam_embedding_optimizer --Adam_MLP_optimizer",
     }
 )
-#: Their flags that have no place here, and why.
-LEFT_OUT = _by_flag(
-    {
-        "AUROC is exact, over all ranks, on rank 0's CPU": "--auc_device",
-        "nccl on GPUs, gloo on CPUs": "--backend",
-        "GPUs if there are any; `CUDA_VISIBLE_DEVICES=` hides them": "--base_device",
-        "every checkpoint loads on any number of ranks": "--bottom_features_ordered",
-        "the ETL's report has the frequencies of all ids": "--collect_multi_hot_freqs_stats",
-        "`--binary_path` says which data, and Kaggle's log has a spec of its own": "--dataset_name",
-        "FBGEMM's tables on all devices; `--sharding_file` chooses their kernels": (
-            "--embedding_type"
-        ),
-        "`.merlin/schema.json` lies beside the data": "--feature_spec",
-        "for debugging their kernels": "--freeze_embeddings --freeze_mlps",
-        "bfloat16 needs none": "--loss_scale",
-        "row groups are read as they are needed": "--mmap_mode",
-        "it is Apex's; `--compile_dense` fuses the layers": "--optimized_mlp",
-        "later versions have none either": "--self_interaction",
-        "the data are the ETL's parquet; `python -m etl synthesize` makes a random log": (
-            "--dataset_type --synthetic_dataset --synthetic_dataset_num_entries "
-            "--synthetic_dataset_numerical_features --num_numerical_features "
-            "--synthetic_dataset_table_sizes --synthetic_dataset_use_feature_spec"
-        ),
-        "list columns of the parquet are multi-hot": (
-            "--multi_hot_sizes --multi_hot_distribution_type --synthetic_multi_hot_criteo_path"
-        ),
-        "`python -m inference benchmark` measures scoring": (
-            "--inference_benchmark_batch_sizes --inference_benchmark_steps"
-        ),
-        "`--limit_train_batches` takes the number of steps": "--dataset_subset",
-        "the decay ends at 1e-7": "--decay_end_lr",
-        "it is 2, as by default there": "--decay_power",
-        "memory is always pinned on GPUs": "--pin_memory",
-        "each line of progress has it, and metrics.jsonl": "--print_lr",
-        "training.html shows the plan, `--plan_only` prints one": "--print_sharding_plan",
-        "raise `--validation_freq_within_epoch` for fewer evaluations": "--test_after",
-        "it is 0, as by default there: the warm-up begins at 0": "--warmup_factor",
-    }
+#: Their flags that have no place here; docs/flags.md says why.
+_LEFT_OUT = (
+    "--auc_device --backend --base_device --bottom_features_ordered "
+    "--collect_multi_hot_freqs_stats --dataset_name --dataset_subset --dataset_type "
+    "--decay_end_lr --decay_power --embedding_type --feature_spec --freeze_embeddings "
+    "--freeze_mlps --inference_benchmark_batch_sizes --inference_benchmark_steps --loss_scale "
+    "--mmap_mode --multi_hot_distribution_type --multi_hot_sizes --num_numerical_features "
+    "--optimized_mlp --pin_memory --print_lr --print_sharding_plan --self_interaction "
+    "--synthetic_dataset --synthetic_dataset_num_entries --synthetic_dataset_numerical_features "
+    "--synthetic_dataset_table_sizes --synthetic_dataset_use_feature_spec "
+    "--synthetic_multi_hot_criteo_path --test_after --warmup_factor"
 )
+LEFT_OUT = set(_LEFT_OUT.split())
 #: Flags of earlier versions.
 REMOVED = _by_flag(
     {
+        "it was removed: give --numa-binding node to torchrun": "--bind_cpus",
         "it was removed: the loader checks every id": "--bounds_check",
         "it was removed: the program chooses what gives the same results fastest": (
             "--index_type --interaction_kernel --lookup_precision --pad_inputs"
@@ -85,6 +60,6 @@ REMOVED = _by_flag(
 HINTS = {
     **REMOVED,
     **{flag: f"it is called {name} here" for flag, name in RENAMED.items()},
-    **{flag: f"leave it out: {why.replace('`', '')}" for flag, why in LEFT_OUT.items()},
+    **dict.fromkeys(LEFT_OUT, "leave it out: docs/flags.md says why, or what to use"),
     "---adagrad": "it takes two dashes: --adagrad (three are a typo in the example's README)",
 }

@@ -31,21 +31,21 @@ class InputFormat:
     """The file format of a log.
 
     Attributes:
-        format: one of :data:`INPUT_FORMATS`.
-        header: whether the first line names the columns; None: true for csv, false for tsv.
-        delimiter: the ASCII characters between fields, mostly one; "" (the default): comma for csv,
+        format: One of :data:`INPUT_FORMATS`.
+        header: Whether the first line names the columns; None: true for csv, false for tsv.
+        delimiter: The ASCII characters between fields, mostly one; "" (the default): comma for csv,
             tab for tsv. Fields of csv may be quoted with ``"``, fields of tsv may not.
-        list_separator: the ASCII character between the values of a multi-hot column in text.
-        max_line_kb: the most KiB that a line of text may have; a longer line is a malformed row.
-        columns: of text without a header, the names of the fields of a line, "" for those that
+        list_separator: The ASCII character between the values of a multi-hot column in text.
+        max_line_kb: The most KiB that a line of text may have; a longer line is a malformed row.
+        columns: Of text without a header, the names of the fields of a line, "" for those that
             nothing is read from; (): the columns of the spec in its order.
-        encoding: of text. A byte order mark is skipped.
-        skip_lines: how many lines of each text file come before its header or first row.
-        quoted_newlines: csv only: whether quoted fields may contain line breaks.
-        comment: of text, how lines begin that are neither header nor row. Such lines before the
+        encoding: Of text. A byte order mark is skipped.
+        skip_lines: How many lines of each text file come before its header or first row.
+        quoted_newlines: Csv only: whether quoted fields may contain line breaks.
+        comment: Of text, how lines begin that are neither header nor row. Such lines before the
             header or the first row are skipped; "": there are none.
-        skip_empty_lines: of text and JSON, whether empty lines at the end of a file are skipped.
-        decimal: the decimal point of numbers as text: "." or ",".
+        skip_empty_lines: Of text and JSON, whether empty lines at the end of a file are skipped.
+        decimal: The decimal point of numbers as text: "." or ",".
     """
 
     format: str = "tsv"

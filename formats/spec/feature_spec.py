@@ -59,14 +59,14 @@ class FeatureSpec:
     """The columns of a raw log, how they are read and split, and the transform of the dense ones.
 
     Attributes:
-        label: name of the label that is trained on unless another one is chosen.
-        dense: the dense columns, in the order of the output.
-        categorical: the categorical columns, likewise.
-        dense_transform: of dense columns that have no transform of their own.
-        input: the file format.
-        label_rules: the labels, ``label`` first; (): one label of 0 and 1.
-        weight: the column of the file that weights a row in training and metrics; "" for none.
-        split: which rows are for training, validation and test.
+        label: Name of the label that is trained on unless another one is chosen.
+        dense: The dense columns, in the order of the output.
+        categorical: The categorical columns, likewise.
+        dense_transform: Of dense columns that have no transform of their own.
+        input: The file format.
+        label_rules: The labels, ``label`` first; (): one label of 0 and 1.
+        weight: The column of the file that weights a row in training and metrics; "" for none.
+        split: Which rows are for training, validation and test.
     """
 
     label: str
@@ -151,7 +151,7 @@ class FeatureSpec:
         of the categorical columns.
 
         Args:
-            label: whether rows have labels; without, the weight and the key are not read either.
+            label: Whether rows have labels; without, the weight and the key are not read either.
         """
         return self._plans[label]
 
@@ -177,8 +177,8 @@ class FeatureSpec:
             weight = place(Read(self.weight, "weight", trim=True)) if self.weight else None
             if self.split.column:
                 raw = "time" if self.split.by == "time" else "string"
-                own = Read(self.split.column, raw, trim=True, time_format=self.split.time_format)
-                key = place(own)
+                read = Read(self.split.column, raw, trim=True, time_format=self.split.time_format)
+                key = place(read)
         return ReadPlan(
             dense=tuple(tuple(map(place, _reads(column))) for column in self.dense),
             categorical=tuple(tuple(map(place, _reads(column))) for column in self.categorical),
@@ -279,8 +279,8 @@ class FeatureSpec:
         _drop_defaults(value, self, "")
         _drop_defaults(value["input"], self.input, "input")
         for kind in ("dense", "categorical"):
-            for column, own in zip(value[kind], getattr(self, kind), strict=True):
-                _drop_defaults(column, own, kind)
+            for column, original in zip(value[kind], getattr(self, kind), strict=True):
+                _drop_defaults(column, original, kind)
         return value
 
     @classmethod
@@ -297,19 +297,19 @@ def _drop_defaults(value: dict[str, Any], of: Any, kind: str) -> None:
 
 def _reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
     """Return what a column is read or derived from."""
-    own = column.reading
+    reading = column.reading
     return [
         Read(
             source,
             column.derive.reads if column.derive else column.raw,
             isinstance(column, CategoricalColumn) and column.multi_hot,
-            own.nulls,
-            own.trim,
-            own.lenient,
-            own.thousands,
+            reading.nulls,
+            reading.trim,
+            reading.lenient,
+            reading.thousands,
             column.derive.time_format if column.derive else "",
         )
-        for source in own.sources or (column.name,)
+        for source in reading.sources or (column.name,)
     ]
 
 

@@ -14,11 +14,11 @@ class Reading:
     """From which columns of the file a column is read, and which texts are its values.
 
     Attributes:
-        sources: names of columns of the file; (): the column's own name.
-        nulls: texts that mean a missing value, besides the empty one.
-        trim: whether spaces and tabs around a value are removed.
-        lenient: whether numbers may also be written as ``+5``, and integers as ``260.0``.
-        thousands: the character that groups the digits of numbers, which is removed; "" for none.
+        sources: Names of columns of the file; (): the column's own name.
+        nulls: Texts that mean a missing value, besides the empty one.
+        trim: Whether spaces and tabs around a value are removed.
+        lenient: Whether numbers may also be written as ``+5``, and integers as ``260.0``.
+        thousands: The character that groups the digits of numbers, which is removed; "" for none.
     """
 
     sources: tuple[str, ...] = ()
@@ -61,12 +61,12 @@ class Derivation:
     """How the value of a column is computed; missing where a source is missing.
 
     Attributes:
-        kind: one of :data:`DERIVATIONS`.
-        time_format: of the sources, where they are times; see :mod:`formats.spec.times`. Parquet's
+        kind: One of :data:`DERIVATIONS`.
+        time_format: Of the sources, where they are times; see :mod:`formats.spec.times`. Parquet's
             own times need none.
-        reference: of an age with one source: the time from which it is counted backwards, as ISO
+        reference: Of an age with one source: the time from which it is counted backwards, as ISO
             8601. With two sources, the age is the time from the second to the first.
-        boundaries: of buckets, increasing numbers.
+        boundaries: Of buckets, increasing numbers.
     """
 
     kind: str
@@ -106,10 +106,10 @@ class Derivation:
         """Raise :class:`SettingsError` unless it suits a column.
 
         Args:
-            column: the name of the column.
+            column: The name of the column.
             kind: "dense" or "categorical".
-            raw: the raw type of the column.
-            sources: the columns of the file from which it is derived.
+            raw: The raw type of the column.
+            sources: The columns of the file from which it is derived.
         """
         wanted, gives, _, counts = DERIVATIONS[self.kind]
         age = self.kind != "age" or (len(sources) == 1) == bool(self.reference)
@@ -131,12 +131,12 @@ class LabelRule:
     Without ``positive`` and ``threshold``, values are 0 and 1, also written 0.0 and 1.0.
 
     Attributes:
-        name: of the label's column in the output.
-        source: the column of the file, "" for the same name. Several labels may share one.
-        positive: texts that are 1. Any other text is 0.
-        negative: with ``positive``, the texts that are 0; any other text is then malformed.
-        threshold: numbers that are at least this are 1, others 0.
-        trim: whether spaces and tabs around a value are removed.
+        name: Of the label's column in the output.
+        source: The column of the file, "" for the same name. Several labels may share one.
+        positive: Texts that are 1. Any other text is 0.
+        negative: With ``positive``, the texts that are 0; any other text is then malformed.
+        threshold: Numbers that are at least this are 1, others 0.
+        trim: Whether spaces and tabs around a value are removed.
     """
 
     name: str
@@ -167,13 +167,13 @@ class Read:
     """One column of the file, read as values of one raw type.
 
     Attributes:
-        source: the name of the column in the file.
-        raw: a key of ``RAW_TYPES``.
-        multi_hot: whether its values are lists.
-        nulls: see :class:`Reading`; so are the next three.
-        time_format: of raw type time.
-        label: of raw type label, the rule.
-        decimal: of numbers as text, the decimal point.
+        source: The name of the column in the file.
+        raw: A key of ``RAW_TYPES``.
+        multi_hot: Whether its values are lists.
+        nulls: See :class:`Reading`; so are the next three.
+        time_format: Of raw type time.
+        label: Of raw type label, the rule.
+        decimal: Of numbers as text, the decimal point.
     """
 
     source: str
@@ -193,12 +193,12 @@ class ReadPlan:
     """What is read from the file, each column once for each way of reading it.
 
     Attributes:
-        reads: the columns to read.
-        labels: the index in ``reads`` of each label, the main one first; () without labels.
-        weight: that of the weight; None if there is none.
-        key: that of the column by which rows are split; None if there is none.
-        dense: those of the sources of each dense column.
-        categorical: those of the sources of each categorical column.
+        reads: The columns to read.
+        labels: The index in ``reads`` of each label, the main one first; () without labels.
+        weight: That of the weight; None if there is none.
+        key: That of the column by which rows are split; None if there is none.
+        dense: Those of the sources of each dense column.
+        categorical: Those of the sources of each categorical column.
     """
 
     reads: tuple[Read, ...]

@@ -19,17 +19,17 @@ class Split:
             ``column``: a seeded hash of a column's value, so that for example a user's rows are all
             on one side. ``time``: rows before a time are train, those after another one test.
             ``files``: as the input files are named.
-        valid: by share, column or time, the share of the rows (by time, the share just before
+        valid: By share, column or time, the share of the rows (by time, the share just before
             test's) for validation; by files, the share of the training files' rows.
-        test: likewise for test; not by files.
-        seed: of the hash.
-        column: by column or time, the name of a column of the file; it need not be a feature.
-        time_format: by time, see :mod:`formats.spec.times`.
-        valid_from: by time, instead of shares: when validation begins, as ISO 8601.
-        test_from: by time: when test begins.
-        train_files: by files, names or globs below the input directory.
-        valid_files: likewise; () with ``valid`` as a share.
-        test_files: likewise.
+        test: Likewise for test; not by files.
+        seed: Of the hash.
+        column: By column or time, the name of a column of the file; it need not be a feature.
+        time_format: By time, see :mod:`formats.spec.times`.
+        valid_from: By time, instead of shares: when validation begins, as ISO 8601.
+        test_from: By time: when test begins.
+        train_files: By files, names or globs below the input directory.
+        valid_files: Likewise; () with ``valid`` as a share.
+        test_files: Likewise.
     """
 
     by: str = "days"

@@ -45,7 +45,7 @@ def parse_iso(text: str, where: str) -> int:
     """Return the microseconds since 1970 of an ISO 8601 date or time, UTC unless it says otherwise.
 
     Raises:
-        SettingsError: it is none; the message begins with ``where``.
+        SettingsError: It is none; the message begins with ``where``.
     """
     try:
         time = datetime.datetime.fromisoformat(text)

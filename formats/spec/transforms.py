@@ -25,7 +25,7 @@ class DenseTransform:
             if y is x. Transforms with the same function have the same f.
         minimum: Smaller values of x count as this one, and results for integers from it on are
             looked up in a table; None where y is x.
-        y_formula: f as text.
+        y_formula: F as text.
     """
 
     name = "normalize"

@@ -228,17 +228,6 @@ def test_destination(saved, tmp_path):
             check_destination(path)
 
 
-def test_a_failed_write_leaves_nothing(data, tmp_path, monkeypatch):
-    def fail(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "rename", fail)
-    path = tmp_path / "checkpoint"
-    with pytest.raises(OutputError, match=r"cannot be written: .*No space left"):
-        train_here(f"--binary_path={data}", f"--save_checkpoint_path={path}", "--learning_rate=0.1")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_full_disk_is_a_sentence(data, tmp_path, monkeypatch):
     """Stood in for by a limit of the size of files; torch's own error is of its source code."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -239,9 +239,3 @@ def test_hash_indices_trains_smaller_tables(data, tmp_path):
     result = _train(data, tmp_path, sizes, "--hash_indices")
     assert result.samples == 929
     assert events(tmp_path, "start")[-1]["model"]["num_embeddings"] == [10, 20, 40, 3]
-
-
-def test_a_small_loader_memory_changes_nothing(data, tmp_path):
-    _train(data, tmp_path / "a")
-    _train(data, tmp_path / "b", "--loader_memory=8")
-    assert losses(tmp_path / "a") == losses(tmp_path / "b")

@@ -21,7 +21,6 @@ from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.reference import reference_losses
 from tests.dlrm.resuming import weights
 from tests.dlrm.runs import MODEL, events, losses, train_here, train_many
-from tests.nvt_loader.data import write_split
 from tests.nvt_loader.weighted import write_weighted
 
 FLAGS = ["--epochs=2", "--learning_rate=0.1"]
@@ -182,13 +181,3 @@ def test_an_evaluation_takes_the_label_of_its_checkpoint(runs, weighted, tmp_pat
         flags = [f"--binary_path={weighted}", *load, *label, f"--log_path={tmp_path / name}"]
         result = train_here(*flags)
         assert (result.metrics["test"].positives == expected["positives"]) == (name != "c")
-
-
-def test_nothing_changes_without_weights(tmp_path):
-    """The record of metrics has no key for weights, and the batches no tensor."""
-    write_split(tmp_path / "split", {"train": [64], "valid": [9], "test": [9]})
-    train_here(*flags_of(tmp_path / "split", tmp_path))
-    assert all("total_weight" not in event for event in events(tmp_path / "log", "evaluation"))
-    record = json.loads((tmp_path / "final" / "model.json").read_text())
-    assert "total_weight" not in record["training"]["metrics"]["test"]
-    assert all(b.weights is None for b in KJTLoader(tmp_path / "split" / "train", 32, device="cpu"))

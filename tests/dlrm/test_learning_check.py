@@ -104,16 +104,6 @@ def test_constant_predictions(split, tmp_path, monkeypatch):
     assert any("every row gets the same prediction" in text for text in _warnings(tmp_path))
 
 
-def test_the_page_of_a_warned_run_that_was_resumed(split, tmp_path):
-    """A warning before the checkpoint that the run goes on from, and one after it."""
-    flags = ["--adagrad", "--learning_rate=0.1", "--batch_size=1024", *WIDE]
-    flags += [f"--binary_path={split}", f"--checkpoint_dir={tmp_path}", "--checkpoint_freq=4"]
-    train_here(*flags, "--max_steps=5")
-    assert _warnings(tmp_path / "log")
-    train_here(*flags, "--resume")
-    assert (tmp_path / "log" / "training.html").is_file()
-
-
 @pytest.mark.parametrize(
     ("found", "clicks", "rows", "chance"),
     [

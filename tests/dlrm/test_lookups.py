@@ -90,14 +90,6 @@ def test_fbgemm_gets_it(data, monkeypatch):
     assert found.stochastic_rounding
 
 
-def test_lookups_of_16_bits_train(data, tmp_path, monkeypatch):
-    expected = train(data, tmp_path / "a", "--amp", "--max_steps=8")
-    monkeypatch.setattr(lookups, "HALF_LOOKUPS", {"cpu": DataType.FP16})
-    found = train(data, tmp_path / "b", "--amp", "--max_steps=8")
-    assert found[0] == pytest.approx(expected[0], abs=1e-3), "before anything was trained"
-    np.testing.assert_allclose(found, expected, rtol=0, atol=0.02)
-
-
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "adam"])
 def test_tables_in_float16(data, tmp_path, optimizer, caplog):
     """They are trained, saved, resumed bit by bit and served; optimizer state is float32."""

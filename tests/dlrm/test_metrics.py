@@ -125,16 +125,6 @@ def test_weighted_metrics_equal_brute_force(rows):
         assert found.normalized_entropy is None
 
 
-@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 1), st.integers(0, 3)), min_size=1))
-def test_a_weight_counts_as_so_many_rows(rows):
-    scores, labels, weights = np.array(rows).T
-    often = [np.repeat(values, weights) for values in (scores, labels)]
-    found, expected = compute_metrics(scores, labels, weights), compute_metrics(*often)
-    for name, value in expected.to_dict().items():
-        if name not in ("samples", "positives"):
-            assert getattr(found, name) == (value if value is None else pytest.approx(value))
-
-
 def test_metrics_without_weights_say_nothing_of_them():
     assert "total_weight" not in compute_metrics(np.ones(3), np.ones(3)).to_dict()
     same = compute_metrics(np.arange(5.0), np.arange(5) % 2, np.full(5, 0.5)).to_dict()

@@ -103,21 +103,6 @@ def test_two_ranks_train_as_one(split, tmp_path):
         np.testing.assert_allclose(two, one, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("interaction", INTERACTIONS)
-def test_in_bfloat16(split, tmp_path, interaction):
-    train_here(*flags(split, tmp_path / "float32", interaction))
-    train_here(*flags(split, tmp_path / "amp", interaction, "--amp"))
-    found, expected = (losses(tmp_path / name / "log") for name in ("amp", "float32"))
-    np.testing.assert_allclose(found[:3], expected[:3], atol=0.03)
-    assert np.isfinite(found).all()
-
-
-def test_compiled_layers(split, tmp_path, inductor):
-    train_here(*flags(split, tmp_path, "original", "--compile_dense", "--max_steps=3"))
-    assert len(losses(tmp_path / "log")) == 3
-    assert inductor
-
-
 def test_an_interaction_is_of_the_embeddings_alone():
     """Of the dot products: those of the pairs, by rising first, then second column."""
     config = ModelConfig((), ("a", "b", "c"), (5, 6, 7), 4, (), (8, 1))
@@ -161,10 +146,3 @@ def test_a_single_column_has_no_pairs():
     logits = scorer(torch.empty(3, 0), kjt)
     assert logits.shape == (3,)
     assert bool(torch.isfinite(logits).all())
-
-
-def test_a_configuration_with_layers_for_nothing():
-    with pytest.raises(SchemaError, match="no DLRM of 0 dense features"):
-        ModelConfig((), ("a", "b"), (5, 6), 4, (8, 4), (8, 1))
-    with pytest.raises(SchemaError, match="no DLRM of 1 dense features"):
-        ModelConfig(("d",), ("a", "b"), (5, 6), 4, (), (8, 1))

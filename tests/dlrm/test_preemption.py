@@ -122,20 +122,17 @@ sys.exit(train_torchrec.main(sys.argv[2:]))
 
 
 class Job:
-    """A run in other processes, of ``ranks`` by torchrun, or of plain python."""
+    """A run of two ranks by torchrun."""
 
-    def __init__(self, path: Path, ranks: int, *flags: str, launcher: tuple[str, ...] = ()) -> None:
+    def __init__(self, path: Path, *flags: str, launcher: tuple[str, ...] = ()) -> None:
         self.places = path / "places"
         self.places.mkdir(exist_ok=True)
         for old in self.places.iterdir():
             old.unlink()
         script = path / "slow.py"
         script.write_text(SLOW)
-        run = [sys.executable]
-        if launcher or ranks > 1:
-            run += ["-m", "torch.distributed.run", "--standalone", *launcher]
-            run += [f"--nproc-per-node={ranks}"]
-        self.ranks = ranks
+        run = [sys.executable, "-m", "torch.distributed.run", "--standalone", *launcher]
+        run += ["--nproc-per-node=2"]
         self.process = subprocess.Popen(
             [*run, str(script), str(self.places), *MODEL, *flags],
             env=environment(),
@@ -147,7 +144,7 @@ class Job:
         """Of the ranks, when all have come so far."""
         while True:
             texts = [path.read_text().split() for path in sorted(self.places.iterdir())]
-            if len(texts) == self.ranks and all(t and int(t[1]) >= step for t in texts):
+            if len(texts) == 2 and all(t and int(t[1]) >= step for t in texts):
                 return [int(text[0]) for text in texts]
             assert self.process.poll() is None, self.process.stderr.read()
             time.sleep(0.02)
@@ -174,24 +171,10 @@ def start(tmp_path) -> Iterator:
 
 
 @pytest.mark.timeout(1200)
-def test_plain_python(data, whole, tmp_path, start):
-    flags = flags_of(data, tmp_path, NEVER)
-    job = start(1, *flags)
-    job.pids_at(20)
-    job.process.terminate()
-    status, stderr = job.end()
-    assert status == 143, stderr
-    assert "SIGTERM: the run ends after step " in stderr
-    assert "Traceback" not in stderr
-    train_here(*flags, "--resume")
-    assert_same(tmp_path / "final", whole / "final")
-
-
-@pytest.mark.timeout(1200)
 def test_torchrun_is_told_and_a_later_job_resumes(data, two_ranks, tmp_path, start):
     """As a scheduler tells it: once to the agent, and here to each rank as well."""
     flags = flags_of(data, tmp_path, NEVER, batch_size=16)
-    job = start(2, *flags)
+    job = start(*flags)
     ranks = job.pids_at(20)
     for pid in (job.process.pid, *ranks):
         os.kill(pid, signal.SIGTERM)
@@ -210,7 +193,7 @@ def test_torchrun_is_told_and_a_later_job_resumes(data, two_ranks, tmp_path, sta
 @pytest.mark.timeout(1200)
 def test_one_rank_is_told_and_torchrun_restarts_all(data, two_ranks, tmp_path, start):
     flags = flags_of(data, tmp_path, NEVER, batch_size=16)
-    job = start(2, *flags, launcher=("--max-restarts=1",))
+    job = start(*flags, launcher=("--max-restarts=1",))
     os.kill(job.pids_at(20)[1], signal.SIGTERM)
     status, stderr = job.end()
     assert status == 0, stderr

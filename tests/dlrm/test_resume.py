@@ -68,14 +68,6 @@ def test_a_resumed_run_is_bitwise_the_uninterrupted_one(data, whole, tmp_path, m
     assert losses(tmp_path / "log")[-(STEPS - resumed["step"]) :] == expected[resumed["step"] :]
 
 
-def test_interrupted_twice(data, whole, tmp_path, monkeypatch):
-    for step in (20, 5):  # counted from where it resumes
-        train_until_pulled(monkeypatch, step, *flags_of(data, tmp_path), "--resume")
-    train_here(*flags_of(data, tmp_path), "--resume")
-    assert len(events(tmp_path / "log", "resume")) == 2
-    assert_same(tmp_path / "final", whole / "final")
-
-
 def test_adam_resumes_bitwise_too(data, tmp_path, monkeypatch):
     """Its moments, and the count of steps that corrects their bias; evaluations count for none."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"

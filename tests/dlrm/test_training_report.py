@@ -181,8 +181,3 @@ def test_a_line_chart_holds_its_lines(tmp_path, low, high):
     assert places[0][1] >= places[1][1], "higher values are further up"
     assert "&lt;a&gt;" in text
     _parsed(text)
-
-
-def test_metrics_hold_only_numbers(run):
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        json.loads(line, parse_constant=lambda name: pytest.fail(name))

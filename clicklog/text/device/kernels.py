@@ -43,8 +43,8 @@ def note_line_ends(text, until, ends):
 
     Args:
         text: uint8 [bytes].
-        until: how many newlines there are up to the end of each span: int64 [spans].
-        ends: the result: int64 [newlines].
+        until: How many newlines there are up to the end of each span: int64 [spans].
+        ends: The result: int64 [newlines].
     """
     span = cuda.grid(1)
     if span >= until.shape[0]:
@@ -62,12 +62,12 @@ def parse_lines(text, ends, limit, label, dense, categorical, missing, malformed
 
     Args:
         text: uint8 [bytes].
-        ends: the place of each line's newline: int64 [n].
-        limit: how many bytes a line may have, without its newline.
-        label: the result, uint8 [n].
-        dense: the result, int32 [dense columns, n].
-        categorical: the result, uint32 [categorical columns, n].
-        missing: the result, uint64 [2, n]: dense and categorical columns that are missing.
+        ends: The place of each line's newline: int64 [n].
+        limit: How many bytes a line may have, without its newline.
+        label: The result, uint8 [n].
+        dense: The result, int32 [dense columns, n].
+        categorical: The result, uint32 [categorical columns, n].
+        missing: The result, uint64 [2, n]: dense and categorical columns that are missing.
         malformed: int32 [1], set to 1 if a line breaks a rule; its values are then undefined.
     """
     line = cuda.grid(1)

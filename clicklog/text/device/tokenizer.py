@@ -45,7 +45,7 @@ def padded(text: np.ndarray, size: int) -> np.ndarray:
     Args:
         text: uint8, with room for a byte more than ``size``, which becomes a newline if the last
             line has none.
-        size: how many bytes were read into it.
+        size: How many bytes were read into it.
     """
     if size and text[size - 1] != _NEWLINE:
         text[size] = _NEWLINE
@@ -59,10 +59,10 @@ def parse_on_device(
     """Parse whole lines that begin with the label.
 
     Args:
-        device: the card.
+        device: The card.
         text: uint8 [bytes] on the card, ending with a newline, or empty; see :func:`padded`.
-        spec: the columns, in order; its ``is_criteo_format`` is true.
-        limit: how many bytes a line may have, without its newline.
+        spec: The columns, in order; its ``is_criteo_format`` is true.
+        limit: How many bytes a line may have, without its newline.
 
     Returns:
         The rows; None if a line is malformed or longer than the limit.
