@@ -23,7 +23,7 @@ from nvt_torchrec.workflows.extension.vocabulary import DayOfVocabulary, extend_
 from nvt_torchrec.workflows.extension.workflow import DayCounts, extend_workflow, write_base_state
 from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
 from nvt_torchrec.workflows.vocabulary import apply_policy
-from nvt_torchrec.workflows.writer import Fitted, write_workflow
+from nvt_torchrec.workflows.writer import Descent, Fitted, write_workflow
 from tests.workflows.random_specs import Oracle, feature_specs, random_raw_rows
 from tests.workflows.test_compiled import check
 
@@ -80,7 +80,7 @@ def fit(spec: FeatureSpec, rows: list[RawRows]) -> Fitted:
 
 
 def write_base(directory: Path, spec: FeatureSpec, fitted: Fitted, days: list[int]) -> Path:
-    description = write_workflow(directory / "workflow", spec, fitted, days=days)
+    description = write_workflow(directory / "workflow", spec, fitted, descent=Descent(tuple(days)))
     write_base_state(directory / "extension", description, fitted, days)
     return directory
 
