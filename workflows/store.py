@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Callable
@@ -26,13 +25,12 @@ from merlin.schema import ColumnSchema, Schema
 from nvtabular import ColumnSelector, Workflow, ops
 from nvtabular.workflow.node import WorkflowNode
 
-from nvt_torchrec.base.errors import BadInputError, SchemaError
-from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.workflow_description import GRAPH_FILE, WorkflowDescription
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import functions, nodes
-from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.description import graph_of, inspect
 from nvt_torchrec.workflows.raw_values import RawWorkflow, ReadRawValues
 from nvt_torchrec.workflows.vocabulary import OBSERVED, FittedVocabulary, finish
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
@@ -70,24 +68,16 @@ def build(spec: FeatureSpec, categories_path: Path | str = "./") -> nvtabular.Wo
 def realize(
     records: list[nodes.Record], directory: Path | None = None, raw: FeatureSpec | None = None
 ) -> nvtabular.Workflow:
-    """Return the Workflow of a list of records, made of known operators and functions only.
+    """Return the Workflow of a list of records of :mod:`workflows.nodes`.
 
     Args:
         records: Parents before children, the output last.
         directory: Directory of the artifacts of fitted records; None: the Workflow is unfitted.
         raw: The spec by which the Workflow reads raw columns first; None: it takes the frames of
             :func:`workflows.frames.to_frame`.
-
-    Raises:
-        BadInputError: An unknown operator or function.
     """
     made: dict[int, WorkflowNode] = {}
     for record in records:
-        if record["op_class"] not in _OPERATORS:
-            raise BadInputError(
-                f"operator {record['op_class']!r} is not one that a workflow is made of",
-                "fit the workflow again with `python -m etl run`",
-            )
         node = WorkflowNode()
         node.op = _OPERATORS[record["op_class"]](record["op_params"])
         if isinstance(node.op, SelectionOp):
@@ -143,13 +133,7 @@ def _categorify(params: nodes.Record) -> ops.Categorify:
 
 
 def _call(params: nodes.Record) -> ops.LambdaOp:
-    named = json.loads(nodes.with_own_functions(json.dumps(params["f"])))
-    function = functions.NAMED.get(named["qualname"])
-    if named["module"] != functions.__name__ or function is None:
-        raise BadInputError(
-            f"function {named['module']}.{named['qualname']} is not in {functions.__name__}",
-            "fit the workflow again with `python -m etl run`",
-        )
+    function = functions.NAMED[params["f"]["qualname"]]
     return ops.LambdaOp(function, dtype=np.dtype(params["dtype"]["name"]))
 
 
@@ -182,7 +166,7 @@ def load(path: Path | str, *, label: bool = True, raw: bool = True) -> Workflow:
     """Load a fitted Workflow, which can ``transform`` frames or Datasets.
 
     Every file is compared with its digest. Nothing that is read is executed: operators and
-    functions are looked up by name in :mod:`workflows.store` and :mod:`workflows.functions`.
+    functions are those of the spec, which ``graph.json`` has to agree with.
 
     Args:
         path: Directory that :func:`save` wrote.
@@ -201,7 +185,7 @@ def load(path: Path | str, *, label: bool = True, raw: bool = True) -> Workflow:
     description = inspect(path)
     description.verify()
     spec = description.spec
-    records = read_json(path / GRAPH_FILE, "the graph of a saved workflow")["nodes"]
+    records = graph_of(description)["nodes"]
     if not label:
         records = _without(records, nodes.passed_through(spec))
     workflow = realize(records, path, spec if raw else None)

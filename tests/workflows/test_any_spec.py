@@ -5,7 +5,6 @@ from __future__ import annotations
 import filecmp
 import json
 import math
-import shutil
 from pathlib import Path
 
 import nvt_torchrec.nvt_compat  # noqa: F401
@@ -195,33 +194,6 @@ def _described(schema: list[dict]) -> dict:
         )
         for column in schema
     }
-
-
-def test_moved_and_copied(tmp_path: Path) -> None:
-    """No path in the directory is absolute."""
-    spec = FeatureSpec.from_dict(_SHARED)
-    rows = random_raw_rows(spec, 50, 3)
-    save(fit(spec, [rows], tmp_path / "fit"), spec, tmp_path / "here")
-    before = load(tmp_path / "here").transform(workflows.to_frame(rows, spec))
-    shutil.rmtree(tmp_path / "fit")
-    copied = shutil.copytree(tmp_path / "here", tmp_path / "there" / "copy")
-    (tmp_path / "here").rename(tmp_path / "moved")
-    for path in (copied, tmp_path / "moved"):
-        after = load(path).transform(workflows.to_frame(rows, spec))
-        pd.testing.assert_frame_equal(before, after)
-        assert not any(str(tmp_path).encode() in f.read_bytes() for f in path.rglob("*.json"))
-
-
-_SHARED = {
-    "label": "clicked",
-    "dense": [{"name": "price", "raw": "float", "fill": 0.5}],
-    "categorical": [
-        {"name": "viewed", "raw": "string", "multi_hot": True, "vocabulary": "items"},
-        {"name": "item", "raw": "string", "vocabulary": "items"},
-        {"name": "user", "raw": "int", "hash_buckets": 7},
-    ],
-    "dense_transform": "log_normalize",
-}
 
 
 @settings(deadline=None)

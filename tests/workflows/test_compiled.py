@@ -192,18 +192,7 @@ def test_criteo_logs_as_nvtabular(
     assume(spec.is_criteo_format)
     directory, rng = tmp_path_factory.mktemp("compiled"), np.random.default_rng(seed)
     save(directory, spec, {key: {"mean": 0.3, "std": 1.7} for key in spec.dense_names}, rng)
-    raw = odd_rows(spec, rows, rng)
-    check(directory, raw)
-    # rows left out make slices of larger arrays
-    half = dataclasses.replace(
-        raw,
-        label=raw.label[: rows // 2 + 1],
-        dense=raw.dense[:, : rows // 2 + 1],
-        dense_missing=raw.dense_missing[:, : rows // 2 + 1],
-        categorical=raw.categorical[:, : rows // 2 + 1],
-        categorical_missing=raw.categorical_missing[:, : rows // 2 + 1],
-    )
-    check(directory, half)
+    check(directory, odd_rows(spec, rows, rng))
 
 
 def _rows_of(spec: FeatureSpec, categorical: list, rows: int) -> RawRows:
@@ -281,19 +270,6 @@ def test_strings_with_equal_hashes(tmp_path: Path) -> None:
     assert len(set(words[::2][used])) == 1  # the hashes are equal indeed
     rows = _rows_of(spec, [pa.array(equal[:3])], 3)
     assert compiled.load(tmp_path).transform(rows).ids[0].tolist() == [3, 4, 2]
-
-
-def test_tables_small_enough_for_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A vocabulary that is read in many batches has the same bytes as one read in one."""
-    rng = np.random.default_rng(8)
-    columns = tuple(CategoricalColumn(raw, raw=raw) for raw in _VALUES)
-    spec = FeatureSpec("label", (), columns)
-    vocabularies = {c.name: vocabulary_of(_VALUES[c.raw], c, rng) for c in columns}
-    workflows.write_workflow(tmp_path, spec, workflows.Fitted({}, vocabularies))
-    files = {file.name: file.read_bytes() for file in (tmp_path / "compiled").iterdir()}
-    monkeypatch.setattr("nvt_torchrec.workflows.compiled.builder._BATCH_VALUES", 3)
-    compiled.build(tmp_path)
-    assert {f.name: f.read_bytes() for f in (tmp_path / "compiled").iterdir()} == files
 
 
 def test_no_rows(tmp_path: Path) -> None:

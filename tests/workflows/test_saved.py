@@ -22,7 +22,7 @@ from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError, SettingsError
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.workflows import nodes, writer
-from nvt_torchrec.workflows.store import build, load, nodes_of, realize
+from nvt_torchrec.workflows.store import build, load, nodes_of
 
 SPEC = FeatureSpec(
     label="label",
@@ -110,13 +110,6 @@ def test_what_is_on_disk(saved: Path) -> None:
     assert meta["num_observed"] == [0, 2, 0, 3]
 
 
-def test_the_same_state_gives_the_same_bytes(saved: Path, tmp_path: Path) -> None:
-    workflows.write_workflow(tmp_path / "again", SPEC, _state())
-    for file in (path for path in saved.rglob("*") if path.is_file()):
-        again = tmp_path / "again" / file.relative_to(saved)
-        assert file.read_bytes() == again.read_bytes(), file
-
-
 def test_digest_is_of_the_transform(saved: Path, tmp_path: Path) -> None:
     def digest(spec: FeatureSpec, state: workflows.Fitted) -> str:
         return workflows.write_workflow(tmp_path / "other", spec, state).digest
@@ -159,25 +152,11 @@ def test_writing_again_begins_by_undoing(copy: Path) -> None:
         workflows.inspect(copy)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("broken", ["_digest", "_graph_text", "cat_3"])
-def test_a_write_that_fails_leaves_nothing(
-    tmp_path: Path, monkeypatch, broken: str, threads: int
-) -> None:
-    state = _state()
-    if broken == "cat_3":
-        written = writer._write_vocabulary
-
-        def write(path, described, column, fitted):
-            if column.name == broken:
-                raise MemoryError
-            return written(path, described, column, fitted)
-
-        monkeypatch.setattr(writer, "_write_vocabulary", write)
-    else:
-        monkeypatch.setattr(writer, broken, Mock(side_effect=MemoryError))
+@pytest.mark.parametrize("broken", ["_digest", "_graph_text", "_write_vocabulary"])
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch, broken: str) -> None:
+    monkeypatch.setattr(writer, broken, Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
-        workflows.write_workflow(tmp_path, SPEC, state, threads=threads)
+        workflows.write_workflow(tmp_path, SPEC, _state(), threads=3)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
@@ -219,12 +198,6 @@ def test_functions_are_taken_from_one_module(copy: Path) -> None:
         _change_graph(copy, call)
         with pytest.raises(BadInputError, match=r"graph.json: not the graph of the spec.*\.f\."):
             load(copy)
-        records = json.loads((copy / "graph.json").read_text())["nodes"]
-        with pytest.raises(
-            BadInputError,
-            match=f"function {module}.{name} is not in nvt_torchrec.workflows.functions",
-        ):
-            realize(records, copy)
 
 
 def test_a_workflow_from_when_the_package_had_another_name(saved: Path, copy: Path) -> None:
@@ -247,18 +220,13 @@ def test_operators_are_those_of_the_spec(copy: Path) -> None:
     _change_graph(copy, another)
     with pytest.raises(BadInputError, match=r"nodes\[1\].op_class is 'subprocess.Popen' instead"):
         load(copy)
-    records = json.loads((copy / "graph.json").read_text())["nodes"]
-    with pytest.raises(BadInputError, match=r"operator 'subprocess.Popen' is not one that"):
-        realize(records, copy)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda records: records.append(records[-1]), r"nodes has \d+ entries instead of"),
         (lambda records: records.pop(0), r"nodes has \d+ entries instead of"),
         (lambda records: records[0].update(pickled="gASV"), r"nodes\[0\].pickled is unknown"),
-        (lambda records: records[0].pop("selector"), r"nodes\[0\].selector is missing"),
         (
             lambda records: records[1]["op_state"]["categories"][0].update(path="../../x.parquet"),
             r"op_state.categories\[0\].path is '../../x.parquet'",
@@ -280,19 +248,11 @@ def test_graph_that_is_not_the_specs(copy: Path, change: Callable, message: str)
     [
         (lambda v: v["statistics"]["int_0"].update(mean=0.0), r"means.int_0 is 1.0 instead of 0.0"),
         (lambda v: v["vocabularies"]["words"].update(values=1), r"not the graph of the spec"),
-        (lambda v: v["spec"].update(dense_transform="log"), r"not the graph of the spec"),
         (lambda v: v["spec"]["categorical"].pop(), r"files are not those of its spec"),
         (lambda v: v["files"].pop("graph.json"), "'graph.json' is missing"),
         (lambda v: v.pop("spec"), "metadata.json: damaged: spec is missing"),
-        (lambda v: v.update(statistics=[]), "metadata.json: damaged"),
-        (lambda v: v.update(files=None), "metadata.json: damaged"),
-        (lambda v: v["files"]["graph.json"].pop("bytes"), "metadata.json: damaged"),
         (lambda v: v["vocabularies"].pop("words"), "metadata.json: damaged: vocabularies.words"),
         (lambda v: v["files"].update({"../up": {"bytes": 1, "sha256": ""}}), "'../up' is unknown"),
-        (
-            lambda v: v["files"].update({"/etc/passwd": {"bytes": 1, "sha256": ""}}),
-            "'/etc/passwd' is unk",
-        ),
     ],
 )
 def test_metadata_that_was_edited(copy: Path, change: Callable, message: str) -> None:

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import nvt_torchrec.nvt_compat  # noqa: F401
@@ -67,40 +65,16 @@ def test_values_against_plain_python(tmp_path: Path, dense_transform: str, polic
         assert result[spec.label].tolist() == expected[spec.label].tolist()
 
 
-def test_policies_by_column(tmp_path: Path) -> None:
-    columns = list(CRITEO.categorical)
-    columns[20] = dataclasses.replace(columns[20], max_table_size=10, num_buckets=4)
-    columns[21] = dataclasses.replace(columns[21], freq_threshold=8)
-    spec = dataclasses.replace(CRITEO, categorical=tuple(columns))
-    schema = save(fitted(spec, tmp_path), spec, tmp_path / "workflow").table_schema
-    reference = Reference(TRAIN, spec)
-    assert schema.table_sizes == reference.table_sizes()
-    assert schema.table_sizes[20] == 10
-    workflow = load(tmp_path / "workflow")
-    result, expected = workflow.transform(frame_of(TEST, spec)), reference.transform(TEST)
-    assert result["cat_21"].tolist() == expected["cat_21"].tolist()
-    known = expected["cat_20"] != 2  # the reference hashes no rare values
-    assert result["cat_20"][known].tolist() == expected["cat_20"][known].tolist()
-    assert result["cat_20"][~known].between(2, 5).all()
-    assert result["cat_20"].max() < 10
-
-
 def test_loaded_is_what_was_saved(saved: Path, tmp_path: Path) -> None:
     """Also from another place, as a genuine Workflow over a Dataset."""
     before = fitted(CRITEO, tmp_path).transform(frame_of(TEST))
     moved = shutil.copytree(saved, tmp_path / "moved")
+    assert not any(str(tmp_path).encode() in f.read_bytes() for f in moved.rglob("*.json"))
     workflow = workflows.load(moved)
     assert isinstance(workflow, nvtabular.Workflow)
     pd.testing.assert_frame_equal(workflow.transform(frame_of(TEST)), before, check_like=True)
     dataset = workflow.transform(nvtabular.Dataset(frame_of(TEST), cpu=True))
     pd.testing.assert_frame_equal(dataset.to_ddf().compute(), before, check_like=True)
-
-
-def test_without_a_label(saved: Path) -> None:
-    with_label = load(saved).transform(frame_of(TEST))
-    result = load(saved, label=False).transform(frame_of([row[1:] for row in TEST]))
-    assert "label" not in result
-    pd.testing.assert_frame_equal(result, with_label[result.columns])
 
 
 def test_two_workflows_at_one_path(saved: Path, tmp_path: Path) -> None:
@@ -119,16 +93,3 @@ def test_an_unfitted_workflow_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="column cat_0: the workflow is not fitted"):
         save(build(CRITEO, str(tmp_path)), CRITEO, tmp_path / "workflow")
     assert not (tmp_path / "workflow" / "metadata.json").exists()
-
-
-def test_importing_it_imports_nothing_heavy(saved: Path) -> None:
-    code = (
-        "import sys, workflows; d = workflows.inspect(sys.argv[1]); print(d.digest);"
-        "print([m for m in ('nvtabular', 'merlin', 'dask', 'pandas', 'torch') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(saved)], capture_output=True, text=True, check=True
-    )
-    digest, heavy = done.stdout.split("\n")[:2]
-    assert digest == workflows.inspect(saved).digest
-    assert heavy == "[]"

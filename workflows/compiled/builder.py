@@ -17,20 +17,19 @@ from __future__ import annotations
 import dataclasses
 import io
 import zlib
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from nvt_torchrec.base.arrays import string_parts, to_numpy
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import Format
 from nvt_torchrec.base.files.atomic import atomic_path, output_errors, together
 from nvt_torchrec.base.threads import in_order
+from nvt_torchrec.formats.generations import read_columns
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
@@ -43,7 +42,6 @@ ARRAYS = {"tables.npy": np.uint64, "text.npy": np.uint8, "text_begins.npy": np.i
 #: All of them, relative to the workflow's directory.
 FILES = tuple(f"{DIRECTORY}/{name}" for name in (PLAN_FILE, *ARRAYS))
 
-_BATCH_VALUES = 1 << 20
 #: Tables that may wait in memory to be written after a larger one that is not ready.
 _AHEAD = 8
 _HEADER_BYTES = 128  # enough for the header of any one-dimensional array
@@ -162,50 +160,42 @@ class _ArrayWriter:
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
-    """A hash table; of a vocabulary of strings also the strings, and where each begins."""
+    """A hash table; of a vocabulary of strings also their bytes, and where each begins."""
 
     words: np.ndarray
     slots: int
     wide: bool
     values: int
-    text: list[np.ndarray] | None
-    text_begins: list[np.ndarray]
+    text: np.ndarray | None = None
+    text_begins: np.ndarray | None = None
 
 
 def _make_table(column: CategoricalColumn, path: Path, description: WorkflowDescription) -> _Table:
     vocabulary = description.vocabularies[column.name]
-    file = path / vocabulary.file
-    is_text = RAW_TYPES[column.raw].is_text
-    wide = is_text or (
-        RAW_TYPES[column.raw].dtype == "int64"
-        and not all(
-            _fit_32_bits(to_numpy(values)) for values in _batches(file, column.name, text=False)
-        )
-    )
-    slots = tables.slots_for(vocabulary.values)
+    file, raw = path / vocabulary.file, RAW_TYPES[column.raw]
+    kind = pa.string() if raw.is_text else pa.int64()
+    (values,) = read_columns(file, {vocabulary.name: kind}, _AGAIN)
+    where = f"{file}: column {column.name}"
+    if len(values) != vocabulary.values:
+        raise BadInputError(f"{where}: {len(values)} values instead of {vocabulary.values}", _AGAIN)
+    slots = tables.slots_for(len(values))
+    if raw.is_text:
+        words = np.zeros(tables.words_for(slots, wide=True), np.uint64)
+        offsets, data = string_parts(values)
+        begins = offsets.astype(np.int64)
+        text_tables.insert_text(words, slots, begins, data, column.reserved_ids)
+        text = data[begins[0] : begins[-1]]
+        return _Table(words, slots, True, len(values), text, begins[:-1] - begins[0])
+    numbers = to_numpy(values)
+    wide = len(numbers) > 0 and (int(numbers.min()) < 0 or int(numbers.max()) >= 2**32)
+    if wide and raw.dtype != "int64":
+        raise BadInputError(f"{where}: values of more than 32 bits in the vocabulary", _AGAIN)
     words = np.zeros(tables.words_for(slots, wide=wide), np.uint64)
-    text, begins, seen, length = [], [], 0, 0
-    for values in _batches(file, column.name, text=is_text):
-        if seen + len(values) > vocabulary.values:
-            break
-        first_id = column.reserved_ids + seen
-        if is_text:
-            offsets, data = string_parts(values)
-            offsets = offsets.astype(np.int64)
-            text_tables.insert_text(words, slots, offsets, data, first_id)
-            begins.append(offsets[:-1] - offsets[0] + length)
-            text.append(data[offsets[0] : offsets[-1]])
-            length += len(text[-1])
-        else:
-            _insert_numbers(words, slots, values, first_id, wide, f"{file}: column {column.name}")
-        seen += len(values)
-    if seen != vocabulary.values:
-        raise BadInputError(
-            f"{file}: not the {vocabulary.values} values that the vocabulary of column "
-            f"{column.name} should have",
-            _AGAIN,
-        )
-    return _Table(words, slots, wide, seen, text if is_text else None, begins)
+    insert = tables.insert_wide if wide else tables.insert_narrow
+    twice = insert(words, slots, numbers, column.reserved_ids)
+    if twice >= 0:
+        raise BadInputError(f"{where}: value {numbers[twice]} is in the vocabulary twice", _AGAIN)
+    return _Table(words, slots, wide, len(values))
 
 
 def _append(table: _Table, writers: dict[str, _ArrayWriter]) -> TablePlace:
@@ -218,47 +208,7 @@ def _append(table: _Table, writers: dict[str, _ArrayWriter]) -> TablePlace:
         text=-1 if table.text is None else text_begins.length,
     )
     writers["tables.npy"].append(table.words)
-    before = text.length
-    for begins in table.text_begins:
-        text_begins.append(begins + before)
-    for piece in table.text or ():
-        text.append(piece)
+    if table.text is not None and table.text_begins is not None:
+        text_begins.append(table.text_begins + text.length)
+        text.append(table.text)
     return place
-
-
-def _insert_numbers(
-    words: np.ndarray, slots: int, values: pa.Array, first_id: int, wide: bool, where: str
-) -> None:
-    numbers = to_numpy(values)
-    if not (wide or _fit_32_bits(numbers)):
-        raise BadInputError(f"{where}: values of more than 32 bits in the vocabulary", _AGAIN)
-    insert = tables.insert_wide if wide else tables.insert_narrow
-    twice = insert(words, slots, numbers, first_id)
-    if twice >= 0:
-        raise BadInputError(f"{where}: value {numbers[twice]} is in the vocabulary twice", _AGAIN)
-
-
-def _fit_32_bits(numbers: np.ndarray) -> bool:
-    return int(numbers.min()) >= 0 and int(numbers.max()) < 2**32
-
-
-def _batches(file: Path, name: str, *, text: bool) -> Iterator[pa.Array]:
-    """The first column of a vocabulary file, in batches of at least one value."""
-    kind = pa.string() if text else pa.int64()
-    try:
-        with pq.ParquetFile(file) as parquet:
-            column = parquet.schema_arrow.names[0]
-            for batch in parquet.iter_batches(_BATCH_VALUES, columns=[column]):
-                values = batch.column(0)
-                if values.type != kind or values.null_count:
-                    raise BadInputError(
-                        f"{file}: {values.type} with {values.null_count} nulls, the vocabulary of "
-                        f"column {name} should be {kind} without",
-                        _AGAIN,
-                    )
-                if len(values):
-                    yield values
-    except (OSError, IndexError, pa.ArrowException) as error:
-        raise BadInputError(
-            f"{file}: cannot be read, the vocabulary of column {name}: {error}", _AGAIN
-        ) from error

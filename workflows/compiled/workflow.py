@@ -290,13 +290,11 @@ def _places(
             inside &= not place.wide
         if not inside:
             raise ValueError(f"the table of column {column.name} is not in the files")
-        places[j, tables.PLACE_BEGIN] = place.begin
-        places[j, tables.PLACE_SLOTS] = place.slots
-        places[j, tables.PLACE_WIDE] = place.wide
-        places[j, tables.PLACE_OOV_IDS] = column.oov_ids
-        places[j, tables.PLACE_FIRST_ID] = column.reserved_ids
-        places[j, tables.PLACE_VALUES] = values
-        places[j, tables.PLACE_TEXT] = place.text
+        # in the order of the fields
+        places[j] = (
+            place.begin, place.slots, place.wide, column.oov_ids, column.reserved_ids, values,
+            place.text,
+        )  # fmt: skip
     return places
 
 

@@ -61,43 +61,6 @@ def test_another_workflow_than_that_of_the_manifest(log: Path, day: Path, tmp_pa
         drift_of(out, day)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda value: value["splits"]["train"].update(positives=[]),
-        lambda value: value["by_day"]["0"].update(positives=[]),
-        lambda value: value["by_day"].update({"0": []}),
-        lambda value: value["by_day_and_split"]["0"]["train"].pop("rows"),
-        lambda value: value["splits"]["valid"]["missing"].update(cat_0="x"),
-        lambda value: value.update(files=[[]]),
-        lambda value: value.update(files=[]),
-        lambda value: value.update(inputs=[]),
-    ],
-)
-def test_a_damaged_manifest(log: Path, day: Path, tmp_path: Path, change):
-    out = _copy(log, tmp_path / "out")
-    manifest = json.loads((out / "manifest.json").read_text())
-    change(manifest)
-    (out / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(BadInputError, match=r"manifest.json: damaged: (.|\n)*run the ETL again"):
-        drift_of(out, day)
-
-
-def test_a_manifest_that_is_nested_too_deep(log: Path, day: Path, tmp_path: Path):
-    out = _copy(log, tmp_path / "out")
-    (out / "manifest.json").write_text("[" * 100_000 + "]" * 100_000)
-    with pytest.raises(BadInputError, match=r"manifest.json: cannot be read"):
-        drift_of(out, day)
-
-
-def test_a_workflow_of_another_version(log: Path, day: Path, tmp_path: Path):
-    out = _copy(log, tmp_path / "out")
-    file = out / "workflow" / "metadata.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "format_version": 99}))
-    with pytest.raises(SchemaError, match="format version 99"):
-        drift_of(out, day)
-
-
 def test_a_damaged_vocabulary(log: Path, day: Path, tmp_path: Path):
     out = _copy(log, tmp_path / "out")
     (file,) = (out / "workflow").rglob("unique.cat_6.parquet")
