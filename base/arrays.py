@@ -123,5 +123,5 @@ def is_one_of(texts: pa.Array, wanted: Sequence[str], *, trimmed: bool = False) 
     """
     import pyarrow.compute as pc
 
-    found = strings([text.strip(" \t") if trimmed else text for text in wanted])
-    return mask_to_numpy(pc.is_in(texts, value_set=found.cast(texts.type)))
+    among = strings([text.strip(" \t") if trimmed else text for text in wanted])
+    return mask_to_numpy(pc.is_in(texts, value_set=among.cast(texts.type)))

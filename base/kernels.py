@@ -82,15 +82,15 @@ class _Cache(FunctionCache):
         # Only now, because the function may call functions defined below it.
         self._cache_file._source_stamp = stamp(self._py_func)
         try:
-            found = super().load_overload(sig, target_context)
+            kept = super().load_overload(sig, target_context)
         except Exception as error:  # a pickle truncated by a power failure raises any error
             log.warning("%s: damaged, compiling again: %r", self.cache_path, error)
             with contextlib.suppress(OSError):
                 self._cache_file.flush()
-            found = None
-        if found is None:
+            kept = None
+        if kept is None:
             _announce()
-        return found
+        return kept
 
     def save_overload(self, sig, data):
         try:

@@ -66,14 +66,14 @@ def varint(memory, at, end):
 
 
 @numba.njit
-def read_structs(memory, at, end, struct, wanted, found):
+def read_structs(memory, at, end, struct, wanted, numbers):
     """Read integers of the structs at one path of a Thrift object.
 
     Args:
         memory, at, end: The bytes, where the object begins, and where they end.
         struct: The path of the structs.
         wanted: int64 [fields], the paths of integers in them.
-        found: int64 [structs, fields], a result, as many as it holds; MISSING where there is none.
+        numbers: int64 [structs, fields], the result, as many as it holds; or MISSING.
 
     Returns:
         Where the object ends, -1 if it cannot be read, and the number of structs.
@@ -81,8 +81,8 @@ def read_structs(memory, at, end, struct, wanted, found):
     paths, fields, lefts, kinds = np.zeros((4, _DEPTH), np.int64)
     lefts[0] = -1  # of a struct; of a list, the elements that are left
     depth = count = 0
-    if struct == 0 and len(found):
-        found[0] = MISSING
+    if struct == 0 and len(numbers):
+        numbers[0] = MISSING
     while True:
         if lefts[depth] == 0:
             depth -= 1
@@ -128,8 +128,8 @@ def read_structs(memory, at, end, struct, wanted, found):
                     if at < 0 or value > np.uint64(end - at):
                         return -1, count
                     lefts[depth] = value
-            elif here == struct and count < len(found):
-                found[count] = MISSING
+            elif here == struct and count < len(numbers):
+                numbers[count] = MISSING
         elif kind in (_BYTE, _DOUBLE):
             at += 1 if kind == _BYTE else 8
         elif _I16 <= kind <= _BINARY:
@@ -140,10 +140,10 @@ def read_structs(memory, at, end, struct, wanted, found):
                 if value > np.uint64(end - at):
                     return -1, count
                 at += np.int64(value)
-            elif count < len(found):
+            elif count < len(numbers):
                 for i in range(len(wanted)):
                     if wanted[i] == here:
-                        found[count, i] = _signed(value)
+                        numbers[count, i] = _signed(value)
         elif kind != _TRUE and kind != _FALSE:
             return -1, count
 
@@ -154,9 +154,9 @@ def _signed(value):
 
 
 @compiled("int64(uint8[::1], int64, int64[::1], int64[:, ::1])", nogil=False)
-def _read_footer(memory, struct, wanted, found):
+def _read_footer(memory, struct, wanted, numbers):
     """Call :func:`read_structs`; return the number of structs, -1 if they cannot be read."""
-    at, count = read_structs(memory, 0, len(memory), struct, wanted, found)
+    at, count = read_structs(memory, 0, len(memory), struct, wanted, numbers)
     return -1 if at < 0 else count
 
 

@@ -62,14 +62,14 @@ def check_training_stack(version: VersionLookup = installed_version) -> None:
         {fbgemm if name == "fbgemm-gpu" else name: wanted for name, wanted in row.items()}
         for row in TRAINING
     ]
-    found = {name: version(name) for name in rows[0]}
+    installed = {name: version(name) for name in rows[0]}
     supported = ", or ".join(_listed(row) for row in rows)
     if fbgemm == FBGEMM_CPU and version("fbgemm-gpu"):  # each has overwritten files of the other
-        found["fbgemm-gpu"] = version("fbgemm-gpu")
+        installed["fbgemm-gpu"] = version("fbgemm-gpu")
         remedy = f"pip uninstall --yes fbgemm-gpu {FBGEMM_CPU} && {_install(version)}"
-        raise _error(found, supported, remedy)
-    if not any(all(_fits(found[name], row[name]) for name in row) for row in rows):
-        raise _error(found, supported, _install(version))
+        raise _error(installed, supported, remedy)
+    if not any(all(_fits(installed[name], row[name]) for name in row) for row in rows):
+        raise _error(installed, supported, _install(version))
 
 
 def check_etl_stack(version: VersionLookup = installed_version) -> None:
@@ -80,13 +80,13 @@ def check_etl_stack(version: VersionLookup = installed_version) -> None:
     wanted = ETL | {name: row for name, row in RAPIDS.items() if version(name)}
     wrong = {name: row for name, row in wanted.items() if not _fits(version(name), row)}
     if wrong:
-        found = {name: version(name) for name in wrong}
-        raise _error(found, _listed(wrong), _install(version))
+        installed = {name: version(name) for name in wrong}
+        raise _error(installed, _listed(wrong), _install(version))
 
 
-def _fits(found: str | None, wanted: str) -> bool:
+def _fits(installed: str | None, wanted: str) -> bool:
     """Whether a version begins with the wanted one: ``23.08.0+x`` with ``23.8``, not ``23.80``."""
-    parts = (found or "").split("+")[0].split(".")
+    parts = (installed or "").split("+")[0].split(".")
     return [part.lstrip("0") or "0" for part in parts][: wanted.count(".") + 1] == wanted.split(".")
 
 
@@ -94,8 +94,8 @@ def _listed(versions: dict[str, str]) -> str:
     return " + ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def _error(found: dict[str, str | None], supported: str, command: str) -> UnsupportedStackError:
-    there = " + ".join(f"{name} {it}" if it else f"no {name}" for name, it in found.items())
+def _error(installed: dict[str, str | None], supported: str, command: str) -> UnsupportedStackError:
+    there = " + ".join(f"{name} {it}" if it else f"no {name}" for name, it in installed.items())
     return UnsupportedStackError(
         f"unsupported packages: found {there}; supported: {supported}",
         f"run `{command}`{', or `make env` for a new .venv' if _LOCKS.is_dir() else ''}",

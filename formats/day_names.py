@@ -57,19 +57,19 @@ class DayName:
 def name_of(path: str) -> DayName | None:
     """Return what a path says: by its last name, or by a directory such as ``date=2024-10-30``."""
     *directories, name = re.split(r"[/\\]", path)
-    own = _parse(name)
-    if directories and (own is None or own.kind != "day"):
-        return partition_name(directories[-1]) or own
-    return own
+    parsed = _parse(name)
+    if directories and (parsed is None or parsed.kind != "day"):
+        return partition_name(directories[-1]) or parsed
+    return parsed
 
 
 def partition_name(directory: str) -> DayName | None:
     """Return what the name of a directory such as ``date=2024-10-30`` or ``day=3`` says."""
     match = _PARTITION.fullmatch(directory)
-    found = _parse(match[2]) if match else None
-    if match is None or found is None or found.prefix:
+    parsed = _parse(match[2]) if match else None
+    if match is None or parsed is None or parsed.prefix:
         return None
-    return dataclasses.replace(found, prefix=f"{match[1]}=")
+    return dataclasses.replace(parsed, prefix=f"{match[1]}=")
 
 
 def _parse(name: str) -> DayName | None:

@@ -81,10 +81,11 @@ def predict_file(
 
     Args:
         predictor: The workflow and the model.
-        input_path: Tab- or comma-separated text, also compressed, or parquet; local or remote.
+        input_path: Tab- or comma-separated text or JSON lines, also compressed, or parquet; local
+            or remote.
         output_path: Parquet file, which appears when it is complete.
-        file_format: Format of the input: tsv, csv or parquet; None for that of the training log, or
-            parquet if the path ends so.
+        file_format: Format of the input: tsv, csv, json or parquet; None for that of the training
+            log, or json or parquet if the path ends so.
         id_columns: Columns of the input to copy.
         reject: Write malformed rows to ``OUTPUT.rejected.tsv`` instead of stopping at the first.
         need_label: Refuse an input without labels.

@@ -189,17 +189,21 @@ def _is_path(rows: Any) -> bool:
     return isinstance(rows, str | Path)
 
 
+#: Of files whose names say so.
+_FORMATS = {"parquet": "parquet", "pq": "parquet", "jsonl": "json", "ndjson": "json"}
+
+
 def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> FeatureSpec:
     """Return the spec for a file, which may have another format than the training log.
 
     Args:
         spec: The workflow's spec.
         path: Path of the file.
-        file_format: tsv, csv, json or parquet; None for the spec's format, or parquet if the path
-            ends so.
+        file_format: tsv, csv, json or parquet; None for the spec's format, or json or parquet if
+            the path ends so.
     """
-    if file_format is None and path.endswith((".parquet", ".pq")):
-        file_format = "parquet"
+    if file_format is None:
+        file_format = _FORMATS.get(path.rpartition(".")[2])
     if file_format in (None, spec.input.format):
         return spec
     kept = ["max_line_kb", "decimal"]

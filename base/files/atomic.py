@@ -63,8 +63,8 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         yield temporary
     except OSError as error:
         _delete(temporary)
-        own = {str(written) for written in (temporary, path, *path.parents)}
-        if error.filename is not None and str(error.filename) not in own:
+        ours = {str(written) for written in (temporary, path, *path.parents)}
+        if error.filename is not None and str(error.filename) not in ours:
             raise  # the error is of another file, for example of an input
         with output_errors(path):
             raise
@@ -284,12 +284,12 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     Raises:
         ValueError: A key occurs twice.
     """
-    found: dict[str, Any] = {}
+    items: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in items:
             raise ValueError(f"the key {key!r:.60} occurs twice in an object")
-        found[key] = value
-    return found
+        items[key] = value
+    return items
 
 
 def _check_depth(value: Any) -> None:
@@ -323,11 +323,11 @@ def new_directory(path: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
             temporary.mkdir(parents=True)
             yield temporary
-            for found in (temporary, *temporary.rglob("*")):
-                if found.is_dir():
-                    fsync_directory(found)
+            for path_inside in (temporary, *temporary.rglob("*")):
+                if path_inside.is_dir():
+                    fsync_directory(path_inside)
                 else:
-                    with open(found, "rb") as opened:  # may be a link to a read-only file
+                    with open(path_inside, "rb") as opened:  # may be a link to a read-only file
                         os.fsync(opened.fileno())
             os.rename(temporary, path)
             fsync_directory(path.parent)

@@ -82,7 +82,7 @@ class Journal:
         Raises:
             BadInputError: A record cannot be read now, which says nothing about its unit.
         """
-        found: dict[str, T] = {}
+        finished: dict[str, T] = {}
         for file in self._files():
             try:
                 records = parse(dict[str, Any], read_json(file, "records of finished units"), file)
@@ -92,8 +92,8 @@ class Journal:
                 continue
             for name, record in records.items():
                 with contextlib.suppress(BadInputError):
-                    found[name] = parse(kind, record, file)
-        return found
+                    finished[name] = parse(kind, record, file)
+        return finished
 
     def _files(self) -> list[Path]:
         """The files of records, oldest first."""

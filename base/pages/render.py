@@ -26,9 +26,9 @@ def render(template: Path, **values: Any) -> str:
 
 def environment(directory: Path) -> jinja2.Environment:
     """Make the environment of the templates in ``directory``."""
-    own = Path(__file__).parent
+    here = Path(__file__).parent
     result = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([directory, own]),
+        loader=jinja2.FileSystemLoader([directory, here]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

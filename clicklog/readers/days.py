@@ -114,21 +114,21 @@ def find_days(
         named = _named(_glob(filesystem, root), str(input_path), split)
     else:
         raise BadInputError(f"{input_path}: no such directory", "pass the directory of day_0 …")
-    found: dict[int, DayFile] = {}
+    files: dict[int, DayFile] = {}
     for info, name in named:
         if days is not None and name.number not in days:
             continue
         if after is not None and name.number <= after and not one_file:
             continue
         file = _day_file(filesystem, info, name)
-        if file.day in found:
+        if file.day in files:
             raise BadInputError(
-                f"{file.name} is there twice: {found[file.day].path}, {file.path}", "remove one"
+                f"{file.name} is there twice: {files[file.day].path}, {file.path}", "remove one"
             )
-        found[file.day] = file
-    if not found and not days and after is not None:
+        files[file.day] = file
+    if not files and not days and after is not None:
         return []
-    if not found and not days:
+    if not files and not days:
         raise BadInputError(
             f"{input_path}: no files day_0, day_1 … in it, and no numbered or dated ones",
             "make a log with `python -m etl synthesize`, or see README.md for the real one; name "
@@ -136,8 +136,8 @@ def find_days(
             f"share, column or time, a glob such as '{str(input_path).rstrip('/')}/*'",
         )
     if split.by == "days" or days is not None:
-        _check_gaps(found, named[0][1] if named else None, days, after, str(input_path))
-    return [found[day] for day in sorted(found)]
+        _check_gaps(files, named[0][1] if named else None, days, after, str(input_path))
+    return [files[day] for day in sorted(files)]
 
 
 def _day_file(filesystem: Any, info: dict[str, Any], name: DayName) -> DayFile:
@@ -152,7 +152,7 @@ def _day_file(filesystem: Any, info: dict[str, Any], name: DayName) -> DayFile:
 
 
 def _check_gaps(
-    found: dict[int, DayFile],
+    files: dict[int, DayFile],
     name: DayName | None,
     days: Collection[int] | None,
     after: int | None,
@@ -162,25 +162,25 @@ def _check_gaps(
     name = name or _DAY_0
     wanted: Iterable[int]
     if days is None:
-        wanted = range(min(found, default=0) if after is None else after + 1, max(found) + 1)
+        wanted = range(min(files, default=0) if after is None else after + 1, max(files) + 1)
     else:
         wanted = sorted(days)
         if isinstance(days, OpenDays):
-            last = max(found, default=days.since)
+            last = max(files, default=days.since)
             wanted = sorted({*days, *range(days.since, last + 1)})
     # a number too many in a name may leave a gap of millions
-    missing = list(itertools.islice((day for day in wanted if day not in found), _SHOWN + 1))
+    missing = list(itertools.islice((day for day in wanted if day not in files), _SHOWN + 1))
     if missing:
         listed = ", ".join(name.other(day) for day in missing[:_SHOWN])
         more = " …" if len(missing) > _SHOWN else ""
-        choose = f", or choose what is there with --days {name.flag(found)}" if found else ""
+        choose = f", or choose what is there with --days {name.flag(files)}" if files else ""
         raise BadInputError(f"{input_path}: missing {listed}{more}", f"add the files{choose}")
 
 
 def _glob(filesystem: Any, pattern: str) -> list[dict[str, Any]]:
     """Return the files that a glob matches, in natural order."""
-    found = [filesystem.info(path) for path in filesystem.glob(pattern)]
-    files = [info for info in found if info["type"] != "directory"]
+    matched = [filesystem.info(path) for path in filesystem.glob(pattern)]
+    files = [info for info in matched if info["type"] != "directory"]
     return sorted(files, key=lambda info: natural_order(info["name"]))
 
 
@@ -226,13 +226,13 @@ def _only_file(filesystem: Any, directory: str) -> dict[str, Any]:
     """Return the file in a directory such as ``date=2024-10-30``."""
     listed = filesystem.ls(directory, detail=True)
     files = (info for info in listed if info["type"] != "directory")
-    found = [info for info in files if not _last(info).startswith(_HIDDEN)]
-    if len(found) != 1:
+    data = [info for info in files if not _last(info).startswith(_HIDDEN)]
+    if len(data) != 1:
         raise BadInputError(
-            f"{directory}: {len(found)} files, where a day is one file",
+            f"{directory}: {len(data)} files, where a day is one file",
             "join them; or split by share, column or time, which reads all files below the input",
         )
-    return found[0]
+    return data[0]
 
 
 def _named(
@@ -287,7 +287,7 @@ def _files_of_splits(input_path: str, days: Collection[int] | None, split: Split
             f"{input_path}: no directory, and the spec's split names files in one",
             "pass the directory of these files",
         )
-    found: dict[str, DayFile] = {}
+    files: dict[str, DayFile] = {}
     for name in SPLITS:
         for pattern in getattr(split, f"{name}_files"):
             matched = _glob(filesystem, f"{root.rstrip('/')}/{pattern}")
@@ -300,14 +300,14 @@ def _files_of_splits(input_path: str, days: Collection[int] | None, split: Split
                 )
             for info in matched:
                 file = _day_file(filesystem, info, DayName("natural", _last(info), 0))
-                first = found.setdefault(file.path, dataclasses.replace(file, split=name))
+                first = files.setdefault(file.path, dataclasses.replace(file, split=name))
                 if first.split != name:
                     raise BadInputError(
                         f"{file.path}: is for {first.split} and for {name}",
                         "make the patterns in the [split] of the spec exclude each other",
                     )
     ordered = sorted(
-        found.values(), key=lambda file: (SPLITS.index(file.split), natural_order(file.path))
+        files.values(), key=lambda file: (SPLITS.index(file.split), natural_order(file.path))
     )
     return [dataclasses.replace(file, day=i) for i, file in enumerate(ordered)]
 

@@ -96,7 +96,7 @@ def is_text(held: pa.DataType) -> bool:
     types = pa.types
     texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     views = (types.is_string_view, types.is_binary_view)
-    return any(one(held) for one in (*texts, *views))
+    return any(is_kind(held) for is_kind in (*texts, *views))
 
 
 def _plain(array: pa.Array, read: Read) -> pa.Array:

@@ -57,13 +57,13 @@ def plain_layouts(spec: FeatureSpec) -> list[LineLayout]:
     plan = spec.read_plan(label=True)
     features = set(spec.sources(label=False))
     names = spec.file_columns(label=True)
-    found = {}
+    layouts = {}
     absent: set[str] = set()
     for unread in ((), plan.labels, (plan.weight,), (plan.key,)):
         absent |= {plan.reads[index].source for index in unread if index is not None} - features
         fields = tuple(name for name in names if name not in absent)
-        found.setdefault(len(fields), LineLayout(fields, label=not absent))
-    return list(found.values())
+        layouts.setdefault(len(fields), LineLayout(fields, label=not absent))
+    return list(layouts.values())
 
 
 def plain_layout(spec: FeatureSpec, *, label: bool) -> LineLayout:
@@ -227,11 +227,11 @@ def split_line(line: bytes, spec: FeatureSpec) -> list[str]:
     fields = re.compile(
         f'(?:"([^"]*(?:""[^"]*)*)"?)?(.*?)({re.escape(spec.input.delimiter)}|$)', re.DOTALL
     )
-    found, at = [], 0
+    fields_of_line, at = [], 0
     while True:
         match = fields.match(text, at)
         assert match is not None  # it matches anything
-        found.append((match[1] or "").replace('""', '"') + match[2])
+        fields_of_line.append((match[1] or "").replace('""', '"') + match[2])
         at = match.end()
         if not match[3]:
-            return found
+            return fields_of_line

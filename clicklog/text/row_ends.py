@@ -104,10 +104,10 @@ def _next_mark(buffer, at, last):
         quotes = word ^ (_EACH * np.uint64(_QUOTE))
         newlines = word ^ (_EACH * np.uint64(_NEWLINE))
         # the lowest bit that is set is bit 7 of the first byte that is zero in one of them
-        found = ((quotes - _EACH) & ~quotes) | ((newlines - _EACH) & ~newlines)
-        found &= _EACH << np.uint64(7)
-        if found:
-            return at + np.int64(trailing_zeros(found) >> np.uint64(3))
+        marks = ((quotes - _EACH) & ~quotes) | ((newlines - _EACH) & ~newlines)
+        marks &= _EACH << np.uint64(7)
+        if marks:
+            return at + np.int64(trailing_zeros(marks) >> np.uint64(3))
         at += 8
     while at < last and buffer[at] != _QUOTE and buffer[at] != _NEWLINE:
         at += 1

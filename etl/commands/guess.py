@@ -16,9 +16,9 @@ HEAD_MB = 8
 
 #: For the command's help.
 DESCRIPTION = (
-    "Reads the head of a file (text, also compressed, or parquet), and writes a feature spec for "
-    "it: its format, the type of each column, a label, a split, and comments that say why. The "
-    "spec can be used at once, but review it first; docs/specs.md explains the keys."
+    "Reads the head of a file (text or JSON lines, also compressed, or parquet), and writes a "
+    "feature spec for it: its format, the type of each column, a label, a split, and comments that "
+    "say why. The spec can be used at once, but review it first; docs/specs.md explains the keys."
 )
 
 

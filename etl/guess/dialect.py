@@ -141,11 +141,9 @@ def _no_delimiter(tried: list[_Attempt], line: str, path: str) -> BadInputError:
     what = "one column"
     several = [attempt for attempt in tried if attempt.dialect.fields > 1]
     if several:
-        best = max(several, key=lambda attempt: attempt.share)
-        what = (
-            f"rows with different numbers of fields: with delimiter {best.dialect.delimiter!r} "
-            f"{best.share:.0%} of the lines have {best.dialect.fields}"
-        )
+        best = max(several, key=lambda attempt: (attempt.dialect.delimiter != " ", attempt.share))
+        what = f"delimiter {best.dialect.delimiter!r} gives {best.share:.0%} of the lines "
+        what += f"{best.dialect.fields} fields, and others different numbers of fields"
     return BadInputError(
         f"{path}: {what}: {line:.60}",
         "a log has a label and at least one more column; give what separates them with --delimiter",
@@ -172,10 +170,10 @@ def has_header(rows: list[list[str]]) -> bool:
     of the first row are values of their columns.
     """
     first, below = [field.strip() for field in rows[0]], rows[1:]
-    columns = [{row[j].strip() for row in below if j < len(row)} - {""} for j in range(len(first))]
-    pairs = [(name, seen) for name, seen in zip(first, columns, strict=True) if name]
+    columns = ({row[j].strip() for row in below if j < len(row)} for j in range(len(first)))
+    pairs = [(name, seen - {"", *NULLS}) for name, seen in zip(first, columns, strict=True) if name]
     named = [name for name, _ in pairs if _NAME.fullmatch(name) and name not in NULLS]
-    above = [n for n, seen in pairs if n in named and seen and all(map(_is_value, seen))]
+    above = [name for name, seen in pairs if seen and name in named and all(map(_is_value, seen))]
     values = sum(name in seen for name, seen in pairs)
     if above:
         return len(above) > values
@@ -245,12 +243,9 @@ def _attempt(rows: list[list[str]], lines: int, dialect: Dialect) -> _Attempt:
 
 def _with_preamble(dialect: Dialect, text: str) -> Dialect:
     lines = [line.removesuffix("\r") for line in text.split("\n", _PREAMBLE + 1)]
-    before = 0
-    while before < min(_PREAMBLE, len(lines) - 1) and (
-        len(_split(lines[before], dialect.delimiter)) != dialect.fields
-    ):
-        before += 1
-    if not before or dialect.quoted_newlines or before == _PREAMBLE:
+    fields = [len(_split(line, dialect.delimiter)) for line in lines[:_PREAMBLE]]
+    before = fields.index(dialect.fields) if dialect.fields in fields else 0
+    if not before or dialect.quoted_newlines:
         return dialect
     begin = lines[0][:1]
     same = begin and begin in _COMMENTS and all(line.startswith(begin) for line in lines[:before])
@@ -266,14 +261,12 @@ def _split(line: str, delimiter: str) -> list[str]:
 
 
 def _read(text: str, delimiter: str) -> list[list[str]]:
-    stands_in = len(delimiter) > 1
-    if stands_in:
-        text = text.replace(delimiter, _STAND_IN)
+    single = delimiter if len(delimiter) == 1 else _STAND_IN
+    text = text.replace(delimiter, single)
     try:
-        source = io.StringIO(text, newline="")
-        rows = list(csv.reader(source, delimiter=_STAND_IN if stands_in else delimiter))
+        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=single))
     except csv.Error:  # a field longer than the module allows: an open quote, mostly
-        return [line.split(_STAND_IN if stands_in else delimiter) for line in text.split("\n")]
-    if stands_in:
-        rows = [[field.replace(_STAND_IN, delimiter) for field in row] for row in rows]
+        return [line.split(single) for line in text.split("\n")]
+    if single != delimiter:
+        rows = [[field.replace(single, delimiter) for field in row] for row in rows]
     return rows

@@ -44,10 +44,7 @@ def _about(sample: SampledFile, path: str) -> str:
         "it. Counts and shares are of these rows."
     )
     if sample.uneven:
-        text += (
-            f" {sample.uneven} of them have another number of fields: they are malformed, see "
-            "--on_bad_rows."
-        )
+        text += f" {sample.uneven} of them are malformed as lines, see --on_bad_rows."
     return text
 
 

@@ -177,8 +177,8 @@ class FeatureSpec:
             weight = place(Read(self.weight, "weight", trim=True)) if self.weight else None
             if self.split.column:
                 raw = "time" if self.split.by == "time" else "string"
-                own = Read(self.split.column, raw, trim=True, time_format=self.split.time_format)
-                key = place(own)
+                read = Read(self.split.column, raw, trim=True, time_format=self.split.time_format)
+                key = place(read)
         return ReadPlan(
             dense=tuple(tuple(map(place, _reads(column))) for column in self.dense),
             categorical=tuple(tuple(map(place, _reads(column))) for column in self.categorical),
@@ -279,8 +279,8 @@ class FeatureSpec:
         _drop_defaults(value, self, "")
         _drop_defaults(value["input"], self.input, "input")
         for kind in ("dense", "categorical"):
-            for column, own in zip(value[kind], getattr(self, kind), strict=True):
-                _drop_defaults(column, own, kind)
+            for column, original in zip(value[kind], getattr(self, kind), strict=True):
+                _drop_defaults(column, original, kind)
         return value
 
     @classmethod
@@ -297,19 +297,19 @@ def _drop_defaults(value: dict[str, Any], of: Any, kind: str) -> None:
 
 def _reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
     """Return what a column is read or derived from."""
-    own = column.reading
+    reading = column.reading
     return [
         Read(
             source,
             column.derive.reads if column.derive else column.raw,
             isinstance(column, CategoricalColumn) and column.multi_hot,
-            own.nulls,
-            own.trim,
-            own.lenient,
-            own.thousands,
+            reading.nulls,
+            reading.trim,
+            reading.lenient,
+            reading.thousands,
             column.derive.time_format if column.derive else "",
         )
-        for source in own.sources or (column.name,)
+        for source in reading.sources or (column.name,)
     ]
 
 

@@ -234,8 +234,8 @@ def _list(given: Any) -> Any:
 
 
 def _columns(blocks: list[dict], kind: type, defaults: dict[str, Any], source: str) -> tuple:
-    own = _fields(kind) - {"name", "reading", "derive"}
-    allowed = {*own, "names", *_READING, *_DERIVATION}
+    fields = _fields(kind) - {"name", "reading", "derive"}
+    allowed = {*fields, "names", *_READING, *_DERIVATION}
     if not isinstance(blocks, list):
         raise SettingsError(
             f"{source}: columns in single brackets", "write [[dense]] and [[categorical]]"
@@ -255,7 +255,7 @@ def _columns(blocks: list[dict], kind: type, defaults: dict[str, Any], source: s
                 "write a block for each of them",
             )
         where = f"column {names[0]}: "
-        options = {key: value for key, value in block.items() if key in own}
+        options = {key: value for key, value in block.items() if key in fields}
         options |= _how_to_read(block, defaults, where)
         columns += [_make(kind, {"name": name, **options}, where) for name in names]
     return tuple(columns)

@@ -278,7 +278,7 @@ def test_samples(name: str, tmp_path: Path) -> None:
         ("1 3:1 17:0.5", "libsvm"),
         ("1 0:3:1 1:17:0.5", "libffm"),
         ("-1 |user age:20 |item a b", "Vowpal Wabbit"),
-        ("1,2,3\n1,2\n1\n1,2,3", "with delimiter ',' 50% of the lines have 3"),
+        ("1,2,3\n1,2\n1\n1,2,3", "delimiter ',' gives 50% of the lines 3 fields"),
     ],
 )
 def test_what_is_no_table_is_refused_by_name(line: str, message: str, tmp_path: Path) -> None:

@@ -77,6 +77,11 @@ def test_csv_parquet_and_id_columns(shop: Trained, shop_predictor: Predictor, tm
             countries = [value or "" for value in got["country"].to_pylist()]
             assert countries == frame["country"].tolist()
             np.testing.assert_allclose(got["probability"].to_numpy(), expected, atol=1e-6)
+    lines = [json.dumps(row) for row in read_dicts(shop.raw / "day_2.csv", shop_predictor.spec)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    bulk.predict_file(shop_predictor, str(tmp_path / "rows.jsonl"), tmp_path / "of_json")
+    got = pq.read_table(tmp_path / "of_json")["probability"].to_numpy()
+    np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
 def test_without_labels_with_unseen_and_missing_values(trained: Trained, tmp_path: Path) -> None:

@@ -216,9 +216,9 @@ def pattern_of(time_format: str) -> str:
 
 def _by_pattern(texts: pa.Array, pattern: str) -> tuple[np.ndarray, np.ndarray]:
     """Return microseconds, and which texts are times."""
-    found = pc.extract_regex(texts, pattern=pattern)
-    good = ~null_mask(found)
-    groups = {field.name: found.field(field.name) for field in found.type}
+    matched = pc.extract_regex(texts, pattern=pattern)
+    good = ~null_mask(matched)
+    groups = {field.name: matched.field(field.name) for field in matched.type}
     nothing = np.zeros(len(texts), np.int64)
 
     def number(name: str, otherwise: int = 0) -> np.ndarray:
