@@ -11,6 +11,7 @@ from typing import Any
 
 from torchrec.datasets.utils import Batch
 
+from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.base.files.atomic import write_json
 from nvt_torchrec.dlrm.build import build, make_pipeline
 from nvt_torchrec.dlrm.checkpoint.ancestor import (
@@ -23,7 +24,6 @@ from nvt_torchrec.dlrm.checkpoint.ancestor import (
 )
 from nvt_torchrec.dlrm.checkpoint.claims import claimed, lock_files
 from nvt_torchrec.dlrm.checkpoint.resume import (
-    check_may_continue,
     data_origin,
     load_weights,
     resume_from,
@@ -43,7 +43,7 @@ from nvt_torchrec.dlrm.data import (
 )
 from nvt_torchrec.dlrm.days import choose_days, log_days
 from nvt_torchrec.dlrm.evaluate import evaluate
-from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0, launchers, reduce_sum
+from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0, reduce_sum
 from nvt_torchrec.dlrm.launch.preemption import EXIT_STATUS, StopRequests
 from nvt_torchrec.dlrm.metrics import Metrics
 from nvt_torchrec.dlrm.model import TrainBatch
@@ -146,7 +146,6 @@ class Trainer:
         self.pipeline = make_pipeline(self.model, self.optimizer, group)
         self.origin = data_origin(settings)
         self.days = days.with_earlier(earlier_days(self.ancestor, settings))
-        self.launchers = launchers(group)
         self.learning_rate = settings.learning_rate
         self.epoch_step = 0
         self.metrics: dict[str, Metrics | None] = {}
@@ -329,7 +328,10 @@ class Trainer:
         if not checkpoints:
             return False
         if not settings.resume:
-            check_may_continue(checkpoints, self.launchers, group)
+            raise OutputError(
+                f"--checkpoint_dir {directory}: holds a run, up to {checkpoints[-1].name}",
+                "add --resume to go on from there, or choose another directory",
+            )
         path, training = resume_from(
             checkpoints,
             self._record(),
@@ -429,7 +431,6 @@ class Trainer:
             "samples": self.progress.samples,
             "epochs": self.progress.step / max(self.epoch_steps, 1),
             "optimizer_steps": self._optimizer_steps,
-            "launchers": self.launchers,
             "days": self.days,
             "continued_from": dataclasses.asdict(self.ancestor) if self.ancestor else None,
             **self.origin,

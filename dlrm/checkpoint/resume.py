@@ -18,8 +18,6 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from nvt_torchrec.base.errors import (
     BadInputError,
-    ClickLogError,
-    OutputError,
     SchemaError,
     SettingsError,
 )
@@ -28,7 +26,7 @@ from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.state import load_state, on_all_ranks
 from nvt_torchrec.dlrm.checkpoint.writer import LATEST_FILE, set_aside
 from nvt_torchrec.dlrm.config import ModelConfig
-from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0
+from nvt_torchrec.dlrm.launch.distributed import Group
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, table_optimizer
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.workflow_description import identify
@@ -68,35 +66,6 @@ _MAY_CHANGE = (
 )
 #: The digests that a checkpoint records of its data, and their names in errors.
 _DIGESTS = {"workflow_digest": "data of workflow", "data_digest": "data with statistics"}
-
-
-def check_may_continue(checkpoints: list[Path], launchers: list[str], group: Group) -> None:
-    """Check that a run without ``--resume`` is a restart of the job that wrote the checkpoints.
-
-    That torchrun restarted the ranks is not enough: their first start may have been refused here.
-
-    Args:
-        checkpoints: The checkpoints, oldest first.
-        launchers: This run's :func:`dlrm.launch.distributed.launchers`.
-        group: This rank (collective).
-
-    Raises:
-        OutputError: They are of another job (on all ranks).
-    """
-    same_job = group.rank == 0 and any(_wrote(launchers, path) for path in reversed(checkpoints))
-    if not from_rank_0(group, same_job):
-        raise OutputError(
-            f"--checkpoint_dir {checkpoints[0].parent}: holds a run, up to {checkpoints[-1].name}",
-            "add --resume to go on from there, or choose another directory",
-        )
-
-
-def _wrote(launchers: list[str], path: Path) -> bool:
-    try:
-        then = CheckpointRecord.read(path).training.get("launchers", [])
-    except ClickLogError:
-        return False  # of a checkpoint that cannot be read the job is not known
-    return not set(launchers).isdisjoint(then)
 
 
 def resume_from(

@@ -44,7 +44,7 @@ def train(
         memMB: main memory per machine
         h: a resource registered with torchx, instead of cpu, gpu and memMB
         max_restarts: the most times that torchrun restarts all ranks after a failure; with
-            --checkpoint_dir among the flags they resume from the newest checkpoint
+            --checkpoint_dir and --resume among the flags they go on from the newest checkpoint
         max_retries: the most times that the scheduler restarts the job; give --resume among
             the flags
         port: the port of the first machine for the rendezvous; unused on one machine

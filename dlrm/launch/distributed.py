@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import socket
 import time
 import uuid
 from collections.abc import Iterator
@@ -158,18 +157,6 @@ def was_restarted(group: Group) -> bool:
     Of several machines' agents only those whose own ranks failed count a restart.
     """
     return reduce_sum(group, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))[0] > 0
-
-
-def launchers(group: Group) -> list[str]:
-    """Return the names of the torchrun agents that started the ranks, if any (collective).
-
-    An agent keeps its name when it restarts its ranks, and no other agent has it: it is the
-    directory that the agent made for its logs, in which each start of its ranks has an
-    ``attempt_N``.
-    """
-    logs, separator, _ = os.environ.get("TORCHELASTIC_ERROR_FILE", "").rpartition("/attempt_")
-    names = gathered(group, f"{socket.gethostname()}:{logs}" if separator else None)
-    return sorted({name for name in names if name})
 
 
 def gather_rows(group: Group, rows: np.ndarray) -> np.ndarray | None:

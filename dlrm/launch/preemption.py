@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import threading
 import time
 from types import FrameType, TracebackType
@@ -13,7 +12,7 @@ from types import FrameType, TracebackType
 import torch
 import torch.distributed as dist
 
-from nvt_torchrec.dlrm.launch.distributed import Group, gathered
+from nvt_torchrec.dlrm.launch.distributed import Group
 
 #: 128 + SIGTERM, the status of a process that the signal ended: torchrun counts it as a failure,
 #: which --max-restarts restarts; Kubeflow's restartPolicy ExitCode retries it.
@@ -26,8 +25,7 @@ class StopRequests:
     """Turn SIGTERM into a stop that all ranks agree on. Use it as a context manager.
 
     The ranks exchange their requests by an all-reduce that runs during the next steps, so no step
-    waits for it. A rank that hangs because another one is gone cannot agree: there SIGTERM ends the
-    process within seconds.
+    waits for it. A rank that waits for one that is gone cannot agree: the launcher ends it.
 
     Args:
         group: This rank. The constructor is collective.
@@ -37,10 +35,9 @@ class StopRequests:
         self._alone = group.world_size == 1
         self._world_size = group.world_size
         self._requested = False
-        self._decided = threading.Event()  # from here on no rank waits for another one
+        self._decided = False  # from here on no rank waits for another one
         if not self._alone:
             self._process_group = dist.new_group(backend="gloo")
-            self._peers = _processes_on_this_machine(group)
         self._work: dist.Work | None = None
         self._last_exchange, self._steps_measured = time.monotonic(), 1
         self._steps, self._steps_between = 0, 1
@@ -50,17 +47,15 @@ class StopRequests:
         if threading.current_thread() is threading.main_thread():
             before = signal.signal(signal.SIGTERM, self._request)
             self._stack.callback(signal.signal, signal.SIGTERM, before or signal.SIG_DFL)
-            if not self._alone:
-                self._start_watching()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        decided = self._decided.is_set()
+        decided = self._decided
         if kind is None:
             self.finish()
-        self._decided.set()
+        self._decided = True
         self._stack.close()
         if isinstance(error, Exception) and self._requested and not (self._alone or decided):
             # The launcher ends this rank because another one failed: the error only follows from
@@ -84,7 +79,7 @@ class StopRequests:
             self._work = None
             requests, milliseconds = self._sums.tolist()
             if requests:
-                self._decided.set()
+                self._decided = True
                 return True
             # computed from integers, so that all ranks get the same number
             seconds_per_step = milliseconds / 1000 / self._world_size / self._steps_measured
@@ -104,46 +99,7 @@ class StopRequests:
         if self._work is not None:
             self._work.wait()
             self._work = None
-        self._decided.set()
+        self._decided = True
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         self._requested = True
-
-    def _start_watching(self) -> None:
-        """Start a thread that learns of SIGTERM while the main thread waits in a collective."""
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        thread = threading.Thread(target=self._exit_without_peers, args=(reader,), daemon=True)
-        thread.start()
-        self._stack.callback(os.close, reader)
-        self._stack.callback(thread.join)
-        self._stack.callback(os.close, writer)
-        self._stack.callback(signal.set_wakeup_fd, before)
-
-    def _exit_without_peers(self, reader: int) -> None:
-        """After SIGTERM, end this process if a peer is gone before all ranks have agreed."""
-        while (number := os.read(reader, 1)) != bytes([signal.SIGTERM]):
-            if not number:
-                return  # the pipe is closed: the context has ended
-        while not self._decided.wait(1.0):
-            if not all(map(_is_running, self._peers)):
-                os._exit(EXIT_STATUS)
-
-
-def _processes_on_this_machine(group: Group) -> list[int]:
-    """Return the process ids of the other ranks on this machine (collective)."""
-    processes = gathered(group, (socket.gethostname(), os.getpid()))
-    host, pid = processes[group.rank]
-    peers = [process for name, process in processes if name == host and process != pid]
-    return [process for process in peers if _is_running(process)]
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

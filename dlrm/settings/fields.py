@@ -262,7 +262,7 @@ class TrainFields(Settings):
         "number of the newest checkpoints to keep", 3, least=1, needs="--checkpoint_dir"
     )
     resume: bool = _checkpoints(
-        "continue from the newest checkpoint in --checkpoint_dir, if there is one; torchrun's "
-        "restarts do so without this flag", False, needs="--checkpoint_dir"
+        "continue from the newest checkpoint in --checkpoint_dir, if there is one", False,
+        needs="--checkpoint_dir"
     )
     # fmt: on

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from typing import Any
 
@@ -205,10 +204,8 @@ def _threshold(column: Profile) -> float:
     """
     if _EVENTS.fullmatch(without_type(column.name)) and column.least == 0:
         return 1
-    numbers = sorted((column.number(text), often) for text, often in column.counts.items())
-    number = next((n for n, _ in numbers if n >= 0.75 * column.most), numbers[-1][0])
-    if len(numbers) > 11:
-        before = itertools.accumulate(often for _, often in numbers)
-        wanted = 0.75 * column.present
-        number = next(n for (n, _), rows in zip(numbers, before, strict=True) if rows > wanted)
+    numbers = sorted(map(column.number, column.counts.elements()))
+    number = next((each for each in numbers if each >= 0.75 * column.most), numbers[-1])
+    if column.distinct > 11:
+        number = numbers[len(numbers) * 3 // 4]
     return int(number) if number == int(number) else number

@@ -113,7 +113,9 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
     rest = [c for j, c in enumerate(columns) if j not in places]
     if not any(feature.kind == "categorical" for feature in features):
         able = [c for c in rest if c.name and not why_no_feature(c, [columns[at]])]
-        features, unread = _with_a_category(features, unread, able, path)
+        category = _one_category(able, path)
+        features = [each for each in features if each.name != category.name] + [category]
+        unread.pop(category.source, None)
     features.sort(key=lambda feature: feature.kind != "dense")  # as a spec orders them
     features = _without_clashes(features, [spec_name(rule["name"]) for rule, _ in labels])
     split, split_why = choose_split(rest, sample)
@@ -308,25 +310,20 @@ def _of_time(column: Profile, sample: SampledFile) -> tuple[list[Feature], str]:
     ], ""
 
 
-def _with_a_category(
-    features: list[Feature], unread: dict[str, str], able: list[Profile], path: str
-) -> tuple[list[Feature], dict[str, str]]:
-    """Make the column with the fewest values a category: a spec has at least one."""
-    able = [c for c in able if c.kind not in ("empty", "time")]
-    numbers = [c for c in able if c.kind == "float" and c.distinct > 1]
-    able = [c for c in able if c.kind != "float"]
-    if not able and numbers:
-        return [*features, _buckets(numbers[0])], unread
-    if not able:
-        raise BadInputError(
-            f"{path}: no column can be categorical", "a spec needs at least one: add a column"
-        )
-    chosen = min(able, key=lambda column: column.distinct)
-    category = _categorical(chosen)
-    why = f"{category.why}; a spec needs a categorical column"
-    category = dataclasses.replace(category, why=why)
-    kept = [feature for feature in features if feature.name != chosen.name]
-    return [*kept, category], {name: why for name, why in unread.items() if name != chosen.name}
+def _one_category(able: list[Profile], path: str) -> Feature:
+    """Return the column with the fewest values as a category: a spec has at least one."""
+    scalars = [column for column in able if column.kind not in ("empty", "time")]
+    codes = [column for column in scalars if column.kind != "float"]
+    numbers = [column for column in scalars if column.kind == "float" and column.distinct > 1]
+    if codes:
+        category = _categorical(min(codes, key=lambda column: column.distinct))
+        why = f"{category.why}; a spec needs a categorical column"
+        return dataclasses.replace(category, why=why)
+    if numbers:
+        return _buckets(numbers[0])
+    raise BadInputError(
+        f"{path}: no column can be categorical", "a spec needs at least one: add a column"
+    )
 
 
 def _buckets(column: Profile) -> Feature:

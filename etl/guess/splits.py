@@ -67,21 +67,17 @@ def _cuts(
     column: Profile, sample: SampledFile
 ) -> tuple[datetime.datetime, datetime.datetime] | None:
     """Return when validation and test begin; None if the times cannot be cut so."""
-    times = sorted((to_time(text, column.time_format), n) for text, n in column.counts.items())
-    first, last = times[0][0], times[-1][0]
-    cuts = [first + share * (last - first) for share in (0.8, 0.9)]
+    known = {text: to_time(text, column.time_format) for text in column.counts}
+    times = sorted(known[text] for text in column.counts.elements())
+    first, last = times[0], times[-1]
     if sample.whole:
-        before, cuts = 0, []
-        for time, often in times:
-            if before >= (0.8, 0.9)[len(cuts)] * column.present:
-                cuts.append(time)
-            if len(cuts) == 2:
-                break
-            before += often
+        cuts = [times[int(share * len(times))] for share in (0.8, 0.9)]
+    else:
+        cuts = [first + share * (last - first) for share in (0.8, 0.9)]
     if last - first >= _LONG:
         days = [cut.replace(hour=0, minute=0, second=0, microsecond=0) for cut in cuts]
         cuts = days if len(set(days)) == len(days) else cuts
-    if len(cuts) < 2 or not first < cuts[0] < cuts[1] <= last:
+    if not first < cuts[0] < cuts[1] <= last:
         return None
     return cuts[0].replace(microsecond=0), cuts[1].replace(microsecond=0)
 

@@ -150,7 +150,7 @@ def test_what_our_loops_take_counts():
             if "kernels import compiled" in path.read_text():
                 name = ".".join(path.relative_to(root.parent).with_suffix("").parts)
                 module = importlib.import_module(name)
-                loops += [one for one in vars(module).values() if isinstance(one, Dispatcher)]
+                loops += [item for item in vars(module).values() if isinstance(item, Dispatcher)]
     assert len(loops) > 50
     for loop in loops:
         function = loop.py_func

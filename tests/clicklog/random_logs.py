@@ -73,8 +73,8 @@ def random_logs(draw: st.DrawFn, *, formats: tuple[str, ...] = ("csv", "tsv")) -
         for _ in range(draw(st.sampled_from([1, 1, 2, 3]))):
             _add(draw, source, sources, dense, categorical)
     if not categorical:
-        own = next(iter(sources.values()))
-        categorical.append(CategoricalColumn("c", raw="string", reading=_from(own)))
+        plain = next(iter(sources.values()))
+        categorical.append(CategoricalColumn("c", raw="string", reading=_from(plain)))
     if draw(st.integers(0, 9)) == 0:  # more columns than the bits of a word
         last = categorical[-1]
         categorical += [dataclasses.replace(last, name=f"more_{i}") for i in range(70)]
@@ -128,7 +128,7 @@ def _sources(draw: st.DrawFn, name: str, kind: str) -> Source:
 
 
 def _from(*sources: Source) -> Reading:
-    return dataclasses.replace(sources[0].reading, sources=tuple(one.name for one in sources))
+    return dataclasses.replace(sources[0].reading, sources=tuple(item.name for item in sources))
 
 
 def _sources_of(column: DenseColumn | CategoricalColumn) -> tuple[str, ...]:
@@ -144,47 +144,47 @@ def _add(
 ) -> None:
     """Add a column that reads a source to the dense or the categorical ones."""
     name = f"f{len(dense) + len(categorical)}"
-    own = _from(source)
+    plain = _from(source)
     raw = draw(st.sampled_from(_RAW[source.kind]))
     derived = draw(st.booleans())
     if derived and source.kind == "time":
         kind = draw(st.sampled_from((*_OF_TIME, "age")))
         if kind == "age":
-            others = [one for one in sources.values() if one.kind == "time"]
-            others = [one for one in others if one.time_format == source.time_format]
+            others = [item for item in sources.values() if item.kind == "time"]
+            others = [item for item in others if item.time_format == source.time_format]
             pair = draw(st.booleans())
             other = draw(st.sampled_from(others))
             how = Derivation("age", source.time_format, "" if pair else "2014-10-30")
-            reading = _from(source, other) if pair else own
+            reading = _from(source, other) if pair else plain
             dense.append(DenseColumn(name, raw="float", reading=reading, derive=how))
             return
         how = Derivation(kind, source.time_format)
-        categorical.append(CategoricalColumn(name, raw="int", reading=own, derive=how))
+        categorical.append(CategoricalColumn(name, raw="int", reading=plain, derive=how))
     elif derived and source.kind in ("integer", "number"):
         kind = draw(st.sampled_from(_NUMERIC))
         how = Derivation(kind, boundaries=(-2.5, 0, 2, 40) if kind == "bucket" else ())
-        categorical.append(CategoricalColumn(name, raw="int", reading=own, derive=how))
+        categorical.append(CategoricalColumn(name, raw="int", reading=plain, derive=how))
     elif derived and source.kind != "list":
-        other = draw(st.sampled_from([one for one in sources.values() if one.kind != "list"]))
+        other = draw(st.sampled_from([item for item in sources.values() if item.kind != "list"]))
         reading = _from(source, other)
         how = Derivation("cross")
         categorical.append(CategoricalColumn(name, raw="string", reading=reading, derive=how))
     elif raw in ("int32", "float"):
-        dense.append(DenseColumn(name, raw=raw, reading=own))
+        dense.append(DenseColumn(name, raw=raw, reading=plain))
     else:
         lists = source.kind == "list"
-        categorical.append(CategoricalColumn(name, raw=raw, reading=own, multi_hot=lists))
+        categorical.append(CategoricalColumn(name, raw=raw, reading=plain, multi_hot=lists))
 
 
 @st.composite
 def _labels(draw: st.DrawFn, sources: dict[str, Source]) -> list[LabelRule]:
-    own = [
+    plain = [
         LabelRule("label"),
         LabelRule("label", "income", positive=(">50K", ">50K."), trim=draw(st.booleans())),
         LabelRule("label", "income", positive=(">50K",), negative=("<=50K",), trim=True),
         LabelRule("label", "rating", threshold=3.5),
     ]
-    rules = [draw(st.sampled_from(own))]
+    rules = [draw(st.sampled_from(plain))]
     if draw(st.booleans()):
         rules.append(LabelRule("second", "rating", threshold=5))
     return rules
@@ -220,14 +220,14 @@ def random_rows(draw: st.DrawFn, log: RandomLog, *, most: int = 12) -> list[list
 def _field(name: str, log: RandomLog) -> st.SearchStrategy[str]:
     if name in log.sources:
         source = log.sources[name]
-        own = source.reading
+        plain = source.reading
         texts = [st.just("")] if name != log.spec.split.column else []
-        texts += [st.sampled_from(own.nulls)] if own.nulls else []
+        texts += [st.sampled_from(plain.nulls)] if plain.nulls else []
         values = _texts(source)
         if source.kind == "number":
             values = values.map(lambda text: text.replace(".", log.spec.input.decimal))
         field = st.one_of(*texts, *[values] * 4)
-        return st.one_of(field, field.map(lambda text: f" {text}\t")) if own.trim else field
+        return st.one_of(field, field.map(lambda text: f" {text}\t")) if plain.trim else field
     numbers = {
         "rating": st.integers(1, 10).map(lambda half: str(half / 2)),
         "weight": st.sampled_from(["1", "0.25", "3e2", " 7", "0", "1.1"]),

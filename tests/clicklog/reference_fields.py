@@ -21,7 +21,7 @@ BAD = "malformed"
 
 def expected(text: str, read: Read):
     """One value in plain Python."""
-    strip = (lambda one: one.strip(" \t")) if read.trim else (lambda one: one)
+    strip = (lambda item: item.strip(" \t")) if read.trim else (lambda item: item)
     text = strip(text)
     if text in map(strip, read.nulls):
         text = ""

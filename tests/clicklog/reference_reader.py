@@ -100,11 +100,11 @@ def features(sources: dict, spec: FeatureSpec, read_one: Callable, *, label: boo
 def _read(text: str, read: Read, separator: str):
     """The value of a field by the rules of a read."""
     if not read.multi_hot:
-        found = expected(text, read)
-        if found == BAD:
+        actual = expected(text, read)
+        if actual == BAD:
             raise BadFieldError
-        return found
-    strip = (lambda one: one.strip(" \t")) if read.trim else (lambda one: one)
+        return actual
+    strip = (lambda each: each.strip(" \t")) if read.trim else (lambda each: each)
     text = strip(text)
     if not text or text in map(strip, read.nulls):
         return None
@@ -113,10 +113,10 @@ def _read(text: str, read: Read, separator: str):
     text = strip(text[:-1] if text[1:] and text[-1] == separator else text)
     if not text or text in map(strip, read.nulls):
         return None
-    found = [expected(item, read) for item in text.split(separator)]
-    if None in found or BAD in found:
+    actual = [expected(item, read) for item in text.split(separator)]
+    if None in actual or BAD in actual:
         raise BadFieldError
-    return found
+    return actual
 
 
 def derived(how: Derivation, values: list):
@@ -158,10 +158,10 @@ def as_lists(rows: RawRows, spec: FeatureSpec) -> list[list]:
     """What a reader returned, as :func:`parse` writes rows."""
     columns = [] if rows.label is None else [rows.label.tolist()]
     columns += [] if rows.more_labels is None else rows.more_labels.tolist()
-    for one, dtype in ((rows.weight, np.float32), (rows.key, np.int64)):
-        if one is not None:
-            assert one.dtype == dtype
-            columns.append(one.tolist())
+    for each, dtype in ((rows.weight, np.float32), (rows.key, np.int64)):
+        if each is not None:
+            assert each.dtype == dtype
+            columns.append(each.tolist())
     for j in range(len(spec.dense)):
         columns.append(_with_none(rows.dense[j].tolist(), rows.dense_missing, j, 0))
     for j, column in enumerate(rows.categorical):

@@ -41,10 +41,10 @@ def as_list(column) -> list:
 
 def check(texts: list[str], read: Read) -> None:
     column = convert(fields_of(texts), read)
-    found, wanted = as_list(column), [expected(text, read) for text in texts]
+    actual, wanted = as_list(column), [expected(text, read) for text in texts]
     if read.raw in ("float", "weight"):
-        assert list(map(repr, found)) == list(map(repr, wanted))
-    assert found == wanted
+        assert list(map(repr, actual)) == list(map(repr, wanted))
+    assert actual == wanted
     for row in range(len(texts)):
         if column.code[row] or column.missing[row]:
             assert column.values[row].__str__() in ("0", "0.0", "")
@@ -269,8 +269,8 @@ def test_lists_follow_the_rules_of_their_values(texts, trim, lenient) -> None:
         values = [expected(item, read) for item in bare(rest).split("|")]
         return BAD if None in values or BAD in values else values
 
-    found = as_list(convert_lists(fields_of(texts), read, "|"))
-    assert found == [wanted(text) for text in texts]
+    actual = as_list(convert_lists(fields_of(texts), read, "|"))
+    assert actual == [wanted(text) for text in texts]
 
 
 def test_a_wrong_string_among_rules() -> None:

@@ -27,13 +27,13 @@ MIB = 1 << 20
 
 
 def _naive(text: bytes, limit: int, begin: int) -> list[bytes | LongLine]:
-    found: list[bytes | LongLine] = []
+    actual: list[bytes | LongLine] = []
     for line in text.splitlines(keepends=True):
         whole = line.removesuffix(b"\n")
         long = LongLine(begin, len(whole), whole[:limit], limit)
-        found.append(long if len(whole) > limit else line)
+        actual.append(long if len(whole) > limit else line)
         begin += len(line)
-    return found
+    return actual
 
 
 @given(
@@ -48,14 +48,14 @@ def test_chunks_are_the_lines(sizes, chunk, limit, begin, last_newline, sized) -
     text = b"\n".join(b"x" * n for n in sizes) + b"\n" * last_newline
     file = io.BytesIO(text + b"more" * sized)
     chunks = split_chunks(file, chunk, limit, begin=begin, size=len(text) if sized else None)
-    found: list[bytes | LongLine] = []
-    for one in chunks:
-        if isinstance(one, LongLine):
-            found.append(dataclasses.replace(one, head=one.head[:limit]))
+    actual: list[bytes | LongLine] = []
+    for item in chunks:
+        if isinstance(item, LongLine):
+            actual.append(dataclasses.replace(item, head=item.head[:limit]))
         else:
-            assert 0 < len(one) <= chunk + 2 * limit + 2
-            found += bytes(one).splitlines(keepends=True)
-    assert found == _naive(text, limit, begin)
+            assert 0 < len(item) <= chunk + 2 * limit + 2
+            actual += bytes(item).splitlines(keepends=True)
+    assert actual == _naive(text, limit, begin)
 
 
 def test_a_file_that_ends_early() -> None:
@@ -142,11 +142,11 @@ def test_a_block_in_one_chunk_counts_its_long_lines(tmp_path: Path) -> None:
     assert whole.label.tolist() == [int(rows[i][0]) for i in whole.line]
     assert [bad.line for bad in whole.bad] == [0, 3, 4, 5, 11]
     assert (whole.bad_count, whole.lines) == (5, 12)
-    before, found = 0, []
+    before, actual = 0, []
     for chunk in read_block_chunks(block, SHORT, reject=True, chunk_bytes=300):
-        found += [(before + bad.line, bad.what, bad.text) for bad in chunk.bad]
+        actual += [(before + bad.line, bad.what, bad.text) for bad in chunk.bad]
         before += chunk.lines
-    assert found == [(bad.line, bad.what, bad.text) for bad in whole.bad]
+    assert actual == [(bad.line, bad.what, bad.text) for bad in whole.bad]
     with pytest.raises(BadRowError, match="line 1: a line of 1,"):
         read_block(block, SHORT)
     assert read_block(block, CRITEO, reject=True).bad_count == 5  # of too many fields, then
@@ -194,8 +194,8 @@ def test_too_long_lines_do_not_tell_the_label(tmp_path: Path, labels: bool) -> N
     (day,) = find_days(str(tmp_path))
     assert open_day(day, spec).label == labels
     long, again, rest = stream_unparsed(str(path), spec, block_bytes=MIB)
-    assert [one.label for one in (long, again, rest)] == [labels] * 3
-    assert [one.first for one in (long, again, rest)] == [0, 1, 2]
+    assert [item.label for item in (long, again, rest)] == [labels] * 3
+    assert [item.first for item in (long, again, rest)] == [0, 1, 2]
     assert (long.parse(reject=True).bad_count, len(rest.parse())) == (1, 3)
 
 

@@ -136,9 +136,9 @@ def test_other_times() -> None:
     for held in (pa.date32(), pa.date64()):
         assert as_list(convert_array(pa.array([day, None], held), Read("t", "time"))) == expected
     hours = Read("t", "time", time_format="%y%m%d%H")
-    found = as_list(convert_array(pa.array([14102123, 9010203, None, 1], pa.int32()), hours))
+    actual = as_list(convert_array(pa.array([14102123, 9010203, None, 1], pa.int32()), hours))
     wanted = [datetime.datetime(2014, 10, 21, 23), datetime.datetime(2009, 1, 2, 3)]
-    assert found == [*map(_micros, wanted), None, BAD]
+    assert actual == [*map(_micros, wanted), None, BAD]
     seconds = Read("t", "time", time_format="epoch_s")
     far = pa.array([2.0**62, 1.5e18, -1e300, 0.25])
     assert as_list(convert_array(far, seconds)) == [BAD, BAD, BAD, 250_000]

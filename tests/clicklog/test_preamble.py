@@ -41,15 +41,17 @@ def spec(tmp_path: Path, keys: str) -> FeatureSpec:
     return load_spec(path)
 
 
-def values(path: Path, own: FeatureSpec, block_bytes: int) -> list[str]:
+def values(path: Path, log_spec: FeatureSpec, block_bytes: int) -> list[str]:
     """Read a file in blocks, and as a stream; both must give the same."""
-    day = open_day(find_days(str(path))[0], own)
+    day = open_day(find_days(str(path))[0], log_spec)
     blocks = day.cut(day.begin, day.end, block_bytes)
-    read = [text for block in blocks for text in read_block(block, own).categorical[0].to_pylist()]
+    read = [
+        text for block in blocks for text in read_block(block, log_spec).categorical[0].to_pylist()
+    ]
     packed = path.with_name(f"{path.name}.gz")
     packed.write_bytes(gzip.compress(path.read_bytes()))
     for file in (path, packed):
-        streamed = stream_rows(str(file), own, block_bytes=block_bytes)
+        streamed = stream_rows(str(file), log_spec, block_bytes=block_bytes)
         assert read == [text for _, rows in streamed for text in rows.categorical[0].to_pylist()]
     return read
 
@@ -60,34 +62,36 @@ def values(path: Path, own: FeatureSpec, block_bytes: int) -> list[str]:
 def test_rows_between_comments_and_empty_lines(tmp_path, header: bool, end: str, mark: str) -> None:
     keys = f'comment = "#!"\nskip_empty_lines = true\nheader = {str(header).lower()}'
     lines = ["#! one", "#!", *(["y,a"] if header else []), "1,#!x", "0,y", "", "1,z"]
-    own = spec(tmp_path, keys)
+    log_spec = spec(tmp_path, keys)
     path = tmp_path / "log.csv"
     path.write_bytes((mark + end.join([*lines[:-2], lines[-1], "", "", ""])).encode())
     for block_bytes in (1, 5, 1 << 20):
-        assert values(path, own, block_bytes) == ["#!x", "y", "z"]
+        assert values(path, log_spec, block_bytes) == ["#!x", "y", "z"]
 
 
 def test_an_empty_line_between_rows_is_a_malformed_row(tmp_path: Path) -> None:
-    own = spec(tmp_path, 'comment = "|"\nskip_empty_lines = true\nheader = false')
+    log_spec = spec(tmp_path, 'comment = "|"\nskip_empty_lines = true\nheader = false')
     path = tmp_path / "log.csv"
     path.write_text("|x\n1,a\n\n0,b\n\n")
     with pytest.raises(BadRowError, match="line 3"):
-        list(stream_rows(str(path), own, block_bytes=1 << 20))
+        list(stream_rows(str(path), log_spec, block_bytes=1 << 20))
     with pytest.raises(BadRowError, match="line 3"):
-        list(stream_rows(str(path), own, block_bytes=2))
-    day = open_day(find_days(str(path))[0], own)
+        list(stream_rows(str(path), log_spec, block_bytes=2))
+    day = open_day(find_days(str(path))[0], log_spec)
     with pytest.raises(BadRowError, match="line 3"):
-        read_block(day.cut(day.begin, day.end, 1 << 20)[0], own)
+        read_block(day.cut(day.begin, day.end, 1 << 20)[0], log_spec)
 
 
 def test_many_empty_lines_take_no_memory(tmp_path: Path) -> None:
     """At the end they are no rows, between rows they are malformed ones, in their number."""
-    own = spec(tmp_path, "header = false\nskip_empty_lines = true")
+    log_spec = spec(tmp_path, "header = false\nskip_empty_lines = true")
     path, empty = tmp_path / "log.csv.gz", 1 << 25
     for end, last in ((b"", 0), (b"0,b\n", empty + 1)):
         path.write_bytes(gzip.compress(b"1,a\n" + b"\n" * empty + end, 1))
         tracemalloc.start()
-        pieces = collections.deque(stream_unparsed(str(path), own, block_bytes=1 << 20), maxlen=1)
+        pieces = collections.deque(
+            stream_unparsed(str(path), log_spec, block_bytes=1 << 20), maxlen=1
+        )
         assert tracemalloc.get_traced_memory()[1] < 12 << 20
         tracemalloc.stop()
         (piece,) = pieces

@@ -50,13 +50,13 @@ def check(lines: list[str], spec: FeatureSpec, layout, *, label: bool) -> None:
         except (BadFieldError, csv.Error):
             bad.append(number)
     assert as_lists(rows, spec) == good
-    assert [one.line for one in rows.bad] == bad
-    assert all(one.column in ("", *spec.sources(label=label)) for one in rows.bad)
+    assert [item.line for item in rows.bad] == bad
+    assert all(item.column in ("", *spec.sources(label=label)) for item in rows.bad)
     like = empty_rows(spec, label=label)
     for name in ("label", "more_labels", "weight", "key"):
-        one, other = getattr(rows, name), getattr(like, name)
-        assert (one is None) == (other is None)
-        assert one is None or (one.dtype, one.shape[:-1]) == (other.dtype, other.shape[:-1])
+        item, other = getattr(rows, name), getattr(like, name)
+        assert (item is None) == (other is None)
+        assert item is None or (item.dtype, item.shape[:-1]) == (other.dtype, other.shape[:-1])
 
 
 @settings(deadline=None, max_examples=200)
@@ -105,11 +105,11 @@ def test_parquet_with_columns_of_text_is_read_as_text(tmp_path, data) -> None:
         for row in texts:
             with contextlib.suppress(BadFieldError):
                 good.append(parse(row, spec, names, label=label))
-        (found,) = read_parquet(
+        (actual,) = read_parquet(
             str(tmp_path / "x.parquet"), 0, len(rows), "x", spec, label=label, reject=True
         )
-        assert as_lists(found, spec) == good
-        assert found.bad_count == len(rows) - len(good)
+        assert as_lists(actual, spec) == good
+        assert actual.bad_count == len(rows) - len(good)
 
 
 _TIMES = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999)
@@ -128,18 +128,18 @@ def test_parts_of_times_and_ages(rows) -> None:
         sources = [first, second][: 1 if how.reference or how.kind != "age" else 2]
         values = derive(how, sources, missing)
         assert values.dtype == (np.float64 if how.kind == "age" else np.int64)
-        given_values = zip(*(one.tolist() for one in sources), strict=True)
+        given_values = zip(*(item.tolist() for item in sources), strict=True)
         expected = [
-            0 if absent else derived(how, list(one))
-            for one, absent in zip(given_values, missing, strict=True)
+            0 if absent else derived(how, list(item))
+            for item, absent in zip(given_values, missing, strict=True)
         ]
         assert values.tolist() == expected
 
 
 def test_logarithms_of_small_numbers_as_the_benchmarks_have_them() -> None:
     numbers = np.array([-2.0, -0.5, 0, 1, 2, 2.5, 3, 4, 5, 100, 65_000])
-    found = derive(Derivation("log_square"), [numbers], np.zeros(len(numbers), bool))
-    assert found.tolist() == [-2, 0, 0, 1, 2, 0, 1, 1, 2, 21, 122]
+    actual = derive(Derivation("log_square"), [numbers], np.zeros(len(numbers), bool))
+    assert actual.tolist() == [-2, 0, 0, 1, 2, 0, 1, 1, 2, 21, 122]
 
 
 def test_the_hash_of_a_key_stays() -> None:

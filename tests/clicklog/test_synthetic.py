@@ -108,11 +108,11 @@ def test_categories_follow_zipf(rows: Rows) -> None:
     ranks = np.arange(cardinality)
     values = synthetic_model.values_of(ranks, SETTINGS.seed, column)
     order = np.argsort(values)
-    found = ranks[order][np.searchsorted(values[order], present)]
-    assert (values[found] == present).all()
+    actual = ranks[order][np.searchsorted(values[order], present)]
+    assert (values[actual] == present).all()
     edges = np.append(np.arange(1, cardinality + 1, 4), cardinality + 1) ** -0.5
     expected = len(present) * -np.diff(edges) / (edges[0] - edges[-1])
-    counts = np.bincount(found // 4, minlength=len(expected))
+    counts = np.bincount(actual // 4, minlength=len(expected))
     assert (np.abs(counts - expected) <= 5 * np.sqrt(expected) + 1).all()
 
 

@@ -65,10 +65,10 @@ _ODD = st.sampled_from(["", " 1", "1 ", *_WORDS.split()]) | _TEXT
 
 
 def _field(raw: str, multi_hot: bool) -> st.SearchStrategy[str]:
-    one = _GOOD[raw]
+    item = _GOOD[raw]
     if multi_hot:
-        one = st.lists(one, min_size=1, max_size=4).map("|".join)
-    return one if raw == "label" else st.one_of(st.just(""), one)
+        item = st.lists(item, min_size=1, max_size=4).map("|".join)
+    return item if raw == "label" else st.one_of(st.just(""), item)
 
 
 @st.composite
@@ -107,10 +107,10 @@ def test_quotes_are_read_as_by_csv(lines: list[str], delimiter: str) -> None:
 def check_split(line: str, input_format: InputFormat, expected: list[str] | None) -> None:
     """Check the fields of a line; None: its quotes are wrong."""
     width = len(expected) if expected else 1
-    found = split_rows((line + "\n").encode(), input_format, width, range(width))
-    assert bool(found.code.any()) == (expected is None)
+    actual = split_rows((line + "\n").encode(), input_format, width, range(width))
+    assert bool(actual.code.any()) == (expected is None)
     if expected is not None:
-        assert [column.to_pylist() for column in found.columns] == [[f.encode()] for f in expected]
+        assert [column.to_pylist() for column in actual.columns] == [[f.encode()] for f in expected]
 
 
 def _expected(lines: list[str], spec: FeatureSpec) -> tuple[list[list], list[int], list[int]]:
@@ -129,8 +129,8 @@ def _check(text: bytes, lines: list[str], spec: FeatureSpec) -> None:
     good, kept, bad = _expected(lines, spec)
     assert as_lists(rows, spec) == good
     assert rows.line.tolist() == kept
-    assert [one.line for one in rows.bad] == bad
-    assert [one.text for one in rows.bad] == [lines[number].encode() for number in bad]
+    assert [item.line for item in rows.bad] == bad
+    assert [item.text for item in rows.bad] == [lines[number].encode() for number in bad]
     assert rows.bad_count == len(bad)
     assert rows.lines == len(lines)
     like = empty_rows(spec)

@@ -174,26 +174,26 @@ _LINES = st.lists(st.text(st.sampled_from('a,:"""\n'), max_size=14), max_size=12
 def test_chunks_of_rows_with_quoted_line_breaks(text: str, chunk, limit) -> None:
     whole = text.encode()
     expected = naive_rows(whole, limit, b",")
-    begin, found = 0, []
-    for one in split_chunks(io.BytesIO(whole), chunk, limit, quotes=","):
-        if isinstance(one, LongLine):
-            assert one.begin == begin
-            size = min(one.size + 1, len(whole) - begin)
-            assert whole[begin : begin + one.size].startswith(one.head)
-            assert len(one.head) >= min(one.size, limit)
-            found.append((whole[begin : begin + size], "open" if one.open_quote else "long"))
+    begin, actual = 0, []
+    for item in split_chunks(io.BytesIO(whole), chunk, limit, quotes=","):
+        if isinstance(item, LongLine):
+            assert item.begin == begin
+            size = min(item.size + 1, len(whole) - begin)
+            assert whole[begin : begin + item.size].startswith(item.head)
+            assert len(item.head) >= min(item.size, limit)
+            actual.append((whole[begin : begin + size], "open" if item.open_quote else "long"))
             begin += size
         else:
-            again = naive_rows(bytes(one), 10**6, b",")
+            again = naive_rows(bytes(item), 10**6, b",")
             assert {kind for _, kind in again} == {"good"}
-            own = InputFormat("csv", quoted_newlines=True)
-            split = split_rows(one, own, 1, [0])
+            text_format = InputFormat("csv", quoted_newlines=True)
+            split = split_rows(item, text_format, 1, [0])
             rows = [split.row(row) for row in range(len(split))]
             assert rows == [row.removesuffix(b"\n") for row, _ in again]
-            found += again
-            begin += len(one)
+            actual += again
+            begin += len(item)
     assert begin == len(whole)
-    assert found == expected
+    assert actual == expected
 
 
 @settings(deadline=None, max_examples=60)
@@ -219,15 +219,15 @@ def test_any_block_size_gives_the_rows_that_were_written(
     day = _open(path, spec)
     assert day.count_rows(day.end) == len(rows)
     blocks = day.cut(day.begin, day.end, block_bytes)
-    found, numbers = [], []
+    actual, numbers = [], []
     for block in blocks:
         first = first_line(block, spec)
         read = read_block(block, spec)
-        found += _values(read)
+        actual += _values(read)
         numbers += [first + n for n in range(read.lines)]
         chunks = list(read_block_chunks(block, spec, chunk_bytes=data.draw(st.integers(1, 50))))
         assert [row for chunk in chunks for row in _values(chunk)] == _values(read)
-    assert found == rows
+    assert actual == rows
     assert numbers == [1 + header + n for n in range(len(rows))]
     row = data.draw(st.integers(0, len(rows)))
     rest = Block(day.file.path, day.find_row(row, day.end), day.end, "x")
@@ -266,19 +266,19 @@ def test_a_stray_quote_and_a_long_row_spoil_one_row_each(tmp_path: Path, block_b
     kinds = [kind for _, kind in naive_rows(path.read_bytes()[6:], 1024, b",")]
     assert (kinds.count("open"), kinds.count("long")) == (1, 1)
     assert day.count_rows(day.end) == len(kinds)
-    found, bad = [], []
+    actual, bad = [], []
     for block in day.cut(day.begin, day.end, block_bytes):
         first = first_line(block, spec)
         read = read_block(block, spec, reject=True)
-        found += [row[2] for row in _values(read)]
-        bad += [(first + one.line, one.what, one.remedy) for one in read.bad]
-    assert found[:100] == [str(i) for i in range(100)]
+        actual += [row[2] for row in _values(read)]
+        bad += [(first + item.line, item.what, item.remedy) for item in read.bad]
+    assert actual[:100] == [str(i) for i in range(100)]
     assert bad[0][0] == 102
     assert "a quote in the row from byte 1,096 on is not closed within 1,024" in bad[0][1]
     assert "allow longer rows" in bad[0][2]
-    assert found[100:299] == [str(i) for i in range(101, 300)]
+    assert actual[100:299] == [str(i) for i in range(101, 300)]
     with pytest.raises(BadRowError, match=r"row 102: a quote in the row from byte 1,096"):
         [list(read_block_chunks(block, spec)) for block in day.cut(day.begin, day.end, 10**6)]
     assert "field 2: text after the closing quote" in [what for _, what, _ in bad]
     streamed = stream_rows(str(path), spec, block_bytes=block_bytes, reject=True)
-    assert [row[2] for _, part in streamed for row in _values(part)] == found
+    assert [row[2] for _, part in streamed for row in _values(part)] == actual

@@ -136,21 +136,6 @@ def test_the_first_predictions_are_those_of_the_old_model(outputs, trained, tmp_
         assert np.array_equal(logits, seen[0])
 
 
-def test_the_first_predictions_of_the_saved_model(outputs, trained, tmp_path):
-    before = trained["sgd", 2, "column_wise"]
-    save_start_here(flags(outputs[2], "sgd", f"--continue_from={before}"), tmp_path / "start")
-    expected, _ = score(load_model(before)[0], KJTLoader(outputs[0] / "train", 64, device="cpu"))
-    model, config = load_model(tmp_path / "start")
-    assert config.num_embeddings == table_sizes(2)
-    loader = KJTLoader(outputs[2] / "train", 64, device="cpu")
-    assert torch.equal(torch.from_numpy(score(model, loader)[0]), torch.from_numpy(expected))
-    changed = sum(
-        int((old.sparse_features.values() != new.sparse_features.values()).sum())
-        for old, new in zip(KJTLoader(outputs[0] / "train", 64, device="cpu"), loader, strict=True)
-    )
-    assert changed > 100
-
-
 @pytest.mark.timeout(600)
 def test_two_ranks_continue_as_one(outputs, trained, tmp_path):
     """The same first predictions, and then the same losses, on new days and replayed rows."""
@@ -235,17 +220,3 @@ def test_what_a_checkpoint_records(outputs, trained, tmp_path):
     (event,) = events(tmp_path, "continue")
     # cat_0: 10 new and 5, 9 reused; twice 14 new and 17, 40; cat_4: 13 new and 8
     assert (event["new_rows"], event["reused_rows"]) == (10 + 2 * 14 + 13, 2 + 2 * 2 + 1)
-
-
-def test_lower_rates_and_no_warm_up_unless_given(outputs, trained, tmp_path):
-    before = trained["adagrad", 1, "table_wise"]
-    own = [flag for flag in flags(outputs[2], "adagrad") if "learning_rate" not in flag]
-    own += ["--max_steps=2", f"--log_path={tmp_path}"]
-    train_here(*own)
-    train_here(*own, f"--continue_from={before}")
-    train_here(*own, f"--continue_from={before}", "--lr_warmup_steps=7", "--learning_rate=0.5")
-    starts = [event["settings"] for event in events(tmp_path, "start")]
-    assert [start["lr_warmup_steps"] for start in starts] == [10, 0, 7]
-    first, continued, given = (start["learning_rate"] for start in starts)
-    assert continued < first
-    assert given == 0.5

@@ -15,7 +15,7 @@ from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from tests.dlrm.continued_runs import TABLES, flags, train_checkpoints
 from tests.dlrm.generations import DIGESTS, table_sizes, write_output, write_workflow
 from tests.dlrm.runs import train_here
-from tests.dlrm.test_checkpoint import Attack, change_model_file, forge
+from tests.dlrm.test_checkpoint import change_model_file, forge
 
 
 @pytest.fixture(scope="module")
@@ -81,24 +81,6 @@ def test_a_table_in_which_new_values_would_share_rows(outputs, copy):
     assert "column cat_0 has 33 ids in the checkpoint's generation and 43 now" in text
 
 
-def test_code_in_a_tensors_place(outputs, copy, tmp_path):
-    """Tensors are read by torch.load with weights_only."""
-    buffer = io.BytesIO()
-    torch.save({"x": Attack(tmp_path / "attacked")}, buffer)
-    (part,) = copy.glob("*.distcp")
-    content = part.read_bytes() + buffer.getvalue()
-    tensors = json.loads((copy / "tensors.json").read_text())
-    begin = len(content) - len(buffer.getvalue())
-    for tensor in tensors.values():
-        if tensor["size"]:
-            tensor["chunks"][0] |= {"begin": begin, "length": len(buffer.getvalue())}
-            break
-    forge(copy, part.name, content)
-    forge(copy, "tensors.json", json.dumps(tensors).encode())
-    assert "damaged" in refusal(outputs[2], copy, error=BadInputError)
-    assert not (tmp_path / "attacked").exists()
-
-
 def test_another_tensor_in_a_tensors_place(outputs, copy):
     buffer = io.BytesIO()
     torch.save(torch.zeros(3), buffer)
@@ -111,15 +93,6 @@ def test_another_tensor_in_a_tensors_place(outputs, copy):
     forge(copy, "tensors.json", json.dumps(tensors).encode())
     text = refusal(outputs[2], copy, error=BadInputError)
     assert "are not a tensor [33, 8]" in text
-
-
-def test_a_damaged_checkpoint(outputs, copy):
-    (part,) = copy.glob("*.distcp")
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 1
-    part.write_bytes(content)
-    text = refusal(outputs[2], copy, error=BadInputError)
-    assert "the checkpoint is damaged" in text
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nvt_torchrec.dlrm.config import model_config
-from nvt_torchrec.dlrm.optim.learning_rates import default_rates, default_warmup, with_default_rates
+from nvt_torchrec.dlrm.optim.learning_rates import default_warmup, with_default_rates
 from nvt_torchrec.dlrm.optimizers import OPTIMIZERS
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings, with_sizes
 from nvt_torchrec.formats.schema import TableSchema
@@ -59,23 +59,6 @@ def test_a_continued_run_has_lower_rates_and_no_warmup(optimizer):
 def test_no_warmup_that_goes_on_when_the_decay_begins():
     found = _resolved("--lr_decay_start=7", "--lr_decay_steps=20")
     assert found.lr_warmup_steps == 7
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_wider_layers_and_smaller_batches_get_no_higher_rates(optimizer):
-    narrow, wide = (
-        model_config(with_sizes(parse_settings([f"--size={size}"]), rows=0, ranks=1), SCHEMA)
-        for size in ("small", "large")
-    )
-    for batch in (256, 65_536):
-        pairs = zip(
-            default_rates(optimizer, narrow, batch),
-            default_rates(optimizer, wide, batch),
-            strict=True,
-        )
-        assert all(0 < of_wide <= of_narrow for of_narrow, of_wide in pairs)
-    small, large = (default_rates(optimizer, wide, batch) for batch in (256, 65_536))
-    assert all(low <= high for low, high in zip(small, large, strict=True))
 
 
 @pytest.mark.parametrize(

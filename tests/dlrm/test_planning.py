@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
-from nvt_torchrec.dlrm.build import _bytes_of
 from nvt_torchrec.dlrm.launch.distributed import Group
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.dlrm.sharding.distribute import _hardware
@@ -50,13 +49,6 @@ def test_loaders_share_a_gpu_with_the_tables(monkeypatch):
     assert _hardware(parse_settings(["--hbm_gib=4"]), group, 3 << 30).memory == 4 << 30
     with pytest.raises(SettingsError, match=r"loaders take 9\.0 GiB of a GPU of 8\.0 GiB"):
         _hardware(settings, group, 9 << 30)
-
-
-def test_the_loaders_that_are_iterated_at_a_time():
-    loaders = {"train": 5, "valid": 3, "test": 4}
-    sizes = {split: SimpleNamespace(device_bytes=size) for split, size in loaders.items()}
-    assert _bytes_of(sizes) == 9
-    assert _bytes_of({}) == 0
 
 
 def test_mlperf_fits_on_eight_gpus():

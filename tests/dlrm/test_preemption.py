@@ -192,7 +192,7 @@ def test_torchrun_is_told_and_a_later_job_resumes(data, two_ranks, tmp_path, sta
 
 @pytest.mark.timeout(1200)
 def test_one_rank_is_told_and_torchrun_restarts_all(data, two_ranks, tmp_path, start):
-    flags = flags_of(data, tmp_path, NEVER, batch_size=16)
+    flags = flags_of(data, tmp_path, NEVER, "--resume", batch_size=16)
     job = start(*flags, launcher=("--max-restarts=1",))
     os.kill(job.pids_at(20)[1], signal.SIGTERM)
     status, stderr = job.end()
@@ -200,38 +200,6 @@ def test_one_rank_is_told_and_torchrun_restarts_all(data, two_ranks, tmp_path, s
     (resumed,) = events(tmp_path / "log", "resume")
     assert resumed["step"] > 20
     assert_same(tmp_path / "final", two_ranks / "same" / "final")
-
-
-HANGING = """
-import os, sys, threading
-import train_torchrec
-from nvt_torchrec.dlrm import train
-
-original = train.set_learning_rate
-calls = iter(range(10**9))
-
-def hang(optimizer, value):
-    original(optimizer, value)
-    if next(calls) == 5:
-        if os.environ["RANK"] == "1":
-            os._exit(7)
-        threading.Event().wait()  # as a collective of NCCL's waits for a rank that is gone
-
-train.set_learning_rate = hang
-sys.exit(train_torchrec.main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.timeout(1200)
-def test_a_rank_that_waits_for_one_that_is_gone_does_not_outlive_sigterm(data, tmp_path):
-    """torchrun sends it SIGTERM, and would send it SIGKILL after 30 s."""
-    script = tmp_path / "hanging.py"
-    script.write_text(HANGING)
-    flags = flags_of(data, tmp_path, batch_size=16)
-    result = torchrun(str(script), *MODEL, *flags, timeout=800)
-    assert "exitcode  : 7 " in result.stderr
-    assert "exitcode  : 143 " in result.stderr
-    assert "exitcode  : -9 " not in result.stderr
 
 
 #: Rank 1 gets SIGTERM while the final checkpoint is written; rank 0 when it is alone already.

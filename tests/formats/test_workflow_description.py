@@ -63,11 +63,11 @@ def test_reused_ids(workflow):
         for reused in REUSED[since + 1 :]:
             for name, ids in reused.items():
                 expected.setdefault(name, set()).update(ids)
-        found = description.reused_ids(since)
-        assert {name: ids.tolist() for name, ids in found.items()} == {
+        actual = description.reused_ids(since)
+        assert {name: ids.tolist() for name, ids in actual.items()} == {
             name: sorted(ids) for name, ids in expected.items()
         }
-        assert all(ids.dtype == np.int64 for ids in found.values())
+        assert all(ids.dtype == np.int64 for ids in actual.values())
 
 
 def test_by_which_id_a_value_was_encoded_before(workflow):
@@ -93,8 +93,8 @@ def test_values_that_are_text(tmp_path):
     vocabulary = Vocabulary("name", "values/unique.name.parquet", 4, 13, {})
     files = {vocabulary.file: FileEntry.of(file)}
     description = WorkflowDescription(tmp_path, spec, {}, {"name": vocabulary}, {}, "", files)
-    found = description.oov_ids(column, np.array([12, 9, 10]))
-    assert found.tolist() == (2 + murmur3_string(values.take([3, 0, 1])) % 7).tolist()
+    actual = description.oov_ids(column, np.array([12, 9, 10]))
+    assert actual.tolist() == (2 + murmur3_string(values.take([3, 0, 1])) % 7).tolist()
 
 
 def test_a_workflow_from_before_generations(tmp_path):
