@@ -105,14 +105,14 @@ class _Run:
     def _fit(self, fitted: Fitted, plan: Plan) -> WorkflowDescription:
         """Write the workflow and, unless it is NVTabular's, its state for extensions."""
         from nvt_torchrec.workflows.extension.workflow import write_base_state
-        from nvt_torchrec.workflows.writer import write_workflow
+        from nvt_torchrec.workflows.writer import Descent, write_workflow
 
         description = write_workflow(
             self.paths.workflow,
             self.settings.spec,
             fitted,
             threads=self.settings.workers or cores(),
-            days=plan.train_days,
+            descent=Descent(tuple(plan.train_days)),
         )
         if self.settings.engine != "nvtabular":
             write_base_state(self.paths.extension, description, fitted, plan.train_days)

@@ -65,8 +65,7 @@ def fitted(
         names = record["selector"]["names"]
         record["op_state"] = _state(record, spec, statistics)
         record["input_schema"] = [known[name] for name in names]
-        change = _SCHEMA_CHANGES.get(record["op_class"], _unchanged)
-        known |= {name: change(known[name], record, spec, sizes) for name in names}
+        known |= {name: _changed(known[name], record, spec, sizes) for name in names}
         record["output_schema"] = [known[name] for name in names]
     return {
         "format_version": GRAPH_FORMAT_VERSION,
@@ -314,14 +313,17 @@ def _dtype(name: str, dimensions: int = 0) -> Record:
     return described
 
 
-def _unchanged(column: Record, record: Record, spec: FeatureSpec, sizes: dict) -> Record:
-    return column
-
-
-def _as_ids(column: Record, record: Record, spec: FeatureSpec, sizes: dict) -> Record:
+def _changed(column: Record, record: Record, spec: FeatureSpec, sizes: dict[str, int]) -> Record:
+    """Return the schema of a column behind a node."""
+    kind, params = record["op_class"], record["op_params"]
+    if kind == NORMALIZE:
+        return column | {"tags": ["Tags.CONTINUOUS"], "dtype": _dtype("float32", 1)}
+    if kind == LAMBDA:
+        return column | {"dtype": params["dtype"] | {"shape": column["dtype"]["shape"]}}
+    if kind != CATEGORIFY:
+        return column
     described = next(c for c in spec.categorical if c.name == column["name"])
     rows = described.reserved_ids + sizes[described.vocabulary_name]
-    params = record["op_params"]
     buckets = params["num_buckets"]
     return column | {
         "tags": ["Tags.CATEGORICAL"],
@@ -335,14 +337,3 @@ def _as_ids(column: Record, record: Record, spec: FeatureSpec, sizes: dict) -> R
             "embedding_sizes": {"cardinality": rows, "dimension": embedding_dimension(rows)},
         },
     }
-
-
-def _as_continuous(column: Record, record: Record, spec: FeatureSpec, sizes: dict) -> Record:
-    return column | {"tags": ["Tags.CONTINUOUS"], "dtype": _dtype("float32", 1)}
-
-
-def _as_called(column: Record, record: Record, spec: FeatureSpec, sizes: dict) -> Record:
-    return column | {"dtype": record["op_params"]["dtype"] | {"shape": column["dtype"]["shape"]}}
-
-
-_SCHEMA_CHANGES = {CATEGORIFY: _as_ids, NORMALIZE: _as_continuous, LAMBDA: _as_called}

@@ -12,7 +12,6 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -87,7 +86,7 @@ class Descent:
     """What is new in a generation, and what it descends from.
 
     Attributes:
-        days: The days that were counted in it, and in none before.
+        days: The days that were counted in it, increasing, and in none before.
         ancestors: The generations before it.
         reused: By vocabulary, the ids that it gave to other values, int64.
         parent: The directory of the generation before; None for generation 0.
@@ -111,7 +110,7 @@ def write_workflow(
     fitted: Fitted,
     *,
     threads: int = 1,
-    days: Sequence[int] | None = None,
+    descent: Descent | None = None,
 ) -> WorkflowDescription:
     """Write a fitted workflow and its compiled form.
 
@@ -124,26 +123,13 @@ def write_workflow(
         fitted: Their statistics and vocabularies.
         threads: Number of threads that write and compile vocabularies and compute digests; the
             bytes do not depend on it.
-        days: The days it was fitted on, increasing: it becomes generation 0 of a line of descent.
-            None for a workflow that cannot be extended, such as an imported one.
+        descent: The days it was fitted on, and what it descends from. None for a workflow that
+            cannot be extended, such as an imported one.
 
     Raises:
         SchemaError: A vocabulary or a statistic is missing, or a statistic is not finite.
         OutputError: The directory cannot be written.
     """
-    descent = None if days is None else Descent(tuple(days))
-    return write_generation(path, spec, fitted, descent, threads=threads)
-
-
-def write_generation(
-    path: Path | str,
-    spec: FeatureSpec,
-    fitted: Fitted,
-    descent: Descent | None,
-    *,
-    threads: int = 1,
-) -> WorkflowDescription:
-    """Write a workflow with a given line of descent, or none; see :func:`write_workflow`."""
     from nvt_torchrec.workflows import (
         compiled,  # imports Numba, which readers of workflows do not need
     )

@@ -141,7 +141,7 @@ def _no_delimiter(tried: list[_Attempt], line: str, path: str) -> BadInputError:
     what = "one column"
     several = [attempt for attempt in tried if attempt.dialect.fields > 1]
     if several:
-        best = max(several, key=lambda attempt: attempt.share)
+        best = max(several, key=lambda attempt: (attempt.dialect.delimiter != " ", attempt.share))
         what = f"delimiter {best.dialect.delimiter!r} gives {best.share:.0%} of the lines "
         what += f"{best.dialect.fields} fields, and others different numbers of fields"
     return BadInputError(

@@ -160,14 +160,13 @@ def test_lookup(saved: Path) -> None:
     assert done.stderr == "error: column cat_0 has no id 77\n  -> its ids are 0 to 4\n"
 
 
-@pytest.mark.parametrize("arguments", [["inspect"], ["lookup", "cat_0", "4"]])
-def test_a_closed_pipe_gives_no_traceback(saved: Path, arguments: list[str]) -> None:
+def test_a_closed_pipe_gives_no_traceback(saved: Path) -> None:
     """As in `python -m workflows inspect … | head`, when head has ended first."""
     read, write = os.pipe()
     os.close(read)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "workflows", arguments[0], str(saved), *arguments[1:]],
+            [sys.executable, "-m", "workflows", "inspect", str(saved)],
             stdout=write,
             stderr=subprocess.PIPE,
             text=True,

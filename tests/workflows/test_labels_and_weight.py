@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import nvt_torchrec.nvt_compat  # noqa: F401
 
@@ -14,11 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec import workflows
-from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.etl.engines.nvtabular import transform_frame
-from nvt_torchrec.formats.rows import RawRows, empty_rows
-from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.reading import LabelRule
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled.workflow import to_table
@@ -93,33 +90,3 @@ def test_they_pass_through(
     without = load(directory / "workflow", label=False).transform(workflows.to_frame(bare, spec))
     assert set(without.columns) == {*spec.dense_names, *spec.categorical_names}
     assert compiled.load(directory / "workflow").transform(bare).weight is None
-
-
-def test_rows_that_lack_them() -> None:
-    spec = labelled(FeatureSpec("label", (), (CategoricalColumn("c"),)), 1, True)
-    schema = dataclasses.replace(
-        _schema(spec), more_labels=tuple(spec.labels[1:]), weight=spec.weight
-    )
-    none = np.empty((1, 0), np.float32)
-    whole = compiled.workflow.EncodedRows(
-        none[0], none[:0], none.astype(np.int32), np.zeros(1), np.zeros(1), none, none[0]
-    )
-    assert to_table(whole, schema).column_names == ["label", "liked", "weight", "c"]
-    for lacking, what in (("label", "a label"), ("more_labels", "a label"), ("weight", "weight")):
-        with pytest.raises(SchemaError, match=re.escape(f"rows without {what}")):
-            to_table(dataclasses.replace(whole, **{lacking: None}), schema)
-
-
-def test_no_rows() -> None:
-    spec = labelled(FeatureSpec("label", (), (CategoricalColumn("c"),)), 2, True)
-    rows = empty_rows(spec)
-    assert rows.more_labels.shape == (2, 0)
-    assert rows.weight.dtype == np.float32
-    assert workflows.to_frame(rows, spec).columns.tolist() == spec.columns
-    rows = empty_rows(spec, label=False)
-    assert rows.more_labels is None
-    assert rows.weight is None
-
-
-def _schema(spec: FeatureSpec) -> TableSchema:
-    return TableSchema(spec.label, (), tuple(spec.categorical_names), (3,))

@@ -165,19 +165,13 @@ def test_a_day_that_adds_nothing(line: Path, tmp_path: Path) -> None:
     [
         (lambda lineage: lineage.pop(), "the digest of the last generation is not"),
         (lambda lineage: lineage.pop(0), r"lineage\[0\] is generation 1"),
-        (lambda lineage: lineage.reverse(), r"lineage\[0\] is generation 2"),
         (lambda lineage: lineage[1]["days"].append(7), "generation 2 counted day 7 after day 7"),
-        (lambda lineage: lineage[0].update(days=[]), "generation 0: its days"),
         (lambda lineage: lineage[0].update(days=[4, 3]), "generation 0: its days"),
-        (lambda lineage: lineage[2]["values"].update(cat_0=4), "other numbers of values"),
         (lambda lineage: lineage[1]["values"].update(cat_0=9), "fewer values of 'cat_0'"),
         (lambda lineage: lineage[1]["values"].pop("user"), "other vocabularies than the spec"),
         (lambda lineage: lineage[0]["reused"].update(item=1), "generation 0 reused ids"),
         (lambda lineage: lineage[2]["reused"].update(item=3), "more ids of 'item' were reused"),
-        (lambda lineage: lineage[2]["reused"].update(item=0), "reused.2.parquet' is unknown"),
         (lambda lineage: lineage[1]["reused"].update(item=1), "reused.1.parquet' is missing"),
-        (lambda lineage: lineage[1].update(digest="x"), "'x' is not a digest"),
-        (lambda lineage: lineage[1].pop("reused"), r"lineage\[1\].reused is missing"),
     ],
 )
 def test_damaged_lineage(copy: Path, change, message: str) -> None:
@@ -189,10 +183,8 @@ def test_damaged_lineage(copy: Path, change, message: str) -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (pa.table({"vocabulary": ["item"], "id": [2]}), "ids that are not those"),
         (pa.table({"vocabulary": ["item"], "id": [5]}), "ids that are not those"),
         (pa.table({"vocabulary": ["item", "item"], "id": [3, 4]}), "not the numbers of ids"),
-        (pa.table({"vocabulary": ["user"], "id": [3]}), "not the numbers of ids"),
         (pa.table({"vocabulary": ["item"], "id": pa.array([3], pa.int32())}), "columns"),
         (
             pa.table({"vocabulary": ["item"], "id": pa.array([None], pa.int64())}),

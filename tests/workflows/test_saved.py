@@ -183,23 +183,6 @@ def test_files_that_are_not_those_saved(saved: Path, tmp_path: Path) -> None:
             load(path)
 
 
-def test_functions_are_taken_from_one_module(copy: Path) -> None:
-    """Also if every digest was made to fit: the graph is not that of the spec."""
-    for module, name in (
-        ("os", "system"),
-        ("nvt_torchrec.workflows.functions", "np"),
-        ("builtins", "eval"),
-    ):
-
-        def call(records: list, module: str = module, name: str = name) -> None:
-            record = next(r for r in records if r["op_class"] == nodes.LAMBDA)
-            record["op_params"]["f"] = {"module": module, "qualname": name}
-
-        _change_graph(copy, call)
-        with pytest.raises(BadInputError, match=r"graph.json: not the graph of the spec.*\.f\."):
-            load(copy)
-
-
 def test_a_workflow_from_when_the_package_had_another_name(saved: Path, copy: Path) -> None:
     def rename(records: list) -> None:
         for record in records:
@@ -213,19 +196,20 @@ def test_a_workflow_from_when_the_package_had_another_name(saved: Path, copy: Pa
     assert functions == [node.op.f for node in nodes_of(load(saved), ops.LambdaOp)] != []
 
 
-def test_operators_are_those_of_the_spec(copy: Path) -> None:
-    def another(records: list) -> None:
-        records[1]["op_class"] = "subprocess.Popen"
-
-    _change_graph(copy, another)
-    with pytest.raises(BadInputError, match=r"nodes\[1\].op_class is 'subprocess.Popen' instead"):
-        load(copy)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda records: records.pop(0), r"nodes has \d+ entries instead of"),
+        (
+            lambda records: records[1].update(op_class="subprocess.Popen"),
+            r"nodes\[1\].op_class is 'subprocess.Popen' instead",
+        ),
+        (
+            lambda records: next(r for r in records if r["op_class"] == nodes.LAMBDA)["op_params"][
+                "f"
+            ].update(module="os", qualname="system"),
+            r"op_params\.f\.module is 'os' instead",
+        ),
         (lambda records: records[0].update(pickled="gASV"), r"nodes\[0\].pickled is unknown"),
         (
             lambda records: records[1]["op_state"]["categories"][0].update(path="../../x.parquet"),
@@ -238,6 +222,7 @@ def test_operators_are_those_of_the_spec(copy: Path) -> None:
     ],
 )
 def test_graph_that_is_not_the_specs(copy: Path, change: Callable, message: str) -> None:
+    """Also if every digest was made to fit: no operator or function of it is taken."""
     _change_graph(copy, change)
     with pytest.raises(BadInputError, match=message):
         load(copy)

@@ -86,9 +86,11 @@ class DensePlan:
             beyond = _look_up(values, missing, *where, out)
             for k in np.flatnonzero(beyond):
                 j = int(self.looked_up[k])
-                word, shift = word_of(missing, j), j % WORD_BITS
-                first = self.first_beyond(j)
-                rows = _rows_beyond(values[j], word, shift, self.fill[j], first, beyond[k])
+                word, first = word_of(missing, j), self.first_beyond(j)
+                over = values[j] >= first
+                if self.fill[j] >= first:
+                    over |= (word >> bit_of(j)) & _ONE != 0
+                rows = np.flatnonzero(over)
                 absent = (word[rows] >> bit_of(j)) & _ONE
                 filled = np.where(absent, self.fill[j], values[j, rows])
                 out[j, rows] = self.calculate(j, filled)
@@ -198,26 +200,3 @@ def _look_up(values, missing, fill, columns, minima, table, out):
             result[i] = of_column[np.uint32(places[i])]
         beyond[k] = above
     return beyond
-
-
-@compiled(
-    types.Array(types.int64, 1, "C")(
-        types.Array(types.int32, 1, "A", readonly=True),
-        types.Array(types.uint64, 1, "A", readonly=True),
-        types.int64,
-        types.float64,
-        types.int64,
-        types.int64,
-    ),
-)
-def _rows_beyond(values, missing, shift, fill, first, count):
-    """Return the ``count`` rows in which a column is ``first`` or more."""
-    rows = np.empty(count, np.int64)
-    bit = np.uint64(shift)
-    at = 0
-    for i in range(len(values)):
-        absent = (missing[i] >> bit) & np.uint64(1)
-        if (np.int64(fill) if absent else np.int64(values[i])) >= first:
-            rows[at] = i
-            at += 1
-    return rows

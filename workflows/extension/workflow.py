@@ -37,7 +37,7 @@ from nvt_torchrec.workflows.extension.vocabulary import (
 )
 from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
 from nvt_torchrec.workflows.vocabulary import Values, empty_values, finish, read_vocabulary
-from nvt_torchrec.workflows.writer import Descent, Fitted, write_generation
+from nvt_torchrec.workflows.writer import Descent, Fitted, write_workflow
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def extend_workflow(
         for name, vocabulary in extended.items()
     }
     descent = Descent((counts.day,), description.lineage, reused, workflow)
-    after = write_generation(to_workflow, spec, fitted, descent, threads=threads)
+    after = write_workflow(to_workflow, spec, fitted, threads=threads, descent=descent)
     assert after.generation is not None
     states = {name: vocabulary.state for name, vocabulary in extended.items()}
     write_state(

@@ -33,20 +33,6 @@ def test_days_without_a_shift(rows: int, seed: int):
     assert flagged["chance"] <= stated * DRAWS
 
 
-def test_thresholds_without_limits_of_chance_would_flag_many_days():
-    """So the test above can fail: without these limits small days exceed the thresholds."""
-    defaults = dataclasses.asdict(Thresholds())
-    limits = {
-        "PSI": "psi", "missing rate": "missing_rate", "unseen share": "unseen_share",
-        "label rate": "label_rate", "malformed rows": "malformed_share", "rows": "row_count",
-    }  # fmt: skip
-    exceeding = [
-        any(abs(one.change) > defaults[limits[one.name]] for one in compare(*days, CHANCE_ALONE))
-        for days in draws(100, 50_000, 150, 1)
-    ]
-    assert sum(exceeding) > 50
-
-
 def test_a_larger_rate_is_a_larger_share():
     """The error rate is used, not only stated."""
     by_chance = dataclasses.replace(CHANCE_ALONE, false_alarm_rate=0.3)
