@@ -17,7 +17,7 @@ from tests.test_daily_docs import PAGE, ROOT, end_session, shape
 pytestmark = pytest.mark.timeout(1800)
 
 #: A small model of the days up to day 9, served; the scripts are those of docs/daily.md.
-_BEGIN = """
+BEGIN = """
 set -e
 export MODEL="--binary_path OUT/criteo_binary/split/ --batch_size 256 --adagrad --embedding_dim 8 \
     --dense_arch_layer_sizes 8 --over_arch_layer_sizes 8,1"
@@ -64,7 +64,8 @@ _FAILURES = {
     ),
     "The server does not take the new bundle": (
         "ln --symbolic --force --no-dereference bundles/000000000000 SERVED/current; "
-        "for second in $(seq 100); do grep 'still serving' serve.log && break || sleep 1; done",
+        "for second in $(seq 100); do "
+        "grep 'still serving.*no bundle' serve.log && break || sleep 1; done",
         "",
     ),
     "Another command is at work": (
@@ -106,16 +107,21 @@ def run(directory: Path, script: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory):
-    """The directory of the daily job, with a server."""
-    directory = tmp_path_factory.mktemp("job")
+def begin(directory: Path) -> Path:
+    """Make the model of the first days, and the scripts of docs/daily.md."""
     (directory / "train_torchrec.py").symlink_to(ROOT / "train_torchrec.py")
     scripts = re.findall(
         r"^cat > \w+\.sh <<'END'\n.*?^END$", PAGE.read_text(), re.MULTILINE | re.DOTALL
     )
-    status, output = run(directory, _BEGIN + "\n".join(scripts))
+    status, output = run(directory, BEGIN + "\n".join(scripts))
     assert status == 0, output[-3000:]
+    return directory
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory):
+    """The directory of the daily job, with a server."""
+    directory = begin(tmp_path_factory.mktemp("job"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -146,12 +152,12 @@ def test_each_section_has_a_failure() -> None:
 def test_what_the_page_says(job: Path, title: str) -> None:
     failure, outside = _FAILURES[title]
     blocks = sections()[title]
-    status, printed = run(job, _BEGIN.replace("set -e", "") + failure)
+    status, printed = run(job, BEGIN.replace("set -e", "") + failure)
     there = [shape(line) for line in printed.splitlines()]
     for kind, text in blocks:
         for line in text.splitlines() if kind == "text" else ():
             said = shape(line).replace("No space left on device", "File too large")
             assert any(said in found for found in there), f"{line!r}\nis not in\n{printed}"
     script = "\n".join(text for kind, text in blocks if kind == "bash")
-    status, printed = run(job, f"{_BEGIN}\n{outside}\n{script}")
+    status, printed = run(job, f"{BEGIN}\n{outside}\n{script}")
     assert status == 0, printed[-3000:]
