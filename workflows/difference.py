@@ -14,7 +14,7 @@ from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import first_difference, inspect
 from nvt_torchrec.workflows.report import days_text, table
-from nvt_torchrec.workflows.vocabulary import Values, is_text, read_vocabulary, take
+from nvt_torchrec.workflows.vocabulary import read_vocabulary, take, unequal
 
 _COPY_AGAIN = "copy the whole workflow directory again"
 
@@ -117,7 +117,7 @@ def _vocabularies(
         # ids that were new after the older one, and reused later, are not its own
         places = reused.get(name, np.empty(0, np.int64)) - reserved
         places = places[places < size]
-        unknown = np.setdiff1d(_unequal(first, second[:size]), places)
+        unknown = np.setdiff1d(np.flatnonzero(unequal(first, second[:size])), places)
         if len(unknown):
             raise BadInputError(
                 f"{after}: id {reserved + int(unknown[0])} of vocabulary {name} has "
@@ -136,17 +136,6 @@ def _vocabularies(
         numbers = (size, len(second) - size, len(places), reserved + len(second))
         rows.append([name, *map(str, numbers), "; ".join(shown)])
     return rows
-
-
-def _unequal(first: Values, second: Values) -> np.ndarray:
-    """Return the places in which values of the same number differ."""
-    if not is_text(first):
-        return np.flatnonzero(first != second)
-    import pyarrow.compute as pc
-
-    from nvt_torchrec.base.arrays import mask_to_numpy
-
-    return np.flatnonzero(mask_to_numpy(pc.not_equal(first, second)))
 
 
 def _head(before: Path, old: WorkflowDescription, after: Path, new: WorkflowDescription) -> str:

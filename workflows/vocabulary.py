@@ -62,13 +62,9 @@ def concatenate(parts: Sequence[Values], column: str) -> Values:
 
 def replaced(values: Values, indices: np.ndarray, others: Values, column: str) -> Values:
     """Return the values with others in the place of those at the indices."""
-    if is_text(values):
-        place = np.arange(len(values))
-        place[indices] = len(values) + np.arange(len(others))
-        return take(concatenate([values, others], column), place)
-    result = values.copy()
-    result[indices] = others
-    return result
+    place = np.arange(len(values))
+    place[indices] = len(values) + np.arange(len(others))
+    return take(concatenate([values, others], column), place)
 
 
 def order_by_value(values: Values) -> np.ndarray:
@@ -80,13 +76,13 @@ def order_by_value(values: Values) -> np.ndarray:
     return to_numpy(pc.array_sort_indices(values)).astype(np.int64)
 
 
-def differ_from_next(ordered: Values) -> np.ndarray:
-    """Return where a value differs from the one behind it: bool [n − 1]."""
-    if not is_text(ordered):
-        return ordered[1:] != ordered[:-1]
+def unequal(first: Values, second: Values) -> np.ndarray:
+    """Return where values of the same number differ: bool [n]."""
+    if not is_text(first):
+        return first != second
     import pyarrow.compute as pc
 
-    return mask_to_numpy(pc.not_equal(ordered[1:], ordered[:-1]))
+    return mask_to_numpy(pc.not_equal(first, second))
 
 
 def order_by(keys: Sequence[np.ndarray], values: Values) -> np.ndarray:

@@ -97,8 +97,7 @@ class CompiledWorkflow:
         Raises:
             BadInputError: A file of the compiled workflow was written to since it was opened.
         """
-        for array in self._mapped:
-            array.check()
+        self._check()
         dense = np.empty((len(self.spec.dense), len(rows)), np.float32)
         self._dense.transform(rows.dense, rows.dense_missing, dense)
         tallies = np.zeros((len(self.spec.categorical), 2), np.int64)
@@ -129,6 +128,10 @@ class CompiledWorkflow:
             weight=rows.weight,
         )
 
+    def _check(self) -> None:
+        for array in self._mapped:
+            array.check()
+
     def host_arrays(self) -> tuple[np.ndarray, np.ndarray, DensePlan]:
         """Return what the transform reads, for a copy of it on a card.
 
@@ -139,8 +142,7 @@ class CompiledWorkflow:
         Raises:
             BadInputError: A file of the compiled workflow was written to since it was opened.
         """
-        for array in self._mapped:
-            array.check()
+        self._check()
         return self._words, self._places, self._dense
 
     def find(self, column: str, values: np.ndarray | pa.StringArray) -> np.ndarray:
@@ -155,8 +157,7 @@ class CompiledWorkflow:
         Raises:
             BadInputError: A file of the compiled workflow was written to since it was opened.
         """
-        for array in self._mapped:
-            array.check()
+        self._check()
         j = self.spec.categorical_names.index(column)
         described = self.spec.categorical[j]
         cells = values

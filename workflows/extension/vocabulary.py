@@ -14,12 +14,12 @@ from nvt_torchrec.workflows.vocabulary import (
     FittedVocabulary,
     Values,
     concatenate,
-    differ_from_next,
     kept_pending,
     order_by,
     order_by_value,
     replaced,
     take,
+    unequal,
 )
 
 
@@ -138,7 +138,9 @@ def _added_up(known: SeenValues) -> SeenValues:
     if not len(known):
         return known
     ordered = known.at(order_by_value(known.values))
-    first = np.flatnonzero(np.concatenate([[True], differ_from_next(ordered.values)]))
+    first = np.flatnonzero(
+        np.concatenate([[True], unequal(ordered.values[1:], ordered.values[:-1])])
+    )
     return SeenValues(
         take(ordered.values, first),
         np.add.reduceat(ordered.counts, first),
