@@ -194,6 +194,10 @@ class ExtendSettings(Settings):
         "in a table that has reached max_table_size, give the ids of values that were not seen for "
         "N days to new values (default: ids never change)", None, least=1, metavar="N"
     )
+    keep_days: int | None = flag(
+        "leave out the parquet of all but the newest N days, of those for training; ids stay "
+        "(default: keep all)", None, least=2, metavar="N"
+    )
     block_mb: int | None = flag(
         "MiB of text per unit of work (default: as in the run)", None, least=1
     )

@@ -26,7 +26,13 @@ from nvt_torchrec.etl.extend.checks import (
 )
 from nvt_torchrec.etl.extend.claim import Claim, claimed
 from nvt_torchrec.etl.extend.splits import Assignment, assign_all, renamed_parts
-from nvt_torchrec.etl.extend.stage import link_files, link_parts, next_manifest
+from nvt_torchrec.etl.extend.stage import (
+    files_of_days,
+    left_out,
+    link_files,
+    link_parts,
+    next_manifest,
+)
 from nvt_torchrec.etl.extend.switch import NEXT, switch
 from nvt_torchrec.etl.finish import check_rows, quarantine, without_empty_parts
 from nvt_torchrec.etl.output import named_errors
@@ -194,6 +200,7 @@ class _Day:
             "limit_rows": self.reading.limit_rows,
             "block_mb": self.reading.block_mb,
             "on_bad_rows": self.settings.on_bad_rows,
+            **({"keep_days": self.settings.keep_days} if self.settings.keep_days else {}),
         }
 
     def _described_days(self) -> dict[str, list[int]]:
@@ -266,16 +273,21 @@ class _Day:
         for file in new.values():
             next_parts[file.split("/")[0]] += 1
         with self.stages.timer("describe"), named_errors(self.next.splits):
-            files = [file["file"] for file in self.manifest["files"]]
+            dropped = left_out(self.manifest, self.day, self.assignment, self.settings.keep_days)
+            files = [part.file for part in self.manifest.files if part.day not in dropped]
             splits = link_parts(self.output, self.work, files, renamed, new)
-            link_files(self.paths.rejected, self.next.rejected)
-            link_files(self.paths.drift, self.next.drift)
+            without = files_of_days(self.paths.rejected, self.manifest.inputs, dropped)
+            link_files(self.paths.rejected, self.next.rejected, without)
+            link_files(self.paths.drift, self.next.drift, without)
             sizes = check_rows(plan, results, splits)
             manifest = next_manifest(
                 self.manifest, self.record, self.day, results, sizes, description,
-                self.assignment, renamed, next_parts,
+                self.assignment, renamed, next_parts, dropped,
             )  # fmt: skip
             self._check_splits(manifest)
+            if dropped:
+                names = ", ".join(map(str, sorted(dropped)))
+                log.info("%s: the parquet of days %s is left out", self.output, names)
             write_descriptions(
                 splits,
                 [file["file"] for file in manifest["files"]],

@@ -24,13 +24,12 @@ from nvt_torchrec.etl.manifest import (
     days_of_splits,
     file_entries,
     input_entries,
-    row_counts,
     split_counts,
 )
 from nvt_torchrec.etl.output import PARTS
 from nvt_torchrec.etl.results import UnitResult
 from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.formats.manifest import Extension, Manifest
+from nvt_torchrec.formats.manifest import Extension, InputFile, Manifest
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
@@ -64,9 +63,40 @@ def link_parts(
     return splits
 
 
-def link_files(source: Path, target: Path) -> None:
+def left_out(
+    before: Manifest, day: DayFile, assignment: Assignment | None, keep: int | None
+) -> set[int]:
+    """Return the training days older than the newest ``keep`` days; None: all are kept.
+
+    The days of a run whose rows were mixed are left out together.
+    """
+    days = sorted({*map(int, before.by_day), day.day})
+    dropped = set(days[:-keep]) - set(assignment or ()) if keep else set()
+    if before.settings.get("shuffle") == "full":
+        mixed = {part.day for part in before.files if part.generation == 0}
+        dropped -= set() if mixed <= dropped else mixed
+    return dropped
+
+
+def files_of_days(rejected: Path, inputs: list[InputFile], days: set[int]) -> set[str]:
+    """Return the names of the files on some days below ``rejected`` and ``drift``."""
+    from nvt_torchrec.etl.drift import result_name
+
+    names = set()
+    for file in inputs:
+        if file.day in days:
+            name = f"{Path(file.path).name}.tsv"
+            of_day = f"{file.day}.{name}"  # where a file of that name was there already
+            names.add(of_day if (rejected / of_day).exists() else name)
+            names.add(f"{result_name(file.path)}.json")
+    return names
+
+
+def link_files(source: Path, target: Path, without: set[str]) -> None:
     """Link the files of a directory, if there is one, to another that may have some of them."""
     for file in sorted(source.glob("*")):
+        if file.name in without:
+            continue
         target.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.link(file, target / file.name, follow_symlinks=False)
@@ -82,6 +112,7 @@ def next_manifest(
     assignment: Assignment | None,
     renamed: dict[str, str],
     next_parts: dict[str, int],
+    dropped: set[int],
 ) -> Manifest:
     """Make the manifest of the next generation.
 
@@ -95,6 +126,7 @@ def next_manifest(
         assignment: The splits of the days from now on; None if each row keeps its split.
         renamed: New names of parts there are.
         next_parts: The number of the next part of each split.
+        dropped: Days that are left out from now on.
     """
     assert before.generation is not None
     generation = before.generation + 1
@@ -103,19 +135,24 @@ def next_manifest(
         if assignment is None
         else _moved(counts, assignment.get(int(name), ("train",)))
         for name, counts in before.by_day_and_split.items()
+        if int(name) not in dropped
     } | day_counts(results, description.spec)
     files = [
-        dataclasses.replace(part, file=renamed.get(part.file, part.file)) for part in before.files
+        dataclasses.replace(part, file=renamed.get(part.file, part.file))
+        for part in before.files
+        if part.day not in dropped
     ] + file_entries(results, sizes, generation)
     settings = {
         key: value for key, value in record["settings"].items() if key not in ("day", "generation")
     }
+    inputs = [file for file in before.inputs if file.day not in dropped]
+    inputs += input_entries(record, [day], results)
     return dataclasses.replace(
         before,
         generation=generation,
         extensions=[*before.extensions, Extension(generation, day.day, settings)],
-        inputs=before.inputs + input_entries(record, [day], results),
-        rows=add_counts([before.rows, row_counts(results)]),
+        inputs=inputs,
+        rows=add_counts([file.rows for file in inputs]),
         days=days_of_splits(by_day_and_split),
         splits={split: split_counts(by_day_and_split, split) for split in SPLITS},
         by_day_and_split=by_day_and_split,

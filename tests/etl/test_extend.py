@@ -364,6 +364,32 @@ def test_a_shuffled_run_is_extended_in_the_order_of_the_log(raw, tmp_path: Path)
     assert_sound(output)
 
 
+def test_only_the_newest_days_are_kept(raw, base, tmp_path: Path) -> None:
+    """Ids, and the parts of the days that are kept, are those of an output with all days."""
+    for name in ("all", "kept"):
+        shutil.copytree(base, tmp_path / name)
+    for day in (3, 4):
+        whole = add(tmp_path / "all", raw[0] / f"day_{day}")
+        manifest = add(tmp_path / "kept", raw[0] / f"day_{day}", keep_days=3)
+    assert manifest["days"] == {"train": [2, 3], "valid": [4], "test": [4]}
+    assert {file["day"] for file in manifest["inputs"]} == {2, 3, 4}
+    assert manifest["rows"]["in"] == sum(
+        file["rows"]["in"] for file in whole["inputs"] if file["day"] >= 2
+    )
+    assert manifest["splits"]["valid"] == whole["splits"]["valid"]
+    all_files, kept = content(tmp_path / "all"), content(tmp_path / "kept")
+    assert {name for name in kept if name.startswith("workflow/")} == {
+        name for name in all_files if name.startswith("workflow/")
+    }
+    same = [name for name in kept if name.startswith("workflow/") or "/part." in name]
+    assert not [name for name in same if ".previous" not in name and kept[name] != all_files[name]]
+    assert len([name for name in kept if name.startswith("criteo_binary/split/train/part.")]) < len(
+        [name for name in all_files if name.startswith("criteo_binary/split/train/part.")]
+    )
+    assert_sound(tmp_path / "kept")
+    assert add(tmp_path / "kept", "", undo=True)["days"]["valid"] == [3]
+
+
 def test_the_run_says_that_it_is_finished(raw, base, extended, tmp_path: Path, caplog) -> None:
     """With the directory that has the new days too, and with that of the first days."""
     with caplog.at_level(logging.INFO):
