@@ -180,7 +180,7 @@ def test_a_cluster_that_loses_all_workers(
 
     thread = threading.Thread(target=leave)
     thread.start()
-    with pytest.raises(WorkerLostError, match=r"no worker for 3 s\n.*--resume"):
+    with pytest.raises(WorkerLostError, match=r"no worker for 3 s\n.*run this again"):
         run(settings(raw, output, engine="nvtabular", scheduler=cluster.scheduler.address))
     thread.join()
     assert not (output / "manifest.json").exists()
