@@ -56,6 +56,12 @@ _max_decompressed_flag = functools.partial(
     above=0,
     most=float("inf"),
 )
+_strict_gpu_flag = functools.partial(
+    flag,
+    "end with an error if a GPU counts or encodes the first block otherwise than the CPU; by "
+    "default a warning says so, and the CPU goes on",
+    False,
+)
 
 
 def _days(text: str) -> frozenset[int]:
@@ -109,6 +115,7 @@ class EtlSettings(Settings):
     )
     seed: int = flag("seed of the shuffle", 0, least=0)
     max_decompressed_gb: float | None = _max_decompressed_flag()
+    strict_gpu: bool = _strict_gpu_flag()
     resume: bool = flag(
         "not needed: a run continues an interrupted one in OUT", False, excludes=("restart",)
     )
@@ -212,6 +219,7 @@ class ExtendSettings(Settings):
     on_bad_rows: str = _on_bad_rows_flag()
     max_bad_fraction: float = _max_bad_fraction_flag()
     max_decompressed_gb: float | None = _max_decompressed_flag()
+    strict_gpu: bool = _strict_gpu_flag()
     resume: bool = flag(
         "without --input_path, finish a switch that was interrupted; otherwise not needed: the "
         "same command continues", False, excludes=("restart",)

@@ -103,18 +103,27 @@ def _workers(settings: EtlSettings, work: Path, reject: bool | int) -> Iterator[
     # Dask takes seconds to import: not for the cpu engine, nor for --help
     from nvt_torchrec.etl.engines import workers
     from nvt_torchrec.etl.engines.cluster import cluster
+    from nvt_torchrec.etl.engines.device import comparison
     from nvt_torchrec.etl.engines.device import workers as device
 
     spec = settings.spec
+    options: dict[str, Any] = {"reject": reject, "strict": settings.strict_gpu}
     with cluster(settings.scheduler, settings.workers, work / DASK, work) as (client, gpu):
 
         def count(blocks: list[Block], report: Report) -> None:
-            place = device if gpu and device.takes(spec, blocks) else workers
+            on_cards = gpu and device.takes(spec, blocks)
+            agrees = on_cards and comparison.counts_agree(client, blocks[0], spec, **options)
+            place = device if agrees else workers
             place.count(blocks, spec, work / FIT, client, reject=reject, report=report)
 
         def encode(units: list[Unit], workflow: Path) -> Iterator[UnitResult]:
             on_cards = gpu and device.takes(spec, [unit.block for unit in units])
-            place = device if on_cards and device.has_room(workflow) else workers
+            agrees = (
+                on_cards
+                and device.has_room(workflow)
+                and comparison.codes_agree(client, units[0], workflow, work, **options)
+            )
+            place = device if agrees else workers
             return place.encode(units, workflow, work / PARTS, work, client, reject=reject)
 
         yield _of_counts(settings, work, count, encode)

@@ -7,7 +7,9 @@ and row group for row group.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -18,11 +20,14 @@ import pyarrow.parquet as pq
 import pytest
 from distributed import Client, LocalCluster
 
+from nvt_torchrec.base.device_check import DeviceError
 from nvt_torchrec.base.errors import BadRowError, OutputError
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.engines import block as host
+from nvt_torchrec.etl.engines.device import comparison
 from nvt_torchrec.etl.engines.device import workers as device
+from nvt_torchrec.etl.engines.device.blocks import count_block
 from nvt_torchrec.etl.plan import DividedBlock
 from nvt_torchrec.etl.results import LostRowsError
 from nvt_torchrec.etl.run import run
@@ -192,6 +197,7 @@ def test_a_failed_write_leaves_no_part_and_resume_goes_on(
 ) -> None:
     write(tmp_path / "raw", 4)
     fit = settings(tmp_path / "raw", tmp_path / "ours", SPEC, engine="dask")
+    monkeypatch.setattr(comparison, "codes_agree", lambda *_, **__: True)
     fake_libcudf.failure.append(RuntimeError("CUDF failure: no space left on device"))
     with pytest.raises(OutputError, match="no space left"):
         run(fit)
@@ -286,6 +292,9 @@ def test_lines_that_the_card_does_not_find_are_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "raw", 3)
+    monkeypatch.setattr(
+        comparison, "counts_agree", lambda *_, **__: True
+    )  # its first block is right
     monkeypatch.setattr("nvt_torchrec.etl.engines.device.blocks.count_newlines", lambda text: 10**6)
     with pytest.raises(LostRowsError, match="1000000 lines, but the GPU found"):
         run(settings(tmp_path / "raw", tmp_path / "out", SPEC, engine="dask"))
@@ -314,3 +323,34 @@ def test_what_is_taken(spec: FeatureSpec) -> None:
     assert device.takes(spec, [block]) == (spec is SPEC)
     rule = RowRule("share", (2**62, 2**63))
     assert not device.takes(SPEC, [block, DividedBlock("day_0", 10, 20, "day_0", rule, 0)])
+
+
+def _other_moments(card, block, spec, **options):
+    run = count_block(card, block, spec, **options)
+    return dataclasses.replace(run, moments=run.moments + 1)
+
+
+def _failing(*arguments, **options):
+    raise ValueError("illegal memory access")
+
+
+@pytest.mark.parametrize(
+    ("name", "faulty", "match"),
+    [
+        ("count_block", _other_moments, r"counting on the GPU differs from the CPU's: moments\[0"),
+        ("encode_unit", _failing, r"encoding on the GPU differs .*illegal memory access"),
+    ],
+)
+def test_a_card_that_differs_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog, name: str, faulty, match: str
+) -> None:
+    write(tmp_path / "raw", days=3)
+    run(settings(tmp_path / "raw", tmp_path / "expected", SPEC))
+    for module in (comparison, device):
+        monkeypatch.setattr(module, name, faulty)
+    run(settings(tmp_path / "raw", tmp_path / "ours", SPEC, engine="dask"))
+    assert re.search(match, caplog.text)
+    assert caplog.text.count("differs from the CPU's") == 1
+    assert_same(tmp_path / "ours", tmp_path / "expected")
+    with pytest.raises(DeviceError, match=match):
+        run(settings(tmp_path / "raw", tmp_path / "no", SPEC, engine="dask", strict_gpu=True))

@@ -176,7 +176,7 @@ def _encode_units(
 ) -> list[UnitResult]:
     """Encode units in a worker; write their parts, rejected rows and records, durably."""
     card = worker_card()
-    workflow, on_host = _load_once(card.device, workflow_path, digest)
+    workflow, on_host = load_once(card.device, workflow_path, digest)
 
     def encode_one(unit: Unit) -> UnitResult:
         log.debug("begin %s", unit.file)
@@ -213,7 +213,7 @@ def _card_of(device: Device) -> Card:
 
 
 @functools.lru_cache(maxsize=1)
-def _load_once(device: Device, path: str, digest: str) -> tuple[DeviceWorkflow, CompiledWorkflow]:
+def load_once(device: Device, path: str, digest: str) -> tuple[DeviceWorkflow, CompiledWorkflow]:
     """Load a workflow and copy it to the card; keep the last one loaded.
 
     See :func:`etl.engines.workers.with_workflow` for ``digest``.
