@@ -56,8 +56,8 @@ SETTINGS = (DriftSettings, Thresholds)
 def run(settings: DriftSettings, thresholds: Thresholds) -> int:
     """Compare, print what drifted, write the result; return 3 if a measure is flagged, else 0.
 
-    Of a day that the output was extended by, the result of the time when it was new is printed: now
-    it would be compared with itself.
+    Of a day that the output was extended by, the result of the time when it was new is printed, and
+    0 returned: now it would be compared with itself, and to add it was decided.
 
     Raises:
         ClickLogError: There is nothing to compare; see :func:`etl.drift.measure_drift`.
@@ -69,8 +69,8 @@ def run(settings: DriftSettings, thresholds: Thresholds) -> int:
     output = EtlOutput(settings.output_path)
     output.check_whole()
     day = find_day(settings.input)
-    added = {extension.day for extension in read_manifest(output).extensions}
-    if day.day in added and settings.output is None:
+    days = {extension.day for extension in read_manifest(output).extensions}
+    if added := day.day in days and settings.output is None:
         file = output.drift / f"{result_name(day.source)}.json"
         drift = Drift.read(file)
         log.info("%s was extended by %s: what was measured before", output.root, day.name)
@@ -87,7 +87,7 @@ def run(settings: DriftSettings, thresholds: Thresholds) -> int:
         file = drift.write(settings.output or output.drift)
     print(as_text(drift, all_columns=settings.all_columns))
     print(file)
-    return DRIFTED if drift.flags else 0
+    return DRIFTED if drift.flags and not added else 0
 
 
 def find_day(path: str) -> DayFile:

@@ -82,6 +82,14 @@ def test_a_day_that_was_added_is_not_compared_with_itself(
     assert "compared with days 0 to 1" in capsys.readouterr().out  # as when the day was new
     assert (extended / "drift" / "day_2.json").read_bytes() == kept
     assert main([*arguments, "--output", str(tmp_path / "other")]) == 0
+    # a day that was added although it was flagged does not hold up a repeated morning
+    shutil.copytree(extended, tmp_path / "out")
+    file = tmp_path / "out" / "drift" / "day_2.json"
+    drift = json.loads(kept)
+    drift["flags"] = ["label rate"]
+    file.write_text(json.dumps(drift))
+    assert main(["drift", str(tmp_path / "out"), *arguments[2:]]) == 0
+    assert "drift: 1 of" in capsys.readouterr().out
 
 
 def test_parts_of_other_statistics_are_not_compared():
