@@ -225,6 +225,7 @@ class ExtendSettings(Settings):
         "same command continues", False, excludes=("restart",)
     )
     restart: bool = flag("discard the day that an interrupted extension was adding", False)
+    json: bool = flag("print generation, days and rows as JSON, for programs", False)
     # fmt: on
 
     def __post_init__(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.formats.splits import SPLITS
 
@@ -27,6 +29,10 @@ def run(settings: ExtendSettings) -> None:
 
     manifest = extend(settings)
     rows = manifest["rows"]
+    if settings.json:
+        values = {"generation": manifest.generation, "days": manifest.days, "rows": rows}
+        print(json.dumps(values))
+        return
     titles = {file["day"]: day_title(file["path"]) for file in manifest["inputs"]}
     print(f"generation {manifest['generation']}")
     for split in SPLITS:
