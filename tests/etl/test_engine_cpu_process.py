@@ -12,7 +12,7 @@ from tests.logs import random_rows, write_log
 _SCRIPT = """
 import json, resource, sys
 from pathlib import Path
-from nvt_torchrec.clicklog.readers.raw import find_days
+from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.etl.engines import fitting, threads
 from nvt_torchrec.etl.plan import make_plan
