@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nvt_torchrec.clicklog.readers.stream import stream_unparsed
+from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.reading import Read
-from nvt_torchrec.formats.spec.times import time_text
+from nvt_torchrec.formats.spec.times import EPOCHS, ISO
 
 _DAY = 86_400_000_000
 _FIRST_DAY = 16_364 * _DAY  # 21 October 2014
@@ -141,3 +145,31 @@ def _text(spec: FeatureSpec, columns: dict[str, list[Any]], rows: int) -> str:
     lines = [own.delimiter.join(field(name, row) for name in names) for row in range(rows)]
     head = [own.delimiter.join(names)] if own.header else []
     return "".join(f"{line}\n" for line in [*["skipped"] * own.skip_lines, *head, *lines])
+
+
+def time_text(time: int, format: str) -> str:
+    """Write a time, in microseconds since 1970, in UTC. What a pattern lacks is left out."""
+    if format in EPOCHS:
+        whole, rest = divmod(time, EPOCHS[format])
+        return f"{whole}" if not rest else repr(time / EPOCHS[format])
+    moment = datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(
+        microseconds=time
+    )
+    return moment.replace(tzinfo=None).isoformat() if format == ISO else moment.strftime(format)
+
+
+def stream_rows(
+    path: str, spec: FeatureSpec, *, block_bytes: int, reject: bool = False
+) -> Iterator[tuple[np.ndarray, RawRows]]:
+    """Read a file in blocks of about ``block_bytes``, parsing each.
+
+    Yields:
+        Numbers of the rows, int64 [n] from 0 (a header is not a row), and the parsed rows.
+
+    Raises:
+        BadInputError: The file is missing, empty or truncated.
+        BadRowError: A row breaks the spec (unless ``reject``).
+    """
+    for unparsed in stream_unparsed(path, spec, block_bytes=block_bytes):
+        rows = unparsed.parse(reject=reject)
+        yield unparsed.first + rows.line, rows

@@ -87,23 +87,6 @@ class UnparsedRows:
         return rows
 
 
-def stream_rows(
-    path: str, spec: FeatureSpec, *, block_bytes: int, reject: bool = False
-) -> Iterator[tuple[np.ndarray, RawRows]]:
-    """Read a file in blocks of about ``block_bytes``, parsing each.
-
-    Yields:
-        Numbers of the rows, int64 [n] from 0 (a header is not a row), and the parsed rows.
-
-    Raises:
-        BadInputError: The file is missing, empty or truncated.
-        BadRowError: A row breaks the spec (unless ``reject``).
-    """
-    for unparsed in stream_unparsed(path, spec, block_bytes=block_bytes):
-        rows = unparsed.parse(reject=reject)
-        yield unparsed.first + rows.line, rows
-
-
 def stream_unparsed(path: str, spec: FeatureSpec, *, block_bytes: int) -> Iterator[UnparsedRows]:
     """Read a file in blocks of about ``block_bytes``, without parsing them.
 

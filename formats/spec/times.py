@@ -56,15 +56,6 @@ def parse_iso(text: str, where: str) -> int:
     return microseconds_of(time)
 
 
-def time_text(time: int, format: str) -> str:
-    """Write a time, in microseconds since 1970, in UTC. What a pattern lacks is left out."""
-    if format in EPOCHS:
-        whole, rest = divmod(time, EPOCHS[format])
-        return f"{whole}" if not rest else repr(time / EPOCHS[format])
-    moment = _EPOCH + datetime.timedelta(microseconds=time)
-    return moment.replace(tzinfo=None).isoformat() if format == ISO else moment.strftime(format)
-
-
 def microseconds_of(time: datetime.datetime) -> int:
     """Return the microseconds since 1970 of a time, UTC unless it has a time zone."""
     if time.tzinfo is None:

@@ -15,8 +15,9 @@ from nvt_torchrec.clicklog.text import convert as conversion
 from nvt_torchrec.clicklog.text.convert import convert, convert_lists
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.formats.spec.reading import LabelRule, Read
-from nvt_torchrec.formats.spec.times import DIRECTIVES, EPOCHS, ISO, time_text
+from nvt_torchrec.formats.spec.times import DIRECTIVES, EPOCHS, ISO
 from tests.clicklog.reference_fields import BAD, EPOCH, MICROSECOND, expected
+from tests.spec_logs import time_text
 
 
 def fields_of(texts: list[str]) -> pa.Array:

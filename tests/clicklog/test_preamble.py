@@ -17,9 +17,10 @@ from nvt_torchrec.clicklog.readers import lines
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import after_preamble, text_end, without_empty_lines
 from nvt_torchrec.clicklog.readers.raw import open_day, read_block
-from nvt_torchrec.clicklog.readers.stream import stream_rows, stream_unparsed
+from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.toml_file import load_spec
+from tests.spec_logs import stream_rows
 
 SPEC = """
 [input]

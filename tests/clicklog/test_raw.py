@@ -19,10 +19,10 @@ from nvt_torchrec.clicklog.readers.raw import (
     read_block,
     read_block_chunks,
 )
-from nvt_torchrec.clicklog.readers.stream import stream_rows
 from nvt_torchrec.clicklog.readers.text_rows import offset_of_row
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from tests.logs import CRITEO, random_rows, write_day, write_log
+from tests.spec_logs import stream_rows
 
 
 def test_empty_file_and_no_directory(tmp_path: Path) -> None:
