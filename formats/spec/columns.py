@@ -19,6 +19,8 @@ DENSE_TRANSFORMS = tuple(TRANSFORMS)
 INPUT_FORMATS = ("tsv", "csv", "json", "parquet")
 #: Ids are int32.
 MAX_HASH_BUCKETS = 2**31 - 1 - FIRST_OOV_ID
+#: Counts are 64-bit integers.
+_MAX_COUNT = 2**63 - 1
 
 #: The largest ``max_line_kb``, 1 GiB: a block is less than 2 GiB.
 MAX_LINE_KB = 1 << 20
@@ -189,8 +191,9 @@ class CategoricalColumn:
             f"column {self.name}: ",
             ("raw", self.raw in CATEGORICAL_RAW_TYPES, one_of(CATEGORICAL_RAW_TYPES)),
             *(
-                (field, 0 <= value <= MAX_HASH_BUCKETS, f"from 0 to {MAX_HASH_BUCKETS}")
+                (field, 0 <= value <= most, f"from 0 to {most}")
                 for field, value in self.policy.items()
+                for most in (_MAX_COUNT if field == "freq_threshold" else MAX_HASH_BUCKETS,)
             ),
             ("multi_hot", not (self.derive and self.multi_hot), "a derived column has one value"),
             ("hash_buckets", hashed_only or not self.hash_buckets, _NO_VOCABULARY),
