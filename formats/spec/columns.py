@@ -19,8 +19,9 @@ DENSE_TRANSFORMS = tuple(TRANSFORMS)
 INPUT_FORMATS = ("tsv", "csv", "json", "parquet")
 #: Ids are int32.
 MAX_HASH_BUCKETS = 2**31 - 1 - FIRST_OOV_ID
-#: Counts are 64-bit integers.
-_MAX_COUNT = 2**63 - 1
+#: By setting of a vocabulary, the largest value; counts are 64-bit integers.
+_MOST = dict.fromkeys(("max_table_size", "num_buckets", "hash_buckets"), MAX_HASH_BUCKETS)
+_MOST["freq_threshold"] = 2**63 - 1
 
 #: The largest ``max_line_kb``, 1 GiB: a block is less than 2 GiB.
 MAX_LINE_KB = 1 << 20
@@ -191,9 +192,8 @@ class CategoricalColumn:
             f"column {self.name}: ",
             ("raw", self.raw in CATEGORICAL_RAW_TYPES, one_of(CATEGORICAL_RAW_TYPES)),
             *(
-                (field, 0 <= value <= most, f"from 0 to {most}")
+                (field, 0 <= value <= _MOST[field], f"from 0 to {_MOST[field]}")
                 for field, value in self.policy.items()
-                for most in (_MAX_COUNT if field == "freq_threshold" else MAX_HASH_BUCKETS,)
             ),
             ("multi_hot", not (self.derive and self.multi_hot), "a derived column has one value"),
             ("hash_buckets", hashed_only or not self.hash_buckets, _NO_VOCABULARY),

@@ -23,7 +23,6 @@ from nvt_torchrec.clicklog.readers.raw import (
     read_block,
     read_block_chunks,
 )
-from nvt_torchrec.clicklog.readers.stream import stream_rows
 from nvt_torchrec.formats.spec.feature_spec import (
     CategoricalColumn,
     DenseColumn,
@@ -32,6 +31,7 @@ from nvt_torchrec.formats.spec.feature_spec import (
 )
 from nvt_torchrec.formats.spec.reading import Derivation, LabelRule, Reading
 from tests.clicklog.reference_reader import LARGEST, as_lists
+from tests.spec_logs import stream_rows
 
 SPEC = FeatureSpec(
     label="click",

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.readers.stream import stream_rows
 from nvt_torchrec.clicklog.text.convert import convert
 from nvt_torchrec.clicklog.text.remedies import value_remedy
 from nvt_torchrec.formats.spec.feature_spec import (
@@ -19,6 +18,7 @@ from nvt_torchrec.formats.spec.feature_spec import (
 )
 from nvt_torchrec.formats.spec.reading import LabelRule, Read
 from tests.clicklog.test_field_rules import fields_of
+from tests.spec_logs import stream_rows
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import read_bytes
 from nvt_torchrec.clicklog.readers.raw import first_line, read_block
-from nvt_torchrec.clicklog.readers.stream import stream_rows
 from nvt_torchrec.clicklog.readers.text_rows import header_lines
 from nvt_torchrec.etl.plan import make_plan
 from nvt_torchrec.etl.staging import decompress, estimate, staged
@@ -27,7 +26,7 @@ from nvt_torchrec.formats.splits import SPLITS
 from tests.clicklog.reference_reader import as_lists
 from tests.etl.runs import settings
 from tests.logs import CRITEO, write_day, write_log
-from tests.spec_logs import write_spec_log
+from tests.spec_logs import stream_rows, write_spec_log
 
 
 def _zstd(data: bytes) -> bytes:

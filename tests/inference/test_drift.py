@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from nvt_torchrec.clicklog.readers.stream import stream_rows
 from nvt_torchrec.clicklog.synthetic.log import synthesize
 from nvt_torchrec.clicklog.synthetic.model import SyntheticSettings
 from nvt_torchrec.etl.run import run
@@ -32,7 +31,7 @@ from tests.etl.runs import settings
 from tests.inference.conftest import ROOT, Trained
 from tests.inference.serving import serving
 from tests.logs import CRITEO
-from tests.spec_logs import write_spec_log
+from tests.spec_logs import stream_rows, write_spec_log
 
 
 class Log:
@@ -229,7 +228,7 @@ import sys
 from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
-from nvt_torchrec.clicklog.readers.stream import stream_rows
+from tests.spec_logs import stream_rows
 from nvt_torchrec.inference.server.drift import DriftMetrics
 from nvt_torchrec.workflows import compiled
 
