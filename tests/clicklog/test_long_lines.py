@@ -18,9 +18,10 @@ from nvt_torchrec.clicklog.readers import lines
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.line_chunks import EndedEarlyError, LongLine, split_chunks
 from nvt_torchrec.clicklog.readers.raw import open_day, read_block, read_block_chunks
-from nvt_torchrec.clicklog.readers.stream import stream_rows, stream_unparsed
+from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from tests.logs import CRITEO, random_rows, write_day
+from tests.spec_logs import stream_rows
 
 SHORT = dataclasses.replace(CRITEO, input=InputFormat(max_line_kb=1))
 MIB = 1 << 20

@@ -22,7 +22,7 @@ from nvt_torchrec.clicklog.readers.raw import (
     read_block,
     read_block_chunks,
 )
-from nvt_torchrec.clicklog.readers.stream import stream_rows, stream_unparsed
+from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.clicklog.text.delimited import split_rows
 from nvt_torchrec.formats.spec.feature_spec import (
     CategoricalColumn,
@@ -31,6 +31,7 @@ from nvt_torchrec.formats.spec.feature_spec import (
     InputFormat,
 )
 from tests.clicklog.reference_reader import as_lists
+from tests.spec_logs import stream_rows
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ODD = st.text(st.sampled_from('a":,\n\r|'), max_size=8)

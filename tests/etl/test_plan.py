@@ -269,14 +269,14 @@ def test_a_column_for_the_split_that_only_the_path_has(tmp_path: Path) -> None:
 def test_readers_import_neither_pandas_nor_nvtabular(logs) -> None:
     code = (
         "import sys; import nvt_torchrec.clicklog.readers.raw;"
-        "from nvt_torchrec.clicklog.readers.stream import stream_rows;"
+        "from nvt_torchrec.clicklog.readers.stream import stream_unparsed;"
         "from nvt_torchrec.formats.spec.feature_spec import *;"
         "from nvt_torchrec.formats.spec.toml_file import load_spec;"
         "import nvt_torchrec.etl.plan, dataclasses; spec = load_spec('retail');"
         "parquet = dataclasses.replace(spec, input=InputFormat('parquet'));"
-        "rows = [*stream_rows(sys.argv[1], spec, block_bytes=999),"
-        " *stream_rows(sys.argv[2], parquet, block_bytes=999)];"
-        "print(sum(len(n) for n, _ in rows), *sys.modules)"
+        "texts = [*stream_unparsed(sys.argv[1], spec, block_bytes=999),"
+        " *stream_unparsed(sys.argv[2], parquet, block_bytes=999)];"
+        "print(sum(len(text.parse()) for text in texts), *sys.modules)"
     )
     paths = [str(logs["csv"] / "day_0.csv"), str(logs["parquet"] / "day_0.parquet")]
     done = subprocess.run(
