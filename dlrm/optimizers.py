@@ -76,7 +76,8 @@ class Sgd(Optimizer):
 
     def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
         scale = min(1.0, math.sqrt(global_batch / 4096))
-        return 30 * scale, scale * min(1.0, math.sqrt(128 / widest))
+        # a rare row is in one batch, of which its gradient is a 1/global_batch
+        return min(30.0, global_batch / 8), scale * min(1.0, math.sqrt(128 / widest))
 
 
 class Adagrad(Optimizer):

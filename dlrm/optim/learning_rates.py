@@ -10,7 +10,8 @@ of their width, because what the layers above see are dot products of such rows.
 Adagrad's steps shrink as gradients are summed, so its rates serve any batch size. Adam's for the
 dense layers follow the root of the global batch (Malladi et al. 2022, "On the SDEs and Scaling
 Rules for Adaptive Gradient Algorithms"), and so do SGD's, up to a batch whose gradients are no
-longer noise. Adam's for the tables do not: a rare row is in few batches, however large they are.
+longer noise. Those of the tables do not: a rare row is in few batches, however large they are.
+Adam's need no factor; SGD's grow with the batch itself, of which a sample's gradient is a part.
 
 The factors are those that ``make bench-quality`` was run with. The rate of a step is a function
 of the step alone, counted from 0 over all epochs, so a resumed run has the same.
