@@ -11,11 +11,9 @@ on the machine affects both.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,127 +22,25 @@ import torch
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.clicklog.in_memory.values import read_as_text
 from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
-from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.reading import Read
 from nvt_torchrec.inference.inputs.ids import IdColumns, names_of_file
 from nvt_torchrec.inference.predictor import Predictor
 
 _PIECE_BYTES = 2 << 20
-_MAX_ROWS = 1 << 17
+_OURS, _STOCK = "ours: rows to probability", "stock: frame to probability"
 _NUMBERS: dict[str, Callable[[str], Any]] = {"int32": int, "int": int, "float": float}
 
 
-@dataclasses.dataclass(frozen=True)
-class Timing:
-    """The times of one stage at one batch size.
-
-    Attributes:
-        batch: Rows in a batch.
-        stage: Name of the stage.
-        p50: Median time of a batch in milliseconds; p90 and p99 likewise.
-        rows_per_s: Rows in a batch divided by the median time.
-        batches: Number of batches timed.
-    """
-
-    batch: int
-    stage: str
-    p50: float
-    p90: float
-    p99: float
-    rows_per_s: float
-    batches: int
-
-
-def first_pieces(path: str, spec: FeatureSpec, rows: int) -> list[UnparsedRows]:
-    """Return the first pieces of a file, with at least ``rows`` rows if it has them."""
-    pieces, count = [], 0
-    for piece in stream_unparsed(path, spec, block_bytes=_PIECE_BYTES):
-        pieces.append(piece)
-        count += len(piece.parse(reject=True))
-        if count >= rows:
-            break
-    if not count:
+def first_rows(path: str, spec: FeatureSpec, limit: int) -> list[dict[str, Any]]:
+    """Return the first well-formed rows of a file by source, at most ``limit``."""
+    rows: list[dict[str, Any]] = []
+    pieces = stream_unparsed(path, spec, block_bytes=_PIECE_BYTES)
+    while len(rows) < limit and (piece := next(pieces, None)) is not None:
+        rows += rows_as_dicts(piece, limit - len(rows))
+    if not rows:
         raise SettingsError(f"{path}: no well-formed row", "pass a file with valid rows")
-    return pieces
-
-
-def measure(
-    predictor: Predictor, stock: Any, pieces: list[UnparsedRows], size: int, seconds: float
-) -> list[Timing]:
-    """Time all stages on batches of ``size`` rows.
-
-    Args:
-        predictor: The predictor to measure.
-        stock: The baseline, an :class:`inference.stock.Stock`; None to measure without it.
-        pieces: The rows, which are repeated if they are too few.
-        size: Rows in a batch.
-        seconds: Time for the predictor, and for the baseline, which scores one batch at least.
-    """
-    taken: dict[str, list[float]] = {}
-    batches = _batches(predictor, pieces, size)
-
-    def timed(stage: str, work: Callable[[], Any]) -> Any:
-        begin = time.perf_counter()
-        result = work()
-        taken.setdefault(stage, []).append(time.perf_counter() - begin)
-        return result
-
-    def ours(rows: list[dict]) -> np.ndarray:
-        score = timed("ours: rows to probability", lambda: predictor.predict(rows))
-        raw = timed("  read", lambda: predictor.read(rows))
-        encoded = timed("  encode", lambda: predictor.workflow.transform(raw))
-        with torch.inference_mode():
-            embedded = timed("  lookup", lambda: _done(predictor.model.lookup(encoded.ids)))
-            timed("  dense", lambda: _done(predictor.model.logits(encoded.dense, embedded)))
-        return score
-
-    for rows, _ in itertools.islice(batches, 5):  # caches, compiled code
-        ours(rows)
-    taken.clear()
-    if stock is not None:
-        stock.predict(stock.frame(next(batches)[1]), timed)
-        taken.clear()
-    spent = {"ours": 0.0, "stock": 0.0}
-    while min(spent.values()) < seconds:
-        rows, raw = next(batches)
-        begin = time.perf_counter()
-        score = ours(rows)
-        spent["ours"] += time.perf_counter() - begin
-        if stock is None:
-            spent["stock"] = spent["ours"]
-        elif spent["stock"] <= min(spent["ours"], seconds):
-            frame = stock.frame(raw)
-            begin = time.perf_counter()
-            expected = timed("stock: frame to probability", partial(stock.predict, frame, timed))
-            spent["stock"] += time.perf_counter() - begin
-            exact = predictor.model.table.kind == "float32"
-            np.testing.assert_allclose(score, expected, atol=1e-5 if exact else 0.1)
-    return [_timing(size, stage, values) for stage, values in taken.items()]
-
-
-def _done(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_cuda:
-        torch.cuda.synchronize()
-    return tensor
-
-
-def _timing(size: int, stage: str, seconds: list[float]) -> Timing:
-    p50, p90, p99 = (1e3 * float(np.quantile(seconds, q)) for q in (0.5, 0.9, 0.99))
-    return Timing(size, stage, p50, p90, p99, size / (p50 / 1e3), len(seconds))
-
-
-def _batches(
-    predictor: Predictor, pieces: list[UnparsedRows], size: int
-) -> Iterator[tuple[list[dict], RawRows]]:
-    """Yield batches of ``size`` rows without end, as dicts and as typed columns."""
-    dicts = []
-    for piece in pieces:
-        dicts += rows_as_dicts(piece, _MAX_ROWS - len(dicts))
-    dicts *= -(-size // len(dicts))
-    for at in itertools.cycle(range(0, len(dicts) - size + 1, size)):
-        rows = dicts[at : at + size]
-        yield rows, predictor.read(rows)
+    return rows
 
 
 def rows_as_dicts(piece: UnparsedRows, limit: int) -> list[dict[str, Any]]:
@@ -171,30 +67,87 @@ def rows_as_dicts(piece: UnparsedRows, limit: int) -> list[dict[str, Any]]:
 
 def _value(text: str, read: Read, number: Callable | None, separator: str) -> Any:
     if read.multi_hot:
-        items = text.split(separator) if text else []
+        items = [item for item in text.split(separator) if item]
         return [number(item) for item in items] if number else items
     if not text:
         return None
     return number(text) if number else text
 
 
-def print_table(timings: list[Timing]) -> None:
-    """Print a line for each stage, and by how much faster than the baseline it is."""
+def measure(
+    predictor: Predictor, stock: Any, rows: list[dict], size: int, seconds: float
+) -> dict[str, list[float]]:
+    """Return the times of all stages on batches of ``size`` rows, in seconds.
+
+    Args:
+        predictor: The predictor to measure.
+        stock: The baseline, an :class:`inference.stock.Stock`; None to measure without it.
+        rows: The rows, which are repeated if they are too few.
+        size: Rows in a batch.
+        seconds: Time for the predictor, and for the baseline, which scores one batch at least.
+    """
+    times: dict[str, list[float]] = {}
+    rows = rows * -(-size // len(rows))
+    batches = itertools.cycle(rows[at : at + size] for at in range(0, len(rows) - size + 1, size))
+
+    def timed(stage: str, work: Callable[[], Any]) -> Any:
+        begin = time.perf_counter()
+        result = work()
+        times.setdefault(stage, []).append(time.perf_counter() - begin)
+        return result
+
+    def ours(batch: list[dict]) -> np.ndarray:
+        score = timed(_OURS, lambda: predictor.predict(batch))
+        raw = timed("  read", lambda: predictor.read(batch))
+        encoded = timed("  encode", lambda: predictor.workflow.transform(raw))
+        with torch.inference_mode():
+            embedded = timed("  lookup", lambda: _done(predictor.model.lookup(encoded.ids)))
+            timed("  dense", lambda: _done(predictor.model.logits(encoded.dense, embedded)))
+        return score
+
+    def stocks(batch: list[dict]) -> np.ndarray:
+        frame = stock.frame(predictor.read(batch))
+        return timed(_STOCK, lambda: stock.predict(frame, timed))
+
+    for batch in itertools.islice(batches, 5):  # caches, compiled code
+        ours(batch)
+    if stock is not None:
+        stocks(next(batches))
+    times.clear()
+    atol = 1e-5 if predictor.model.table.kind == "float32" else 0.1
+    ours_s = stock_s = 0.0
+    while ours_s < seconds or (stock is not None and stock_s < seconds):
+        batch = next(batches)
+        score = ours(batch)
+        ours_s += times[_OURS][-1]
+        if stock is not None and stock_s <= min(ours_s, seconds):
+            np.testing.assert_allclose(score, stocks(batch), atol=atol)
+            stock_s += times[_STOCK][-1]
+    return times
+
+
+def _done(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_cuda:
+        torch.cuda.synchronize()
+    return tensor
+
+
+def print_table(by_size: dict[int, dict[str, list[float]]]) -> None:
+    """Print a line for each batch size and stage, and by how much ours is faster than stock."""
     print(f"{'batch':>6}  {'':28}{'p50 ms':>10}{'p90 ms':>10}{'p99 ms':>10}{'rows/s':>12}")
-    for timing in timings:
-        print(
-            f"{timing.batch:>6}  {timing.stage:28}{timing.p50:10.3f}{timing.p90:10.3f}"
-            f"{timing.p99:10.3f}{timing.rows_per_s:12,.0f}"
-        )
-    for size in dict.fromkeys(timing.batch for timing in timings):
-        by_stage = {timing.stage: timing for timing in timings if timing.batch == size}
-        stock = by_stage.get("stock: frame to probability")
-        if stock is None:
-            continue
-        ours = by_stage["ours: rows to probability"].p50
-        transform = by_stage["  Workflow.transform"].p50
-        encode = by_stage["  read"].p50 + by_stage["  encode"].p50
-        print(
-            f"batch {size}: {stock.p50 / ours:,.0f} times faster than stock; read and encode "
-            f"{transform / encode:,.0f} times faster than Workflow.transform"
-        )
+    medians = {}
+    for size, times in by_size.items():
+        for stage, seconds in times.items():
+            p50, p90, p99 = 1e3 * np.quantile(seconds, (0.5, 0.9, 0.99))
+            rate = size / p50 * 1e3
+            print(f"{size:>6}  {stage:28}{p50:10.3f}{p90:10.3f}{p99:10.3f}{rate:12,.0f}")
+            medians[size, stage] = p50
+    for size, times in by_size.items():
+        if _STOCK in times:
+            total = medians[size, _STOCK] / medians[size, _OURS]
+            encode = medians[size, "  read"] + medians[size, "  encode"]
+            print(
+                f"batch {size}: {total:,.0f} times faster than stock; read and encode "
+                f"{medians[size, '  Workflow.transform'] / encode:,.0f} times faster than "
+                "Workflow.transform"
+            )

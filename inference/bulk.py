@@ -2,8 +2,11 @@
 
 The input is cut into pieces of some megabytes. Each thread parses, encodes and scores whole pieces,
 mostly without the interpreter lock, and the scores are put back in the order of the rows. Memory is
-bounded by the pieces in work and one part (:mod:`inference.parts`). Scores do not depend on the
-number of threads.
+bounded by the pieces in work and one part. Scores do not depend on the number of threads.
+
+Parts of many pieces are durable beside the output until they become one file: ``.OUTPUT.parts/``
+holds the plan of a journal (:mod:`base.files.journal`), ``N.parquet`` (part N) and ``N.tsv`` (its
+rejected rows). However a run ends, the next one goes on behind its last part.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
+import json
 import logging
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +31,8 @@ from tqdm import tqdm
 
 from nvt_torchrec.base.arrays import to_arrow, to_numpy
 from nvt_torchrec.base.errors import OutputError, SchemaError, SettingsError
+from nvt_torchrec.base.files.atomic import TEMPORARY, atomic_path, locked, output_errors, together
+from nvt_torchrec.base.files.journal import Journal, refuse_changes
 from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.clicklog.in_memory.remedies import of_fitted_spec, say_fitted
 from nvt_torchrec.clicklog.readers.lines import filesystem_of
@@ -43,6 +50,9 @@ log = logging.getLogger(__name__)
 PIECE_BYTES = 4 << 20
 #: Pieces in a part: the most that is scored again after an interruption.
 PART_PIECES = 128
+_ROW_GROUP_ROWS = 1 << 20
+#: Rows of a piece with their scores, and lines about its rejected rows.
+Result: TypeAlias = tuple[pa.Table, bytes]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +62,6 @@ class Scored:
     rows: int
     rejected: int
     rejected_file: Path
-
-
-@dataclasses.dataclass(frozen=True)
-class _Result:
-    table: pa.Table
-    rejected: bytes
 
 
 def predict_file(
@@ -98,8 +102,6 @@ def predict_file(
         SchemaError: An id column, or the label, is missing.
         OutputError: The output exists or cannot be written, or the earlier run had other arguments.
     """
-    from nvt_torchrec.inference.parts import open_parts
-
     if output_path.exists():
         raise OutputError(f"{output_path} exists", "choose another --output, or remove it first")
     spec = input_spec(predictor.spec, input_path, file_format)
@@ -114,25 +116,131 @@ def predict_file(
     key = _key(predictor, input_path, spec, ids, reject, piece_bytes)
     bar = tqdm(desc="predict", unit="rows", unit_scale=True, disable=None)
     rejected_file = output_path.with_name(f"{output_path.name}.rejected.tsv")
-    with open_parts(output_path, key, resume=resume) as parts, bar:
+    with _open_parts(output_path, key, resume=resume) as parts, bar:
         if parts.done:
-            bar.update(parts.rows)
-            log.info("%s: resumed after row %d", output_path, parts.rows)
+            rows = parts.counts()[0]
+            bar.update(rows)
+            log.info("%s: resumed after row %d", output_path, rows)
         left = itertools.islice(pieces, parts.done * PART_PIECES, None)
 
-        def work(piece: UnparsedRows) -> _Result:
-            return _score(predictor, piece, ids, reject)
+        def work(piece: UnparsedRows) -> Result:
+            result = _score(predictor, piece, ids, reject)
+            bar.update(len(result[0]))
+            return result
 
         with _one_torch_thread():
-            for part in _chunks(in_order(work, left, workers, "predict"), PART_PIECES, bar):
-                parts.add([r.table for r in part], b"".join(r.rejected for r in part))
+            results = in_order(work, left, workers, "predict")
+            while part := list(itertools.islice(results, PART_PIECES)):
+                parts.add(part)
         rows, rejected = parts.finish(rejected_file)
     if rejected:
         log.warning("%s: %d malformed rows left out: %s", input_path, rejected, rejected_file)
     return Scored(rows, rejected, rejected_file)
 
 
-def _score(predictor: Predictor, piece: UnparsedRows, ids: IdColumns, reject: bool) -> _Result:
+@contextlib.contextmanager
+def _open_parts(output: Path, settings: dict[str, Any], *, resume: bool) -> Iterator[_Parts]:
+    """Open the parts of an output; meanwhile no other run may write there.
+
+    Args:
+        output: The file that the parts become.
+        settings: What the scores depend on.
+        resume: Keep the parts of an earlier run, which must have had the same settings.
+
+    Raises:
+        OutputError: The earlier run had others, another run writes there, or it cannot be written.
+    """
+    directory = output.with_name(f".{output.name}.parts")
+    with contextlib.ExitStack() as stack:
+        with output_errors(output):
+            directory.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(directory / "lock", directory))
+        parts = _Parts(output, directory, settings, resume)
+        try:
+            yield parts
+        finally:
+            if parts.done:
+                log.warning(
+                    "%s: %d finished parts are kept, --resume uses them", output, parts.done
+                )
+            else:
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+class _Parts:
+    """The parts of an output; ``done`` of them are finished."""
+
+    def __init__(
+        self, output: Path, directory: Path, settings: dict[str, Any], resume: bool
+    ) -> None:
+        self._output, self._directory, self.done = output, directory, 0
+        plan = {"settings": json.loads(json.dumps(settings))}  # tuples become lists
+        journal = Journal(directory)
+        remedy = "call it as before, or without --resume to begin anew"
+        before = journal.plan(dict[str, Any], remedy) if resume else None
+        if before is None:
+            with output_errors(output):
+                for file in directory.iterdir():  # of an earlier run, before its plan is gone
+                    if file.suffix in (".parquet", ".tsv", TEMPORARY):
+                        file.unlink(missing_ok=True)
+            journal.begin(plan)
+            return
+        refuse_changes(before, plan, output, remedy)
+        while all(file.exists() for file in self._files(self.done)):
+            self.done += 1
+
+    def _files(self, number: int) -> tuple[Path, Path]:
+        """Return the files of a part: its rows, and lines about its rejected rows."""
+        return self._directory / f"{number}.parquet", self._directory / f"{number}.tsv"
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many rows and rejected rows are in the parts so far."""
+        rows = rejected = 0
+        for scored, bad in map(self._files, range(self.done)):
+            rows += pq.read_metadata(scored).num_rows
+            rejected += bad.read_bytes().count(b"\n")
+        return rows, rejected
+
+    def add(self, results: Sequence[Result]) -> None:
+        """Make the next part durable."""
+        rows, rejected = self._files(self.done)
+        table = pa.concat_tables([table for table, _ in results])
+        with together():
+            with atomic_path(rejected) as temporary:
+                temporary.write_bytes(b"".join(lines for _, lines in results))
+            with atomic_path(rows) as temporary:
+                pq.write_table(
+                    table, temporary, row_group_size=_ROW_GROUP_ROWS, write_page_checksum=True
+                )
+        self.done += 1
+
+    def finish(self, rejected_file: Path) -> tuple[int, int]:
+        """Join the parts into the output, and their rejected rows into another file if any.
+
+        Returns:
+            How many rows, and how many rejected ones.
+        """
+        counts, files = self.counts(), [self._files(number) for number in range(self.done)]
+        if counts[1]:
+            with atomic_path(rejected_file) as temporary, open(temporary, "wb") as out:
+                out.write(b"line\treason\traw\n")
+                for _, rejected in files:
+                    out.write(rejected.read_bytes())
+        schema = pq.read_schema(files[0][0])
+        with (
+            atomic_path(self._output) as temporary,
+            pq.ParquetWriter(temporary, schema, write_page_checksum=True) as writer,
+        ):
+            for rows, _ in files:
+                with pq.ParquetFile(rows) as part:
+                    for index in range(part.num_row_groups):
+                        table = part.read_row_group(index)
+                        writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
+        self.done = 0  # they are in the output: not worth keeping
+        return counts
+
+
+def _score(predictor: Predictor, piece: UnparsedRows, ids: IdColumns, reject: bool) -> Result:
     with of_fitted_spec():
         rows = piece.parse(reject=reject)
     columns: dict[str, Any] = {"row": to_arrow(piece.first + rows.line)}
@@ -143,7 +251,7 @@ def _score(predictor: Predictor, piece: UnparsedRows, ids: IdColumns, reject: bo
         columns["label"] = to_arrow(labels)
     if rows.weight is not None:
         columns["weight"] = to_arrow(rows.weight)
-    return _Result(pa.table(columns), _describe(piece, rows))
+    return pa.table(columns), _describe(piece, rows)
 
 
 def _describe(piece: UnparsedRows, rows: RawRows) -> bytes:
@@ -169,18 +277,6 @@ def _one_torch_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _chunks(results: Iterator[_Result], size: int, bar: tqdm) -> Iterator[list[_Result]]:
-    chunk: list[_Result] = []
-    for result in results:
-        bar.update(len(result.table))
-        chunk.append(result)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 def _key(

@@ -1,8 +1,8 @@
 """Where a bundle comes from: checkpoint, workflow generation, days, settings and versions.
 
-All of it is read from the bundle, and compared with the checkpoint, the workflow and the output of
-the ETL where they are given. A statement is verified if the files that it is about were read now
-and agree; what could not be compared is listed as well.
+All of it is read from the bundle, and compared with the checkpoint and the workflow where they are
+given. A statement is verified if the files that it is about were read now and agree; what could not
+be compared is listed as well.
 """
 
 from __future__ import annotations
@@ -14,14 +14,11 @@ from typing import Any
 
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.base.files.artifact import check_digests
-from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.clicklog.readers.lines import filesystem_of
 from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, CheckpointRecord, digest_of
-from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.inference.model.bundle import WORKFLOW, BundleDescription, bundle_digest, describe
 from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.report import days_text, generations_table
 
 
 @dataclasses.dataclass
@@ -32,8 +29,8 @@ class Lineage:
         bundle: Path, digest, type of the tables, bytes.
         checkpoint: What the bundle records of the checkpoint; None if it does not.
         workflow: Digest and generations.
-        days: Every day that the workflow counted, or that the manifest lists: generation, whether
-            the checkpoint was trained on it, and its files with rows and fingerprints.
+        days: Every day that the workflow counted or that the checkpoint was trained on:
+            generation, and whether the checkpoint was trained on it.
         verified: What was compared and agrees.
         unverified: What could not be compared, and why.
         wrong: What was compared and differs.
@@ -52,7 +49,7 @@ class Lineage:
         if actual == expected:
             self.verified.append(what)
         else:
-            self.wrong.append(f"{what}: {_short(actual)}, not {_short(expected)}")
+            self.wrong.append(f"{what}: {actual!s:.12}, not {expected!s:.12}")
 
     def verify(self, what: str, check: Callable[[], None]) -> None:
         """Record whether files agree with their digests; otherwise ``check`` raises."""
@@ -64,32 +61,24 @@ class Lineage:
 
 
 def read_lineage(
-    bundle: Path,
-    checkpoint: Path | None = None,
-    workflow: Path | None = None,
-    output: Path | None = None,
+    bundle: Path, checkpoint: Path | None = None, workflow: Path | None = None
 ) -> Lineage:
     """Read the line of descent of a bundle, and compare it with the files that are given.
 
     Args:
         bundle: Directory of the bundle.
         checkpoint: Directory of the checkpoint that it is said to be made from.
-        workflow: Directory of the workflow, or of one that was extended since; None: that of
-            ``output``.
-        output: Output directory of the ETL; None: the one that ``workflow`` lies in, if any.
+        workflow: Directory of the workflow, or of one that was extended since.
 
     Raises:
-        BadInputError: The bundle is missing, or what describes it is damaged; ``checkpoint``,
-            ``workflow`` or ``output`` is missing, or an extension of ``output`` was interrupted.
+        BadInputError: The bundle is missing, or what describes it is damaged; ``checkpoint`` or
+            ``workflow`` is missing.
     """
-    if workflow is None and output is not None:
-        workflow = EtlOutput(output).workflow
-    if output is None and workflow is not None and EtlOutput(workflow.parent).manifest.exists():
-        output = workflow.parent
-    if output is not None:
-        EtlOutput(output).check_whole()
     description = describe(bundle)
     inner = inspect(bundle / WORKFLOW)
+    origin = description.origin
+    trained_days = None if origin is None else origin.checkpoint.days
+    generations = {day: record.number for record in inner.lineage for day in record.days}
     lineage = Lineage(
         bundle={
             "path": str(bundle),
@@ -97,25 +86,22 @@ def read_lineage(
             "tables": description.tables,
             "bytes": sum(entry.bytes for entry in description.files.values()),
         },
-        checkpoint=None if description.origin is None else dataclasses.asdict(description.origin),
+        checkpoint=None if origin is None else dataclasses.asdict(origin),
         workflow={
             "digest": description.workflow_digest,
             "generation": description.generation,
             "generations": [dataclasses.asdict(generation) for generation in inner.lineage],
             "versions": inner.versions,
         },
-        days=[],
+        days=[
+            {
+                "day": day,
+                "generation": generations.get(day),
+                "trained": None if trained_days is None else day in trained_days,
+            }
+            for day in sorted({*generations, *(trained_days or ())})
+        ],
     )
-    _check_bundle(lineage, bundle, description, inner)
-    _check_checkpoint(lineage, description, inner, checkpoint)
-    _check_workflow(lineage, inner, workflow)
-    _add_days(lineage, description, inner, output)
-    return lineage
-
-
-def _check_bundle(
-    lineage: Lineage, bundle: Path, description: BundleDescription, inner: WorkflowDescription
-) -> None:
 
     def check_files() -> None:
         check_digests(bundle, description.files, "")
@@ -125,6 +111,9 @@ def _check_bundle(
     lineage.compare("bundle: the digest of its workflow", inner.digest, description.workflow_digest)
     what = "bundle: the generation of its workflow"
     lineage.compare(what, inner.generation, description.generation)
+    _check_checkpoint(lineage, description, inner, checkpoint)
+    _check_workflow(lineage, inner, workflow)
+    return lineage
 
 
 def _check_checkpoint(
@@ -144,14 +133,13 @@ def _check_checkpoint(
         lineage.unverified.append(
             "checkpoint: the bundle was made before checkpoints were recorded: make it again"
         )
+    elif (trained_on := origin.checkpoint.generation) is None:
+        lineage.unverified.append("checkpoint: it records no generation")
     else:
         # a generation that adds nothing has the digest of its parent, and encodes rows as that does
         same = {record.number for record in inner.lineage if record.digest == inner.digest}
-        trained_on = origin.checkpoint.generation
         what = f"checkpoint: trained on generation {trained_on} of the workflow"
-        if trained_on is None:
-            lineage.unverified.append("checkpoint: it records no generation")
-        elif trained_on in same:
+        if trained_on in same:
             lineage.verified.append(what)
         else:
             lineage.wrong.append(f"{what}, which is at generation {inner.generation}")
@@ -176,71 +164,38 @@ def _check_workflow(lineage: Lineage, inner: WorkflowDescription, workflow: Path
     outer = inspect(workflow)
     lineage.verify(f"workflow: the SHA-256 of the files of {workflow}", outer.verify)
     ancestor = outer.ancestor(inner.digest)
-    if ancestor is None and outer.digest != inner.digest:
-        lineage.wrong.append(
-            f"workflow: {workflow} (digest {_short(outer.digest)}) is not the bundle's "
-            f"({_short(inner.digest)}), and does not descend from it"
-        )
-        return
-    what = f"workflow: {workflow} is the same"
-    if outer.digest != inner.digest:
-        what = (
+    if outer.digest == inner.digest:
+        lineage.verified.append(f"workflow: {workflow} is the same")
+    elif ancestor is not None:
+        lineage.verified.append(
             f"workflow: {workflow} was extended since: generation {outer.generation} descends from "
             f"generation {ancestor.number}"
         )
-    lineage.verified.append(what)
-    for before, after in zip(inner.lineage, outer.lineage, strict=False):
-        if before != after:
-            lineage.wrong.append(f"workflow: generation {before.number} is another in the bundle")
-
-
-def _add_days(
-    lineage: Lineage,
-    description: BundleDescription,
-    inner: WorkflowDescription,
-    output: Path | None,
-) -> None:
-    trained = None if description.origin is None else description.origin.checkpoint.days
-    generations = {day: record.number for record in inner.lineage for day in record.days}
-    inputs = [] if output is None else Manifest.read(EtlOutput(output).manifest).inputs
-    lineage.days = [
-        {
-            "day": day,
-            "generation": generations.get(day),
-            "trained": None if trained is None else day in trained,
-            "files": [
-                {"path": entry.path, "fingerprint": entry.fingerprint, "rows": entry.rows}
-                for entry in inputs
-                if entry.day == day
-            ],
-        }
-        for day in sorted({*generations, *(trained or ()), *(entry.day for entry in inputs)})
-    ]
-    if output is None:
-        lineage.unverified.append("days: their files (pass --output_path)")
-    for entry in inputs:
-        _check_file(lineage, entry.path, entry.fingerprint)
-
-
-def _check_file(lineage: Lineage, path: str, then: dict[str, Any]) -> None:
-    """Compare size and time of change of a raw file with those of the manifest."""
-    what = f"days: {path}, {then.get('size')} bytes"
-    try:
-        filesystem, name = filesystem_of(path)
-        now = find_days(path)[0] if filesystem.isfile(name) else None
-    except (ClickLogError, OSError) as error:
-        lineage.unverified.append(f"{what}: {error}")
-        return
-    if now is None:
-        lineage.unverified.append(f"{what}: it is not there now")
-    elif now.size != then.get("size"):
-        lineage.wrong.append(f"{what}: it has {now.size} bytes now")
-    elif str(now.modified) != str(then.get("modified")):
-        lineage.unverified.append(f"{what}: the size is the same, the time of change is another")
     else:
-        lineage.verified.append(f"{what}: size and time of change")
+        lineage.wrong.append(
+            f"workflow: {workflow} (digest {outer.digest[:12]}) is not the bundle's "
+            f"({inner.digest[:12]}), and does not descend from it"
+        )
 
 
-def _short(value: Any) -> str:
-    text = str(value)
-    return f"{text[:12]}…" if len(text) > 40 else text
+def text_of(lineage: Lineage) -> str:
+    """Format the main facts, and what was compared; settings and versions are in the JSON."""
+    bundle, workflow = lineage.bundle, lineage.workflow
+    checkpoint = "not recorded"
+    if lineage.checkpoint is not None:
+        record = lineage.checkpoint["checkpoint"]
+        parts = {name: record[name] for name in ("steps", "samples", "generation")}
+        parts["days"] = days_text(record["days"] or ()) or None
+        parts["continued from"] = (record["continued_from"] or "")[:12] or None
+        known = [f"{name} {value}" for name, value in parts.items() if value is not None]
+        checkpoint = ", ".join([record["digest"][:12], *known])
+    lines = [
+        f"bundle      {bundle['path']}: {bundle['digest'][:12]}, {bundle['tables']}, "
+        f"{bundle['bytes'] / 2**20:.1f} MiB",
+        f"checkpoint  {checkpoint}",
+        f"workflow    {workflow['digest'][:12]}, generation {workflow['generation']}",
+        generations_table(inspect(Path(bundle["path"]) / WORKFLOW)),
+    ]
+    for title, texts in (("verified", lineage.verified), ("not verified", lineage.unverified)):
+        lines += [title, *(f"  {text}" for text in texts or ["nothing"])]
+    return "\n".join(lines)

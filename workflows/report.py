@@ -28,7 +28,7 @@ def report(path: Path | str) -> str:
     ]
     if description.spec.dense:
         sections.append("dense columns\n" + table(_dense(description)))
-    sections.append("line of descent\n" + _lineage(description))
+    sections.append("line of descent\n" + generations_table(description))
     sizes = description.table_schema.num_embeddings_per_feature
     sections.append(f"table sizes to train with\n  --num_embeddings_per_feature {sizes}")
     return "\n\n".join(sections)
@@ -47,7 +47,7 @@ def _head(path: Path, description: WorkflowDescription) -> str:
     )
 
 
-def _lineage(description: WorkflowDescription) -> str:
+def generations_table(description: WorkflowDescription) -> str:
     """Return a line for each generation, with what it added to the one before."""
     if not description.lineage:
         return "  unknown: it was imported, or made before workflows could be extended"

@@ -6,7 +6,8 @@ import dataclasses
 import types
 
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.inference.commands.model import FORMATS, ModelSettings
+from nvt_torchrec.formats.spec.columns import INPUT_FORMATS
+from nvt_torchrec.inference.commands.model import ModelSettings
 
 DESCRIPTION = "Measures latency and rows/s by batch size, beside those of Workflow.transform."
 
@@ -18,7 +19,7 @@ class BenchmarkSettings(Settings):
     HINTS = types.MappingProxyType({"--json": "the table has all figures"})
 
     input: str = flag("raw rows to measure with", metavar="FILE")
-    format: str | None = flag("format of the input", None, choices=FORMATS)
+    format: str | None = flag("format of the input", None, choices=INPUT_FORMATS)
     batch_sizes: tuple[int, ...] = flag("batch sizes", (1, 64, 4096), least=1)
     seconds: float = flag("time for each measurement", 2.0)
 
@@ -29,14 +30,14 @@ SETTINGS = (ModelSettings, BenchmarkSettings)
 def run(model: ModelSettings, settings: BenchmarkSettings) -> None:
     """Measure, print a table, and perhaps write the results."""
     predictor, stock = model.load(), None
-    from nvt_torchrec.inference.benchmark import first_pieces, measure, print_table
+    from nvt_torchrec.inference.benchmark import first_rows, measure, print_table
     from nvt_torchrec.inference.predictor import input_spec
 
     spec = input_spec(predictor.spec, settings.input, settings.format)
-    pieces = first_pieces(settings.input, spec, max(*settings.batch_sizes, 1 << 14))
+    rows = first_rows(settings.input, spec, max(*settings.batch_sizes, 1 << 14))
     if model.workflow is not None:
         from nvt_torchrec.inference.stock import Stock
 
         stock = Stock(model.workflow, model.checkpoint, predictor.model.device)
-    sizes, seconds = settings.batch_sizes, settings.seconds
-    print_table([t for size in sizes for t in measure(predictor, stock, pieces, size, seconds)])
+    seconds = settings.seconds
+    print_table({n: measure(predictor, stock, rows, n, seconds) for n in settings.batch_sizes})

@@ -6,7 +6,8 @@ import dataclasses
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.inference.commands.model import FORMATS, TABLES
+from nvt_torchrec.formats.spec.columns import INPUT_FORMATS
+from nvt_torchrec.inference.commands.model import TABLES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +23,7 @@ class BundleSettings(Settings):
         "labelled raw rows: print what --tables costs in AUROC compared with float32", None,
         metavar="FILE"
     )
-    format: str | None = flag("format of the file of --evaluate", None, choices=FORMATS)
+    format: str | None = flag("format of the file of --evaluate", None, choices=INPUT_FORMATS)
     keep: int | None = flag(
         "remove the bundles beside the output but the N last trained, itself included (default: "
         "keep all)", None, least=1
@@ -38,7 +39,8 @@ def run(settings: BundleSettings) -> None:
     from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
     prepare_torch()
-    from nvt_torchrec.inference.model.bundle import prune_bundles, write_bundle
+    from nvt_torchrec.inference.model.bundle import write_bundle
+    from nvt_torchrec.inference.publish.store import prune_bundles
 
     output = settings.output
     if write_bundle(settings.workflow, settings.checkpoint, output, tables=settings.tables):

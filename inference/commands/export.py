@@ -19,7 +19,14 @@ _NVIDIA = (
 class ExportSettings(Settings):
     """What to export, and to which format."""
 
-    HINTS = types.MappingProxyType({"--train": _NVIDIA, "--test": _NVIDIA})
+    HINTS = types.MappingProxyType(
+        {
+            "--train": _NVIDIA,
+            "--test": _NVIDIA,
+            "--compile": "call torch._inductor.aoti_compile_and_package(torch.export.load("
+            '"model.pt2"), package_path="compiled.pt2")',
+        }
+    )
 
     # fmt: off
     bundle: Path = flag("directory made by `python -m inference bundle`", metavar="BUNDLE")
@@ -29,9 +36,6 @@ class ExportSettings(Settings):
         removed={"nvidia": _NVIDIA},
     )
     output: Path = flag("directory to make", metavar="DIR")
-    compile: bool = flag(
-        "torch: also compile by AOTInductor; needs a C++ compiler", False, needs="--format torch"
-    )
     # fmt: on
 
 
@@ -54,7 +58,7 @@ def run(settings: ExportSettings) -> None:
     if settings.format == "torch":
         from nvt_torchrec.inference.export.torch_package import export_torch
 
-        export_torch(settings.bundle, settings.output, compiled=settings.compile)
+        export_torch(settings.bundle, settings.output)
     else:
         from nvt_torchrec.inference.export.triton import export_triton
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from nvt_torchrec.inference.predictor import Predictor
 
 TABLES = ("float32", "float16", "int8")
-FORMATS = ("tsv", "csv", "json", "parquet")
 
 
 @functools.cache

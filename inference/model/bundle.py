@@ -3,8 +3,8 @@
 Layout::
 
     bundle.json            shape of the model, digest and generation of the workflow, where the
-                           weights come from (:mod:`inference.model.origin`); size and SHA-256 of
-                           every other file. Written last
+                           weights come from (:class:`.weights.Origin`); size and SHA-256 of every
+                           other file. Written last
     workflow/              the saved workflow, with its compiled form
     .merlin/schema.json    columns and table sizes
     weights/table.npy      [rows of all tables, embedding dim], one table after the other: float32,
@@ -20,6 +20,7 @@ bundle takes no longer for a large one, and the processes of a machine share the
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import os
 import shutil
@@ -31,22 +32,22 @@ import torch
 from nvt_torchrec import __version__
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
-from nvt_torchrec.base.files.atomic import (
-    TEMPORARY,
-    fsync_directory,
-    new_directory,
-    output_errors,
-)
+from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.finite import not_finite
 from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, digest_of
 from nvt_torchrec.dlrm.interactions import interaction_of
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
-from nvt_torchrec.inference.model.origin import Origin, file_digest, read_checkpoint_origin
 from nvt_torchrec.inference.model.scoring import Layer, ServingModel
 from nvt_torchrec.inference.model.tables import KINDS, Table
-from nvt_torchrec.inference.model.weights import ModelShape, check_pair, read_checkpoint
+from nvt_torchrec.inference.model.weights import (
+    ModelShape,
+    Origin,
+    check_pair,
+    read_checkpoint,
+    read_checkpoint_origin,
+)
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
 
@@ -101,9 +102,15 @@ def write_bundle(
     _check_generation(description, shape, workflow, checkpoint)
     opened = compiled.load(workflow, verify=True)
     check_pair(opened.schema, opened.digest, shape, workflow, checkpoint)
-    table = model.table.convert(tables)
-    model = dataclasses.replace(model, table=table)
-    save_bundle(path, workflow, model, shape, origin=_origin(checkpoint), trained=_time(checkpoint))
+    model = dataclasses.replace(model, table=model.table.convert(tables))
+    versions = {
+        "nvt-torchrec": __version__,
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+    }
+    origin = Origin(read_checkpoint_origin(checkpoint), versions)
+    trained = (Path(checkpoint) / MODEL_FILE).stat().st_mtime
+    save_bundle(path, workflow, model, shape, origin=origin, trained=trained)
     return True
 
 
@@ -114,10 +121,6 @@ def _is_made_from(
     known = bundle.workflow_digest == workflow.digest or workflow.ancestor(bundle.workflow_digest)
     of_checkpoint = bundle.origin.checkpoint.digest if bundle.origin else ""
     return bool(known) and (bundle.tables, of_checkpoint) == (tables, digest_of(checkpoint))
-
-
-def _time(checkpoint: Path | str) -> float:
-    return (Path(checkpoint) / MODEL_FILE).stat().st_mtime
 
 
 def _check_output(workflow: Path) -> None:
@@ -139,15 +142,6 @@ def _check_generation(
             f"train with --continue_from {checkpoint} on the data of generation "
             f"{description.generation}, and bundle the new checkpoint",
         )
-
-
-def _origin(checkpoint: Path | str) -> Origin:
-    versions = {
-        "nvt-torchrec": __version__,
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-    }
-    return Origin(read_checkpoint_origin(checkpoint), versions)
 
 
 def save_bundle(
@@ -334,7 +328,11 @@ def describe(path: Path | str, *, check: bool = False) -> BundleDescription:
 
 def bundle_digest(path: Path | str) -> str:
     """Return the SHA-256 of ``bundle.json``, which stands for the bundle: it holds all digests."""
-    return file_digest(Path(path) / BUNDLE_FILE)
+    file = Path(path) / BUNDLE_FILE
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise BadInputError(f"{file}: cannot be read: {error.strerror or error}") from error
 
 
 def bundle_name(digest: str) -> str:
@@ -345,35 +343,6 @@ def bundle_name(digest: str) -> str:
 def is_bundle_name(name: str) -> bool:
     """Whether a name could be one that :func:`bundle_name` gives."""
     return len(name) == _NAME_DIGITS and set(name) <= set("0123456789abcdef")
-
-
-def prune_bundles(path: Path, keep: int) -> list[Path]:
-    """Remove the bundles beside one but it and the last trained, so that ``keep`` are left.
-
-    Returns:
-        The directories that were removed.
-
-    Raises:
-        OutputError: One cannot be removed.
-    """
-    parent = path.absolute().parent
-    for left in parent.glob(f".*.old{TEMPORARY}"):  # by a command that was killed
-        shutil.rmtree(left)
-    others = [p for p in parent.iterdir() if is_bundle(p) and not p.is_symlink()]
-    others = [other for other in others if not other.samefile(path)]
-    others.sort(key=lambda other: (other / BUNDLE_FILE).stat().st_mtime, reverse=True)
-    for other in others[keep - 1 :]:
-        remove_bundle(other)
-    return others[keep - 1 :]
-
-
-def remove_bundle(path: Path) -> None:
-    """Remove a bundle; it is gone as a whole before its files are. Raises OutputError."""
-    temporary = path.with_name(f".{path.name}.old{TEMPORARY}")
-    with output_errors(path):
-        os.rename(path, temporary)
-        fsync_directory(path.parent)
-        shutil.rmtree(temporary)
 
 
 def _load_table(weights: Path, kind: str, rows: int) -> Table:

@@ -1,18 +1,21 @@
-"""The weights of a trained model, read from a training checkpoint."""
+"""What a training checkpoint says of a model, its weights, and what it can be used with."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.versions import check_training_stack
-from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
+from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, CheckpointRecord, digest_of
 from nvt_torchrec.dlrm.interactions import linear_layers
 from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.inference.model.scoring import ServingModel
 from nvt_torchrec.inference.model.tables import Table
 
@@ -51,6 +54,45 @@ class ModelShape:
         return value
 
 
+@dataclasses.dataclass(frozen=True)
+class CheckpointOrigin:
+    """What a bundle records of the checkpoint that it was made from.
+
+    Attributes:
+        digest: The digest that the checkpoint's ``model.json`` holds of itself; it also holds those
+            of the other files.
+        steps: The number of training steps.
+        samples: The number of samples trained on.
+        generation: The generation of the workflow whose data it was trained on, if known.
+        days: The days it was trained on, those of the checkpoints before it included, if known.
+        continued_from: The digest of the checkpoint that its training continued from, if any.
+        settings: The settings of the training run, but for paths.
+        versions: The versions of the packages that wrote it.
+    """
+
+    digest: str
+    steps: int | None
+    samples: int | None
+    generation: int | None
+    days: tuple[int, ...] | None
+    continued_from: str | None
+    settings: dict[str, Any]
+    versions: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where a bundle comes from; its workflow is in it, and knows its own generations.
+
+    Attributes:
+        checkpoint: The checkpoint with the weights.
+        versions: The versions of the packages that made the bundle.
+    """
+
+    checkpoint: CheckpointOrigin
+    versions: dict[str, str]
+
+
 def usable(device: torch.device | str) -> torch.device:
     """Return the device. Raises SettingsError if it cannot be used."""
     try:
@@ -86,6 +128,35 @@ def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingMode
     shape = shape_of_checkpoint(CheckpointRecord.read(path))
     scorer, config = load_model(path, device)
     return from_scorer(scorer, config), shape
+
+
+def read_checkpoint_origin(path: Path | str) -> CheckpointOrigin:
+    """Return what a bundle records of a checkpoint.
+
+    Raises:
+        BadInputError: The checkpoint is missing or damaged.
+        SchemaError: It is not a checkpoint of this program.
+    """
+    file, record = Path(path) / MODEL_FILE, CheckpointRecord.read(path)
+    remedy = "the checkpoint is damaged: copy it again"
+    before, settings = (
+        parse(dict[str, Any], record.training.get(key) or {}, file, remedy)
+        for key in ("continued_from", "settings")
+    )
+    known = {key: record.training.get(key) for key in ("steps", "samples", "generation", "days")}
+    value = {
+        **known,
+        "digest": digest_of(path),
+        "continued_from": before.get("digest"),
+        "settings": {key: item for key, item in settings.items() if not _is_path(item)},
+        "versions": record.versions,
+    }
+    return parse(CheckpointOrigin, value, file, remedy)
+
+
+def _is_path(value: Any) -> bool:
+    """Whether a setting names a place of the machine, which means nothing on another one."""
+    return isinstance(value, str) and "/" in value
 
 
 def from_scorer(scorer: Scorer, config: ModelConfig) -> ServingModel:
@@ -146,3 +217,33 @@ def check_pair(
                 f"{model} has {rows} rows",
                 remedy,
             )
+
+
+def check_same_columns(now: FeatureSpec, new: FeatureSpec, what: str) -> None:
+    """Check that a bundle takes the rows that clients send already.
+
+    Args:
+        now: The spec of the bundle that is served.
+        new: The spec of the bundle that is to replace it.
+        what: The new bundle, in errors.
+
+    Raises:
+        SchemaError: A column is missing, new, in another place, of another type or read otherwise.
+    """
+    here, there = (_as_clients_see(spec) for spec in (now, new))
+    if here == there:
+        return
+    names = [a or b for a, b in itertools.zip_longest(here, there) if a != b]
+    raise SchemaError(
+        f"{what}: its columns are not those of the bundle that is served: {names[0][1]} is in "
+        "another place, of another type or read otherwise, or one of both lacks it",
+        "clients send the columns of the bundle that is served, in its formats: serve the new one "
+        "at another address, from a directory of its own",
+    )
+
+
+def _as_clients_see(spec: FeatureSpec) -> list[tuple]:
+    columns: list[tuple] = [("dense", c.name, c.raw) for c in spec.dense]
+    columns += [("categorical", c.name, c.raw, c.multi_hot) for c in spec.categorical]
+    reads = {("read", read.source, repr(read)) for read in spec.read_plan(label=False).reads}
+    return columns + sorted(reads)

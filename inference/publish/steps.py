@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
 from nvt_torchrec.dlrm.metrics import Metrics
-from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.inference.accuracy import score_labelled
-from nvt_torchrec.inference.inputs.successors import check_same_columns
 from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest, bundle_name, describe
+from nvt_torchrec.inference.model.weights import check_same_columns
 from nvt_torchrec.inference.predictor import Predictor
-from nvt_torchrec.inference.publish.history import PUBLISH, ROLLBACK, Entry
-from nvt_torchrec.inference.publish.store import Store, open_store
+from nvt_torchrec.inference.publish.settings import PublishSettings
+from nvt_torchrec.inference.publish.store import PUBLISH, ROLLBACK, Entry, Store, open_store
 from nvt_torchrec.workflows.description import inspect
 
 log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """The labelled raw rows to compare bundles on.
-
-    Attributes:
-        path: Path of the log: TSV, CSV or parquet.
-        rows: The number of its first rows to take.
-        format: Its format; None for that of the training log, or parquet if the path ends so.
-        max_auroc_drop: By how much the AUROC of a new bundle may be lower.
-        max_calibration_change: By how much its calibration may be further from 1.
-    """
-
-    path: str
-    rows: int
-    format: str | None
-    max_auroc_drop: float
-    max_calibration_change: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,58 +40,37 @@ class Published:
     removed: tuple[str, ...] = ()
 
 
-def publish(
-    bundle: Path,
-    to: Path,
-    sample: Sample | None = None,
-    keep: int | None = None,
-    *,
-    allow_older: bool = False,
-) -> Published:
+def publish(settings: PublishSettings) -> Published:
     """Check a bundle, compare it with the one that is served, and serve it from now on.
-
-    Args:
-        bundle: Directory of the bundle.
-        to: Directory of published bundles.
-        sample: Labelled rows; None: do not compare.
-        keep: The number of bundles to keep; None: keep all.
-        allow_older: Serve it even if the workflow that is served was extended from its workflow.
 
     Raises:
         BadInputError: The bundle, the bundle that is served or the sample is missing or damaged.
         SchemaError: Its columns are not those of the bundle that is served.
-        OutputError: ``to`` is something else, cannot be written, or another command works on it.
+        OutputError: The directory is something else, cannot be written, or another command works
+            on it.
     """
+    bundle = settings.bundle
     generation, digest = describe(bundle).generation, bundle_digest(bundle)
-    with open_store(to, create=True) as store:
+    with open_store(settings.to, create=True) as store:
         before, name = store.served_name(), bundle_name(digest)
         new = Predictor.load(bundle, check=True)
+        metrics: dict[str, Metrics] = {}
         if before == name:
-            _check_served(store, name)
-            removed = () if keep is None else tuple(store.prune(keep))
-            return Published(name, before, removed=removed)
-        metrics, refusals = {}, []
-        served = None if before is None else _served_workflow(store, before)
-        if served is not None:
-            check_same_columns(served.spec, new.spec, str(bundle))
-            ancestor = served.ancestor(new.workflow.digest)
-            if ancestor and ancestor.digest != served.digest and not allow_older:
-                refusals.append(
-                    f"its workflow is generation {ancestor.number}, that of the bundle that is "
-                    f"served {served.generation}: --rollback serves the one before again, "
-                    "--allow_older any"
-                )
-        if sample is not None and not refusals:
-            metrics = _compare(store, before, new, sample)
-            refusals = _refusals(metrics, sample)
-        if refusals:
-            return Published(name, before, metrics, tuple(refusals))
-        del new
-        if bundle_digest(store.add(bundle)) != digest:
-            raise BadInputError(f"{bundle}: has changed meanwhile", "publish it again")
-        measured = metrics["new"].to_dict() if metrics else None
-        store.switch(Entry.now(PUBLISH, digest, generation=generation, metrics=measured))
-        removed = () if keep is None else tuple(store.prune(keep))
+            with _errors_of_served():
+                describe(store.path(name), check=True)
+        else:
+            refusals = [] if before is None else _check_successor(store, before, new, settings)
+            if settings.sample is not None and not refusals:
+                metrics = _compare(store, before, new, settings)
+                refusals = _refusals(metrics, settings)
+            if refusals:
+                return Published(name, before, metrics, tuple(refusals))
+            del new
+            if bundle_digest(store.add(bundle)) != digest:
+                raise BadInputError(f"{bundle}: has changed meanwhile", "publish it again")
+            measured = metrics["new"].to_dict() if metrics else None
+            store.switch(Entry.now(PUBLISH, digest, generation=generation, metrics=measured))
+        removed = () if settings.keep is None else tuple(store.prune(settings.keep))
         return Published(name, before, metrics, removed=removed)
 
 
@@ -133,49 +94,56 @@ def rollback(to: Path) -> Published:
         return Published(target.name, before)
 
 
-def _check_served(store: Store, name: str) -> None:
+@contextlib.contextmanager
+def _errors_of_served() -> Iterator[None]:
     try:
-        describe(store.path(name), check=True)
-    except ClickLogError as error:
-        raise _damaged(error) from error
+        yield
+    except (BadInputError, SchemaError) as error:
+        raise OutputError(
+            f"the bundle that is served is damaged: {error.what}",
+            "go back with --rollback, or publish another bundle without --sample; then publish "
+            "this one again",
+        ) from error
 
 
-def _damaged(error: ClickLogError) -> OutputError:
-    return OutputError(
-        f"the bundle that is served is damaged: {error.what}",
-        "go back with --rollback, or publish another bundle without --sample; then publish this "
-        "one again",
-    )
-
-
-def _served_workflow(store: Store, name: str) -> WorkflowDescription | None:
+def _check_successor(
+    store: Store, before: str, new: Predictor, settings: PublishSettings
+) -> list[str]:
+    """Check that a bundle has the columns of the one that is served; return why it is too old."""
     try:
-        return inspect(store.path(name) / WORKFLOW)
+        served = inspect(store.path(before) / WORKFLOW)
     except ClickLogError as error:  # it cannot be compared; servers have it in memory
-        log.warning("the bundle is not compared with %s, which is served: %s", name, error.what)
-        return None
+        log.warning("the bundle is not compared with %s, which is served: %s", before, error.what)
+        return []
+    check_same_columns(served.spec, new.spec, str(settings.bundle))
+    ancestor = served.ancestor(new.workflow.digest)
+    if ancestor is None or ancestor.digest == served.digest or settings.allow_older:
+        return []
+    return [
+        f"its workflow is generation {ancestor.number}, that of the bundle that is served "
+        f"{served.generation}: --rollback serves the one before again, --allow_older any"
+    ]
 
 
 def _compare(
-    store: Store, before: str | None, new: Predictor, sample: Sample
+    store: Store, before: str | None, new: Predictor, settings: PublishSettings
 ) -> dict[str, Metrics]:
     predictors = {"new": new}
     if before is not None:
-        try:
+        with _errors_of_served():
             predictors = {"served": Predictor.load(store.path(before), check=True), **predictors}
-        except (BadInputError, SchemaError) as error:
-            raise _damaged(error) from error
-    metrics = score_labelled(predictors, sample.path, sample.format, sample.rows)
+    sample = settings.sample
+    metrics = score_labelled(predictors, sample, settings.format, settings.sample_rows)
     if metrics["new"].auroc is None:
         raise BadInputError(
-            f"{sample.path}: its first {metrics['new'].samples} rows have the same label: they "
-            "tell nothing about a model",
+            f"{sample}: its first {metrics['new'].samples} rows have the same label: they tell "
+            "nothing about a model",
             "pass more rows (--sample_rows), or others",
         )
     return metrics
 
 
-def _refusals(metrics: dict[str, Metrics], sample: Sample) -> list[str]:
+def _refusals(metrics: dict[str, Metrics], settings: PublishSettings) -> list[str]:
     """Say by what the new bundle breaks the limits; nothing if it does not."""
     if "served" not in metrics:
         return []
@@ -187,7 +155,7 @@ def _refusals(metrics: dict[str, Metrics], sample: Sample) -> list[str]:
         ("the calibration error grows by", growth, "max_calibration_change"),
     )
     return [
-        f"{what} {change:.6f}, more than --{flag} {getattr(sample, flag):g}"
+        f"{what} {change:.6f}, more than --{flag} {getattr(settings, flag):g}"
         for what, change, flag in limits
-        if change > getattr(sample, flag)
+        if change > getattr(settings, flag)
     ]

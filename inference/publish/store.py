@@ -1,15 +1,22 @@
-"""A directory of published bundles: what is in it, and the steps that change it."""
+"""A directory of published bundles: what is in it, its history, and the steps that change it.
+
+An entry of the history is written before the link is switched. If the command was ended between the
+two, the last entry is of a switch that never happened: it is recognized by the link, and left out.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError
-from nvt_torchrec.base.files.artifact import check_digests
+from nvt_torchrec.base.files.artifact import Format, check_digests
 from nvt_torchrec.base.files.atomic import (
     TEMPORARY,
     fsync_directory,
@@ -22,20 +29,87 @@ from nvt_torchrec.inference.model.bundle import (
     bundle_digest,
     bundle_name,
     describe,
+    is_bundle,
     is_bundle_name,
-    remove_bundle,
-)
-from nvt_torchrec.inference.publish.history import (
-    HISTORY_FILE,
-    Entry,
-    read_history,
-    reconcile,
-    served_in_turn,
-    write_history,
 )
 
-CURRENT, BUNDLES, _LOCK = "current", "bundles", ".lock"
+CURRENT, BUNDLES, HISTORY_FILE, _LOCK = "current", "bundles", "history.json", ".lock"
 _ELSEWHERE = "choose a directory that only `python -m inference publish` writes to"
+_FORMAT = Format(
+    "nvt-torchrec published bundles", 1, "the history of `python -m inference publish`"
+)
+_REMEDY = "copy the file again from a backup, or publish to a new directory"
+#: By publish; by publish --rollback; a link that was switched by hand.
+PUBLISH, ROLLBACK, _FOUND = "publish", "rollback", "found"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A switch of the history.
+
+    Attributes:
+        action: What made it.
+        bundle: The digest of the bundle that was served from then on.
+        time: When, in UTC.
+        generation: The generation of its workflow, if it has one.
+        metrics: The metrics of the bundle on the sample, if there was one.
+    """
+
+    action: str
+    bundle: str
+    time: str
+    generation: int | None = None
+    metrics: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.action not in (PUBLISH, ROLLBACK, _FOUND):
+            raise ValueError(f"action {self.action!r:.60}")
+        if not (self.bundle.isalnum() and self.bundle.isascii()):  # it names a directory
+            raise ValueError(f"bundle {self.bundle!r:.60}")
+
+    @classmethod
+    def now(cls, action: str, bundle: str, **details: Any) -> Entry:
+        """Return an entry with the time of this call."""
+        return cls(action, bundle, datetime.now(UTC).isoformat(timespec="seconds"), **details)
+
+    @property
+    def name(self) -> str:
+        """The name of the bundle."""
+        return bundle_name(self.bundle)
+
+
+@dataclasses.dataclass(frozen=True)
+class _History:
+    entries: tuple[Entry, ...]
+
+
+def served_in_turn(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries of the bundle that is served, last, and of those to roll back to."""
+    turn: list[Entry] = []
+    for entry in entries:
+        if entry.action == ROLLBACK:
+            del turn[-1:]
+        else:
+            turn.append(entry)
+    return turn
+
+
+def reconcile(entries: Sequence[Entry], current: str | None) -> list[Entry]:
+    """Return the entries as far as they happened, given the name of the bundle that is served.
+
+    Args:
+        entries: The history.
+        current: Where the link leads to; None if there is none.
+    """
+    for happened in (entries, entries[:-1]):
+        turn = served_in_turn(happened)
+        if (turn[-1].name if turn else None) == current:
+            return list(happened)
+    if current is None:  # somebody removed the link
+        return list(entries)
+    known = {entry.name: entry for entry in entries}.get(current)
+    bundle, generation = (known.bundle, known.generation) if known else (current, None)
+    return [*entries, Entry.now(_FOUND, bundle, generation=generation)]
 
 
 @contextlib.contextmanager
@@ -47,35 +121,24 @@ def open_store(root: Path, *, create: bool) -> Iterator[Store]:
         create: Make it if it does not exist.
 
     Raises:
-        OutputError: It is something else, cannot be written, or another command works on it.
-        BadInputError: It does not exist, or its history is missing or damaged.
+        OutputError: It holds something else, cannot be written, or another command works on it.
+        BadInputError: It does not exist or is a file, or its history is missing or damaged.
     """
-    if not create and not root.is_dir():
-        raise BadInputError(
-            f"{root}: no such directory", "give the directory that `publish` wrote to"
-        )
-    _check_kind(root)
+    if not root.is_dir() and (root.exists() or not create):
+        what = "not a directory" if root.exists() else "no such directory"
+        raise BadInputError(f"{root}: {what}", "give the directory that `publish` wrote to")
     with contextlib.ExitStack() as stack:
         with output_errors(root):
             root.mkdir(parents=True, exist_ok=True)
+            names = [name for name in os.listdir(root) if not name.endswith(TEMPORARY)]
+            if HISTORY_FILE not in names and set(names) - {_LOCK}:
+                raise OutputError(
+                    f"{root}: it has {min(names)}, and no {HISTORY_FILE}: not a directory of "
+                    "published bundles",
+                    _ELSEWHERE,
+                )
             stack.enter_context(locked(root / _LOCK, root))
-        if not (root / HISTORY_FILE).exists():
-            write_history(root, [])
         yield Store(root)
-
-
-def _check_kind(root: Path) -> None:
-    if root.exists() and not root.is_dir():
-        raise OutputError(f"{root}: not a directory", _ELSEWHERE)
-    if not root.exists() or (root / HISTORY_FILE).exists():
-        return
-    others = (name for name in os.listdir(root) if name != _LOCK and not name.endswith(TEMPORARY))
-    other = min(others, default=None)
-    if other is not None:
-        raise OutputError(
-            f"{root}: not a directory of published bundles: it has {other}, and no {HISTORY_FILE}",
-            _ELSEWHERE,
-        )
 
 
 class Store:
@@ -90,7 +153,10 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root, self.current = root, root / CURRENT
         self._bundles = root / BUNDLES
-        self.entries = reconcile(read_history(root), self.served_name())
+        if not (root / HISTORY_FILE).exists():
+            _FORMAT.write(root / HISTORY_FILE, {"entries": []})
+        entries = _FORMAT.read(_History, root / HISTORY_FILE, _REMEDY).entries
+        self.entries = reconcile(entries, self.served_name())
         with output_errors(root):
             self._bundles.mkdir(exist_ok=True)
             for left in self._bundles.glob(f".*{TEMPORARY}"):  # by a command that was killed
@@ -127,16 +193,14 @@ class Store:
         Raises:
             OutputError: There is none.
         """
-        turn = served_in_turn(self.entries)
-        if self.served_name() is None or len(turn) < 2:
-            what = "no bundle is served" if self.served_name() is None else "no earlier bundle"
-            raise OutputError(f"{self.root}: nothing to roll back to: {what}", "publish a bundle")
-        if not self.path(turn[-2].name).exists():
-            raise OutputError(
-                f"{self.root}: the bundle served before, {turn[-2].name}, is not there any more",
-                "publish a bundle",
-            )
-        return turn[-2]
+        turn, served = served_in_turn(self.entries), self.served_name()
+        if served is None or len(turn) < 2:
+            what = "no bundle is served" if served is None else "no earlier bundle"
+        elif self.path(turn[-2].name).exists():
+            return turn[-2]
+        else:
+            what = f"the bundle served before, {turn[-2].name}, is not there any more"
+        raise OutputError(f"{self.root}: nothing to roll back to: {what}", "publish a bundle")
 
     def add(self, bundle: Path) -> Path:
         """Put a bundle whose digests were compared into the directory, durably.
@@ -168,7 +232,8 @@ class Store:
     def switch(self, entry: Entry) -> None:
         """Serve the bundle of an entry from now on. Raises OutputError."""
         self.entries.append(entry)
-        write_history(self.root, self.entries)
+        content = {"entries": [dataclasses.asdict(entry) for entry in self.entries]}
+        _FORMAT.write(self.root / HISTORY_FILE, content)
         link = self.root / f".{CURRENT}{TEMPORARY}"
         with output_errors(self.current):
             link.unlink(missing_ok=True)
@@ -200,3 +265,32 @@ def _link(source: Path, target: Path) -> bool:
         pass
     shutil.copy2(source, target)  # with its time, which is that of the training
     return False
+
+
+def prune_bundles(path: Path, keep: int) -> list[Path]:
+    """Remove the bundles beside one but it and the last trained, so that ``keep`` are left.
+
+    Returns:
+        The directories that were removed.
+
+    Raises:
+        OutputError: One cannot be removed.
+    """
+    parent = path.absolute().parent
+    for left in parent.glob(f".*.old{TEMPORARY}"):  # by a command that was killed
+        shutil.rmtree(left)
+    others = [p for p in parent.iterdir() if is_bundle(p) and not p.is_symlink()]
+    others = [other for other in others if not other.samefile(path)]
+    others.sort(key=lambda other: (other / BUNDLE_FILE).stat().st_mtime, reverse=True)
+    for other in others[keep - 1 :]:
+        remove_bundle(other)
+    return others[keep - 1 :]
+
+
+def remove_bundle(path: Path) -> None:
+    """Remove a bundle; it is gone as a whole before its files are. Raises OutputError."""
+    temporary = path.with_name(f".{path.name}.old{TEMPORARY}")
+    with output_errors(path):
+        os.rename(path, temporary)
+        fsync_directory(path.parent)
+        shutil.rmtree(temporary)

@@ -27,8 +27,7 @@ from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.batching import Batcher
 from nvt_torchrec.inference.server.metrics import ServerMetrics
 from nvt_torchrec.inference.server.openapi import ERRORS, Probabilities, request_body
-from nvt_torchrec.inference.server.reload import Reloader
-from nvt_torchrec.inference.server.served import Served
+from nvt_torchrec.inference.server.reload import Reloader, Served
 from nvt_torchrec.inference.server.settings import ServerSettings, Source
 from nvt_torchrec.workflows.compiled.workflow import EncodedRows
 
@@ -66,7 +65,7 @@ class Service:
     """A model that is served over HTTP.
 
     A model that is put in its place later has the same columns
-    (:func:`inference.inputs.successors.check_same_columns`). All else may differ, so a request
+    (:func:`inference.model.weights.check_same_columns`). All else may differ, so a request
     takes ``served`` once, and nothing here keeps the first one.
 
     Args:
@@ -109,8 +108,14 @@ class Service:
     def serve(self, served: Served) -> None:
         """Serve a model from the next request on, and measure drift from its workflow's values."""
         watching = self.metrics.drift.watch(served.predictor.workflow)
-        self.served = served
+        before, self.served = self.served, served
         watching.join()
+        self.metrics.serves(served, before)
+        self.metrics.reloads.inc()
+
+    def reload_failed(self) -> None:
+        """Count a model that could not be served."""
+        self.metrics.reload_failures.inc()
 
     def drain(self, end: Callable[[], object]) -> None:
         """Ask clients to go elsewhere, and call ``end`` when they had time to; at once if again."""

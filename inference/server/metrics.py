@@ -18,7 +18,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from nvt_torchrec.inference.server.batching import Batch
 from nvt_torchrec.inference.server.drift import DriftMetrics
-from nvt_torchrec.inference.server.served import Served
+from nvt_torchrec.inference.server.reload import Served
 from nvt_torchrec.inference.server.settings import SHARED_VALUES
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

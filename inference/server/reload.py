@@ -1,28 +1,33 @@
-"""Following a bundle: when another one is at its path, it is served from the next batch on.
+"""The model that is served, and following a bundle.
 
-A thread looks every second, and at once after SIGHUP. It opens the new bundle beside the one that
-is served, compares its digests and scores rows with it. Then it puts the new one in place: requests
-that were parsed before are scored by the old one to their end, all others by the new one. The next
-switch begins when the old bundle has been let go, so that no more than two are in memory. A bundle
-that cannot be opened is logged, counted and tried again every minute, and the one before is served.
+A thread looks every second whether another bundle is at the path, and at once after SIGHUP. It
+opens the new bundle beside the one that is served, compares its digests and scores rows with it.
+Then it puts the new one in place: requests that were parsed before are scored by the old one to
+their end, all others by the new one. The next switch begins when the old bundle has been let go, so
+that no more than two are in memory. A bundle that cannot be opened is logged, counted and tried
+again every minute, and the one before is served.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import gc
 import logging
 import math
+import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, TypeAlias
 
 from nvt_torchrec.base.errors import ClickLogError
-from nvt_torchrec.inference.inputs.successors import check_same_columns
-from nvt_torchrec.inference.server.metrics import ServerMetrics
-from nvt_torchrec.inference.server.served import Served, open_served, read_stamp
+from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name, describe
+from nvt_torchrec.inference.model.weights import check_same_columns
+from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.settings import Source
+from nvt_torchrec.workflows.description import inspect
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +42,101 @@ _RELEASE_S = 0.05
 _COLLECT_AFTER = 20
 
 
+#: Where a bundle is, and which file describes it: path, device, inode, size and time of change.
+Stamp: TypeAlias = tuple[str, int, int, int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """A model that is served. Nothing of it changes, so one request sees one bundle.
+
+    Attributes:
+        predictor: Encodes and scores the rows.
+        bundle: The digest of the bundle; "" for a workflow and a checkpoint.
+        generation: The generation of the workflow; None if it has none.
+        stamp: The bundle's stamp when it was opened; None for a workflow and a checkpoint.
+        published: When the path that is followed was changed, in seconds since 1970; 0 if
+            unknown.
+    """
+
+    predictor: Predictor
+    bundle: str = ""
+    generation: int | None = None
+    stamp: Stamp | None = None
+    published: float = 0.0
+
+    @property
+    def trained(self) -> float:
+        """When it was trained, in seconds since 1970: the time of its ``bundle.json``."""
+        return 0.0 if self.stamp is None else self.stamp[-1] / 1e9
+
+    @property
+    def name(self) -> str:
+        """The first digits of the bundle's digest."""
+        return bundle_name(self.bundle)
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """The labels that tell bundles apart in metrics: name and generation."""
+        return self.name, "" if self.generation is None else str(self.generation)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of an answer that say what has scored it."""
+        headers = {"X-Bundle": self.name} if self.bundle else {}
+        if self.generation is not None:
+            headers["X-Workflow-Generation"] = str(self.generation)
+        return headers
+
+    def warm_up(self) -> None:
+        """Score some rows, so that the first requests are not slower than later ones."""
+        row = dict.fromkeys(self.predictor.spec.sources(label=False))
+        for count in (1, 64):
+            self.predictor.predict([row] * count)
+
+
+def read_stamp(bundle: Path) -> Stamp:
+    """Return the stamp of the bundle that is at a path now.
+
+    Raises:
+        OSError: There is none.
+    """
+    path = Path(os.path.realpath(bundle, strict=True))
+    status = (path / BUNDLE_FILE).stat()
+    return str(path), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def open_served(source: Source) -> Served:
+    """Open a model, compare its files with their digests, and warm it up.
+
+    A symbolic link is followed once: all files are of the bundle to which it pointed then.
+
+    Raises:
+        ClickLogError: What :meth:`inference.predictor.Predictor.load` raises.
+    """
+    if source.bundle is None:
+        served = Served(source.load(), generation=inspect(source.workflow).generation)
+    else:
+        path, stamp, published = Path(os.path.realpath(source.bundle)), None, 0.0
+        with contextlib.suppress(OSError):  # load says what is missing
+            published, stamp = os.lstat(source.bundle).st_mtime, read_stamp(path)
+        predictor = source.load(bundle=path)
+        generation = describe(path).generation
+        served = Served(predictor, bundle_digest(path), generation, stamp, published)
+    served.warm_up()
+    return served
+
+
 class Service(Protocol):
     """What serves a model."""
 
     served: Served
-    metrics: ServerMetrics
 
     def serve(self, served: Served) -> None:
         """Serve a model from the next request on."""
+
+    def reload_failed(self) -> None:
+        """Count a model that could not be served."""
 
 
 class Reloader:
@@ -91,7 +183,7 @@ class Reloader:
                 problem = f"{self._source.bundle}: cannot be opened: {error!r:.300}"
             if problem:
                 self._retry_at = time.monotonic() + _RETRY_S
-                self._service.metrics.reload_failures.inc()
+                self._service.reload_failed()
                 log.error("still serving bundle %s: %s", self._service.served.name, problem)
 
     def _look(self, asked: bool) -> None:
@@ -117,20 +209,14 @@ class Reloader:
             return
         self._seen = new.stamp
         self._service.serve(new)
-        self._service.metrics.serves(new, before)
-        self._service.metrics.reloads.inc()
         log.info(
             "serving bundle %s, generation %s, after %.1f s; before: %s, generation %s",
             new.name, new.generation, time.monotonic() - begin, before.name, before.generation,
         )  # fmt: skip
         old = weakref.ref(before.predictor)
         del before
-        self._wait_for_release(old)
-
-    def _wait_for_release(self, old: Callable[[], object]) -> None:
-        """Wait until no request uses the old bundle any more; each has a time limit."""
         looks = 0
-        while old() is not None and not self._closed:
+        while old() is not None and not self._closed:  # each request has a time limit
             looks += 1
             if looks % _COLLECT_AFTER == 0:
                 gc.collect()

@@ -178,7 +178,7 @@ def _open(source: Source, settings: ServerSettings) -> Service:
     if source.bundle is not None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from nvt_torchrec.inference.server.app import Service
-    from nvt_torchrec.inference.server.served import open_served
+    from nvt_torchrec.inference.server.reload import open_served
 
     service = Service(open_served(source), settings)
     gc.collect()

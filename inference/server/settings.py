@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 SHARED_VALUES = "PROMETHEUS_MULTIPROC_DIR"
 #: Largest number of seconds that a setting may have.
 _LONG = 1e6
-_PROXY = "put a proxy in front of the server: deploy/nginx.conf"
+#: Flags of before that a proxy took over, and those of batches, of queues and of drift.
+_OF_A_PROXY = (
+    "--api_key_file", "--tls_cert", "--tls_key", "--trusted_proxies", "--access_log", "--otel",
+    "--max_connections", "--max_client_connections", "--idle_s",
+)  # fmt: skip
+_FIXED = (
+    "--max_requests", "--max_wait_ms", "--batch_rows", "--batch_delay_ms", "--drift_window_s",
+)  # fmt: skip
 
 
 class Source(Protocol):
@@ -46,21 +53,8 @@ class ServerSettings(Settings):
     """
 
     HINTS: ClassVar[Mapping[str, str]] = {
-        "--api_key_file": f"{_PROXY} checks keys",
-        "--tls_cert": f"{_PROXY} serves HTTPS",
-        "--tls_key": f"{_PROXY} serves HTTPS",
-        "--trusted_proxies": f"{_PROXY} limits each client by itself",
-        "--access_log": f"{_PROXY} writes an access log",
-        "--otel": "trace requests in the proxy, for example by nginx's module for OpenTelemetry",
-        "--max_connections": f"{_PROXY} limits connections",
-        "--max_client_connections": f"{_PROXY} limits the requests of each client (limit_conn)",
-        "--idle_s": f"{_PROXY} ends idle connections (keepalive_timeout)",
-        "--max_requests": "--max_waiting_rows limits how much work may wait",
-        "--max_wait_ms": "--max_waiting_rows limits how much work may wait",
-        "--batch_rows": "batches have up to 1,024 rows: leave it out",
-        "--batch_delay_ms": "requests that wait while the model is busy share a batch: "
-        "leave it out",
-        "--drift_window_s": "drift is measured over an hour: leave it out",
+        **dict.fromkeys(_OF_A_PROXY, "put a proxy in front of the server: deploy/nginx.conf"),
+        **dict.fromkeys(_FIXED, "leave it out: --max_waiting_rows limits how much may wait"),
     }
 
     # fmt: off

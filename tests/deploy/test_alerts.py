@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nvt_torchrec.inference.publish.steps import publish
-from tests.inference.bundles import ROWS, make_bundle
+from tests.inference.bundles import ROWS, make_bundle, publish
 from tests.inference.serving import serving, until
 
 RULES = Path(__file__).parents[2] / "deploy" / "alerts.yml"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +19,11 @@ from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.formats.spec.columns import DenseColumn
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.inference.model.bundle import save_bundle
-from nvt_torchrec.inference.model.origin import CheckpointOrigin, Origin
 from nvt_torchrec.inference.model.scoring import ServingModel
 from nvt_torchrec.inference.model.tables import Table
-from nvt_torchrec.inference.model.weights import ModelShape
+from nvt_torchrec.inference.model.weights import CheckpointOrigin, ModelShape, Origin
+from nvt_torchrec.inference.publish import steps
+from nvt_torchrec.inference.publish.settings import PublishSettings
 from nvt_torchrec.workflows.description import inspect
 
 SPEC = FeatureSpec(
@@ -169,3 +171,8 @@ def make_origin(generation: int, days: tuple[int, ...]) -> Origin:
         "c" * 128, 120, 7680, generation, days, "b" * 128, settings, versions
     )
     return Origin(checkpoint, {"nvt-torchrec": "0.1"})
+
+
+def publish(bundle: Path, to: Path, **flags: Any) -> steps.Published:
+    """Do what ``python -m inference publish`` does."""
+    return steps.publish(PublishSettings(to=to, bundle=bundle, **flags))

@@ -7,13 +7,13 @@ import torch
 
 from nvt_torchrec.formats.rows import Jagged, RawRows, is_missing
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.inference.export.network import MISSING
+from nvt_torchrec.inference.export.torch_package import MISSING
 
 
 def arguments_of(
     rows: RawRows, spec: FeatureSpec
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """The arguments of :meth:`inference.export.network.RawModel.forward`."""
+    """The arguments of :meth:`inference.export.torch_package.RawModel.forward`."""
     dense = rows.dense.T.astype(np.float64, order="C")
     for j in range(len(spec.dense)):
         dense[is_missing(rows.dense_missing, j), j] = np.nan

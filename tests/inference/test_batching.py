@@ -16,7 +16,7 @@ from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.inference import Predictor
 from nvt_torchrec.inference.server.app import RefusedError, Service, parse_body
 from nvt_torchrec.inference.server.batching import Batch, Batcher
-from nvt_torchrec.inference.server.served import Served
+from nvt_torchrec.inference.server.reload import Served
 from nvt_torchrec.inference.server.settings import ServerSettings
 from nvt_torchrec.workflows.compiled.workflow import EncodedRows
 

@@ -22,9 +22,9 @@ from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.inference import Predictor
 from nvt_torchrec.inference.benchmark import rows_as_dicts
 from nvt_torchrec.inference.bulk import predict_file
-from nvt_torchrec.inference.export.network import RawModel
+from nvt_torchrec.inference.export.torch_package import RawModel
 from nvt_torchrec.inference.export.triton import config
-from nvt_torchrec.inference.inputs.successors import check_same_columns
+from nvt_torchrec.inference.model.weights import check_same_columns
 from nvt_torchrec.inference.predictor import input_spec
 from nvt_torchrec.inference.server.openapi import request_body
 from nvt_torchrec.workflows.description import inspect

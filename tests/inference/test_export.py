@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -22,8 +21,7 @@ from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColum
 from nvt_torchrec.formats.spec.reading import Derivation, Reading
 from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
-from nvt_torchrec.inference.export.network import RawModel
-from nvt_torchrec.inference.export.torch_package import describe, export_torch
+from nvt_torchrec.inference.export.torch_package import RawModel, describe, export_torch
 from nvt_torchrec.inference.model.bundle import save_bundle
 from nvt_torchrec.inference.model.weights import ModelShape, from_scorer
 from nvt_torchrec.workflows import compiled
@@ -87,24 +85,21 @@ _BARE = """
 import sys
 sys.path.insert(0, {packages!r})
 import torch
-load = {{"model.pt2": lambda path: torch.export.load(path).module(),
-        "compiled.pt2": torch._inductor.aoti_load_package}}
+run = torch.export.load({export!r} + "/model.pt2").module()
 inputs = torch.load({folder!r} + "/inputs.pt")
-for name in {names!r}:
-    run = load[name]({export!r} + "/" + name)
-    torch.save([run(*one) for one in inputs], {folder!r} + "/" + name + ".scores")
+torch.save([run(*arguments) for arguments in inputs], {folder!r} + "/scores")
 lost = [name for name in ("numpy", "nvt_torchrec", "pyarrow", "torchrec") if name in sys.modules]
 print(lost)
 """
 
 
-def run_bare(export: Path, folder: Path, inputs: list, names: list[str]) -> list:
-    """Scores of each file of a package, from a process that has PyTorch and nothing else."""
+def run_bare(export: Path, folder: Path, inputs: list) -> list:
+    """Scores of a package, from a process that has PyTorch and nothing else."""
     torch.save(inputs, folder / "inputs.pt")
     packages = folder / "packages"
     packages.mkdir()
     program = _BARE.format(
-        packages=str(only_torch(packages)), export=str(export), folder=str(folder), names=names
+        packages=str(only_torch(packages)), export=str(export), folder=str(folder)
     )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-W", "ignore", "-c", program],
@@ -115,7 +110,7 @@ def run_bare(export: Path, folder: Path, inputs: list, names: list[str]) -> list
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
-    return [torch.load(folder / f"{name}.scores") for name in names]
+    return torch.load(folder / "scores")
 
 
 def test_a_package_runs_with_pytorch_alone(
@@ -138,7 +133,7 @@ def test_a_package_runs_with_pytorch_alone(
           for name in columns["categorical"]["columns"]] for row in rows]
     )  # fmt: skip
     inputs = [(dense, categorical, []), (dense[:1], categorical[:1], [])]
-    [(got, first)] = run_bare(export, tmp_path, inputs, ["model.pt2"])
+    got, first = run_bare(export, tmp_path, inputs)
     expected = predictor.predict(rows)
     np.testing.assert_allclose(got, expected, atol=1e-6)
     np.testing.assert_allclose(first, expected[:1], atol=1e-6)
@@ -171,26 +166,9 @@ def test_a_package_of_lists_hashes_and_small_tables(tmp_path: Path) -> None:
     parts = [odd_rows(LISTS, count, np.random.default_rng(count)) for count in (1, 2, 50)]
     inputs = [arguments_of(rows, LISTS) for rows in parts]
     assert max(values.shape[1] for _, _, lists in inputs for values in lists) > 1
-    [got] = run_bare(tmp_path / "export", tmp_path, inputs, ["model.pt2"])
+    got = run_bare(tmp_path / "export", tmp_path, inputs)
     for scores, rows in zip(got, parts, strict=True):
         np.testing.assert_allclose(scores, small_predictor.predict_rows(rows), atol=1e-6)
-
-
-@pytest.mark.skipif(not shutil.which("g++"), reason="AOTInductor needs a C++ compiler")
-def test_a_compiled_package(tmp_path: Path) -> None:
-    """A small one: compiling takes as long as all other exports."""
-    columns = (
-        CategoricalColumn("c0", raw="hex32"),
-        CategoricalColumn("c1", raw="int", multi_hot=True),
-    )
-    spec = FeatureSpec("label", (DenseColumn("d0", fill=3),), columns)
-    predictor = untrained(tmp_path, spec, 3)
-    export_torch(tmp_path / "bundle", tmp_path / "export", compiled=True)
-    parts = [odd_rows(spec, count, np.random.default_rng(count)) for count in (1, 2, 50)]
-    inputs = [arguments_of(rows, spec) for rows in parts]
-    for got in run_bare(tmp_path / "export", tmp_path, inputs, ["model.pt2", "compiled.pt2"]):
-        for scores, rows in zip(got, parts, strict=True):
-            np.testing.assert_allclose(scores, predictor.predict_rows(rows), atol=1e-6)
 
 
 @settings(
@@ -242,7 +220,7 @@ def test_the_columns_say_what_the_caller_derives() -> None:
         (["--format", "torch"], r"columns of strings, .*country.*\n.*Triton"),
         (["--format", "nvidia"], r"--format nvidia was removed\n.*--format torch or triton"),
         (["--format", "torch", "--test", "x"], r"unknown argument --test\n.*--format torch or"),
-        (["--format", "triton", "--compile"], "--compile has no effect without --format torch"),
+        (["--format", "torch", "--compile"], r"unknown argument --compile\n.*aoti_compile"),
     ],
 )
 def test_what_cannot_be_exported(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -56,61 +55,26 @@ def test_bundles_of_before_are_opened(bundle: Path, tmp_path: Path, capsys) -> N
     write_json(copy / "bundle.json", value)
     Predictor.load(copy, check=True)
     assert main(["lineage", str(copy)]) == 2  # its workflow has a generation
-    found = read_lineage(copy)
-    assert found.checkpoint is None
-    assert any("before checkpoints were recorded" in line for line in found.unverified)
+    shown = read_lineage(copy)
+    assert shown.checkpoint is None
+    assert any("before checkpoints were recorded" in line for line in shown.unverified)
 
 
 def test_everything_at_hand_is_verified(bundle: Path, trained: Trained, capsys) -> None:
     flags = [bundle, "--checkpoint", trained.checkpoint, "--workflow", trained.workflow]
-    status, found, err = _lineage(capsys, *flags)
-    assert (status, found["wrong"], err) == (0, [], "")
-    about = {line.split(":")[0] for line in found["verified"]}
-    assert about == {"bundle", "checkpoint", "workflow", "days"}
-    assert [day["day"] for day in found["days"]] == [0, 1, 2]
-    assert [day["generation"] for day in found["days"]] == [0, 0, None]  # day 2 is not counted
-    for day, rows in zip(found["days"], (400, 300, 201), strict=True):
-        (file,) = day["files"]
-        assert file["path"] == str(trained.raw / f"day_{day['day']}")
-        assert file["fingerprint"]["size"] == os.path.getsize(file["path"])
-        assert file["rows"]["in"] == rows
+    status, shown, err = _lineage(capsys, *flags)
+    assert (status, shown["wrong"], err) == (0, [], "")
+    about = {line.split(":")[0] for line in shown["verified"]}
+    assert about == {"bundle", "checkpoint", "workflow"}
+    assert shown["days"] == [{"day": day, "generation": 0, "trained": True} for day in (0, 1)]
     assert main(["lineage", *map(str, flags)]) == 0
-    text = capsys.readouterr().out
-    for part in ("generation 0", f"{trained.raw / 'day_1'}: ", "learning_rate 0.1", "torchrec "):
-        assert part in text
-    assert "\nnot verified\n" in text
-    for line in found["verified"] + found["unverified"]:
-        assert f"\n  {line}" in text
-
-
-def test_what_is_not_at_hand_is_listed(bundle: Path, capsys) -> None:
-    status, found, _ = _lineage(capsys, bundle)
+    lines = capsys.readouterr().out.splitlines()
+    for line in shown["verified"]:
+        assert f"  {line}" in lines
+    status, shown, _ = _lineage(capsys, bundle)
     assert status == 0
-    for hint in ("--checkpoint", "--workflow", "--output_path"):
-        assert any(hint in line for line in found["unverified"]), hint
-
-
-def test_days_that_changed(bundle: Path, trained: Trained, tmp_path: Path, capsys) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(trained.workflow, out / "workflow")
-    manifest = read_json(trained.workflow.parent / "manifest.json", "a manifest")
-    raw = shutil.copytree(trained.raw, tmp_path / "raw")
-    for entry in manifest["inputs"]:
-        entry["path"] = str(raw / Path(entry["path"]).name)
-    write_json(out / "manifest.json", manifest)
-    (raw / "day_0").write_bytes((raw / "day_0").read_bytes()[:-1])
-    os.utime(raw / "day_1", (1, 1))
-    (raw / "day_2").unlink()
-    status, found, err = _lineage(capsys, bundle, "--output_path", out)
-    assert status == 2
-    assert len(found["wrong"]) == 1
-    assert "day_0" in found["wrong"][0]
-    assert "day_0" in err
-    assert any("day_1" in line and "time of change" in line for line in found["unverified"])
-    assert any("day_2" in line and "not there now" in line for line in found["unverified"])
-    write_json(out / "manifest.json", {**manifest, "inputs": [{"day": "x"}]})
-    with pytest.raises(BadInputError, match=r"manifest\.json: damaged: inputs"):
-        read_lineage(bundle, output=out)
+    for hint in ("--checkpoint", "--workflow"):
+        assert any(hint in line for line in shown["unverified"]), hint
 
 
 def test_another_checkpoint(bundle: Path, trained: Trained, tmp_path: Path, capsys) -> None:
@@ -118,34 +82,34 @@ def test_another_checkpoint(bundle: Path, trained: Trained, tmp_path: Path, caps
     record = json.loads((other / "model.json").read_text())
     record["training"]["steps"] += 1
     write_json(other / "model.json", record | {"blake2b": FORMAT.digest(record)})
-    status, found, err = _lineage(capsys, bundle, "--checkpoint", other)
+    status, shown, err = _lineage(capsys, bundle, "--checkpoint", other)
     assert status == 2
-    assert len(found["wrong"]) == 1
-    assert "other/model.json" in found["wrong"][0]
+    assert len(shown["wrong"]) == 1
+    assert "other/model.json" in shown["wrong"][0]
     assert "does not come from what it claims" in err
     damaged = next(other.glob("*.distcp"))
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    _, found, _ = _lineage(capsys, bundle, "--checkpoint", other)
-    assert len(found["wrong"]) == 2
+    _, shown, _ = _lineage(capsys, bundle, "--checkpoint", other)
+    assert len(shown["wrong"]) == 2
 
 
 def test_the_line_of_descent(tmp_path: Path, capsys) -> None:
     bundle = make_bundle(tmp_path / "b", generation=2, origin=make_origin(2, (0, 1)))
-    status, found, _ = _lineage(capsys, bundle)
+    status, shown, _ = _lineage(capsys, bundle)
     assert status == 0
-    assert found["workflow"]["generation"] == 2
-    assert [day["generation"] for day in found["days"]] == [0, 1, 2]
-    assert [day["trained"] for day in found["days"]] == [True, True, False]
+    assert shown["workflow"]["generation"] == 2
+    assert [day["generation"] for day in shown["days"]] == [0, 1, 2]
+    assert [day["trained"] for day in shown["days"]] == [True, True, False]
     # a workflow that was extended since is a descendant
     later = make_workflow(tmp_path / "later", generation=2)
     metadata = read_json(later / "metadata.json", "a workflow")
     last = metadata["lineage"][-1]
     metadata["lineage"].append({**last, "number": 3, "days": [9]})
     write_json(later / "metadata.json", metadata)
-    status, found, _ = _lineage(capsys, bundle, "--workflow", later)
-    assert (status, found["wrong"]) == (0, [])
+    status, shown, _ = _lineage(capsys, bundle, "--workflow", later)
+    assert (status, shown["wrong"]) == (0, [])
     stranger = make_workflow(tmp_path / "stranger", seed=5, generation=4)
-    status, found, err = _lineage(capsys, bundle, "--workflow", stranger)
+    status, shown, err = _lineage(capsys, bundle, "--workflow", stranger)
     assert status == 2
     assert "does not descend from it" in err
 
@@ -153,23 +117,23 @@ def test_the_line_of_descent(tmp_path: Path, capsys) -> None:
 def test_days_that_add_nothing(tmp_path: Path, capsys) -> None:
     """The checkpoint was trained before the last generation, which encodes every row equally."""
     bundle = make_bundle(tmp_path / "b", generation=2, equal=2, origin=make_origin(1, (0, 1)))
-    status, found, _ = _lineage(capsys, bundle)
-    assert (status, found["wrong"]) == (0, [])
+    status, shown, _ = _lineage(capsys, bundle)
+    assert (status, shown["wrong"]) == (0, [])
 
 
 def test_claims_that_contradict_each_other(tmp_path: Path, capsys) -> None:
     bundle = make_bundle(tmp_path / "b", generation=2, origin=make_origin(1, (0,)))
-    status, found, err = _lineage(capsys, bundle)
+    status, shown, err = _lineage(capsys, bundle)
     assert status == 2
     assert "trained on generation 1 of the workflow, which is at generation 2" in err
     _rewrite(bundle, generation=3)
-    _, found, _ = _lineage(capsys, bundle)
-    assert "bundle: the generation of its workflow: 2, not 3" in found["wrong"]
+    _, shown, _ = _lineage(capsys, bundle)
+    assert "bundle: the generation of its workflow: 2, not 3" in shown["wrong"]
     (bundle / "weights" / "top.0.bias.npy").write_bytes(
         (bundle / "weights" / "top.1.weight.npy").read_bytes()
     )
-    _, found, _ = _lineage(capsys, bundle)
-    assert any("top.0.bias.npy" in line for line in found["wrong"])
+    _, shown, _ = _lineage(capsys, bundle)
+    assert any("top.0.bias.npy" in line for line in shown["wrong"])
 
 
 def test_a_checkpoint_of_an_earlier_generation(trained: Trained, tmp_path: Path) -> None:

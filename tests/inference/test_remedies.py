@@ -22,7 +22,7 @@ from nvt_torchrec.formats.spec.reading import Derivation, Reading
 from nvt_torchrec.inference import InvalidRowError, Predictor
 from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.server.app import RefusedError, parse_body
-from nvt_torchrec.inference.server.served import Served
+from nvt_torchrec.inference.server.reload import Served
 from tests.inference.test_export import untrained
 
 NEW_RUN = ", which takes effect with another ETL run and training"

@@ -13,7 +13,7 @@ import numpy as np
 
 from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
-from nvt_torchrec.inference.benchmark import first_pieces, rows_as_dicts
+from nvt_torchrec.inference.benchmark import first_rows
 from tests.inference.conftest import Trained
 
 _CONFIG = """name: "click_probability"
@@ -90,7 +90,7 @@ def test_a_triton_repository(shop: Trained, shop_predictor: Predictor, tmp_path:
         return result
 
     file = str(sorted(shop.raw.iterdir())[-1])
-    rows = rows_as_dicts(first_pieces(file, shop_predictor.spec, 60)[0], 60)
+    rows = first_rows(file, shop_predictor.spec, 60)
     parts = [rows[:1], rows[1:20], rows[20:]]
     bad = [rows[0] | {"country": "x", "recent_products": [[1]]}]
     requests = [tensors(part) for part in (parts[0], bad, *parts[1:])]
