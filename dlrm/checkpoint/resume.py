@@ -36,33 +36,16 @@ log = logging.getLogger(__name__)
 
 #: Settings that the weights, or the steps of an epoch, depend on: a resumed run must share them.
 _MUST_STAY = (
-    "eps",
-    "seed",
-    "shuffle_training_set",
-    "drop_last_training_batch",
-    "limit_train_batches",
-    "undersampling_rate",
-    "hash_indices",
-    "days",
-    "replay",
-    "label",
+    *("eps", "seed", "shuffle_training_set", "drop_last_training_batch", "limit_train_batches"),
+    *("undersampling_rate", "hash_indices", "days", "replay", "label"),
 )
 #: Settings of earlier versions that must have had these values.
 _REMOVED = {"dataset_type": "parquet", "dataset_subset": None, "shuffle_batches": False}
 #: Settings that also change what is trained, but may change when a run is resumed.
 _MAY_CHANGE = (
-    "epochs",
-    "learning_rate",
-    "dense_learning_rate",
-    "change_lr",
-    "lr_change_point",
-    "lr_after_change_point",
-    "lr_warmup_steps",
-    "lr_decay_start",
-    "lr_decay_steps",
-    "comm_precision",
-    "max_steps",
-    "amp",
+    *("epochs", "max_steps", "learning_rate", "dense_learning_rate", "dense_decay", "change_lr"),
+    *("lr_change_point", "lr_after_change_point", "lr_warmup_steps", "lr_decay_start"),
+    *("lr_decay_steps", "comm_precision", "amp"),
 )
 #: The digests that a checkpoint records of its data, and their names in errors.
 _DIGESTS = {"workflow_digest": "data of workflow", "data_digest": "data with statistics"}

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,8 +7,6 @@ from hypothesis import strategies as st
 from sklearn import metrics as sklearn
 
 from nvt_torchrec.dlrm.metrics import auroc, compute_metrics
-from tests.dlrm.ranks import ROWS, rows_of
-from tests.dlrm.runs import torchrun
 
 pairs = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 1)), min_size=1, max_size=60)
 
@@ -24,25 +20,6 @@ def test_auroc_equals_scikit_learn_also_with_ties(pairs):
         assert auroc(scores, labels) == pytest.approx(
             sklearn.roc_auc_score(labels, scores), abs=1e-12
         )
-
-
-def test_metrics_equal_scikit_learn():
-    rng = np.random.default_rng(0)
-    logits = rng.normal(-1, 2, 10_000).astype(np.float32)
-    labels = (rng.random(10_000) < 1 / (1 + np.exp(-logits))).astype(np.float32)
-    probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
-    found = compute_metrics(logits, labels)
-    log_loss = sklearn.log_loss(labels, probabilities)
-    base = sklearn.log_loss(labels, np.full(10_000, labels.astype(np.float64).mean()))
-    assert found.samples == 10_000
-    assert found.auroc == pytest.approx(sklearn.roc_auc_score(labels, logits), abs=1e-12)
-    assert found.log_loss == pytest.approx(log_loss, abs=1e-9)
-    assert found.normalized_entropy == pytest.approx(log_loss / base, abs=1e-9)
-    assert found.accuracy == sklearn.accuracy_score(labels, probabilities >= 0.5)
-    assert found.positive_rate == pytest.approx(labels.mean())
-    assert found.mean_prediction == pytest.approx(probabilities.mean(), abs=1e-9)
-    assert found.calibration == pytest.approx(probabilities.sum() / labels.sum(), abs=1e-9)
-    assert found.positives == labels.sum()
 
 
 def test_extreme_logits_do_not_overflow():
@@ -67,19 +44,6 @@ def test_no_samples_and_one_class():
     assert (found.auroc, found.normalized_entropy, found.accuracy) == (None, None, 0.5)
     found = compute_metrics(np.array([0.5, -0.5]), np.array([0.0, 0.0]))
     assert (found.calibration, found.positives) == (None, 0)
-
-
-def test_over_ranks_with_unequal_rows_and_ties(tmp_path):
-    file = tmp_path / "found.json"
-    result = torchrun("tests/dlrm/ranks.py", str(file), ranks=len(ROWS), timeout=800)
-    assert result.returncode == 0, result.stderr
-    found = json.loads(file.read_text())
-    logits, labels = np.concatenate([rows_of(rank) for rank in range(len(ROWS))]).T
-    probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
-    assert len(np.unique(logits)) < len(logits) / 10
-    assert found["samples"] == len(labels) == sum(ROWS)
-    assert found["auroc"] == pytest.approx(sklearn.roc_auc_score(labels, logits), abs=1e-12)
-    assert found["log_loss"] == pytest.approx(sklearn.log_loss(labels, probabilities), abs=1e-9)
 
 
 weighted = st.lists(
