@@ -125,8 +125,20 @@ def load_weights(
 def _read_training(
     path: Path, record: dict[str, Any], config: ModelConfig, loader: KJTLoader
 ) -> dict[str, Any]:
-    """Return the training record of a checkpoint, if a run may continue it; set the loader."""
-    training = check_resumable(path, record, config)
+    """Return the training record of a checkpoint, if a run may continue it; set the loader.
+
+    Raises:
+        SchemaError: The model or the data are others.
+        SettingsError: A setting that the checkpoint's weights depend on is another.
+    """
+    checkpoint = CheckpointRecord.read(path)
+    check_model(path, checkpoint.model, config)
+    training = checkpoint.training
+    different = differences(_fixed(training["settings"]), _fixed(record["settings"]))
+    if different:
+        raise SettingsError(
+            f"{path}: other settings than now: {different}", "resume with the same settings"
+        )
     loader.load_state_dict(training["loader"])
     return training | merge_origins(path, training, record)
 
@@ -173,29 +185,6 @@ def merge_origins(path: Path, then: dict[str, Any], now: dict[str, Any]) -> dict
         name: then.get(name) if now[name] is None else now[name]
         for name in (*_DIGESTS, "generation")
     }
-
-
-def check_resumable(path: Path, record: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
-    """Return the training record of a checkpoint, if a run may continue from it.
-
-    Args:
-        path: The checkpoint.
-        record: What the run would write now: its settings.
-        config: The run's model.
-
-    Raises:
-        SchemaError: The model is another.
-        SettingsError: A setting that the checkpoint's weights depend on is another.
-    """
-    checkpoint = CheckpointRecord.read(path)
-    check_model(path, checkpoint.model, config)
-    training = checkpoint.training
-    different = differences(_fixed(training["settings"]), _fixed(record["settings"]))
-    if different:
-        raise SettingsError(
-            f"{path}: other settings than now: {different}", "resume with the same settings"
-        )
-    return training
 
 
 def check_model(path: Path, then: Any, config: ModelConfig) -> None:

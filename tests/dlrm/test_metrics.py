@@ -23,9 +23,9 @@ def test_auroc_equals_scikit_learn_also_with_ties(pairs):
 
 
 def test_extreme_logits_do_not_overflow():
-    found = compute_metrics(np.array([1e4, -1e4, 1e4]), np.array([1.0, 0.0, 0.0]))
-    assert found.log_loss == pytest.approx(1e4 / 3)
-    assert found.auroc == 0.75
+    metrics = compute_metrics(np.array([1e4, -1e4, 1e4]), np.array([1.0, 0.0, 0.0]))
+    assert metrics.log_loss == pytest.approx(1e4 / 3)
+    assert metrics.auroc == 0.75
 
 
 def test_no_samples_and_one_class():
@@ -40,10 +40,10 @@ def test_no_samples_and_one_class():
         "mean_prediction": None,
         "calibration": None,
     }
-    found = compute_metrics(np.array([0.5, -0.5]), np.array([1.0, 1.0]))
-    assert (found.auroc, found.normalized_entropy, found.accuracy) == (None, None, 0.5)
-    found = compute_metrics(np.array([0.5, -0.5]), np.array([0.0, 0.0]))
-    assert (found.calibration, found.positives) == (None, 0)
+    metrics = compute_metrics(np.array([0.5, -0.5]), np.array([1.0, 1.0]))
+    assert (metrics.auroc, metrics.normalized_entropy, metrics.accuracy) == (None, None, 0.5)
+    metrics = compute_metrics(np.array([0.5, -0.5]), np.array([0.0, 0.0]))
+    assert (metrics.calibration, metrics.positives) == (None, 0)
 
 
 weighted = st.lists(
@@ -56,37 +56,37 @@ weighted = st.lists(
 def test_weighted_metrics_equal_brute_force(rows):
     """Over all pairs; and for whole weights, as if each row were there so often."""
     scores, labels, weights = np.array(rows, np.float64).reshape(-1, 3).T
-    found = compute_metrics(scores, labels, weights)
+    metrics = compute_metrics(scores, labels, weights)
     total = weights.sum()
     if not len(rows):
-        assert found == compute_metrics(scores, labels)
+        assert metrics == compute_metrics(scores, labels)
         return
-    assert (found.samples, found.positives) == (len(rows), labels.sum())
-    assert found.total_weight == pytest.approx(total)
+    assert (metrics.samples, metrics.positives) == (len(rows), labels.sum())
+    assert metrics.total_weight == pytest.approx(total)
     won = possible = 0.0
     for score, label, weight in rows:
         for other, its_label, its_weight in rows:
             if label > its_label:
                 won += weight * its_weight * ((score > other) + (score == other) / 2)
                 possible += weight * its_weight
-    assert found.auroc == (pytest.approx(won / possible, abs=1e-12) if possible else None)
+    assert metrics.auroc == (pytest.approx(won / possible, abs=1e-12) if possible else None)
     if not total:
-        assert found.log_loss is found.accuracy is found.mean_prediction is None
+        assert metrics.log_loss is metrics.accuracy is metrics.mean_prediction is None
         return
     p = 1 / (1 + np.exp(-scores))
     losses = -np.log(np.where(labels == 1, p, 1 - p))
     rate = (weights * labels).sum() / total
-    assert found.log_loss == pytest.approx((weights * losses).sum() / total, abs=1e-12)
-    assert found.positive_rate == pytest.approx(rate)
-    assert found.mean_prediction == pytest.approx((weights * p).sum() / total)
+    assert metrics.log_loss == pytest.approx((weights * losses).sum() / total, abs=1e-12)
+    assert metrics.positive_rate == pytest.approx(rate)
+    assert metrics.mean_prediction == pytest.approx((weights * p).sum() / total)
     right = (scores >= 0) == (labels == 1)
-    assert found.accuracy == pytest.approx((weights * right).sum() / total)
+    assert metrics.accuracy == pytest.approx((weights * right).sum() / total)
     if 0 < (weights * labels).sum() < total:
         base = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
-        assert found.normalized_entropy == pytest.approx(found.log_loss / base, abs=1e-9)
-        assert found.calibration == pytest.approx(found.mean_prediction / rate)
+        assert metrics.normalized_entropy == pytest.approx(metrics.log_loss / base, abs=1e-9)
+        assert metrics.calibration == pytest.approx(metrics.mean_prediction / rate)
     else:
-        assert found.normalized_entropy is None
+        assert metrics.normalized_entropy is None
 
 
 def test_metrics_without_weights_say_nothing_of_them():
