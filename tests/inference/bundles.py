@@ -142,28 +142,6 @@ def make_bundle(
     return path
 
 
-def bundle_of(workflow: Path, path: Path, *, seed: int = 0) -> Path:
-    """Write a bundle of a saved workflow, with random weights; it has dense columns."""
-    description = inspect(workflow)
-    schema = description.table_schema
-    generator = torch.Generator().manual_seed(seed)
-
-    def numbers(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) / 4
-
-    sizes = tuple(schema.table_sizes)
-    columns = len(sizes)
-    top = DIM + columns * (columns + 1) // 2
-    layers = {
-        "bottom": [(numbers(DIM, len(schema.dense)), numbers(DIM))],
-        "top": [(numbers(6, top), numbers(6)), (numbers(1, 6), numbers(1))],
-    }
-    model = ServingModel.make(Table(numbers(sum(sizes), DIM)), sizes, layers)
-    shape = ModelShape(tuple(schema.dense), tuple(schema.categorical), sizes, description.digest)
-    save_bundle(path, workflow, model, shape)
-    return path
-
-
 def make_origin(generation: int, days: tuple[int, ...]) -> Origin:
     """The origin of a bundle whose checkpoint is not at hand."""
     settings, versions = {"learning_rate": 0.1, "batch_size": 64}, {"torch": "2.13.0"}

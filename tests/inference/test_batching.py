@@ -280,28 +280,6 @@ def test_what_is_not_finite_is_an_error(shop_predictor: Predictor) -> None:
     assert "nan" not in page.lower()
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"rows": [], "rows": []}',
-        b'{"rows": [{"a": 1, "b": 2, "a": 1}]}',
-        b'{"rows": [{"x": {"a": 1, "\\u0061": 2}}]}',
-        b'{"columns": {"a": [1], "b": [], "a": [2]}}',
-    ],
-)
-def test_a_key_may_be_there_once(shop_predictor: Predictor, body: bytes) -> None:
-    with pytest.raises(RefusedError, match=r"not JSON: the key '(a|rows)' occurs twice") as caught:
-        parse_body(body, shop_predictor, 100)
-    assert caught.value.status == 400
-
-
-@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity"])
-def test_what_is_no_number_of_json_is_refused(shop_predictor: Predictor, number: bytes) -> None:
-    with pytest.raises(RefusedError, match=r"not JSON: .* a missing value is null") as caught:
-        parse_body(b'{"rows": [{"price": %s}]}' % number, shop_predictor, 100)
-    assert caught.value.status == 400
-
-
 _VALUES = st.recursive(
     st.none()
     | st.booleans()

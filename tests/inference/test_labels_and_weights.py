@@ -88,24 +88,6 @@ def test_bulk_scores_are_evaluated_as_in_training(bought: Bought, tmp_path: Path
     assert printed["log_loss"] == pytest.approx(mean, abs=1e-6)
 
 
-def test_rows_without_labels(bought: Bought, tmp_path: Path) -> None:
-    bare = tmp_path / "bare.csv"
-    bought.rows[["user", "site", "age"]].to_csv(bare, index=False)
-    output = tmp_path / "scores.parquet"
-    flags = ["--bundle", str(bought.bundle), "--input", str(bare), "--output", str(output)]
-    assert main(["predict", *flags]) == 0
-    assert pq.read_table(output).schema.names == ["row", "probability"]
-
-
-def test_an_id_column_named_as_the_weights(bought: Bought, tmp_path: Path, capsys) -> None:
-    frame = bought.rows.assign(weight=1)
-    frame.to_csv(tmp_path / "rows.csv", index=False)
-    flags = ["--bundle", str(bought.bundle), "--input", str(tmp_path / "rows.csv")]
-    flags += ["--output", str(tmp_path / "o.parquet"), "--id_columns", "weight"]
-    assert main(["predict", *flags]) != 0
-    assert "'weight' is in the output already" in capsys.readouterr().err
-
-
 def test_comparisons_use_label_and_weights(bought: Bought) -> None:
     predictor = Predictor.load(bought.bundle)
     expected = weighted(predictor.predict(bought.day), bought.rows)

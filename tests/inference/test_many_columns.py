@@ -14,8 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nvt_torchrec.dlrm.checkpoint.store import load_model
-from nvt_torchrec.dlrm.evaluate import score
 from nvt_torchrec.etl.__main__ import main as main_of_etl
 from nvt_torchrec.etl.run import EtlSettings, run
 from nvt_torchrec.formats.rows import RawRows, is_missing
@@ -28,6 +26,7 @@ from nvt_torchrec.workflows import compiled, inspect
 from tests.dlrm.runs import train_here
 from tests.etl.extended import copy_of
 from tests.etl.test_engine_cpu import write_parquet
+from tests.inference.test_predictor import trainers_scores
 from tests.workflows.random_specs import Oracle, random_raw_rows
 from tests.workflows.test_compiled import check as check_as_nvtabular
 
@@ -75,14 +74,6 @@ def output(days, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def _files(output: Path) -> dict[str, bytes]:
-    """The parts and the workflow."""
-    files = [*output.rglob("part.*.parquet"), *(output / "workflow").rglob("*")]
-    return {
-        str(file.relative_to(output)): file.read_bytes() for file in sorted(files) if file.is_file()
-    }
-
-
 def _read(output: Path, split: str) -> dict[str, list]:
     root = output / "criteo_binary" / "split" / split
     parts = sorted(root.glob("part.*"), key=lambda path: int(path.name.split(".")[1]))
@@ -118,14 +109,6 @@ def test_parquet_is_what_plain_python_makes(days, output: Path) -> None:
     assert main_of_etl(["check", str(output)]) == 0
 
 
-def test_dask_and_nvtabular_write_the_same(days, output: Path, dask_client, tmp_path: Path) -> None:
-    address = dask_client.scheduler.address
-    run(EtlSettings(str(days[0]), tmp_path / "out", SPEC, engine="dask", scheduler=address))
-    one, other = _files(output), _files(tmp_path / "out")
-    assert one.keys() == other.keys()
-    assert [name for name in one if one[name] != other[name]] == []
-
-
 def test_loading_training_and_scoring(days, output: Path, tmp_path: Path) -> None:
     split = output / "criteo_binary" / "split"
     rows = _read(output, "valid")
@@ -142,10 +125,7 @@ def test_loading_training_and_scoring(days, output: Path, tmp_path: Path) -> Non
         f"--binary_path={split}", f"--save_checkpoint_path={tmp_path / 'checkpoint'}", "--adagrad",
         "--learning_rate=0.1", "--batch_size=64", "--max_steps=2", f"--log_path={tmp_path / 'log'}",
     )  # fmt: skip
-    model, _ = load_model(tmp_path / "checkpoint")
-    loaders = (KJTLoader(split / s, 64, device="cpu", virtual_shards=1) for s in ("valid", "test"))
-    logits = np.concatenate([score(model, loader)[0] for loader in loaders])
-    expected = 1 / (1 + np.exp(-logits))
+    expected = trainers_scores(split, tmp_path / "checkpoint")
     predictor = Predictor.load(output / "workflow", tmp_path / "checkpoint")
     table = pq.read_table(days[0] / "day_2.parquet").drop_columns([SPEC.label])
     np.testing.assert_allclose(predictor.predict(table.to_pylist()), expected, atol=1e-6)

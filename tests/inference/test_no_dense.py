@@ -9,17 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from nvt_torchrec.dlrm.checkpoint.store import load_model
-from nvt_torchrec.dlrm.evaluate import score
 from nvt_torchrec.etl.run import EtlSettings, run
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
-from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.runs import train_here
 from tests.inference.conftest import Trained
 from tests.inference.exported import arguments_of
 from tests.inference.serving import serving
+from tests.inference.test_predictor import trainers_scores
 from tests.spec_logs import write_spec_log
 
 SPEC = FeatureSpec(
@@ -63,14 +61,7 @@ def raw_rows(sparse: Trained) -> list[dict]:
 def test_every_way_scores_as_training_evaluates(
     sparse: Trained, bundle: Path, tmp_path: Path
 ) -> None:
-    model, _ = load_model(sparse.checkpoint)
-    expected = np.concatenate(
-        [
-            score(model, KJTLoader(sparse.parquet / split, 64, device="cpu", virtual_shards=1))[0]
-            for split in ("valid", "test")
-        ]
-    )
-    expected = 1 / (1 + np.exp(-expected))
+    expected = trainers_scores(sparse.parquet, sparse.checkpoint)
     rows = raw_rows(sparse)
     scored = Predictor.load(sparse.workflow, sparse.checkpoint).predict(rows)
     np.testing.assert_allclose(scored, expected, atol=1e-6)

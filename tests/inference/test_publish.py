@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.base.files.atomic import locked, read_json, write_json
@@ -20,13 +18,6 @@ from nvt_torchrec.inference import Predictor
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.model.bundle import bundle_digest, bundle_name
 from nvt_torchrec.inference.publish.steps import rollback
-from nvt_torchrec.inference.publish.store import (
-    PUBLISH,
-    ROLLBACK,
-    Entry,
-    reconcile,
-    served_in_turn,
-)
 from tests.inference.bundles import ROWS, make_bundle, publish
 from tests.inference.conftest import ROOT
 from tests.mutations import expect_own_errors
@@ -154,7 +145,6 @@ def test_an_earlier_generation_is_refused(tmp_path: Path, caplog, capsys) -> Non
     [
         ("", "no rows|empty"),
         ("0\t1\t\ta\t1\n" * 9, "its first 9 rows have the same label"),
-        ("x\t1\t\ta\t1\n", "line 1"),
     ],
 )
 def test_samples_that_tell_nothing(
@@ -185,16 +175,6 @@ def test_old_bundles_are_removed(bundles: list[Path], tmp_path: Path) -> None:
     assert _current(served) == names[2]
     publish(bundles[3], served)
     assert publish(bundles[3], served, keep=2).removed == (names[0],)  # though served already
-
-
-def test_one_at_a_time(bundles: list[Path], tmp_path: Path) -> None:
-    served = tmp_path / "served"
-    publish(bundles[0], served)
-    with locked(served / ".lock", served):
-        for change in (lambda: publish(bundles[1], served), lambda: rollback(served)):
-            with pytest.raises(OutputError, match="another run is writing here"):
-                change()
-    assert _current(served) == _name(bundles[0])
 
 
 def _damage(bundle: Path) -> None:
@@ -259,15 +239,16 @@ def test_directories_of_something_else(bundles: list[Path], tmp_path: Path) -> N
 
     served = tmp_path / "served"
     publish(bundles[0], served)
+    with locked(served / ".lock", served):
+        for change in (lambda: publish(bundles[1], served), lambda: rollback(served)):
+            with pytest.raises(OutputError, match="another run is writing here"):
+                change()
     (served / "current").unlink()
     publish(bundles[1], served)  # somebody removed the link
     (served / "current").unlink()
-    (served / "current").symlink_to(bundles[0])
-    with pytest.raises(OutputError, match=r"current: leads to .*, which is not a bundle in"):
-        publish(bundles[1], served)
-    for name in ("..", "day-1", "é" * 12):
-        (served / "current").unlink()
-        (served / "current").symlink_to(f"bundles/{name}")
+    for target in (bundles[0], "bundles/..", "bundles/day-1"):
+        (served / "current").unlink(missing_ok=True)
+        (served / "current").symlink_to(target)
         for change in (lambda: publish(bundles[1], served), lambda: rollback(served)):
             with pytest.raises(OutputError, match=r"leads to .*, which is not a bundle in"):
                 change()
@@ -323,23 +304,6 @@ def test_flags(tmp_path: Path, capsys, flags: list[str], message: str) -> None:
     assert main(["publish", *flags, "--to", str(tmp_path / "served")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "served").exists()
-
-
-@given(st.lists(st.tuples(st.sampled_from("pppr"), st.integers(0, 3), st.booleans())))
-def test_the_history_agrees_with_the_link_wherever_it_ended(steps: list) -> None:
-    """A step is a publication or a rollback, which may be ended before the link is switched."""
-    entries: list[Entry] = []
-    turn: list[str] = []  # what it should be
-    for action, number, ended in steps:
-        entries = reconcile(entries, turn[-1] if turn else None)
-        assert [entry.name for entry in served_in_turn(entries)] == turn
-        name = str(number) * 12
-        if action == "p" and turn[-1:] != [name]:
-            entries = [*entries, Entry.now(PUBLISH, name)]
-            turn = turn if ended else [*turn, name]
-        elif action == "r" and len(turn) > 1:
-            entries = [*entries, Entry.now(ROLLBACK, turn[-2])]
-            turn = turn if ended else turn[:-1]
 
 
 #: Publishes and rolls back in processes that end at the n-th change of the file system, for every

@@ -16,10 +16,16 @@ from tests.test_wheel import ROOT, with_extras
 _PROGRAM = """
 import sys
 sys.path[:0] = {paths!r}
+from nvt_torchrec.inference import Predictor
 from nvt_torchrec.inference.__main__ import main
 import nvt_torchrec.inference.server.app  # and all that it imports
 import nvt_torchrec.inference.server.run
 status = main({arguments!r})
+if not status:
+    predictor = Predictor.load({arguments!r}[2])
+    row = dict.fromkeys(predictor.spec.columns)
+    assert len(predictor.predict([row] * 20)) == 20
+    assert len(predictor.predict({{name: [None, None] for name in row}})) == 2
 print([name for name in ("torchrec", "nvtabular", "pandas", "dask") if name in sys.modules])
 sys.exit(status)
 """

@@ -63,6 +63,8 @@ def test_what_a_type_cannot_hold_is_refused() -> None:
         table.convert("float16")
     with pytest.raises(SettingsError, match=r"the tables are int8 and cannot become float16"):
         table.convert("int8").convert("float16")
+    with pytest.raises(SettingsError, match=r"tables 'int4'\n.*float32, float16, int8"):
+        Predictor.load("nowhere", tables="int4")
     with pytest.raises(SettingsError, match=r"larger than 65504"):
         Table(torch.tensor([[float("nan")]])).convert("float16")
 
@@ -112,13 +114,3 @@ def test_what_they_cost_is_printed(
         [before, after, after - before], abs=2e-6
     )
     assert abs(float(lines[-1][-2])) < 0.01
-
-
-def test_an_evaluation_needs_labels(trained: Trained, tmp_path: Path, capsys) -> None:
-    text = "\n".join("\t".join(row[1:]) for row in trained.days[2])
-    (tmp_path / "rows").write_text(text)
-    flags = [*trained.flags, "--evaluate", str(tmp_path / "rows")]
-    assert main(["bundle", *flags, "--output", str(tmp_path / "bundle")]) == 2
-    assert "no column label" in capsys.readouterr().err
-    with pytest.raises(SettingsError, match=r"tables 'int4'\n.*float32, float16, int8"):
-        Predictor.load(tmp_path / "bundle", tables="int4")
