@@ -9,7 +9,7 @@ Layout::
     .merlin/schema.json    columns and table sizes
     weights/table.npy      [rows of all tables, embedding dim], one table after the other: float32,
                            float16, or uint8 with weights/ranges.npy, float32 [rows, 2]; see
-                           :mod:`inference.model.tables`
+                           :mod:`inference.model.scoring`
     weights/GROUP.N.weight.npy, .bias.npy              the dense layers, by their groups in
                            :class:`inference.model.scoring.ServingModel`
 
@@ -39,8 +39,7 @@ from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, digest_of
 from nvt_torchrec.dlrm.interactions import interaction_of
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
-from nvt_torchrec.inference.model.scoring import Layer, ServingModel
-from nvt_torchrec.inference.model.tables import KINDS, Table
+from nvt_torchrec.inference.model.scoring import KINDS, Layer, ServingModel, Table
 from nvt_torchrec.inference.model.weights import (
     ModelShape,
     Origin,
@@ -76,7 +75,7 @@ def write_bundle(
         workflow: Its directory.
         checkpoint: Its directory.
         path: Of the bundle.
-        tables: The type of the embeddings, one of :data:`inference.model.tables.KINDS`.
+        tables: The type of the embeddings, one of :data:`inference.model.scoring.KINDS`.
 
     Returns:
         Whether it was written; False if it is there already, made from the same, where the workflow
@@ -169,7 +168,7 @@ def save_bundle(
             "workflow_digest": description.digest,
             "generation": description.generation,
             "origin": None if origin is None else dataclasses.asdict(origin),
-            "model": shape.to_dict(),
+            "model": dataclasses.asdict(shape),
             "tables": model.table.kind,
             "layers": {group: len(layers) for group, layers in model.layers.items()},
             "files": {

@@ -19,8 +19,7 @@ from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.formats.spec.columns import DenseColumn
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.inference.model.bundle import save_bundle
-from nvt_torchrec.inference.model.scoring import ServingModel
-from nvt_torchrec.inference.model.tables import Table
+from nvt_torchrec.inference.model.scoring import ServingModel, Table
 from nvt_torchrec.inference.model.weights import CheckpointOrigin, ModelShape, Origin
 from nvt_torchrec.inference.publish import steps
 from nvt_torchrec.inference.publish.settings import PublishSettings

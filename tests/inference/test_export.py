@@ -222,10 +222,3 @@ def test_what_cannot_be_exported(
     assert main(["export", *given, *flags]) == 2
     assert re.search(message, capsys.readouterr().err)
     assert [file.name for file in tmp_path.iterdir()] == ["bundle"]
-
-
-def test_a_size_limit(bundle: Path, tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("nvt_torchrec.inference.export.torch_package.LIMIT", 1000)
-    flags = ["--bundle", str(bundle), "--output", str(tmp_path / "x"), "--format", "torch"]
-    assert main(["export", *flags]) == 2
-    assert "GiB of tables and vocabularies" in capsys.readouterr().err

@@ -26,7 +26,7 @@ from nvt_torchrec.formats.spec.feature_spec import (
 )
 from nvt_torchrec.formats.spec.raw_types.base import LARGEST_FLOAT32
 from nvt_torchrec.inference import InvalidRowError
-from nvt_torchrec.inference.inputs.values import RowReader, reads_plainly
+from nvt_torchrec.inference.row_reader import RowReader, reads_plainly
 
 SPEC = FeatureSpec(
     "label",
