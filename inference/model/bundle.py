@@ -87,7 +87,8 @@ def write_bundle(
         OutputError: ``path`` exists, or cannot be written.
     """
     workflow, path = Path(workflow), Path(path)
-    _check_output(workflow)
+    if workflow.name == EtlOutput(workflow.parent).workflow.name:
+        EtlOutput(workflow.absolute().parent).check_whole()
     description = inspect(workflow)
     if is_bundle(path) and _is_made_from(path, description, checkpoint, tables):
         return False
@@ -120,13 +121,6 @@ def _is_made_from(
     known = bundle.workflow_digest == workflow.digest or workflow.ancestor(bundle.workflow_digest)
     of_checkpoint = bundle.origin.checkpoint.digest if bundle.origin else ""
     return bool(known) and (bundle.tables, of_checkpoint) == (tables, digest_of(checkpoint))
-
-
-def _check_output(workflow: Path) -> None:
-    """Refuse the workflow of an output whose switch to a new generation was interrupted."""
-    output = EtlOutput(workflow.absolute().parent)
-    if output.workflow.name == workflow.name:
-        output.check_whole()
 
 
 def _check_generation(
@@ -337,11 +331,6 @@ def bundle_digest(path: Path | str) -> str:
 def bundle_name(digest: str) -> str:
     """Return the first digits of a bundle's digest, which name it."""
     return digest[:_NAME_DIGITS]
-
-
-def is_bundle_name(name: str) -> bool:
-    """Whether a name could be one that :func:`bundle_name` gives."""
-    return len(name) == _NAME_DIGITS and set(name) <= set("0123456789abcdef")
 
 
 def _load_table(weights: Path, kind: str, rows: int) -> Table:

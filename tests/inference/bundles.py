@@ -70,7 +70,7 @@ def set_lineage(path: Path, generation: int, equal: int = 1, parent: str = "") -
     ``parent`` is the digest of the generation before; "" for one that there is not.
     """
     description = inspect(path)
-    values = {name: one.values for name, one in description.vocabularies.items()}
+    values = {name: vocabulary.values for name, vocabulary in description.vocabularies.items()}
     lineage = [
         {
             "number": number,

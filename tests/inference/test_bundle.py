@@ -25,16 +25,6 @@ from tests.inference.conftest import Trained
 from tests.inference.test_predictor import criteo_dicts
 
 
-@pytest.fixture(scope="module")
-def bundle(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made, and moved elsewhere."""
-    path = tmp_path_factory.mktemp("bundle")
-    assert main(["bundle", *trained.flags, "--output", str(path / "made")]) == 0
-    assert [file.name for file in path.iterdir()] == ["made"]
-    (path / "moved").mkdir()
-    return (path / "made").rename(path / "moved" / "here")
-
-
 def test_a_bundle_scores_as_its_parts(
     bundle: Path, trained: Trained, predictor: Predictor, tmp_path: Path
 ) -> None:

@@ -115,7 +115,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (base / "raw").mkdir()
     for day in range(3):
         lines = [line_of(rng) for _ in range(120)]
-        (base / "raw" / f"day_{day}.csv").write_text("".join(f"{one}\n" for one in lines))
+        (base / "raw" / f"day_{day}.csv").write_text("".join(f"{line}\n" for line in lines))
     run(settings(base / "raw", base / "out", load_spec(base / "spec.toml")))
     random_bundle(base / "out" / "workflow", base / "bundle", 0)
     return base
@@ -147,8 +147,8 @@ def test_dicts_frames_and_files_score_alike(predictor, texts, day, tmp_path: Pat
     assert len(predictor.predict(example)) == 1
     assert list(texts[0]) == SOURCES
     assert predictor.predict(texts).tolist() == expected.tolist()
-    one = [predictor.predict([row])[0] for row in texts[:20]]
-    np.testing.assert_allclose(one, expected[:20], atol=1e-6)
+    alone = [predictor.predict([row])[0] for row in texts[:20]]
+    np.testing.assert_allclose(alone, expected[:20], atol=1e-6)
     columns = {name: [row[name] for row in texts] for name in SOURCES}
     lists = pa.array(columns["tags"], pa.list_(pa.string()))
     table = pa.table({name: pa.array(columns[name]) for name in SOURCES[:-1]} | {"tags": lists})

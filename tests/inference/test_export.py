@@ -34,13 +34,6 @@ from tests.workflows.random_specs import feature_specs
 from tests.workflows.test_compiled import odd_rows, save
 
 
-@pytest.fixture(scope="module")
-def bundle(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("export") / "bundle"
-    write_bundle(trained.workflow, trained.checkpoint, path)
-    return path
-
-
 def random_bundle(workflow: Path, path: Path, seed: int) -> Predictor:
     """Write a bundle of a saved workflow and a model of random weights; return its predictor."""
     opened = compiled.load(workflow)

@@ -72,12 +72,12 @@ def test_bulk_scores_are_evaluated_as_in_training(bought: Bought, tmp_path: Path
     output = tmp_path / "scores.parquet"
     flags = ["--bundle", str(bought.bundle), "--input", str(bought.day)]
     assert main(["predict", *flags, "--output", str(output), "--evaluate"]) == 0
-    found = pq.read_table(output)
-    assert found.schema.names == ["row", "probability", "label", "weight"]
-    assert found["label"].to_pylist() == bought.rows["bought"].tolist()
-    assert found["weight"].to_pylist() == bought.rows["w"].tolist()
+    scored = pq.read_table(output)
+    assert scored.schema.names == ["row", "probability", "label", "weight"]
+    assert scored["label"].to_pylist() == bought.rows["bought"].tolist()
+    assert scored["weight"].to_pylist() == bought.rows["w"].tolist()
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
-    scores = found["probability"].to_numpy()
+    scores = scored["probability"].to_numpy()
     for name, value in weighted(scores, bought.rows).items():
         assert printed[name] == pytest.approx(value, abs=1e-6)
     assert printed["total_weight"] == bought.rows["w"].sum()

@@ -70,7 +70,7 @@ def test_every_file_that_is_read_is_listed(bundle: Path) -> None:
     """Otherwise comparing digests would say nothing of it."""
     value = read_json(bundle / "bundle.json", "a bundle")
     for name in ("weights/table.npy", "weights/top.1.bias.npy"):
-        files = {key: one for key, one in value["files"].items() if key != name}
+        files = {key: entry for key, entry in value["files"].items() if key != name}
         write_json(bundle / "bundle.json", {**value, "files": files})
         with pytest.raises(BadInputError, match=f"{name} is not among its files"):
             Predictor.load(bundle)

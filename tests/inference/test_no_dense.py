@@ -68,8 +68,8 @@ def test_every_way_scores_as_training_evaluates(
     np.testing.assert_array_equal(Predictor.load(bundle, check=True).predict(rows), scored)
     bulk = ["--input", str(sparse.raw / "day_2.parquet"), "--output", str(tmp_path / "p.parquet")]
     assert main(["predict", "--bundle", str(bundle), *bulk]) == 0
-    found = pq.read_table(tmp_path / "p.parquet")["probability"].to_numpy()
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    in_bulk = pq.read_table(tmp_path / "p.parquet")["probability"].to_numpy()
+    np.testing.assert_allclose(in_bulk, expected, atol=1e-6)
     with serving(tmp_path, "--bundle", str(bundle)) as server:
         np.testing.assert_allclose(server.predict(rows=rows[:50]), expected[:50], atol=1e-6)
         columns = {name: [row[name] for row in rows[:50]] for name in rows[0]}

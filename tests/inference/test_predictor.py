@@ -136,7 +136,7 @@ def test_any_spec_scores_as_nvtabular_and_torchrec(
     scorer, config = make_scorer(workflow.schema, seed)
     model = from_scorer(scorer, config)
     last = scorer.dlrm.sparse_arch.embedding_bag_collection.embedding_bags[config.table_names[-1]]
-    ends = [one.data_ptr() + one.nbytes for one in (model.table.values, last.weight)]
+    ends = [tensor.data_ptr() + tensor.nbytes for tensor in (model.table.values, last.weight)]
     assert ends[0] == ends[1], "the tables were copied"
     with np.errstate(over="ignore", invalid="ignore"):
         expected = scores(scorer, path, dataclasses.replace(rows))

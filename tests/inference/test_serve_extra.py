@@ -43,8 +43,8 @@ def test_a_bundle_needs_the_serve_extra_alone(tmp_path: Path) -> None:
     packages, project = tmp_path / "packages", tmp_path / "project"
     packages.mkdir()
     project.mkdir()
-    found = linked(packages, *with_extras("serve"))
-    assert not found & {"torchrec", "fbgemm-gpu-cpu", "nvtabular", "pandas", "dask"}
+    linked_names = linked(packages, *with_extras("serve"))
+    assert not linked_names & {"torchrec", "fbgemm-gpu-cpu", "nvtabular", "pandas", "dask"}
     (project / "nvt_torchrec").symlink_to(ROOT / "nvt_torchrec")
     output = tmp_path / "scores.parquet"
     arguments = ["predict", "--bundle", str(tmp_path / "bundle"), "--output", str(output)]
