@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import ClickLogError
-from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.files.atomic import TEMPORARY, read_json
 from nvt_torchrec.etl.check.output import AGAIN, OTHER_NAMES, Output
 from nvt_torchrec.etl.output import EXTENDING_FILE, UNFINISHED_FILE, WORK_DIRECTORY
 from nvt_torchrec.etl.parquet import hugectr_metadata
-from nvt_torchrec.formats.manifest import PartFile
 from nvt_torchrec.formats.splits import SPLITS
 
 
-def check(output: Output, *, workers: int) -> None:
+def check(output: Output) -> None:
     """Check that all splits exist, the columns of their files, and what describes the files."""
     _check_unfinished(output)
     _check_splits(output)
     _check_columns(output)
     _check_metadata(output)
     _check_hugectr(output)
-    _check_digests(output, workers)
 
 
 def _check_unfinished(output: Output) -> None:
@@ -182,21 +178,3 @@ def _check_hugectr(output: Output) -> None:
                 "if the directory was moved, replace in this file "
                 f"{Path(listed[0]).parent} by {path.parent.resolve()}",
             )
-
-
-def _check_digests(output: Output, workers: int) -> None:
-    """Compare the digests of parts that a GPU wrote, which have no page checksums."""
-    files = output.manifest.files if output.manifest else []
-    parts = [part for part in files if part.sha256 and part.file in output.footers]
-
-    def difference(part: PartFile) -> str:
-        entry = FileEntry(part.bytes, sha256=part.sha256)
-        try:
-            return entry.difference(output.root / part.file)
-        except OSError as error:
-            return f"cannot be read: {error}"
-
-    with ThreadPoolExecutor(workers, "check") as pool:
-        for part, what in zip(parts, pool.map(difference, parts), strict=True):
-            if what:
-                output.error("digest", part.file, what, AGAIN)
