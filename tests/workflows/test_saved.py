@@ -212,7 +212,7 @@ def test_a_workflow_from_when_the_package_had_another_name(saved: Path, copy: Pa
 def test_graph_that_is_not_the_specs(copy: Path, change: Callable) -> None:
     """Also if every digest was made to fit: no operator or function of it is taken."""
     _change_graph(copy, change)
-    with pytest.raises(BadInputError, match="graph.json: not the graph of the spec"):
+    with pytest.raises(BadInputError, match=r"graph\.json: not the graph of the spec"):
         load(copy)
 
 
