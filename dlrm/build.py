@@ -14,7 +14,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group
-from nvt_torchrec.dlrm.layers import PairProducts, align_inputs, choose_kernel
+from nvt_torchrec.dlrm.layers import align_inputs
 from nvt_torchrec.dlrm.model import StepOutput, TrainBatch, TrainModel, build_dlrm
 from nvt_torchrec.dlrm.optim.combined import combine_optimizers, fuse_table_optimizer
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
@@ -38,8 +38,7 @@ def build(
         The sharded model, its optimizer, and on rank 0 the plan (:func:`shard_model`).
 
     Raises:
-        SettingsError: The tables do not fit into the ranks' memory, or a constraint on the plan
-            is invalid.
+        SettingsError: The tables do not fit into the ranks' memory.
     """
     if group.device.type == "cpu" and group.rank == 0:
         if settings.allow_tf32:
@@ -73,13 +72,10 @@ def set_up_dense(dlrm: DLRM, settings: TrainSettings) -> None:
     """
     torch.backends.cuda.matmul.allow_tf32 = settings.allow_tf32
     device = next(dlrm.over_arch.parameters()).device
-    if isinstance(dlrm.inter_arch, PairProducts):
-        choose_kernel(dlrm.inter_arch, device, strict=settings.strict_gpu)
     on_tensor_cores = device.type == "cuda" and (settings.amp or settings.allow_tf32)
     align_inputs(dlrm, aligned=on_tensor_cores)
-    for part in (dlrm.dense_arch, dlrm.inter_arch, dlrm.over_arch):
-        fused = part is dlrm.inter_arch and getattr(part, "kernel", "torch") != "torch"
-        if settings.compile_dense and not fused:
+    if settings.compile_dense:
+        for part in (dlrm.dense_arch, dlrm.inter_arch, dlrm.over_arch):
             part.forward = torch.compile(part.forward, dynamic=False, mode="reduce-overhead")
 
 

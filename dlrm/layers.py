@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import functools
-import logging
 
-import numpy as np
 import torch
 from torch import nn
 from torchrec.models.dlrm import DLRM, SparseArch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from nvt_torchrec.base.device_check import difference, fall_back
-
-log = logging.getLogger(__name__)
-
 #: Tensor cores take rows of so many numbers, and multiples of it, at full speed.
 ALIGNMENT = 8
-#: The device on which :func:`choose_kernel` tries the kernel.
-KERNEL_DEVICE = "cuda"
-#: The most vectors that it takes: a sample's products are held in registers.
-MOST_VECTORS = 64
-#: The width of the vectors on which :func:`choose_kernel` tries the kernel, and the tolerance for
-#: differences from the host, which adds in another order.
-_TRIED_DIM = 128
-_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 
 
 class PairProducts(nn.Module):
@@ -34,13 +20,11 @@ class PairProducts(nn.Module):
     ``torchrec.models.dlrm.InteractionArch`` computes the same. It selects the pairs from all
     products with two index tensors, whose gradient is a scatter, element by element. Here whole
     columns are selected, and the gradient is one product of matrices, of the pairs' gradients and
-    the vectors. On a GPU one kernel may do both (:func:`choose_kernel`).
+    the vectors.
 
     Attributes:
         aligned: Whether zeros follow the products up to a multiple of :data:`ALIGNMENT` columns.
         dense: Whether there is a dense vector.
-        vectors: The number of vectors.
-        kernel: What computes the products, "triton" or "torch" (:func:`choose_kernel`).
 
     Args:
         num_sparse_features: The number of categorical features, F.
@@ -49,9 +33,8 @@ class PairProducts(nn.Module):
 
     def __init__(self, num_sparse_features: int, *, dense: bool = True) -> None:
         super().__init__()
-        self.aligned, self.kernel = False, "torch"
-        self.dense = dense
-        self.vectors = vectors = num_sparse_features + dense
+        self.aligned, self.dense = False, dense
+        vectors = num_sparse_features + dense
         low, high = torch.triu_indices(vectors, vectors, offset=1)
         self.register_buffer("pairs", low * vectors + high, persistent=False)
         # the pair of each product; a product of a vector with itself gets the pair after the last
@@ -73,11 +56,6 @@ class PairProducts(nn.Module):
         """
         width = len(self.pairs) + self.dense * dense_features.shape[1]
         more = -width % ALIGNMENT if self.aligned else 0
-        if self.kernel == "triton":
-            from nvt_torchrec.dlrm.cuda.fused_pairs import fused_pairs
-
-            dense = dense_features if self.dense else None
-            return fused_pairs(dense, sparse_features, width + more)
         if self.dense:
             sparse_features = sparse_features.to(dense_features.dtype)  # which autocast chose
             vectors = torch.cat((dense_features.unsqueeze(1), sparse_features), dim=1)
@@ -89,62 +67,6 @@ class PairProducts(nn.Module):
         if more:
             parts.append(pairs.new_zeros(len(pairs), more))
         return torch.cat(parts, dim=1) if len(parts) > 1 else pairs
-
-
-def choose_kernel(layer: PairProducts, device: torch.device, *, strict: bool = False) -> None:
-    """Choose what computes the products: on a GPU one kernel (:mod:`dlrm.cuda.fused_pairs`).
-
-    Some samples are first computed on the host, too, with their gradients: after a difference or an
-    error PyTorch's operators compute the products on the GPU.
-
-    Args:
-        layer: The layer, on ``device``.
-        device: The device.
-        strict: Whether a difference is an error.
-
-    Raises:
-        DeviceError: The kernel fails or computes something else, and ``strict`` is set.
-    """
-    layer.kernel = "torch"
-    if device.type != KERNEL_DEVICE:
-        return
-    if layer.vectors > MOST_VECTORS:
-        log.info("PyTorch's operators compute the dot products of %d vectors", layer.vectors)
-        return
-    tf32, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
-    for dtype, tolerance in _TOLERANCES.items():
-        host = _trial(layer, "torch", dtype, torch.device("cpu"))
-        trial = functools.partial(_trial, layer, "triton", dtype, device)
-        why = difference(trial, host, tolerance)
-        if why:
-            break
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    if why:
-        what, instead = "Triton's kernel for dot products", "PyTorch's operators compute them"
-        fall_back(what, why, instead, strict=strict)
-    else:
-        layer.kernel = "triton"
-
-
-def _trial(
-    like: PairProducts, kernel: str, dtype: torch.dtype, device: torch.device
-) -> dict[str, np.ndarray]:
-    """Return the output for some samples, and the gradients of a function of it."""
-    random = torch.Generator().manual_seed(0)
-    features = like.vectors - like.dense
-    layer = PairProducts(features, dense=like.dense).to(device)
-    layer.kernel = kernel
-    given = {"embeddings": torch.randn(3, features, _TRIED_DIM, generator=random)}
-    if like.dense:
-        given["dense vector"] = torch.randn(3, _TRIED_DIM, generator=random)
-    given = {name: x.to(device, dtype).requires_grad_() for name, x in given.items()}
-    embeddings = given["embeddings"]
-    out = layer(given.get("dense vector", embeddings[:, 0, :0]), embeddings)
-    weights = torch.linspace(-1, 1, out.numel(), device=device).view(out.shape).to(dtype)
-    gradients = torch.autograd.grad(out, list(given.values()), weights)
-    results = {"output": out.detach()}
-    results |= {f"gradient of {name}": x for name, x in zip(given, gradients, strict=True)}
-    return {name: x.float().cpu().numpy() for name, x in results.items()}
 
 
 class EmbeddingsCross(nn.Module):

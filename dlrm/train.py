@@ -43,7 +43,7 @@ from nvt_torchrec.dlrm.data import (
 )
 from nvt_torchrec.dlrm.days import choose_days, log_days
 from nvt_torchrec.dlrm.evaluate import evaluate
-from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0, reduce_sum
+from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0
 from nvt_torchrec.dlrm.launch.preemption import EXIT_STATUS, StopRequests
 from nvt_torchrec.dlrm.metrics import Metrics
 from nvt_torchrec.dlrm.model import TrainBatch
@@ -72,16 +72,25 @@ class TrainResult:
     """The outcome of a run.
 
     Attributes:
+        status: "done"; "continued" if ``--resume`` went on from a checkpoint; "already done" if the
+            same run has written ``--save_checkpoint_path`` before.
+        checkpoint: ``--save_checkpoint_path``, or ``--checkpoint_dir`` without it.
         steps: Trained steps, over all epochs.
         samples: Trained samples, over all epochs and ranks.
         train_seconds: Time spent on training steps, without evaluations.
         metrics: The last metrics of each split. Empty on ranks other than 0.
     """
 
+    status: str
+    checkpoint: str | None
     steps: int
     samples: int
     train_seconds: float
     metrics: dict[str, Metrics]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict."""
+        return {**vars(self), "metrics": {name: m.to_dict() for name, m in self.metrics.items()}}
 
 
 def train(settings: TrainSettings, group: Group) -> TrainResult:
@@ -102,7 +111,9 @@ def train(settings: TrainSettings, group: Group) -> TrainResult:
         if done:
             if group.rank == 0:
                 log.info("%s: this run has written it: done", settings.save_checkpoint_path)
-            return TrainResult(done["steps"], done["samples"], 0.0, {})
+            metrics = {split: Metrics(**values) for split, values in done["metrics"].items()}
+            counts = done["steps"], done["samples"], 0.0
+            return TrainResult("already done", settings.save_checkpoint_path, *counts, metrics)
         check_destination(settings.save_checkpoint_path)
     if settings.dense_arch_layer_sizes and not schema.dense and group.rank == 0:
         log.warning("--dense_arch_layer_sizes has no effect: the data have no dense column")
@@ -148,6 +159,7 @@ class Trainer:
         self.days = days.with_earlier(earlier_days(self.ancestor, settings))
         self.learning_rate = settings.learning_rate
         self.epoch_step = 0
+        self.resumed = False
         self.metrics: dict[str, Metrics | None] = {}
         self.checkpoints: Checkpoints | None = None
         self.profiler: StepProfiler | None = None
@@ -201,17 +213,16 @@ class Trainer:
         self.model.train()
         progress = self.progress
         # a checkpoint is written before the evaluation of its step: a resumed run repeats that
-        stop = progress.step > 0 and self._validation_is_due() and self._validate()
+        if progress.step:
+            self._validate_if_due()
         for epoch in range(progress.step // self.epoch_steps, self.settings.epochs):
-            if stop:
-                break
-            stop = self._train_epoch(epoch)
+            self._train_epoch(epoch)
         self._evaluate("test")
         if self.checkpoints:
             self.checkpoints.wait()
 
-    def _train_epoch(self, epoch: int) -> bool:
-        """Train what is left of an epoch; return whether training ends before the next one."""
+    def _train_epoch(self, epoch: int) -> None:
+        """Train what is left of an epoch, up to ``--max_steps``."""
         progress, every = self.progress, self.progress.validation_every
         loader = self.loaders["train"]
         batches = iter(loader)
@@ -221,14 +232,12 @@ class Trainer:
             end = min(first - first % every + every, last)
             self._train_segment(batches, epoch, first, end)
             first = end
-            if self._validation_is_due() and self._validate():
-                return True
+            self._validate_if_due()
         if first < self.epoch_steps:
-            return True  # --max_steps: the rest of the epoch is not read
+            return  # the rest of the epoch is not read
         if next(batches, None) is not None:
             raise RuntimeError(f"the loader has more than the {self.epoch_steps} steps it said")
         loader.check_epoch()
-        return False
 
     def _train_segment(self, batches: Iterator[Batch], epoch: int, first: int, end: int) -> None:
         """Train steps ``first`` … ``end - 1`` of an epoch; the pipeline is empty afterwards.
@@ -236,7 +245,7 @@ class Trainer:
         The segment ends where an evaluation follows: the pipeline never fetches a training batch
         that it cannot train before it.
         """
-        settings, progress = self.settings, self.progress
+        progress = self.progress
         progress.meter.reset()
         set_step(self.model, self.optimizer, self._optimizer_steps)
         # a new iterator object: the pipeline takes it as a new series of batches
@@ -244,11 +253,10 @@ class Trainer:
         for step in range(first, end):
             self._train_step(segment)
             self.epoch_step = step + 1
-            due = progress.step % (settings.checkpoint_freq or progress.total_steps) == 0
             if progress.is_due(self.epoch_step) or self.epoch_step == end:
-                overdue = self._checkpoint_is_overdue()
-                due |= progress.report(epoch, self.epoch_step, self.learning_rate, overdue)
-            if due and self.checkpoints:
+                progress.report(epoch, self.epoch_step, self.learning_rate)
+            every = self.settings.checkpoint_freq or progress.validation_every
+            if self.checkpoints and progress.step % every == 0:
                 self._save_checkpoint()
             self._stop_if_asked()
 
@@ -276,25 +284,11 @@ class Trainer:
         if self.profiler:
             self.profiler.step()
 
-    def _validation_is_due(self) -> bool:
-        """Return whether an evaluation of valid follows the last step."""
-        progress = self.progress
-        if progress.step == progress.total_steps:
-            return True
-        return progress.step % self.epoch_steps % progress.validation_every == 0
-
-    def _validate(self) -> bool:
-        """Evaluate valid; return whether ``auc_threshold`` is reached, the same on every rank."""
-        valid = self._evaluate("valid")
-        self.learning.evaluated(self.progress.step, valid)
-        threshold = self.settings.auc_threshold
-        if threshold is None:
-            return False
-        reached = valid is not None and (valid.auroc or 0.0) >= threshold
-        (reached,) = reduce_sum(self.group, reached)
-        if reached and self.group.rank == 0:
-            log.info("AUROC %.5f of valid: --auc_threshold %g is reached", valid.auroc, threshold)
-        return bool(reached)
+    def _validate_if_due(self) -> None:
+        """Evaluate valid if that follows the last step."""
+        step, every = self.progress.step, self.progress.validation_every
+        if step == self.progress.total_steps or step % self.epoch_steps % every == 0:
+            self.learning.evaluated(step, self._evaluate("valid"))
 
     def _evaluate(self, split: str) -> Metrics | None:
         """Evaluate a split; its metrics on rank 0."""
@@ -323,7 +317,7 @@ class Trainer:
     def _resume(self, directory: str) -> bool:
         """Continue from the newest usable checkpoint; return whether there is one."""
         settings, group, progress = self.settings, self.group, self.progress
-        self.checkpoints = Checkpoints(directory, settings.keep_checkpoints, self.config, group)
+        self.checkpoints = Checkpoints(directory, settings.keep, self.config, group)
         checkpoints = from_rank_0(group, checkpoints_in(directory))
         if not checkpoints:
             return False
@@ -341,7 +335,7 @@ class Trainer:
             self.optimizer,
             group,
         )
-        self.checkpoints.saved_step = training["steps"]
+        self.resumed, self.checkpoints.saved_step = True, training["steps"]
         self.origin = {name: training[name] for name in self.origin}
         self.days = training.get("days") or self.days
         self.ancestor = ancestor_of(path, training)
@@ -373,13 +367,6 @@ class Trainer:
             save_checkpoint(path, state, self.config, record, self.group)
             if self.settings.keep and self.group.rank == 0:
                 remove_older(Path(path), self.settings.keep)
-
-    def _checkpoint_is_overdue(self) -> bool:
-        """Return whether ``checkpoint_minutes`` have passed, by rank 0's clock."""
-        minutes = self.settings.checkpoint_minutes
-        if not (minutes and self.checkpoints and self.group.rank == 0):
-            return False
-        return time.monotonic() - self.checkpoints.saved_at > 60 * minutes
 
     def _stop_if_asked(self) -> None:
         """End the run between two steps, after SIGTERM or when a checkpoint failed on any rank."""
@@ -420,7 +407,14 @@ class Trainer:
     def _result(self) -> TrainResult:
         progress = self.progress
         metrics = {split: m for split, m in self.metrics.items() if m is not None}
-        return TrainResult(progress.step, progress.samples, progress.train_seconds, metrics)
+        return TrainResult(
+            status="continued" if self.resumed else "done",
+            checkpoint=self.settings.save_checkpoint_path or self.settings.checkpoint_dir,
+            steps=progress.step,
+            samples=progress.samples,
+            train_seconds=progress.train_seconds,
+            metrics=metrics,
+        )
 
     def _record(self) -> dict[str, Any]:
         """Return what a checkpoint records of the run."""

@@ -9,6 +9,7 @@ import nvt_torchrec.base.interrupts  # before all that takes time: Ctrl-C is one
 
 # isort: split
 import gc
+import json
 import os
 import sys
 import time
@@ -47,7 +48,9 @@ def _train(argv: list[str]) -> None:
     def run() -> None:
         try:
             with process_group() as group:
-                train(settings, group)
+                result = train(settings, group)
+                if settings.json and group.rank == 0:
+                    print(json.dumps(result.to_dict()))
         except RuntimeError as error:
             if _follows_from_another(error):
                 time.sleep(_REPORT_DELAY_S)

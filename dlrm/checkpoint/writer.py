@@ -14,7 +14,6 @@ import logging
 import re
 import shutil
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,8 @@ from nvt_torchrec.dlrm.launch.distributed import Group
 log = logging.getLogger(__name__)
 
 LATEST_FILE = "latest"
+#: The checkpoints that are kept unless the user says how many.
+_KEPT = 3
 #: Seconds that a failed run waits for its last checkpoint, which other ranks may never finish.
 _ABANDON_SECONDS = 10.0
 _STEP_NAME = re.compile(r"step_(\d{8,})")
@@ -42,24 +43,24 @@ class Checkpoints:
 
     Args:
         directory: The directory of the run's checkpoints.
-        keep: How many of the newest are kept.
+        keep: The number of the newest that are kept; None for three.
         config: The model's shape.
         group: This rank. A process group is made for the threads' collectives, apart from
             training's (collective).
 
     Attributes:
-        saved_at: The ``time.monotonic`` at which the newest was begun.
         saved_step: The step of the newest; None if there is none.
     """
 
-    def __init__(self, directory: Path | str, keep: int, config: ModelConfig, group: Group) -> None:
+    def __init__(
+        self, directory: Path | str, keep: int | None, config: ModelConfig, group: Group
+    ) -> None:
         self.directory = Path(directory).absolute()
-        self._keep = keep
+        self._keep = keep or _KEPT
         self._config = config
         self._group = dataclasses.replace(group, cpu=dist.new_group(backend="gloo"))
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self.saved_at = time.monotonic()
         self.saved_step: int | None = None
         if group.rank == 0:
             for path in self.directory.glob(f".step_*{TEMPORARY}"):  # left by killed runs
@@ -81,7 +82,7 @@ class Checkpoints:
         """
         self.wait()
         copied = _copied({**state, "loss": loss})
-        self.saved_at, self.saved_step = time.monotonic(), step
+        self.saved_step = step
         self._thread = threading.Thread(
             name="checkpoint", target=self._write, args=(step, copied, record), daemon=True
         )

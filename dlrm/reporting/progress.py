@@ -103,23 +103,19 @@ class Progress:
         """Return whether to report after so many steps of an epoch."""
         return epoch_step % self._every == 0 or self.step == self._settings.benchmark_warmup_steps
 
-    def report(self, epoch: int, epoch_step: int, rate: float, overdue: bool) -> bool:
+    def report(self, epoch: int, epoch_step: int, rate: float) -> None:
         """Report the steps since the last report (collective).
 
         Args:
             epoch: The epoch, from 0.
             epoch_step: The trained steps of the epoch.
             rate: The learning rate of the last step.
-            overdue: On rank 0, whether a checkpoint is due by its clock; False on other ranks.
-
-        Returns:
-            Rank 0's ``overdue``, on every rank.
 
         Raises:
             SettingsError: The loss is no longer finite.
         """
         meter, group = self.meter, self._group
-        loss, waited, due = reduce_sum(group, meter.loss, meter.waited, overdue)
+        loss, waited = reduce_sum(group, meter.loss, meter.waited)
         seconds = time.perf_counter() - meter.start
         loss /= group.world_size * meter.samples
         if not math.isfinite(loss):
@@ -137,7 +133,6 @@ class Progress:
                 epoch, epoch_step, rate, loss, seconds, waited / group.world_size / seconds
             )
         meter.reset()
-        return bool(due)
 
     def _report_steps(
         self, epoch: int, epoch_step: int, rate: float, loss: float, seconds: float, waited: float

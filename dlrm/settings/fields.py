@@ -134,10 +134,6 @@ class TrainFields(Settings):
     max_steps: int | None = _optimization(
         "stop after this many steps", None, least=1, needs="--mode train"
     )
-    auc_threshold: float | None = _optimization(
-        "stop when an evaluation of valid reaches this AUROC", None, above=0, most=1,
-        needs="--mode train"
-    )
     learning_rate: float | None = _optimization(
         "learning rate (default: one for the tables and one for the dense layers, by optimizer, "
         "global batch and layers, after a warm-up; docs/training.md)", None, above=0
@@ -194,9 +190,6 @@ class TrainFields(Settings):
         "how to shard every table; auto: TorchRec's planner chooses table-wise or row-wise", "auto",
         choices=SHARDINGS
     )
-    sharding_file: str | None = _sharding(
-        "TOML with kind and kernel per table, see docs/training.md", None, metavar="PATH"
-    )
     hbm_gib: float | None = _sharding(
         "GiB of memory per rank for the plan (default: the device's)", None, above=0
     )
@@ -223,6 +216,9 @@ class TrainFields(Settings):
         "directory for metrics.jsonl (appended), settings.json and training.html (default: "
         f"CHECKPOINT_DIR/log, or {LOGS}/DATE-TIME)", None, metavar="PATH"
     )
+    json: bool = _reporting(
+        "print the result as one JSON object on standard output, for programs", False
+    )
     tensorboard: bool = _reporting(
         "write TensorBoard's event files to the log directory", False, needs="--mode train"
     )
@@ -236,8 +232,9 @@ class TrainFields(Settings):
         needs="--mode train"
     )
     keep: int | None = _checkpoints(
-        "number of checkpoints to keep of a chain: that of --save_checkpoint_path and those beside "
-        "it that it continues (default: all)", None, least=1, needs="--save_checkpoint_path"
+        "number of the newest checkpoints to keep: of --checkpoint_dir (default: 3), and of "
+        "--save_checkpoint_path with those beside it that it continues (default: all)", None,
+        least=1
     )
     load_checkpoint_path: str | None = _checkpoints(
         "checkpoint whose weights to start from, or to test", None, metavar="PATH"
@@ -252,14 +249,8 @@ class TrainFields(Settings):
         metavar="PATH", needs="--mode train"
     )
     checkpoint_freq: int | None = _checkpoints(
-        "steps between two checkpoints", None, least=1, needs="--checkpoint_dir"
-    )
-    checkpoint_minutes: float | None = _checkpoints(
-        "minutes between two checkpoints, compared with the clock at each line of progress", None,
-        above=0, needs="--checkpoint_dir"
-    )
-    keep_checkpoints: int = _checkpoints(
-        "number of the newest checkpoints to keep", 3, least=1, needs="--checkpoint_dir"
+        "steps between two checkpoints (default: as between two evaluations of valid)", None,
+        least=1, needs="--checkpoint_dir"
     )
     resume: bool = _checkpoints(
         "continue from the newest checkpoint in --checkpoint_dir, if there is one", False,

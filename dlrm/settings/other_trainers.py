@@ -30,7 +30,7 @@ RENAMED = _by_flag(
 )
 #: Their flags that have no place here; docs/flags.md says why.
 _LEFT_OUT = (
-    "--auc_device --backend --base_device --bottom_features_ordered "
+    "--auc_device --auc_threshold --backend --base_device --bottom_features_ordered "
     "--collect_multi_hot_freqs_stats --dataset_name --dataset_subset --dataset_type "
     "--decay_end_lr --decay_power --embedding_type --feature_spec --freeze_embeddings "
     "--freeze_mlps --inference_benchmark_batch_sizes --inference_benchmark_steps --loss_scale "
@@ -53,6 +53,9 @@ REMOVED = _by_flag(
             "--lr_policy"
         ),
         "it was removed: --profile traces ten steps": "--profile_steps",
+        "it was removed: give --checkpoint_freq, in steps": "--checkpoint_minutes",
+        "it was removed: --keep is for these checkpoints, too": "--keep_checkpoints",
+        "it was removed: TorchRec's planner chooses, or --sharding for all": "--sharding_file",
         "it was removed: give the number of GPUs to --plan_only": "--world_size",
     }
 )

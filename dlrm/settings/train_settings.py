@@ -188,10 +188,10 @@ def _check_schedule(settings: TrainSettings) -> None:
 
 
 def _check_run(settings: TrainSettings) -> None:
-    if settings.checkpoint_dir and not (settings.checkpoint_freq or settings.checkpoint_minutes):
+    if settings.keep and not (settings.checkpoint_dir or settings.save_checkpoint_path):
         raise SettingsError(
-            f"--checkpoint_dir {settings.checkpoint_dir} without a frequency",
-            "add --checkpoint_freq (steps) or --checkpoint_minutes",
+            f"--keep {settings.keep} without a checkpoint to write",
+            "add --save_checkpoint_path or --checkpoint_dir",
         )
     if settings.mode == "test" and not (settings.load_checkpoint_path or settings.continue_from):
         raise SettingsError(

@@ -53,8 +53,7 @@ def shard_model(
         :class:`dlrm.sharding.planning.TablePlan`), ``gib_per_rank``, ``memory_gib`` of a rank.
 
     Raises:
-        SettingsError: The tables do not fit into the ranks' memory, or a constraint on the plan
-            is invalid.
+        SettingsError: The tables do not fit into the ranks' memory.
     """
     world = torch.distributed.GroupMember.WORLD
     hardware = _hardware(settings, group, held)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +34,13 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ShardingPlan, ShardingType
 
-from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.config import ModelConfig, model_config
 from nvt_torchrec.dlrm.data import choose_sizes
 from nvt_torchrec.dlrm.model import TrainModel, build_dlrm
 from nvt_torchrec.dlrm.optim.combined import fuse_table_optimizer
 from nvt_torchrec.dlrm.optim.learning_rates import with_default_rates
 from nvt_torchrec.dlrm.optimizers import OPTIMIZERS
-from nvt_torchrec.dlrm.settings.fields import SHARDINGS
 from nvt_torchrec.dlrm.settings.sizes import SIZES
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, with_sizes
 from nvt_torchrec.dlrm.sharding.lookups import StorageEstimator, fused_params, output_type
@@ -62,7 +60,6 @@ _AUTO = [
 _AUTO_CPU = [ShardingType.TABLE_WISE.value]
 _FUSED = EmbeddingComputeKernel.FUSED.value
 _UVM = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
-KERNELS = (_FUSED, _UVM)
 #: The hardware of --plan_only, unless --hbm_gib gives another memory per GPU.
 DEFAULT_HBM_GIB = 80.0
 GPUS_PER_MACHINE = 8
@@ -165,8 +162,7 @@ def make_plan(
         The plan, and its tables in order (empty on ranks other than 0).
 
     Raises:
-        SettingsError: The tables do not fit, or a constraint is invalid.
-        BadInputError: The sharding file cannot be read.
+        SettingsError: The tables do not fit.
     """
     constraints = _constraints(config, settings, hardware)
     kept = _KeepPlan()
@@ -288,31 +284,19 @@ def _topology(hardware: Hardware) -> Topology:
 def _constraints(
     config: ModelConfig, settings: TrainSettings, hardware: Hardware
 ) -> dict[str, ParameterConstraints]:
-    chosen = _read_file(settings.sharding_file, config) if settings.sharding_file else {}
+    cuda = hardware.device == "cuda"
     output = output_type(settings, config, hardware.device, hardware.world_size)
+    # the width of a column shard; FBGEMM needs multiples of 4
+    width = max(4, math.ceil(config.embedding_dim / hardware.world_size / 4) * 4)
     constraints = {}
-    for feature, table, rows in zip(
-        config.categorical, config.table_names, config.num_embeddings, strict=True
-    ):
-        choice = chosen.get(feature, {})
-        sharding = choice.get("sharding", settings.sharding)
+    for table, rows in zip(config.table_names, config.num_embeddings, strict=True):
+        sharding = settings.sharding
         if sharding == "row_wise" and _has_empty_shards(rows, hardware):
             sharding = "table_wise"
-        kernels = list(KERNELS) if hardware.device == "cuda" else [_FUSED]
-        if "kernel" in choice:
-            if choice["kernel"] not in kernels:
-                raise SettingsError(
-                    f"{settings.sharding_file}: {feature}: kernel {choice['kernel']!r} on a "
-                    f"{hardware.device}",
-                    f"give one of {', '.join(kernels)}",
-                )
-            kernels = [choice["kernel"]]
-        # the width of a column shard; FBGEMM needs multiples of 4
-        width = max(4, math.ceil(config.embedding_dim / hardware.world_size / 4) * 4)
-        auto = _AUTO if hardware.device == "cuda" else _AUTO_CPU
+        auto = _AUTO if cuda else _AUTO_CPU
         constraints[table] = ParameterConstraints(
             sharding_types=auto if sharding == "auto" else [sharding],
-            compute_kernels=kernels,
+            compute_kernels=[_FUSED, _UVM] if cuda else [_FUSED],
             min_partition=width if sharding == "column_wise" else None,
             output_dtype=output,
         )
@@ -323,32 +307,6 @@ def _has_empty_shards(rows: int, hardware: Hardware) -> bool:
     """Return whether a rank would get no row of a table; FBGEMM's CPU kernels fail on that."""
     each = -(-rows // hardware.world_size)
     return hardware.device == "cpu" and each * (hardware.world_size - 1) >= rows > 0
-
-
-def _read_file(path: str, config: ModelConfig) -> dict[str, dict[str, str]]:
-    """Read the choices of ``--sharding_file``: feature → ``sharding`` and ``kernel``, if given."""
-    try:
-        value = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadInputError(
-            f"{path}: cannot be read as a sharding file: {error}", "see docs/training.md"
-        ) from error
-    for feature, choice in value.items():
-        if feature not in config.categorical:
-            raise SettingsError(
-                f"{path}: no categorical column {feature!r}",
-                f"the data has {config.categorical[0]} … {config.categorical[-1]}",
-            )
-        if not isinstance(choice, dict) or not set(choice) <= {"sharding", "kernel"}:
-            raise SettingsError(
-                f"{path}: {feature}: {choice!r}", "give sharding = and kernel = only"
-            )
-        if choice.get("sharding", "auto") not in SHARDINGS:
-            raise SettingsError(
-                f"{path}: {feature}: sharding {choice['sharding']!r}",
-                f"give one of {', '.join(SHARDINGS)}",
-            )
-    return value
 
 
 def plan_only(settings: TrainSettings) -> str:

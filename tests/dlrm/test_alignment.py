@@ -12,7 +12,6 @@ from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.layers import align_inputs
 from nvt_torchrec.dlrm.model import build_dlrm
-from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from tests.dlrm.runs import losses, train_here
 
 NAMES = tuple(f"c{i}" for i in range(26))
@@ -77,14 +76,3 @@ def test_padded_inputs_train_the_same_checkpoint(data, tmp_path, monkeypatch, in
     model, _ = load_model(tmp_path / "c" / "step_00000030")
     first = next(model.dlrm.dense_arch.parameters())
     assert tuple(first.shape) == (16, 3)
-
-
-def test_a_kernel_is_not_compiled_again(monkeypatch):
-    monkeypatch.setattr(
-        build, "choose_kernel", lambda layer, _, **__: setattr(layer, "kernel", "triton")
-    )
-    dlrm = build_dlrm(MLPERF)
-    build.set_up_dense(dlrm, parse_settings(["--compile_dense"]))
-    assert not dlrm.inter_arch.aligned, "a CPU pads nothing"
-    assert "forward" not in vars(dlrm.inter_arch)
-    assert "forward" in vars(dlrm.over_arch)

@@ -123,12 +123,6 @@ def test_max_steps_in_the_second_epoch(data, tmp_path):
     assert found == [(30, "valid"), (40, "valid"), (40, "test")]
 
 
-def test_a_good_enough_auroc_ends_training(data, tmp_path):
-    flags = ["--epochs=2", "--validation_freq_within_epoch=10"]
-    assert _train(data, tmp_path / "a", *flags, "--auc_threshold=0.01").steps == 10
-    assert _train(data, tmp_path / "b", *flags, "--auc_threshold=1").steps == 60
-
-
 def test_batch_size_of_evaluations(data, tmp_path):
     a = _train(data, tmp_path / "a", "--limit_val_batches=2")
     b = _train(data, tmp_path / "b", "--limit_val_batches=2", "--test_batch_size=100")
@@ -188,7 +182,7 @@ def test_every_run_leaves_a_log(data, tmp_path, monkeypatch):
 
 def test_two_ranks_stop_together(data, tmp_path):
     flags = [f"--binary_path={data}", "--batch_size=16", "--learning_rate=0.1", "--epochs=2"]
-    flags += ["--validation_freq_within_epoch=10", "--auc_threshold=0.01", "--test_batch_size=50"]
+    flags += ["--max_steps=10", "--test_batch_size=50"]
     flags += ["--amp", "--interaction_type=dcn", f"--log_path={tmp_path}"]
     train_many([flags], ranks=2)
     (start,), (end,) = events(tmp_path, "start"), events(tmp_path, "end")

@@ -69,7 +69,7 @@ COMMANDS = {
     "--learning_rate 0.005",
     "NVIDIA": "--mode train --max_table_size 1000 --hash_indices --amp --epochs 5 --max_steps 500 "
     "--benchmark_warmup_steps 250 --batch_size 65536 --test_batch_size 65536 --seed 12345 "
-    "--auc_threshold 0.8025 --log_path log --save_checkpoint_path c",
+    "--log_path log --save_checkpoint_path c",
 }
 
 

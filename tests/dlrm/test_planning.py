@@ -96,33 +96,6 @@ def test_plan_only_without_data_or_sizes():
         _plan()
 
 
-def test_sharding_file(tmp_path):
-    path = tmp_path / "plan.toml"
-    path.write_text('[cat_0]\nsharding = "row_wise"\n[cat_1]\nkernel = "fused_uvm_caching"\n')
-    sizes = "--num_embeddings_per_feature=4000,4000,4000"
-    text = _plan(sizes, f"--sharding_file={path}", gpus=2)
-    assert re.search(r"t_cat_0 .*row_wise +fused ", text)
-    assert re.search(r"t_cat_1 .*fused_uvm_caching", text)
-    assert not re.search(r"t_cat_2 .*fused_uvm_caching", text)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[cat_9]\n", "no categorical column 'cat_9'"),
-        ('[cat_0]\nsharding = "diagonal"\n', "cat_0: sharding 'diagonal'"),
-        ('[cat_0]\nkernel = "quick"\n', "cat_0: kernel 'quick' on a cuda"),
-        ("[cat_0]\nranks = 3\n", "cat_0: .*give sharding"),
-        ("cat_0 = ", "cannot be read as a sharding file"),
-    ],
-)
-def test_bad_sharding_file(tmp_path, text, message):
-    path = tmp_path / "plan.toml"
-    path.write_text(text)
-    with pytest.raises((SettingsError, BadInputError), match=f"(?s){message}"):
-        _plan("--num_embeddings_per_feature=40,40", f"--sharding_file={path}")
-
-
 def test_communication_in_less_precision(data, tmp_path):
     """Quantized on the way between ranks: close to full precision, but not the same."""
     flags = [f"--binary_path={data}", "--batch_size=16", "--learning_rate=0.3"]

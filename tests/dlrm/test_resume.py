@@ -278,10 +278,10 @@ def test_a_full_disk_stops_training_and_keeps_what_was_written(data, started):
     ]
 
 
-def test_by_the_clock(data, tmp_path):
-    flags = [f"--binary_path={data}", "--learning_rate=0.1", "--batch_size=32"]
-    train_here(*flags, f"--checkpoint_dir={tmp_path}", "--checkpoint_minutes=0.00001")
-    assert len(finished(tmp_path)) == 3
+def test_without_a_frequency_checkpoints_are_written_at_each_evaluation(data, tmp_path):
+    flags = [f"--binary_path={data}", "--batch_size=32", "--validation_freq_within_epoch=8"]
+    train_here(*flags, f"--checkpoint_dir={tmp_path}", "--keep=2")
+    assert [path.name for path in finished(tmp_path)] == ["step_00000016", "step_00000024"]
 
 
 def test_mode_test_evaluates_a_checkpoint(data, whole, tmp_path):

@@ -80,7 +80,9 @@ def test_defaults_are_those_of_the_example_but_for_rates_and_sizes():
         ),
         ("--max_table_size 50", "without --hash_indices\n.*add --hash_indices"),
         ("--max_table_size 50 --hash_indices --num_embeddings 9", "both set"),
-        ("--auc_threshold 80", "--auc_threshold 80.0\n.*above 0 and at most 1"),
+        ("--auc_threshold 0.8", "docs/flags.md says why"),
+        ("--undersampling_rate 80", "--undersampling_rate 80.0\n.*above 0 and at most 1"),
+        ("--keep 2", "without a checkpoint to write\n.*--save_checkpoint_path"),
         ("--mode inference_benchmark", "was removed\n.*python -m inference benchmark"),
         (
             "--mode test --load_checkpoint_path c --save_checkpoint_path d",

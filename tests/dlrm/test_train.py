@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn
 
+import train_torchrec
 from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
 from nvt_torchrec.dlrm import evaluate as evaluate_module
 from nvt_torchrec.dlrm.checkpoint.store import load_model
@@ -256,6 +257,28 @@ def test_a_checkpoint_is_never_overwritten(data, one_rank, monkeypatch):
     with pytest.raises(OutputError, match="holds a checkpoint already"):
         train_here(*same, *one_rank.flags, "--max_steps=60")
     assert (one_rank.checkpoint / "model.json").read_bytes() == before
+
+
+def test_the_result_as_json(data, tmp_path, capsys):
+    """One object on standard output, also of a run that was done before, or resumes."""
+    flags = [*MODEL, f"--binary_path={data}", "--batch_size=32", "--json"]
+    flags += [f"--log_path={tmp_path / 'log'}", f"--checkpoint_dir={tmp_path / 'steps'}"]
+    flags += ["--checkpoint_freq=4", "--resume"]
+
+    def result(name: str, steps: int) -> dict:
+        path = tmp_path / name
+        command = [*flags, f"--save_checkpoint_path={path}", f"--max_steps={steps}"]
+        assert train_torchrec.main(command) == 0
+        value = json.loads(capsys.readouterr().out)
+        assert (value["checkpoint"], value["steps"]) == (str(path), steps)
+        assert value["metrics"]["test"]["samples"] == 201
+        return value
+
+    first = result("a", 4)
+    assert first["status"] == "done"
+    again = {**first, "status": "already done", "train_seconds": 0.0}
+    assert result("a", 4) == again
+    assert result("b", 8)["status"] == "continued"
 
 
 def test_user_error_is_told_once(data):

@@ -109,7 +109,7 @@ def test_no_usable_checkpoint_is_an_error_and_renames_none(data, newest_is_nan):
 def test_a_diverged_run_stops_and_keeps_its_finite_checkpoints(data, tmp_path, ranks):
     """No line of progress looks at the loss here; a lower learning rate goes on from there."""
     diverging = ["--change_lr", "--lr_change_point=0.5", "--lr_after_change_point=1e38"]
-    quiet = ["--throughput_check_freq_within_epoch=1000", "--keep_checkpoints=2"]
+    quiet = ["--throughput_check_freq_within_epoch=1000", "--keep=2"]
     flags = flags_of(data, tmp_path, *quiet, "--checkpoint_freq=3", batch_size=32 // ranks)
     message = r"after step 48: training diverged, .*\n.*lower --learning_rate \(now 1e\+38\)"
     if ranks == 1:

@@ -1,1 +1,0 @@
-"""Kernels for GPUs. They have not run on a GPU yet."""
