@@ -48,9 +48,6 @@ class Device(Protocol):
     def stream(self) -> AbstractContextManager[Any]:
         """Make a new stream; it is the calling thread's current one within the context."""
 
-    def libcudf_stream(self) -> Any:
-        """Return the current stream as libcudf's functions take it."""
-
     def synchronize(self) -> None:
         """Wait for the work of the current stream."""
 
@@ -107,12 +104,6 @@ class CudaDevice:
     def stream(self) -> AbstractContextManager[Any]:
         """See :meth:`Device.stream`."""
         return self.arrays.cuda.Stream(non_blocking=True)
-
-    def libcudf_stream(self) -> Any:
-        """See :meth:`Device.libcudf_stream`."""
-        from rmm.pylibrmm.stream import Stream
-
-        return Stream(self.arrays.cuda.get_current_stream())
 
     def synchronize(self) -> None:
         """See :meth:`Device.synchronize`."""

@@ -36,7 +36,7 @@ COMMANDS = {
     ),
     "doctor": (
         "nvt_torchrec.etl.commands.doctor",
-        "check this machine: driver, CUDA, packages, NVLink, memory",
+        "check this machine: driver, packages, GPUs",
     ),
 }
 #: Subcommand of earlier versions → what to use instead.

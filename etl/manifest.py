@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -35,11 +34,6 @@ def make_manifest(
         split: The rule by which rows were divided, with its cuts; None by days.
     """
     by_day_and_split = day_counts(results, description.spec)
-    if record["settings"].get("shuffle", "none") != "none":  # these parts were written again
-        results = [
-            dataclasses.replace(result, sha256="") if result.unit.split == "train" else result
-            for result in results
-        ]
     return Manifest(
         generation=0,
         settings=record["settings"],
@@ -88,7 +82,6 @@ def file_entries(
             sizes[result.unit.file],
             result.unit.day,
             generation,
-            result.sha256 or None,
         )
         for result in results
         if result.has_part

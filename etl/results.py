@@ -34,7 +34,6 @@ class UnitRecord:
         dense_missing: By dense column, rows in which it was missing.
         null: By categorical column, rows in which it was missing.
         oov: By categorical column, out-of-vocabulary ids.
-        sha256: Digest of a part without page checksums, hexadecimal; "" of others.
     """
 
     rows: int
@@ -45,7 +44,6 @@ class UnitRecord:
     dense_missing: list[int]
     null: list[int]
     oov: list[int]
-    sha256: str = ""
 
     def __post_init__(self) -> None:
         if any(len(row) != 2 for row in self.bad):

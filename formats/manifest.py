@@ -63,7 +63,7 @@ class PartFile(_ByKey):
         bytes: Its size.
         day: The day that its rows are of; None in a manifest of version 2.
         generation: The generation of the workflow that encoded it; None if there is none.
-        sha256: The digest of a part without page checksums.
+        sha256: Not used; version 1 wrote it of parts without page checksums.
     """
 
     file: str

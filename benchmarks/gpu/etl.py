@@ -57,8 +57,8 @@ def of_block(
 ) -> Iterator[Result]:
     """Measure each stage of a block on a card alone; ``device`` is the card, as torch names it."""
     from nvt_torchrec.etl.engines import fitting, threads
-    from nvt_torchrec.etl.engines.device.blocks import count_rows
-    from nvt_torchrec.etl.engines.device.parquet import write_on_device
+    from nvt_torchrec.etl.engines.device.blocks import copy_encoded, count_rows
+    from nvt_torchrec.etl.parquet import write_part
     from nvt_torchrec.workflows import compiled, write_workflow
     from nvt_torchrec.workflows.compiled.device import DeviceWorkflow
 
@@ -75,6 +75,7 @@ def of_block(
         if rows is None:
             raise ValueError(f"{block.source}: malformed, make the data again")
         encoded = workflow.transform(rows.dense, rows.categorical, rows.missing)
+        _, table, _ = copy_encoded(there, rows, encoded, workflow.schema)
         part = directory / "part.0.parquet"
         works = {
             "read into pinned memory": lambda: lane.read(block),
@@ -82,9 +83,8 @@ def of_block(
             "parse": lambda: parse_on_device(there, uploaded, spec, limit),
             "count": lambda: count_rows(there, rows, block, spec),
             "encode": lambda: workflow.transform(rows.dense, rows.categorical, rows.missing),
-            "write": lambda: write_on_device(
-                there, rows.label, encoded.dense, encoded.ids, workflow.schema, part
-            ),
+            "copy back": lambda: copy_encoded(there, rows, encoded, workflow.schema),
+            "write": lambda: write_part(table, part),
         }
         if device.type == "cuda" and find_spec("cudf"):
             works["read and parse by cudf.read_csv"] = lambda: _read_csv(block, spec)

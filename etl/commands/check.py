@@ -40,7 +40,7 @@ def check(
     from nvt_torchrec.etl.check.output import find
 
     output = find(Path(path))
-    files.check(output, workers=workers)
+    files.check(output)
     records.check(output)
     rows.check(output, workers=workers, report=report)
     order = {ERROR: 0, WARNING: 1, NOTE: 2}

@@ -1,4 +1,4 @@
-"""Check what this machine offers: driver, CUDA, RAPIDS, PyTorch, FBGEMM, NVLink, memory.
+"""Check what this machine offers: driver, PyTorch, FBGEMM, RAPIDS, shared memory.
 
 Exit status 0: nothing is wrong. That includes machines without a GPU, where the CPU engine and the
 CPU trainer do the work. 1: something is wrong, and its remedy is printed below it. Packages are
@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from nvt_torchrec.base.versions import (
 
 OK, NOTE, WRONG = "ok", "note", "wrong"
 #: What CUDA 13 needs (NVIDIA, CUDA 13.0 release notes, table of drivers), and RAPIDS: Turing on.
-LEAST_DRIVER, LEAST_CUDA, LEAST_CAPABILITY = 580, (13, 0), (7, 5)
+LEAST_DRIVER, LEAST_CAPABILITY = 580, (7, 5)
 #: Time limit of a process that tries a package.
 _SECONDS = 120
 
@@ -71,11 +70,8 @@ values = torch.ops.fbgemm.permute_1D_sparse_data(order, lengths, values)[1].toli
 if values != [8, 9, 7]:
     raise SystemExit(f"permute_1D_sparse_data gives {values} instead of [8, 9, 7]")
 """
-# The parts of cuDF that the ETL needs: its kernels, groups of strings, code that CuPy and Numba
-# compile.
 _CUDF = """
-import nvt_torchrec.nvt_compat, cudf, numpy as np, pandas as pd
-from cudf.core.abc import Serializable
+import nvt_torchrec.nvt_compat, cudf
 from nvt_torchrec.base.versions import installed_version
 from nvt_torchrec.etl.engines.hardware import gpu_count, gpu_memory
 rest = ", ".join(f"{name} {installed_version(name)}" for name in ("dask-cudf-cu13", "dask-cuda"))
@@ -83,11 +79,6 @@ print(f"cuDF {cudf.__version__}, {rest}", flush=True)
 if not gpu_count():
     raise SystemExit("Numba finds no GPU (it needs libNVVM): the ETL would run on the CPU")
 assert int(cudf.Series([1, 2]).sum()) == 3, "sum"
-groups = cudf.DataFrame({"text": ["a", None, "a"]}).groupby("text", dropna=False)
-assert sorted(groups.agg({"text": ["size"]}).to_pandas().iloc[:, 0]) == [1, 2], "groups"
-sent = cudf.ListDtype(pd.StringDtype(na_value=np.nan)).device_serialize()
-assert isinstance(Serializable.device_deserialize(*sent).element_type, pd.StringDtype), "lists"
-assert float(np.log(cudf.Series([1.0, 1.0])).sum()) == 0, "logarithm"
 print(f"cuDF {cudf.__version__}, {rest}; {gpu_count()} worker(s) of {gpu_memory() >> 30} GiB")
 """
 
@@ -127,14 +118,8 @@ def _ask(default: Any, function: Callable, *arguments: Any) -> Any:
         return default
 
 
-def _memory(gpu: Any) -> int:
-    """Return the bytes of a GPU's memory; 0 if they are unknown."""
-    memory = _ask(None, pynvml.nvmlDeviceGetMemoryInfo, gpu)
-    return memory.total if memory else 0
-
-
 def check_driver(gpus: list, reason: str) -> list[Diagnosis]:
-    """Check the GPUs, their driver, the CUDA it supports, and which GPUs are hidden."""
+    """Check the GPUs and their driver, and which GPUs are hidden."""
     if not gpus:
         return [Diagnosis("GPU", NOTE, f"none ({reason}): the CPU does the work here")]
 
@@ -144,19 +129,13 @@ def check_driver(gpus: list, reason: str) -> list[Diagnosis]:
     lines = []
     for i, gpu in enumerate(gpus):
         capability = tuple(_ask((0, 0), pynvml.nvmlDeviceGetCudaComputeCapability, gpu))
-        words = (
-            f"{_ask('unknown', pynvml.nvmlDeviceGetName, gpu)}, {_memory(gpu) / 2**30:.0f} GiB, "
-            f"compute capability {'.'.join(map(str, capability))}"
-        )
+        name = _ask("unknown", pynvml.nvmlDeviceGetName, gpu)
+        words = f"{name}, compute capability {'.'.join(map(str, capability))}"
         remedy = "use another GPU: RAPIDS needs compute capability 7.5"
         lines.append(diagnosis(f"GPU {i}", words, capability < LEAST_CAPABILITY, remedy))
     version = _ask("0 (unknown)", pynvml.nvmlSystemGetDriverVersion)
     is_old = int(version.split(".")[0].split()[0]) < LEAST_DRIVER
     lines.append(diagnosis("driver", version, is_old, _DRIVER))
-    if cuda := _ask(0, pynvml.nvmlSystemGetCudaDriverVersion_v2):
-        major, minor = cuda // 1000, cuda % 1000 // 10
-        words = f"the driver supports {major}.{minor}"
-        lines.append(diagnosis("CUDA", words, (major, minor) < LEAST_CUDA, _DRIVER))
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and not hidden.startswith("MIG-"):
         words = f"CUDA_VISIBLE_DEVICES={hidden!r} hides GPUs from all programs"
@@ -192,34 +171,13 @@ def check_rapids(gpus: int, is_installed: bool) -> Diagnosis:
     return Diagnosis("RAPIDS", NOTE, "not needed without a GPU")
 
 
-def check_links(gpus: list) -> Diagnosis:
-    """Check that all GPUs are connected by NVLink, which the all-to-all of training uses."""
-    if len(gpus) < 2:
-        return Diagnosis("NVLink", NOTE, "fewer than two GPUs: nothing to connect")
-    missing = [
-        f"{i}-{j}"
-        for (i, gpu), (j, other) in combinations(enumerate(gpus), 2)
-        if _ask(None, pynvml.nvmlDeviceGetP2PStatus, gpu, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-        != pynvml.NVML_P2P_STATUS_OK
-    ]
-    if missing:
-        words = f"missing between some GPUs ({', '.join(missing)}): their messages go over PCIe"
-        return Diagnosis("NVLink", NOTE, words, "nvidia-smi nvlink --status; nvidia-smi topo -m")
-    return Diagnosis("NVLink", OK, f"between all {len(gpus)} GPUs")
-
-
-def check_memory(gpus: list, host: int, shared: int) -> list[Diagnosis]:
-    """Check main memory, to which GPUs spill, and shared memory, for NCCL; both in GiB."""
-    needed = sum(map(_memory, gpus)) >> 30
-    lines = [Diagnosis("memory", OK, f"{host} GiB")]
-    if needed > host:
-        words = f"{host} GiB, less than the GPUs' {needed}: data that they spill may not fit"
-        lines = [Diagnosis("memory", NOTE, words, "use a smaller --block_mb and fewer --workers")]
-    if len(gpus) > 1 and shared < 1:
-        words = f"/dev/shm holds {shared} GiB, NCCL needs some for each GPU"
-        remedy = "docker run --ipc=host, or --shm-size=16g"
-        lines.append(Diagnosis("/dev/shm", WRONG, words, remedy))
-    return lines
+def check_shared_memory(gpus: int, gigabytes: int) -> list[Diagnosis]:
+    """Check the shared memory that NCCL needs; of a container it is 64 MB by default."""
+    if gpus < 2 or gigabytes >= 1:
+        return []
+    words = f"/dev/shm holds {gigabytes} GiB, NCCL needs some for each GPU"
+    remedy = "docker run --ipc=host, or --shm-size=16g"
+    return [Diagnosis("/dev/shm", WRONG, words, remedy)]
 
 
 def check_stack(check: Callable[[], None], subject: str) -> Diagnosis:
@@ -235,7 +193,6 @@ def examine() -> list[Diagnosis]:
     """Check this machine."""
     handles, reason = open_driver()
     gpus = len(handles)
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
     shared = shutil.disk_usage("/dev/shm").total >> 30 if Path("/dev/shm").is_dir() else 0
     return [
         *check_driver(handles, reason),
@@ -244,8 +201,7 @@ def examine() -> list[Diagnosis]:
         try_package("PyTorch", _TORCH, gpus),
         try_package("FBGEMM", _FBGEMM, gpus),
         check_rapids(gpus, installed_version("cudf-cu13") is not None),
-        *check_memory(handles, host, shared),
-        check_links(handles),
+        *check_shared_memory(gpus, shared),
     ]
 
 

@@ -66,8 +66,5 @@ class SimulatedDevice:
         self.streams += 1
         return contextlib.nullcontext()
 
-    def libcudf_stream(self) -> str:
-        return "stream"
-
     def synchronize(self) -> None:
         pass

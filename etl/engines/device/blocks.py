@@ -15,15 +15,14 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
 
 from nvt_torchrec.base.device import Device
-from nvt_torchrec.base.files.artifact import FileEntry
-from nvt_torchrec.base.files.atomic import Written, atomic_path, deferred
+from nvt_torchrec.base.files.atomic import Written
 from nvt_torchrec.clicklog.readers.lines import read_into
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.clicklog.text.device.tokenizer import DeviceRows, padded, parse_on_device
@@ -36,15 +35,16 @@ from nvt_torchrec.etl.engines.device.counts import (
     to_device,
     to_host,
 )
-from nvt_torchrec.etl.engines.device.parquet import write_on_device
 from nvt_torchrec.etl.engines.moments import moments
 from nvt_torchrec.etl.engines.runs import Run
 from nvt_torchrec.etl.plan import Unit
 from nvt_torchrec.etl.results import LostRowsError, UnitResult
-from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.etl.state import Piece, write_unit
+from nvt_torchrec.formats.rows import CategoryValues, RawRows
+from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.workflows.compiled import CompiledWorkflow
-from nvt_torchrec.workflows.compiled.device import DeviceWorkflow, count_missing
+from nvt_torchrec.workflows.compiled import CompiledWorkflow, EncodedRows, to_table
+from nvt_torchrec.workflows.compiled.device import DeviceEncoded, DeviceWorkflow, count_missing
 from nvt_torchrec.workflows.moments import merge_moments, normalized
 
 log = logging.getLogger(__name__)
@@ -175,24 +175,34 @@ def _moments(device: Device, rows: DeviceRows, block: Block, spec: FeatureSpec) 
     """Compute the moments as :func:`etl.engines.block.count_block` does: float64 [dense, 4]."""
     of_pieces = [np.zeros((len(spec.dense), 4))]
     if normalized(spec):
-        dense, missing = device.download(rows.dense), device.download(rows.missing[0])
+        dense, missing = device.download(rows.dense), device.download(rows.missing)
         # a piece ends with the last whole line before a multiple of its size
         read = np.arange(host.PIECE_BYTES, block.end - block.begin, host.PIECE_BYTES)
         cuts = device.download(device.arrays.searchsorted(rows.ends, device.upload(read)))
         for begin, end in itertools.pairwise([0, *cuts.tolist(), len(rows)]):
-            piece = RawRows(
-                label=None,
-                dense=dense[:, begin:end],
-                dense_missing=missing[np.newaxis, begin:end],
-                categorical=[],
-                categorical_missing=missing[np.newaxis, :0],
-                line=missing[:0],
-                bad=[],
-                bad_count=0,
-                lines=end - begin,
-            )
+            piece = _raw_rows(None, dense[:, begin:end], missing[:, begin:end])
             of_pieces.append(moments(piece, spec))
     return merge_moments(of_pieces)
+
+
+def _raw_rows(
+    label: np.ndarray | None,
+    dense: np.ndarray,
+    missing: np.ndarray,
+    categorical: np.ndarray | Sequence[CategoryValues] = (),
+) -> RawRows:
+    """Return well-formed rows, copied from the card; ``missing`` as in :class:`DeviceRows`."""
+    return RawRows(
+        label=label,
+        dense=dense,
+        dense_missing=missing[:1],
+        categorical=categorical,
+        categorical_missing=missing[1:],
+        line=np.arange(missing.shape[1]),
+        bad=[],
+        bad_count=0,
+        lines=missing.shape[1],
+    )
 
 
 def merge_runs(card: Card, runs: list[DeviceRun]) -> Run:
@@ -218,48 +228,44 @@ def encode_unit(
     work: Path,
     *,
     reject: bool | int,
-) -> tuple[UnitResult, list[Written]]:
-    """Encode a unit on the card and write its part; see :func:`etl.state.write_unit`.
+) -> tuple[list[UnitResult], list[Written]]:
+    """Encode a unit on the card, and write its part as the host does.
+
+    Returns what :func:`etl.state.write_units` does.
 
     Args:
-        card: the card.
-        unit: a whole block.
-        workflow: the saved workflow, on the card.
-        on_host: the same, for a block that the host must parse.
-        parts: directory of the splits' parts.
-        work: directory of the run's state.
-        reject: leave malformed rows out instead of raising.
+        card: The card.
+        unit: A whole block.
+        workflow: The saved workflow, on the card.
+        on_host: The same, for a block that the host must parse.
+        parts: The directory of the splits' parts.
+        work: The directory of the run's state.
+        reject: Whether to leave malformed rows out instead of raising.
 
     Raises:
-        BadRowError: a row is malformed.
-        BadInputError: the block cannot be read.
-        OutputError: the part cannot be written.
+        BadRowError: A row is malformed.
+        BadInputError: The block cannot be read.
+        OutputError: The part cannot be written.
     """
-    device, spec = card.device, workflow.spec
-    with contextlib.ExitStack() as held:
-        lane = held.enter_context(card.lane())
-        rows = card.parse(lane, unit.block, spec)
-        if rows is None:
-            held.close()
-            (result,), written = host.encode_block((unit,), on_host, parts, work, reject=reject)
-            return result, written
-        encoded = workflow.transform(rows.dense, rows.categorical, rows.missing)
-        with deferred() as written, atomic_path(parts / unit.file) as temporary:
-            write_on_device(
-                device, rows.label, encoded.dense, encoded.ids, workflow.schema, temporary
-            )
-            result = UnitResult(
-                unit=unit,
-                rows=len(rows),
-                bad_count=0,
-                bad=[],
-                positives=int(rows.label.sum()),
-                size=temporary.stat().st_size,
-                dense_missing=count_missing(device, rows.missing[0], len(spec.dense)).tolist(),
-                null=encoded.null.tolist(),
-                oov=encoded.oov.tolist(),
-            )
-            del rows, encoded
-            held.close()  # the next block takes the lane while the host computes the digest
-            digest = FileEntry.of(temporary).sha256
-    return dataclasses.replace(result, sha256=digest), written
+    with card.lane() as lane:
+        rows = card.parse(lane, unit.block, workflow.spec)
+        piece = None if rows is None else _encode_rows(card.device, rows, workflow)
+    if piece is None:
+        return host.encode_block((unit,), on_host, parts, work, reject=reject)
+    result, written = write_unit(unit, [piece], parts, work)
+    return [result], written
+
+
+def _encode_rows(device: Device, rows: DeviceRows, workflow: DeviceWorkflow) -> Piece:
+    encoded = workflow.transform(rows.dense, rows.categorical, rows.missing)
+    return copy_encoded(device, rows, encoded, workflow.schema)
+
+
+def copy_encoded(
+    device: Device, rows: DeviceRows, encoded: DeviceEncoded, schema: TableSchema
+) -> Piece:
+    """Copy encoded rows to the host, as what :func:`etl.state.write_unit` writes."""
+    arrays = (rows.label, rows.missing, encoded.dense, encoded.ids)
+    label, missing, dense, ids = map(device.download, arrays)
+    on_host = EncodedRows(label.astype(np.float32), dense, ids, encoded.null, encoded.oov)
+    return _raw_rows(label, dense, missing, ids), to_table(on_host, schema), encoded.oov

@@ -180,7 +180,7 @@ def _encode_units(
 
     def encode_one(unit: Unit) -> UnitResult:
         log.debug("begin %s", unit.file)
-        result, written = encode_unit(card, unit, workflow, on_host, parts, work, reject=reject)
+        (result,), written = encode_unit(card, unit, workflow, on_host, parts, work, reject=reject)
         syncer.add(written, result)
         return result
 
