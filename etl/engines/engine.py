@@ -10,17 +10,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.etl.engines.device import supports
 from nvt_torchrec.etl.engines.hardware import cores, gpu_count
-from nvt_torchrec.etl.output import DASK, FIT, PARTS
+from nvt_torchrec.etl.output import DASK
 from nvt_torchrec.etl.plan import Unit
 from nvt_torchrec.etl.results import UnitResult
 from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 if TYPE_CHECKING:
     from nvt_torchrec.workflows.extension.workflow import DayCounts
@@ -30,25 +31,78 @@ log = logging.getLogger(__name__)
 
 #: Is called with the number of rows done since the last call.
 Report: TypeAlias = Callable[[float], object]
-_Count: TypeAlias = Callable[[list[Block], Report], None]
-_Encode: TypeAlias = Callable[[list[Unit], Path], Iterable[UnitResult]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Engine:
-    """The functions of a started engine.
+class Job:
+    """What an engine works for: a run, or the extension by a day.
 
     Attributes:
-        fit: Returns the vocabularies and statistics of blocks.
-        count_day: Counts the blocks of the day with a number, for an extension. None for
-            ``nvtabular``, whose outputs cannot be extended.
-        encode: Encodes units with a saved workflow, writes their parts and yields results as they
-            finish.
+        spec: The columns.
+        work: The directory of its state, for counts, parts and records; all workers see it.
+        reject: Whether malformed rows are left out, or how many of a block at most.
+        workers: The number of threads, for the engine that uses threads.
+        strict_gpu: Whether it is an error that a card does not do what the host does.
     """
 
-    fit: Callable[[list[Block], Report], Fitted]
-    count_day: Callable[[int, list[Block], Report], DayCounts] | None
-    encode: _Encode
+    spec: FeatureSpec
+    work: Path
+    reject: bool | int = False
+    workers: int = 1
+    strict_gpu: bool = False
+
+
+class Engine:
+    """What counts and encodes the blocks of a job. Made by :func:`start`."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def count(self, blocks: list[Block], report: Report) -> None:
+        """Count the categories of blocks and the moments of their dense columns, durably.
+
+        After an interruption, a call with the same blocks does only what is missing.
+
+        Raises:
+            BadRowError: A row is malformed; of several such rows, the first in the order of
+                ``blocks``.
+            BadInputError: A block cannot be read.
+            OutputError: The directory of the state cannot be written.
+            WorkerLostError: Workers ran out of memory.
+        """
+        raise NotImplementedError
+
+    def encode(self, units: list[Unit], workflow: Path) -> Iterator[UnitResult]:
+        """Encode units with a saved workflow; write their parts and records.
+
+        The workflow is loaded from disk, so training data are made by the same one as inference
+        uses.
+
+        Yields:
+            The results, those of one block together. After the last one, all units are durable.
+
+        Raises:
+            BadRowError: A row is malformed. Of several errors the first is raised, and units that
+                have not begun are dropped.
+            BadInputError: A block cannot be read.
+            OutputError: A part cannot be written.
+            WorkerLostError: Workers ran out of memory.
+        """
+        raise NotImplementedError
+
+    def fit(self, blocks: list[Block], report: Report) -> Fitted:
+        """Return the vocabularies and statistics of blocks; raises what :meth:`count` does."""
+        from nvt_torchrec.etl.engines import fitting
+
+        self.count(blocks, report)
+        return fitting.fit(self.job, blocks)
+
+    def count_day(self, day: int, blocks: list[Block], report: Report) -> DayCounts:
+        """Count the blocks of a day, for an extension; raises what :meth:`count` does."""
+        from nvt_torchrec.etl.engines import fitting
+
+        self.count(blocks, report)
+        return fitting.day_counts(self.job, day, blocks)
 
 
 def resolve(settings: EtlSettings) -> EtlSettings:
@@ -77,85 +131,22 @@ def start(settings: EtlSettings, work: Path, reject: bool | int) -> Iterator[Eng
         work: The directory of its state.
         reject: Whether malformed rows are left out, or how many of a block at most.
     """
-    engines = {"cpu": _threads, "dask": _workers, "nvtabular": _nvtabular}
-    with engines[settings.engine](settings, work, reject) as engine:
-        yield engine
+    job = Job(settings.spec, work, reject, settings.workers or cores(), settings.strict_gpu)
+    if settings.engine == "cpu":
+        # compiles loops on import, which may take half a minute: only once the input was checked
+        from nvt_torchrec.etl.engines.threads import Threads
 
-
-@contextlib.contextmanager
-def _threads(settings: EtlSettings, work: Path, reject: bool | int) -> Iterator[Engine]:
-    # compiles its loops on import, which may take half a minute: only once the input was checked
-    from nvt_torchrec.etl.engines import threads
-
-    spec, number = settings.spec, settings.workers or cores()
-
-    def count(blocks: list[Block], report: Report) -> None:
-        threads.count(blocks, spec, work / FIT, workers=number, reject=reject, report=report)
-
-    def encode(units: list[Unit], workflow: Path) -> Iterator[UnitResult]:
-        return threads.encode(units, workflow, work / PARTS, work, workers=number, reject=reject)
-
-    yield _of_counts(settings, work, count, encode)
-
-
-@contextlib.contextmanager
-def _workers(settings: EtlSettings, work: Path, reject: bool | int) -> Iterator[Engine]:
+        yield Threads(job)
+        return
     # Dask takes seconds to import: not for the cpu engine, nor for --help
-    from nvt_torchrec.etl.engines import workers
-    from nvt_torchrec.etl.engines.cluster import cluster
-    from nvt_torchrec.etl.engines.device import comparison
-    from nvt_torchrec.etl.engines.device import workers as device
-
-    spec = settings.spec
-    options: dict[str, Any] = {"reject": reject, "strict": settings.strict_gpu}
-    with cluster(settings.scheduler, settings.workers, work / DASK, work) as (client, gpu):
-
-        def count(blocks: list[Block], report: Report) -> None:
-            on_cards = gpu and device.takes(spec, blocks)
-            agrees = on_cards and comparison.counts_agree(client, blocks[0], spec, **options)
-            place = device if agrees else workers
-            place.count(blocks, spec, work / FIT, client, reject=reject, report=report)
-
-        def encode(units: list[Unit], workflow: Path) -> Iterator[UnitResult]:
-            on_cards = gpu and device.takes(spec, [unit.block for unit in units])
-            agrees = (
-                on_cards
-                and device.has_room(workflow)
-                and comparison.codes_agree(client, units[0], workflow, work, **options)
-            )
-            place = device if agrees else workers
-            return place.encode(units, workflow, work / PARTS, work, client, reject=reject)
-
-        yield _of_counts(settings, work, count, encode)
-
-
-def _of_counts(settings: EtlSettings, work: Path, count: _Count, encode: _Encode) -> Engine:
-    """Return the engine whose blocks are counted by a function into the directory of the run."""
-    from nvt_torchrec.etl.engines import fitting
-
-    def fit(blocks: list[Block], report: Report) -> Fitted:
-        count(blocks, report)
-        return fitting.fit(blocks, settings.spec, work / FIT)
-
-    def count_day(day: int, blocks: list[Block], report: Report) -> DayCounts:
-        count(blocks, report)
-        return fitting.day_counts(day, blocks, settings.spec, work / FIT)
-
-    return Engine(fit, count_day, encode)
-
-
-@contextlib.contextmanager
-def _nvtabular(settings: EtlSettings, work: Path, reject: bool | int) -> Iterator[Engine]:
-    from nvt_torchrec.etl.engines import nvtabular
     from nvt_torchrec.etl.engines.cluster import cluster
 
     with cluster(settings.scheduler, settings.workers, work / DASK, work) as (client, gpu):
-        options: dict[str, Any] = {"gpu": gpu, "reject": reject}
+        if settings.engine == "nvtabular":
+            from nvt_torchrec.etl.engines.nvtabular import NVTabular
 
-        def fit(blocks: list[Block], report: Report) -> Fitted:
-            return nvtabular.fit(blocks, settings.spec, work, client, report=report, **options)
+            yield NVTabular(job, client, gpu)
+        else:
+            from nvt_torchrec.etl.engines.workers import Workers
 
-        def encode(units: list[Unit], workflow: Path) -> Iterator[UnitResult]:
-            return nvtabular.encode(units, workflow, work / PARTS, work, client, **options)
-
-        yield Engine(fit, None, encode)
+            yield Workers(job, client, gpu)
