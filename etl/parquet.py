@@ -122,20 +122,16 @@ def _write_hugectr(
     """``_file_list.txt`` and ``_metadata.json`` as HugeCTR's parquet reader wants them."""
     paths = [str(listed_in.resolve() / name) for name in names]
     write_text(directory / "_file_list.txt", "\n".join([str(len(paths)), *paths]) + "\n")
-    parts = dict(zip(names, rows, strict=True))
-    write_json(directory / "_metadata.json", hugectr_metadata(parts, schema))
-
-
-def hugectr_metadata(parts: dict[str, int], schema: TableSchema) -> dict[str, Any]:
-    """Return what ``_metadata.json`` holds of a split: its parts with their rows, and columns."""
     index = {name: i for i, name in enumerate(schema.columns)}
 
     def described(columns: Iterable[str]) -> list[dict[str, Any]]:
         return [{"col_name": name, "index": index[name]} for name in columns]
 
-    return {
-        "file_stats": [{"file_name": name, "num_rows": rows} for name, rows in parts.items()],
+    parts = zip(names, rows, strict=True)
+    content = {
+        "file_stats": [{"file_name": name, "num_rows": count} for name, count in parts],
         "labels": described(schema.labels),
         "conts": described(schema.dense),
         "cats": described(schema.categorical),
     }
+    write_json(directory / "_metadata.json", content)

@@ -73,8 +73,8 @@ class Predictor:
             device: Device of the model, which must hold all tables. Rows are encoded on the CPU.
             tables: Type of the embeddings: float32, float16 (half the memory) or int8 (a quarter,
                 and 8 bytes a row). None for the bundle's type, or float32 for a checkpoint.
-            check: Read all files of the bundle or workflow, compare them with their digests, and
-                check every id and offset in them. A checkpoint's digests are always compared.
+            check: Read all files of the bundle or workflow, and compare them with their digests.
+                A checkpoint's digests are always compared.
 
         Raises:
             BadInputError: A file is missing or damaged.

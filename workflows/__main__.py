@@ -16,10 +16,6 @@ COMMANDS = {
         "nvt_torchrec.workflows.report",
         "show operators, vocabularies, statistics, line of descent, sizes on disk and table sizes",
     ),
-    "diff": (
-        "nvt_torchrec.workflows.difference",
-        "show what extending added to a workflow: values, ids reused, statistics",
-    ),
     "lookup": (
         "nvt_torchrec.workflows.lookup",
         "show what an id of a column stands for, or which id a value has",

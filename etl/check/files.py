@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nvt_torchrec.base.errors import ClickLogError
-from nvt_torchrec.base.files.atomic import TEMPORARY, read_json
-from nvt_torchrec.etl.check.output import AGAIN, OTHER_NAMES, Output
+from nvt_torchrec.base.files.atomic import TEMPORARY
+from nvt_torchrec.etl.check.output import AGAIN, Output
 from nvt_torchrec.etl.output import EXTENDING_FILE, UNFINISHED_FILE, WORK_DIRECTORY
-from nvt_torchrec.etl.parquet import hugectr_metadata
 from nvt_torchrec.formats.splits import SPLITS
 
 
@@ -22,7 +20,6 @@ def check(output: Output) -> None:
     _check_splits(output)
     _check_columns(output)
     _check_metadata(output)
-    _check_hugectr(output)
 
 
 def _check_unfinished(output: Output) -> None:
@@ -49,17 +46,8 @@ def _check_unfinished(output: Output) -> None:
 
 
 def _check_splits(output: Output) -> None:
-    for name in output.splits:
-        if name in OTHER_NAMES:
-            output.warning(
-                "splits",
-                output.root / name,
-                f"training reads {OTHER_NAMES[name]}",
-                f"rename the directory to {OTHER_NAMES[name]}",
-            )
-    known = {OTHER_NAMES.get(name, name) for name in output.splits}
     for name in SPLITS:
-        if known & set(SPLITS) and name not in known and len(output.splits) > 1:
+        if name not in output.splits and len(output.splits) > 1:
             output.warning("splits", output.root / name, "no parquet file", f"add a split {name}")
     for name, files in output.splits.items():
         if not sum(output.footers[file].num_rows for file in files if file in output.footers):
@@ -67,7 +55,7 @@ def _check_splits(output: Output) -> None:
 
 
 def _check_columns(output: Output) -> None:
-    """Compare names, types and order with the schema, or else with the first file."""
+    """Compare names and types with the schema, or else with the first file."""
     wanted = output.schema.arrow if output.schema else None
     for file, footer in output.footers.items():
         schema = footer.schema.to_arrow_schema()
@@ -75,15 +63,6 @@ def _check_columns(output: Output) -> None:
             wanted = schema.remove_metadata()
         for field in wanted:
             _check_column(output, file, schema, field)
-        # files made elsewhere may have more columns, in any order
-        if output.manifest is not None and {*wanted.names} <= {*schema.names}:
-            pairs = itertools.zip_longest(schema.names, wanted.names)
-            for i, (name, expected) in enumerate(pairs):
-                if name != expected:
-                    what = f"column {i} is {name}, in the schema it is {expected}"
-                    remedy = "the loader reads columns by name, HugeCTR by order"
-                    output.warning("columns", file, what, remedy)
-                    break
 
 
 def _check_column(output: Output, file: str, schema: pa.Schema, field: pa.Field) -> None:
@@ -129,52 +108,13 @@ def _check_metadata_file(output: Output, directory: Path, names: dict[str, str])
     except (OSError, pa.ArrowException) as error:
         output.error("_metadata", path, f"not parquet metadata: {error}", "delete it")
         return
-    listed: dict[str, list[int]] = {}
+    listed: Counter[str] = Counter()
     for i in range(footer.num_row_groups):
         group = footer.row_group(i)
-        listed.setdefault(group.column(0).file_path, []).append(group.num_rows)
-    expected: dict[str, list[int]] = {}
-    for name, file in names.items():
-        groups = map(output.footers[file].row_group, range(output.footers[file].num_row_groups))
-        expected[name] = [group.num_rows for group in groups]
+        listed[group.column(0).file_path] += group.num_rows
+    expected = Counter({name: output.footers[file].num_rows for name, file in names.items()})
     for name in sorted(listed.keys() | expected.keys()):
-        there, wanted = listed.get(name, []), expected.get(name, [])
-        if there != wanted:
-            what = f"lists row groups of {_short(there)} rows in {name}, it has {_short(wanted)}"
+        if listed[name] != expected[name]:
+            what = f"lists {listed[name]} rows in {name}, it has {expected[name]}"
             remedy = "delete it if the files are right, or run the ETL again"
             output.error("_metadata", path, what, remedy)
-
-
-def _short(values: list[int]) -> str:
-    shown = ", ".join(map(str, values[:4]))
-    return f"{shown} … ({len(values)})" if len(values) > 4 else shown or "0"
-
-
-def _check_hugectr(output: Output) -> None:
-    """Compare HugeCTR's two files with the parts."""
-    schema, footers = output.schema, output.footers
-    if output.manifest is None or schema is None:
-        return
-    for split, files in output.splits.items():
-        path = output.root / split / "_metadata.json"
-        parts = {Path(file).name: footers[file].num_rows for file in files if file in footers}
-        try:
-            described = read_json(path, "a description for HugeCTR", AGAIN)
-            if described != hugectr_metadata(parts, schema):
-                output.error("HugeCTR", path, "describes other files or columns", AGAIN)
-            path = path.with_name("_file_list.txt")
-            count, *listed = path.read_text(encoding="utf-8").splitlines()
-        except (ClickLogError, OSError, ValueError) as error:
-            output.error("HugeCTR", path, f"cannot be read: {error}", AGAIN)
-            continue
-        names = [Path(file).name for file in files]
-        if count != str(len(names)) or [Path(file).name for file in listed] != names:
-            output.error("HugeCTR", path, f"does not list the {len(names)} parts", AGAIN)
-        elif listed and not Path(listed[0]).exists():
-            output.warning(
-                "HugeCTR",
-                path,
-                f"{listed[0]} does not exist",
-                "if the directory was moved, replace in this file "
-                f"{Path(listed[0]).parent} by {path.parent.resolve()}",
-            )

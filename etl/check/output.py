@@ -18,8 +18,6 @@ from nvt_torchrec.formats.schema import SCHEMA_FILE, TableSchema
 from nvt_torchrec.formats.splits import SPLITS
 
 AGAIN = "restore the file, or run the ETL again"
-#: Names of splits in other projects, and ours.
-OTHER_NAMES = {"validation": "valid", "val": "valid", "eval": "valid", "training": "train"}
 
 
 #: Severities: training fails or is wrong; training may be wrong; for information only.
@@ -124,8 +122,7 @@ def find(path: Path) -> Output:
 
 def _find_splits(path: Path) -> tuple[Path, dict[str, list[str]]]:
     for root in (EtlOutput(path).splits, path):
-        names = [*SPLITS, *OTHER_NAMES]
-        splits = {name: _parquet_files(root / name, root) for name in names}
+        splits = {name: _parquet_files(root / name, root) for name in SPLITS}
         splits = {name: files for name, files in splits.items() if files}
         if splits:
             return root, splits

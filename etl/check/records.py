@@ -25,7 +25,6 @@ def check(output: Output) -> None:
         return
     try:
         _check_files(output, manifest)
-        _check_rejected(output, manifest.rows["rejected"])
         if manifest.format_version == Manifest.VERSION and description is not None:
             _check_generations(output, manifest, description)
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
@@ -90,22 +89,6 @@ def _check_files(output: Output, manifest: Manifest) -> None:
             output.root / SCHEMA_FILE,
             f"table sizes {sizes}, the manifest says {expected}",
             AGAIN,
-        )
-
-
-def _check_rejected(output: Output, expected: int) -> None:
-    """Check that ``rejected/`` holds all rejected rows, a line each below a header."""
-    directory = EtlOutput(output.path).rejected
-    listed = 0
-    for path in directory.glob("*.tsv"):
-        with open(path, "rb") as lines:
-            listed += max(0, sum(1 for _ in lines) - 1)
-    if listed != expected:
-        output.warning(
-            "rows",
-            directory,
-            f"{listed} rejected rows, the manifest says {expected}",
-            "restore the directory if you need the rejected rows",
         )
 
 

@@ -212,8 +212,7 @@ def read_bundle(
     Args:
         path: The directory.
         device: Where the model goes; on the CPU its table stays on disk, and is mapped.
-        check: Read all files, compare their SHA-256, check every id and offset in them, and look
-            for tables that are not finite.
+        check: Read all files, compare their SHA-256, and look for tables that are not finite.
 
     Raises:
         BadInputError: There is no bundle, or a file is missing, damaged or not finite.

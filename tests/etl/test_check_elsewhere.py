@@ -44,14 +44,6 @@ def test_made_elsewhere(tmp_path: Path) -> None:
     assert bad(directory / "train") == []  # one split alone
 
 
-def test_validation_is_called_valid(tmp_path: Path) -> None:
-    directory = _elsewhere(tmp_path / "data", {"train": 300, "validation": 50})
-    found = bad(directory)
-    assert len(found) == 2
-    assert "validation: training reads valid -> rename" in found[0]
-    assert "test: no parquet file" in found[1]
-
-
 def test_without_a_schema(tmp_path: Path) -> None:
     """Values are still checked as far as they can be."""
     directory = _elsewhere(tmp_path / "data", {"train": 300})

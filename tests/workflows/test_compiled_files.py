@@ -130,8 +130,6 @@ def _put(path: Path, name: str, array: np.ndarray) -> None:
 def test_offsets_that_are_not_in_the_text(saved: Path, begins: Callable) -> None:
     """With the right checksums. In a process of its own: one was a segmentation fault."""
     _put(saved, "text_begins.npy", np.array(begins(3), np.int64))
-    with pytest.raises(BadInputError, match=r"text_begins\.npy: .* not in order"):
-        compiled.load(saved, verify=True)
     program = (
         "import sys; from tests.workflows.test_compiled_files import *; from pathlib import Path;"
         "path = Path(sys.argv[1]);"
@@ -145,7 +143,7 @@ def test_offsets_that_are_not_in_the_text(saved: Path, begins: Callable) -> None
 
 @pytest.mark.parametrize("column", [0, 1, 2])
 def test_ids_that_are_outside_of_their_table(saved: Path, column: int) -> None:
-    """Their checksums are right; without verifying they count as out of vocabulary."""
+    """Their checksums are right; they count as out of vocabulary."""
     workflow = compiled.load(saved)
     whole = np.array(workflow._words)
     begin, slots, wide = workflow._places[column][:3]
@@ -159,13 +157,6 @@ def test_ids_that_are_outside_of_their_table(saved: Path, column: int) -> None:
         words[table][full] |= np.uint64(number) << shift
         _put(saved, "tables.npy", words)
         assert set(compiled.load(saved).transform(rows).ids[column].tolist()) == {2}
-        with pytest.raises(BadInputError, match=r"tables\.npy.*has ids that are not its own"):
-            compiled.load(saved, verify=True)
-    words = whole.copy()
-    words[table] = 0
-    _put(saved, "tables.npy", words)
-    with pytest.raises(BadInputError, match="has 0 ids, its vocabulary 2 values"):
-        compiled.load(saved, verify=True)
 
 
 def parse_text(path: Path, lines: list[str]):

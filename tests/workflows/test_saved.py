@@ -197,41 +197,29 @@ def test_a_workflow_from_when_the_package_had_another_name(saved: Path, copy: Pa
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        (lambda records: records.pop(0), r"nodes has \d+ entries instead of"),
-        (
-            lambda records: records[1].update(op_class="subprocess.Popen"),
-            r"nodes\[1\].op_class is 'subprocess.Popen' instead",
-        ),
-        (
-            lambda records: next(r for r in records if r["op_class"] == nodes.LAMBDA)["op_params"][
-                "f"
-            ].update(module="os", qualname="system"),
-            r"op_params\.f\.module is 'os' instead",
-        ),
-        (lambda records: records[0].update(pickled="gASV"), r"nodes\[0\].pickled is unknown"),
-        (
-            lambda records: records[1]["op_state"]["categories"][0].update(path="../../x.parquet"),
-            r"op_state.categories\[0\].path is '../../x.parquet'",
-        ),
-        (
-            lambda records: records[1]["op_params"].update(max_size=True),
-            r"op_params.max_size is True instead of 0",
-        ),
+        lambda records: records.pop(0),
+        lambda records: records[1].update(op_class="subprocess.Popen"),
+        lambda records: next(r for r in records if r["op_class"] == nodes.LAMBDA)["op_params"][
+            "f"
+        ].update(module="os", qualname="system"),
+        lambda records: records[0].update(pickled="gASV"),
+        lambda records: records[1]["op_state"]["categories"][0].update(path="../../x.parquet"),
+        lambda records: records[1]["op_params"].update(max_size=True),
     ],
 )
-def test_graph_that_is_not_the_specs(copy: Path, change: Callable, message: str) -> None:
+def test_graph_that_is_not_the_specs(copy: Path, change: Callable) -> None:
     """Also if every digest was made to fit: no operator or function of it is taken."""
     _change_graph(copy, change)
-    with pytest.raises(BadInputError, match=message):
+    with pytest.raises(BadInputError, match=r"graph\.json: not the graph of the spec"):
         load(copy)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda v: v["statistics"]["int_0"].update(mean=0.0), r"means.int_0 is 1.0 instead of 0.0"),
+        (lambda v: v["statistics"]["int_0"].update(mean=0.0), r"not the graph of the spec"),
         (lambda v: v["vocabularies"]["words"].update(values=1), r"not the graph of the spec"),
         (lambda v: v["spec"]["categorical"].pop(), r"files are not those of its spec"),
         (lambda v: v["files"].pop("graph.json"), "'graph.json' is missing"),

@@ -18,7 +18,6 @@ the value 0, which is the placeholder of missing values.
 The arrays may be mapped from files that other programs can change at any time, so kernels do not
 trust their contents: every access lies within a place, which is checked when the workflow is
 opened, ids outside of the vocabulary are ignored, and strings must lie in their array.
-:func:`count_ids` and :func:`.text_tables.text_is_in_order` check all contents once.
 
 Kernels have explicit signatures: they are compiled once, at import (or read from the cache), never
 during a request. LLVM inlines the functions that they call (``forceinline``): Numba's own
@@ -178,23 +177,6 @@ def insert_wide(words, slots, values, first_id):
         words[np.uint64(2) * at] = key
         words[np.uint64(2) * at + np.uint64(1)] = np.uint64(first_id + i)
     return -1
-
-
-@compiled(types.int64(READ_WORDS, PLACE))
-def count_ids(words, place):
-    """Count the ids in a table; −1 if one of them is not an id of its vocabulary."""
-    begin, end = place[PLACE_BEGIN], place[PLACE_BEGIN] + place[PLACE_SLOTS]
-    first_id, ids = np.uint64(place[PLACE_FIRST_ID]), np.uint64(place[PLACE_VALUES])
-    step, shift = 1, _HALF
-    if place[PLACE_WIDE]:
-        begin, end, step, shift = begin + 1, end + place[PLACE_SLOTS], 2, np.uint64(0)
-    found = 0
-    wrong = 0
-    for at in range(begin, end, step):
-        number = words[at] >> shift
-        found += number != 0
-        wrong += (number != 0) & (number - first_id >= ids)
-    return -1 if wrong else found
 
 
 @numba.njit(forceinline=True)

@@ -1,4 +1,4 @@
-"""Tables of strings: insertion, lookup and check.
+"""Tables of strings: insertion and lookup.
 
 They are wide tables (:mod:`workflows.compiled.tables`) of the strings' hashes. The strings of all
 vocabularies lie one after the other in an array of bytes; strings with equal hashes are
@@ -75,17 +75,6 @@ def insert_text(words, slots, begins, data, first_id):
             at = at + np.uint64(1) if at + np.uint64(1) < size else np.uint64(0)
         words[np.uint64(2) * at] = hashed
         words[np.uint64(2) * at + np.uint64(1)] = np.uint64(first_id + i)
-
-
-@compiled(types.boolean(types.Array(types.int64, 1, "C", readonly=True), types.int64))
-def text_is_in_order(begins, length):
-    """Whether the offsets are ascending, from 0 to ``length``."""
-    if len(begins) == 0 or begins[0] != 0 or begins[-1] != length:
-        return False
-    wrong = 0
-    for i in range(1, len(begins)):
-        wrong += begins[i] < begins[i - 1]
-    return wrong == 0
 
 
 @numba.njit(forceinline=True)

@@ -202,9 +202,9 @@ def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
 
     Args:
         path: The workflow's directory.
-        verify: Read the arrays, compare their checksums with those they were built with, and check
-            every id and offset in them. Without it, damaged arrays give wrong ids, but all of them
-            are inside their column's table, and nothing is read outside of the arrays.
+        verify: Read the arrays, and compare their checksums with those they were built with.
+            Without it, damaged arrays give wrong ids, but all of them are inside their column's
+            table, and nothing is read outside of the arrays.
 
     Raises:
         BadInputError: There is no saved workflow, it is not compiled, or a file is missing or
@@ -222,8 +222,6 @@ def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise _damaged(path, path / DIRECTORY / PLAN_FILE, error) from error
     words, text, text_begins = arrays
-    if verify:
-        _check_numbers(path, description.spec, places, words, text, text_begins)
     return CompiledWorkflow(
         spec=description.spec,
         schema=description.table_schema,
@@ -297,33 +295,6 @@ def _places(
             place.text,
         )  # fmt: skip
     return places
-
-
-def _check_numbers(
-    path: Path,
-    spec: FeatureSpec,
-    places: np.ndarray,
-    words: np.ndarray,
-    text: np.ndarray,
-    text_begins: np.ndarray,
-) -> None:
-    """Check that the ids are those of the vocabulary and that the strings lie in their array."""
-    if not text_tables.text_is_in_order(text_begins, len(text)):
-        raise _damaged(path, path / DIRECTORY / "text_begins.npy", "not in order, or not of text")
-    checked = set()
-    for column, place in zip(spec.categorical, places, strict=True):
-        if column.vocabulary_name in checked:
-            continue
-        checked.add(column.vocabulary_name)
-        found = tables.count_ids(words, place)
-        if found != place[tables.PLACE_VALUES]:
-            what = "ids that are not its own" if found < 0 else f"{found} ids"
-            raise _damaged(
-                path,
-                path / DIRECTORY / "tables.npy",
-                f"the table of column {column.name} has {what}, its vocabulary "
-                f"{place[tables.PLACE_VALUES]} values",
-            )
 
 
 def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
