@@ -16,8 +16,8 @@ from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.etl.engines import block as block_functions
 from nvt_torchrec.etl.engines.counting import Counts, merge
-from nvt_torchrec.etl.engines.engine import Job
 from nvt_torchrec.etl.engines.hardware import cores
+from nvt_torchrec.etl.engines.job import Job
 from nvt_torchrec.etl.engines.runs import Runs
 from nvt_torchrec.etl.output import FIT
 from nvt_torchrec.etl.results import NoTrainingRowsError

@@ -28,7 +28,7 @@ from nvtabular.ops import Categorify
 
 from nvt_torchrec.clicklog.readers.raw import Block, read_block
 from nvt_torchrec.etl.engines.cluster import readable_errors
-from nvt_torchrec.etl.engines.engine import Job, Report
+from nvt_torchrec.etl.engines.job import Job, Report
 from nvt_torchrec.etl.engines.workers import Workers
 from nvt_torchrec.etl.output import CATEGORIES
 from nvt_torchrec.etl.plan import Unit

@@ -16,8 +16,9 @@ from pathlib import Path
 from nvt_torchrec.base.files.atomic import will_read
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.etl.engines.block import count_block, encode_block
-from nvt_torchrec.etl.engines.engine import Engine, Report
+from nvt_torchrec.etl.engines.engine import Engine
 from nvt_torchrec.etl.engines.fitting import open_runs
+from nvt_torchrec.etl.engines.job import Report
 from nvt_torchrec.etl.engines.syncing import Syncer
 from nvt_torchrec.etl.plan import Unit, by_block
 from nvt_torchrec.etl.results import UnitResult

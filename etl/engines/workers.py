@@ -24,8 +24,9 @@ from nvt_torchrec.etl.engines.block import count_block, encode_block
 from nvt_torchrec.etl.engines.cluster import readable_errors
 from nvt_torchrec.etl.engines.device import comparison
 from nvt_torchrec.etl.engines.device import workers as device
-from nvt_torchrec.etl.engines.engine import Engine, Job, Report
+from nvt_torchrec.etl.engines.engine import Engine
 from nvt_torchrec.etl.engines.fitting import open_runs
+from nvt_torchrec.etl.engines.job import Job, Report
 from nvt_torchrec.etl.engines.runs import run_name, write_run
 from nvt_torchrec.etl.output import FIT
 from nvt_torchrec.etl.plan import Unit, by_block

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from nvt_torchrec.clicklog.readers.raw import Block
-from nvt_torchrec.etl.engines.engine import Job
+from nvt_torchrec.etl.engines.job import Job
 from nvt_torchrec.etl.engines.threads import Threads
 from nvt_torchrec.etl.plan import Plan
 from nvt_torchrec.etl.results import UnitResult

@@ -10,7 +10,7 @@ from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.engines import fitting
-from nvt_torchrec.etl.engines.engine import Job
+from nvt_torchrec.etl.engines.job import Job
 from nvt_torchrec.etl.engines.threads import Threads
 from nvt_torchrec.etl.plan import make_plan
 from nvt_torchrec.etl.run import run

@@ -18,7 +18,7 @@ from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.etl.engines import block as host
 from nvt_torchrec.etl.engines.device import workers as device
 from nvt_torchrec.etl.engines.device.blocks import count_block, encode_unit, merge_runs
-from nvt_torchrec.etl.engines.engine import Job
+from nvt_torchrec.etl.engines.job import Job
 from nvt_torchrec.etl.engines.runs import Run
 from nvt_torchrec.etl.output import PARTS
 from nvt_torchrec.etl.plan import Unit

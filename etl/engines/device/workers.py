@@ -29,8 +29,8 @@ from nvt_torchrec.etl.engines.device.blocks import (
     encode_unit,
     merge_runs,
 )
-from nvt_torchrec.etl.engines.engine import Job
 from nvt_torchrec.etl.engines.hardware import gpu_memory
+from nvt_torchrec.etl.engines.job import Job
 from nvt_torchrec.etl.engines.runs import FAN_IN, run_name, write_run
 from nvt_torchrec.etl.engines.syncing import Syncer
 from nvt_torchrec.etl.output import FIT
