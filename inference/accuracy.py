@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from tqdm import tqdm
@@ -11,8 +11,7 @@ from tqdm import tqdm
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.dlrm.metrics import Metrics, compute_metrics
-from nvt_torchrec.inference.predictor import Predictor, cut_ids, input_spec
-from nvt_torchrec.workflows.compiled.workflow import EncodedRows
+from nvt_torchrec.inference.predictor import Predictor, input_spec
 
 _BLOCK_BYTES = 4 << 20
 
@@ -68,14 +67,8 @@ def score_labelled(
             labels.append(first.labels_of(rows)[:count])
             if rows.weight is not None:
                 weights.append(rows.weight[:count])
-            encoded: dict[str, EncodedRows] = {}  # by workflow: they may have the same
             for name, predictor in predictors.items():
-                workflow = predictor.workflow
-                if workflow.digest not in encoded:
-                    encoded[workflow.digest] = workflow.transform(rows)
-                features = encoded[workflow.digest]
-                dense, ids = features.dense[:, :count], cut_ids(features.ids, 0, count)
-                scores[name].append(predictor.predict_encoded(dense, ids))
+                scores[name].append(predictor.predict_rows(rows)[:count])
             bar.update(count)
             taken += count
     if not taken:
@@ -87,27 +80,17 @@ def score_labelled(
 
 def table(metrics: Mapping[str, Metrics]) -> str:
     """Format a line for each model by its name, and one for each change from the one before."""
-    lines = [f"{'':8}{'rows':>12}" + "".join(f"{name:>{width}}" for name, _, width in _COLUMNS)]
-    for name, model in metrics.items():
-        lines.append(f"{name:8}{model.samples:>12,}{_cells(model, None)}")
-    for before, after in itertools.pairwise(metrics.values()):
-        lines.append(f"{'change':8}{'':12}{_cells(after, before)}")
+
+    def line(name: str, rows: str, values: Sequence[float | None], sign: str = "") -> str:
+        cells = ["-" if value is None else f"{value:{sign}.6f}" for value in values]
+        return f"{name:8}{rows:>12}{cells[0]:>12}{cells[1]:>12}{cells[2]:>14}"
+
+    figures = [(model.auroc, model.log_loss, model.calibration) for model in metrics.values()]
+    lines = [f"{'':8}{'rows':>12}{'AUROC':>12}{'log loss':>12}{'calibration':>14}"]
+    for (name, model), values in zip(metrics.items(), figures, strict=True):
+        lines.append(line(name, f"{model.samples:,}", values))
+    for before, after in itertools.pairwise(figures):
+        pairs = zip(before, after, strict=True)  # None if all labels are equal
+        changes = [None if None in pair else pair[1] - pair[0] for pair in pairs]
+        lines.append(line("change", "", changes, "+"))
     return "\n".join(lines)
-
-
-#: Title, attribute of :class:`Metrics` and width.
-_COLUMNS = (
-    ("AUROC", "auroc", 12),
-    ("log loss", "log_loss", 12),
-    ("calibration", "calibration", 14),
-)
-
-
-def _cells(model: Metrics, before: Metrics | None) -> str:
-    cells = []
-    for _, key, width in _COLUMNS:
-        value, reference = getattr(model, key), 0 if before is None else getattr(before, key)
-        known = value is not None and reference is not None  # not if all labels are equal
-        sign = "" if before is None else "+"
-        cells.append(f"{value - reference:>{sign}{width}.6f}" if known else f"{'-':>{width}}")
-    return "".join(cells)

@@ -24,7 +24,7 @@ from nvt_torchrec.clicklog.in_memory.values import read_as_text
 from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.reading import Read
-from nvt_torchrec.inference.inputs.ids import IdColumns, names_of_file
+from nvt_torchrec.inference.id_columns import IdColumns, names_of_file
 from nvt_torchrec.inference.predictor import Predictor
 
 _PIECE_BYTES = 2 << 20

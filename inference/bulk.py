@@ -40,9 +40,8 @@ from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
 from nvt_torchrec.clicklog.readers.text_rows import header_lines
 from nvt_torchrec.dlrm.metrics import Metrics
 from nvt_torchrec.formats.rows import RawRows
-from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.inference.accuracy import metrics_of
-from nvt_torchrec.inference.inputs.ids import IdColumns, find_id_columns
+from nvt_torchrec.inference.id_columns import IdColumns, find_id_columns
 from nvt_torchrec.inference.predictor import Predictor, input_spec
 
 log = logging.getLogger(__name__)
@@ -113,7 +112,19 @@ def predict_file(
     ids = find_id_columns(id_columns, input_path, spec, first)
     pieces = itertools.chain([first], pieces)
     workers = workers or len(os.sched_getaffinity(0))
-    key = _key(predictor, input_path, spec, ids, reject, piece_bytes)
+    filesystem, name = filesystem_of(input_path)
+    info = filesystem.info(name)
+    state = {
+        key: str(info[key]) for key in ("size", "mtime", "ETag", "LastModified") if key in info
+    }
+    key = {  # all that the parts depend on
+        "input": [input_path, state, dataclasses.asdict(spec.input)],
+        "workflow": predictor.workflow.digest,
+        "model": _digest(predictor),
+        "id_columns": ids.names,
+        "on_bad_rows": "quarantine" if reject else "error",
+        "piece size": [piece_bytes, PART_PIECES],
+    }
     bar = tqdm(desc="predict", unit="rows", unit_scale=True, disable=None)
     rejected_file = output_path.with_name(f"{output_path.name}.rejected.tsv")
     with _open_parts(output_path, key, resume=resume) as parts, bar:
@@ -277,30 +288,6 @@ def _one_torch_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _key(
-    predictor: Predictor,
-    path: str,
-    spec: FeatureSpec,
-    ids: IdColumns,
-    reject: bool,
-    piece_bytes: int,
-) -> dict[str, Any]:
-    """Return everything that the parts depend on."""
-    filesystem, name = filesystem_of(path)
-    info = filesystem.info(name)
-    state = {
-        key: str(info[key]) for key in ("size", "mtime", "ETag", "LastModified") if key in info
-    }
-    return {
-        "input": [path, state, dataclasses.asdict(spec.input)],
-        "workflow": predictor.workflow.digest,
-        "model": _digest(predictor),
-        "id_columns": ids.names,
-        "on_bad_rows": "quarantine" if reject else "error",
-        "piece size": [piece_bytes, PART_PIECES],
-    }
 
 
 def _digest(predictor: Predictor) -> str:

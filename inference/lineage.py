@@ -180,15 +180,15 @@ def _check_workflow(lineage: Lineage, inner: WorkflowDescription, workflow: Path
 
 def text_of(lineage: Lineage) -> str:
     """Format the main facts, and what was compared; settings and versions are in the JSON."""
-    bundle, workflow = lineage.bundle, lineage.workflow
-    checkpoint = "not recorded"
+    bundle, workflow, checkpoint = lineage.bundle, lineage.workflow, "not recorded"
     if lineage.checkpoint is not None:
         record = lineage.checkpoint["checkpoint"]
-        parts = {name: record[name] for name in ("steps", "samples", "generation")}
-        parts["days"] = days_text(record["days"] or ()) or None
-        parts["continued from"] = (record["continued_from"] or "")[:12] or None
-        known = [f"{name} {value}" for name, value in parts.items() if value is not None]
-        checkpoint = ", ".join([record["digest"][:12], *known])
+        checkpoint = (
+            f"{record['digest'][:12]}, {record['steps']} steps, {record['samples']} samples, "
+            f"generation {record['generation']}, days {days_text(record['days'] or ())}"
+        )
+        if record["continued_from"]:
+            checkpoint += f", continued from {record['continued_from'][:12]}"
     lines = [
         f"bundle      {bundle['path']}: {bundle['digest'][:12]}, {bundle['tables']}, "
         f"{bundle['bytes'] / 2**20:.1f} MiB",

@@ -18,11 +18,10 @@ from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.formats.rows import Jagged, RawRows
 from nvt_torchrec.formats.spec.columns import InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.inference.inputs.values import RowReader, reads_plainly
 from nvt_torchrec.inference.model.bundle import describe, is_bundle, read_bundle
-from nvt_torchrec.inference.model.scoring import ServingModel
-from nvt_torchrec.inference.model.tables import KINDS
+from nvt_torchrec.inference.model.scoring import KINDS, ServingModel
 from nvt_torchrec.inference.model.weights import check_pair, read_checkpoint, usable
+from nvt_torchrec.inference.row_reader import RowReader, reads_plainly
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled.workflow import Ids
 from nvt_torchrec.workflows.description import inspect
@@ -89,14 +88,17 @@ class Predictor:
                 raise BadInputError(
                     f"{path}: a saved workflow, not a bundle", "also pass a checkpoint"
                 )
-            opened = _with_tables(*read_bundle(path, device, check=check), tables)
-            return cls(*opened, describe(path).model.label)
-        if check:
-            inspect(path).verify()
-        workflow = compiled.load(path, verify=check)
-        model, shape = read_checkpoint(checkpoint, device)
-        check_pair(workflow.schema, workflow.digest, shape, path, checkpoint)
-        return cls(*_with_tables(workflow, model, tables), shape.label)
+            workflow, model = read_bundle(path, device, check=check)
+            label = describe(path).model.label
+        else:
+            if check:
+                inspect(path).verify()
+            workflow = compiled.load(path, verify=check)
+            model, shape = read_checkpoint(checkpoint, device)
+            check_pair(workflow.schema, workflow.digest, shape, path, checkpoint)
+            label = shape.label
+        table = model.table.convert(tables or model.table.kind)
+        return cls(workflow, dataclasses.replace(model, table=table), label)
 
     @property
     def spec(self) -> FeatureSpec:
@@ -124,7 +126,9 @@ class Predictor:
             InvalidRowError: A column cannot hold a value.
             BadInputError, BadRowError: A file is missing or malformed.
         """
-        return self.predict_rows(self.read(rows)) if not _is_path(rows) else self._file(rows)
+        if isinstance(rows, str | Path):
+            return self._file(rows)
+        return self.predict_rows(self.read(rows))
 
     def read(self, rows: Any) -> RawRows:
         """Convert rows in memory to typed columns; see :meth:`predict`."""
@@ -176,17 +180,6 @@ class Predictor:
                 for piece in stream_unparsed(str(path), spec, block_bytes=_BLOCK_BYTES)
             ]
         return np.concatenate(pieces) if pieces else np.empty(0, np.float32)
-
-
-def _with_tables(
-    workflow: compiled.CompiledWorkflow, model: ServingModel, tables: str | None
-) -> tuple[compiled.CompiledWorkflow, ServingModel]:
-    table = model.table.convert(tables or model.table.kind)
-    return workflow, dataclasses.replace(model, table=table)
-
-
-def _is_path(rows: Any) -> bool:
-    return isinstance(rows, str | Path)
 
 
 #: Of files whose names say so.

@@ -72,11 +72,10 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
     },
     "inference": {
         "commands": {"export", "model", "publish", "server"},
-        "export": {"inputs", "model", "server"},
-        "inputs": set(),
-        "model": {"inputs"},
-        "publish": {"inputs", "model"},
-        "server": {"inputs", "model"},
+        "export": {"model", "server"},
+        "model": set(),
+        "publish": {"model"},
+        "server": {"model"},
     },
 }
 

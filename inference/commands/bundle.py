@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.formats.spec.columns import INPUT_FORMATS
 from nvt_torchrec.inference.commands.model import TABLES
 
 
@@ -14,16 +14,15 @@ from nvt_torchrec.inference.commands.model import TABLES
 class BundleSettings(Settings):
     """What to bundle, and how its tables are stored."""
 
+    HINTS = types.MappingProxyType(
+        dict.fromkeys(("--evaluate", "--format"), "call `predict --evaluate` with other --tables")
+    )
+
     # fmt: off
     workflow: Path = flag("saved workflow", metavar="OUT/workflow")
     checkpoint: Path = flag("training checkpoint", metavar="CKPT")
     output: Path = flag("directory to make", metavar="BUNDLE")
     tables: str = flag("type of the embeddings", "float32", choices=TABLES)
-    evaluate: str | None = flag(
-        "labelled raw rows: print what --tables costs in AUROC compared with float32", None,
-        metavar="FILE"
-    )
-    format: str | None = flag("format of the file of --evaluate", None, choices=INPUT_FORMATS)
     keep: int | None = flag(
         "remove the bundles beside the output but the N last trained, itself included (default: "
         "keep all)", None, least=1
@@ -35,7 +34,7 @@ SETTINGS = (BundleSettings,)
 
 
 def run(settings: BundleSettings) -> None:
-    """Write the bundle; print its size, and perhaps what its tables cost in AUROC."""
+    """Write the bundle; print its size."""
     from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
     prepare_torch()
@@ -51,10 +50,3 @@ def run(settings: BundleSettings) -> None:
     if settings.keep is not None:
         for path in prune_bundles(output, settings.keep):
             print(f"removed {path}")
-    if settings.evaluate is not None:
-        from nvt_torchrec.inference.accuracy import score_labelled, table
-        from nvt_torchrec.inference.predictor import Predictor
-
-        predictors = {"float32": Predictor.load(settings.workflow, settings.checkpoint)}
-        predictors[settings.tables] = Predictor.load(output)
-        print(table(score_labelled(predictors, settings.evaluate, settings.format)))

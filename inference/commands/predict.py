@@ -63,5 +63,5 @@ def run(model: ModelSettings, settings: PredictSettings) -> None:
     rejected = f", {scored.rejected} rejected" if scored.rejected else ""
     print(f"{scored.rows} rows scored{rejected} in {seconds:.1f} s: {settings.output}")
     if settings.evaluate:
-        found = evaluate_file(settings.output, weighted=bool(predictor.spec.weight))
-        print(json.dumps(found.to_dict()))
+        metrics = evaluate_file(settings.output, weighted=bool(predictor.spec.weight))
+        print(json.dumps(metrics.to_dict()))

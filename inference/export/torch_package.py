@@ -22,15 +22,12 @@ from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.inference.model.bundle import WORKFLOW
-from nvt_torchrec.inference.model.scoring import ServingModel
-from nvt_torchrec.inference.model.tables import Table
+from nvt_torchrec.inference.model.scoring import ServingModel, Table
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.workflows.compiled.dense import normalization
 from nvt_torchrec.workflows.description import inspect
 
 PACKAGE, COLUMNS = "model.pt2", "columns.json"
-#: Largest size in bytes of tables and vocabularies. Packing takes several times that in memory.
-LIMIT = 2 << 30
 _PROBES, _LONGEST_LIST = 500, 4
 #: Values of dense columns with which the package is tried.
 _NUMBERS = (-5, -1, 0, 1, 2, 3, 7, 50, 99, 2_000_000_000, float("nan"))
@@ -158,20 +155,12 @@ def export_torch(bundle: Path, output: Path) -> None:
         output: Directory to make.
 
     Raises:
-        SettingsError: There are columns of strings, or more than :data:`LIMIT` bytes of tables and
-            vocabularies.
+        SettingsError: There are columns of strings.
         OutputError: ``output`` exists or cannot be written.
     """
     predictor = Predictor.load(bundle, check=True)
     workflow = bundle / WORKFLOW
     network = RawModel(inspect(workflow), workflow, predictor.model).eval()
-    size = sum(buffer.nbytes for buffer in network.buffers())
-    if size > LIMIT:
-        raise SettingsError(
-            f"{size / 2**30:.1f} GiB of tables and vocabularies; a package holds up to "
-            f"{LIMIT / 2**30:.0f} GiB",
-            "make the bundle with --tables int8, or serve the bundle itself",
-        )
     inputs = _probes(network)
     rows = torch.export.Dim("rows", min=1)
     lengths = [torch.export.Dim(f"length_{k}", min=1) for k in range(len(inputs[2]))]
@@ -230,8 +219,10 @@ def describe(spec: FeatureSpec, digest: str) -> dict[str, Any]:
         "categorical": {"dtype": "int64", "missing": MISSING, "columns": single},
         "lists": {"dtype": "int64", "filled_with": MISSING, "columns": lists},
         "hex32": "pass the number that the hexadecimal digits represent",
-        **({"nulls": nulls, "nulls_are": "passed as missing values"} if nulls else {}),
-        **({"derived": derived, "derived_are": "computed by the caller"} if derived else {}),
+        "nulls": nulls,
+        "nulls_are": "passed as missing values",
+        "derived": derived,
+        "derived_are": "computed by the caller",
     }
 
 

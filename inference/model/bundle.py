@@ -9,7 +9,7 @@ Layout::
     .merlin/schema.json    columns and table sizes
     weights/table.npy      [rows of all tables, embedding dim], one table after the other: float32,
                            float16, or uint8 with weights/ranges.npy, float32 [rows, 2]; see
-                           :mod:`inference.model.tables`
+                           :mod:`inference.model.scoring`
     weights/GROUP.N.weight.npy, .bias.npy              the dense layers, by their groups in
                            :class:`inference.model.scoring.ServingModel`
 
@@ -39,8 +39,7 @@ from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, digest_of
 from nvt_torchrec.dlrm.interactions import interaction_of
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
-from nvt_torchrec.inference.model.scoring import Layer, ServingModel
-from nvt_torchrec.inference.model.tables import KINDS, Table
+from nvt_torchrec.inference.model.scoring import KINDS, Layer, ServingModel, Table
 from nvt_torchrec.inference.model.weights import (
     ModelShape,
     Origin,
@@ -76,7 +75,7 @@ def write_bundle(
         workflow: Its directory.
         checkpoint: Its directory.
         path: Of the bundle.
-        tables: The type of the embeddings, one of :data:`inference.model.tables.KINDS`.
+        tables: The type of the embeddings, one of :data:`inference.model.scoring.KINDS`.
 
     Returns:
         Whether it was written; False if it is there already, made from the same, where the workflow
@@ -88,7 +87,8 @@ def write_bundle(
         OutputError: ``path`` exists, or cannot be written.
     """
     workflow, path = Path(workflow), Path(path)
-    _check_output(workflow)
+    if workflow.name == EtlOutput(workflow.parent).workflow.name:
+        EtlOutput(workflow.absolute().parent).check_whole()
     description = inspect(workflow)
     if is_bundle(path) and _is_made_from(path, description, checkpoint, tables):
         return False
@@ -121,13 +121,6 @@ def _is_made_from(
     known = bundle.workflow_digest == workflow.digest or workflow.ancestor(bundle.workflow_digest)
     of_checkpoint = bundle.origin.checkpoint.digest if bundle.origin else ""
     return bool(known) and (bundle.tables, of_checkpoint) == (tables, digest_of(checkpoint))
-
-
-def _check_output(workflow: Path) -> None:
-    """Refuse the workflow of an output whose switch to a new generation was interrupted."""
-    output = EtlOutput(workflow.absolute().parent)
-    if output.workflow.name == workflow.name:
-        output.check_whole()
 
 
 def _check_generation(
@@ -169,7 +162,7 @@ def save_bundle(
             "workflow_digest": description.digest,
             "generation": description.generation,
             "origin": None if origin is None else dataclasses.asdict(origin),
-            "model": shape.to_dict(),
+            "model": dataclasses.asdict(shape),
             "tables": model.table.kind,
             "layers": {group: len(layers) for group, layers in model.layers.items()},
             "files": {
@@ -337,11 +330,6 @@ def bundle_digest(path: Path | str) -> str:
 def bundle_name(digest: str) -> str:
     """Return the first digits of a bundle's digest, which name it."""
     return digest[:_NAME_DIGITS]
-
-
-def is_bundle_name(name: str) -> bool:
-    """Whether a name could be one that :func:`bundle_name` gives."""
-    return len(name) == _NAME_DIGITS and set(name) <= set("0123456789abcdef")
 
 
 def _load_table(weights: Path, kind: str, rows: int) -> Table:

@@ -16,8 +16,7 @@ from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, CheckpointRecord, di
 from nvt_torchrec.dlrm.interactions import linear_layers
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.inference.model.scoring import ServingModel
-from nvt_torchrec.inference.model.tables import Table
+from nvt_torchrec.inference.model.scoring import ServingModel, Table
 
 if TYPE_CHECKING:
     from nvt_torchrec.dlrm.config import ModelConfig
@@ -45,13 +44,6 @@ class ModelShape:
     def __post_init__(self) -> None:
         if len(self.categorical) != len(self.num_embeddings):
             raise ValueError(f"{len(self.categorical)} columns, {len(self.num_embeddings)} tables")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready form, without the label if it is the main one."""
-        value = dataclasses.asdict(self)
-        if not self.label:
-            del value["label"]
-        return value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -30,11 +31,12 @@ from nvt_torchrec.inference.model.bundle import (
     bundle_name,
     describe,
     is_bundle,
-    is_bundle_name,
 )
 
 CURRENT, BUNDLES, HISTORY_FILE, _LOCK = "current", "bundles", "history.json", ".lock"
 _ELSEWHERE = "choose a directory that only `python -m inference publish` writes to"
+#: What :func:`inference.model.bundle.bundle_name` returns.
+_NAME = re.compile("[0-9a-f]{12}")
 _FORMAT = Format(
     "nvt-torchrec published bundles", 1, "the history of `python -m inference publish`"
 )
@@ -169,19 +171,20 @@ class Store:
             OutputError: ``current`` is something else than a link to a bundle of this directory.
         """
         try:
-            target = Path(os.readlink(self.current))
+            target = os.readlink(self.current)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise OutputError(
                 f"{self.current}: not a symbolic link", "move it away, or " + _ELSEWHERE
             ) from error
-        if target.parent != Path(BUNDLES) or not is_bundle_name(target.name):
+        bundles, _, name = target.partition("/")
+        if bundles != BUNDLES or not _NAME.fullmatch(name):
             raise OutputError(
                 f"{self.current}: leads to {target}, which is not a bundle in {self._bundles}",
                 "remove the link, or " + _ELSEWHERE,
             )
-        return target.name
+        return name
 
     def path(self, name: str) -> Path:
         """Return the directory of a bundle."""

@@ -187,7 +187,7 @@ class Service:
         return bytes(body)
 
     def _check_size(self, size: int) -> None:
-        limit = self._settings.max_body_bytes
+        limit = int(self._settings.max_body_mb * 2**20)
         if size > limit:
             raise RefusedError(
                 413,

@@ -6,6 +6,7 @@ would cost more than scoring a row does.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -80,9 +81,11 @@ def _schema(name: str, properties: dict[str, Any]) -> dict[str, Any]:
 
 def _value(reads: list[Read], *, text: bool) -> dict[str, Any]:
     """Return the schema of a source, which may be read in several ways."""
-    types = [one for read in reads for one in RAW_TYPES[read.raw].json_types]
-    types += RAW_TYPES["string"].json_types * text
-    types = [one for index, one in enumerate(types) if one not in types[:index]]
+    raw_types = [*dict.fromkeys(read.raw for read in reads), *(["string"] if text else [])]
+    types: list[dict[str, Any]] = []
+    for json_type in itertools.chain(*(RAW_TYPES[raw].json_types for raw in raw_types)):
+        if json_type not in types:
+            types.append(json_type)
     if reads[0].multi_hot:
         items = types[0] if len(types) == 1 else {"anyOf": types}
         types = [{"type": "array", "items": items}]

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from nvt_torchrec.base.errors import ClickLogError
-from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name, describe
+from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name
 from nvt_torchrec.inference.model.weights import check_same_columns
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.settings import Source
@@ -114,15 +114,16 @@ def open_served(source: Source) -> Served:
     Raises:
         ClickLogError: What :meth:`inference.predictor.Predictor.load` raises.
     """
-    if source.bundle is None:
-        served = Served(source.load(), generation=inspect(source.workflow).generation)
-    else:
-        path, stamp, published = Path(os.path.realpath(source.bundle)), None, 0.0
+    path, stamp, published, digest = None, None, 0.0, ""
+    if source.bundle is not None:
+        path = Path(os.path.realpath(source.bundle))
         with contextlib.suppress(OSError):  # load says what is missing
             published, stamp = os.lstat(source.bundle).st_mtime, read_stamp(path)
-        predictor = source.load(bundle=path)
-        generation = describe(path).generation
-        served = Served(predictor, bundle_digest(path), generation, stamp, published)
+    predictor = source.load(bundle=path)
+    if path is not None:
+        digest = bundle_digest(path)
+    generation = inspect(predictor.workflow.path).generation
+    served = Served(predictor, digest, generation, stamp, published)
     served.warm_up()
     return served
 

@@ -34,10 +34,6 @@ class Source(Protocol):
     def bundle(self) -> Path | None:
         """The directory of the bundle, or a symbolic link to it."""
 
-    @property
-    def workflow(self) -> Path | None:
-        """The directory of the workflow, if there is no bundle."""
-
     def load(self, *, bundle: Path | None = None) -> Predictor:
         """Open the model; ``bundle`` is the directory to open, or None for the source's own."""
 
@@ -88,8 +84,3 @@ class ServerSettings(Settings):
                 "the largest request would always be refused; --max_waiting_rows must be at least "
                 "twice as large",
             )
-
-    @property
-    def max_body_bytes(self) -> int:
-        """The largest size of a request's body."""
-        return int(self.max_body_mb * 2**20)

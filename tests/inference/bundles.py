@@ -19,8 +19,7 @@ from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.formats.spec.columns import DenseColumn
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.inference.model.bundle import save_bundle
-from nvt_torchrec.inference.model.scoring import ServingModel
-from nvt_torchrec.inference.model.tables import Table
+from nvt_torchrec.inference.model.scoring import ServingModel, Table
 from nvt_torchrec.inference.model.weights import CheckpointOrigin, ModelShape, Origin
 from nvt_torchrec.inference.publish import steps
 from nvt_torchrec.inference.publish.settings import PublishSettings
@@ -71,7 +70,7 @@ def set_lineage(path: Path, generation: int, equal: int = 1, parent: str = "") -
     ``parent`` is the digest of the generation before; "" for one that there is not.
     """
     description = inspect(path)
-    values = {name: one.values for name, one in description.vocabularies.items()}
+    values = {name: vocabulary.values for name, vocabulary in description.vocabularies.items()}
     lineage = [
         {
             "number": number,
@@ -139,28 +138,6 @@ def make_bundle(
         tuple(SPEC.dense_names), tuple(SPEC.categorical_names)[:columns], sizes, digest
     )
     save_bundle(path, workflow, model, shape, origin=origin)
-    return path
-
-
-def bundle_of(workflow: Path, path: Path, *, seed: int = 0) -> Path:
-    """Write a bundle of a saved workflow, with random weights; it has dense columns."""
-    description = inspect(workflow)
-    schema = description.table_schema
-    generator = torch.Generator().manual_seed(seed)
-
-    def numbers(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) / 4
-
-    sizes = tuple(schema.table_sizes)
-    columns = len(sizes)
-    top = DIM + columns * (columns + 1) // 2
-    layers = {
-        "bottom": [(numbers(DIM, len(schema.dense)), numbers(DIM))],
-        "top": [(numbers(6, top), numbers(6)), (numbers(1, 6), numbers(1))],
-    }
-    model = ServingModel.make(Table(numbers(sum(sizes), DIM)), sizes, layers)
-    shape = ModelShape(tuple(schema.dense), tuple(schema.categorical), sizes, description.digest)
-    save_bundle(path, workflow, model, shape)
     return path
 
 

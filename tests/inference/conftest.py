@@ -12,6 +12,7 @@ import pytest
 from nvt_torchrec.etl.run import EtlSettings, run
 from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.inference import Predictor, write_bundle
+from tests.inference.bundles import make_bundle
 from tests.logs import CRITEO, write_log
 from tests.spec_logs import write_spec_log
 
@@ -84,7 +85,14 @@ def shop_predictor(shop: Trained) -> Predictor:
 
 @pytest.fixture(scope="session")
 def bundle(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the model on Criteo's columns."""
-    path = tmp_path_factory.mktemp("bundle") / "bundle"
-    write_bundle(trained.workflow, trained.checkpoint, path)
-    return path
+    """Of the model on Criteo's columns; made, and moved elsewhere."""
+    path = tmp_path_factory.mktemp("bundle")
+    write_bundle(trained.workflow, trained.checkpoint, path / "made")
+    (path / "moved").mkdir()
+    return (path / "made").rename(path / "moved" / "here")
+
+
+@pytest.fixture(scope="session")
+def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of weights that nobody trained."""
+    return make_bundle(tmp_path_factory.mktemp("small") / "bundle", seed=1)

@@ -49,9 +49,3 @@ def test_the_rows_it_measures_with(
             assert row == {name: other[name] or None if other[name] == "" else other[name]
                            for name in row}  # fmt: skip
         np.testing.assert_array_equal(opened.predict(got), opened.predict(expected[:150]))
-
-
-def test_flags(shop: Trained, capsys: pytest.CaptureFixture) -> None:
-    flags = [*shop.flags, "--input", str(shop.raw / "day_2.csv")]
-    assert main(["benchmark", *flags, "--batch_sizes", "1,x"]) == 2
-    assert "--batch_sizes: '1,x' is not a comma-separated list" in capsys.readouterr().err

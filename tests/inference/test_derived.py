@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import datetime
-import json
 import random
 from pathlib import Path
 
@@ -14,23 +13,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nvt_torchrec.base.errors import SchemaError, SettingsError
-from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError, MissingColumnError
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
 from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.inference import Predictor
 from nvt_torchrec.inference.benchmark import rows_as_dicts
 from nvt_torchrec.inference.bulk import predict_file
-from nvt_torchrec.inference.export.torch_package import RawModel
-from nvt_torchrec.inference.export.triton import config
 from nvt_torchrec.inference.model.weights import check_same_columns
 from nvt_torchrec.inference.predictor import input_spec
 from nvt_torchrec.inference.server.openapi import request_body
-from nvt_torchrec.workflows.description import inspect
 from tests.clicklog.reference_reader import as_lists, parse
 from tests.etl.runs import settings
-from tests.inference.bundles import bundle_of
+from tests.inference.test_export import random_bundle
 
 SPEC = """
 [input]
@@ -119,9 +115,9 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (base / "raw").mkdir()
     for day in range(3):
         lines = [line_of(rng) for _ in range(120)]
-        (base / "raw" / f"day_{day}.csv").write_text("".join(f"{one}\n" for one in lines))
+        (base / "raw" / f"day_{day}.csv").write_text("".join(f"{line}\n" for line in lines))
     run(settings(base / "raw", base / "out", load_spec(base / "spec.toml")))
-    bundle_of(base / "out" / "workflow", base / "bundle")
+    random_bundle(base / "out" / "workflow", base / "bundle", 0)
     return base
 
 
@@ -146,10 +142,13 @@ def test_dicts_frames_and_files_score_alike(predictor, texts, day, tmp_path: Pat
     spec = predictor.spec
     expected = predictor.predict(day)
     assert len(np.unique(expected)) > 20
+    example = request_body(spec)["content"]["application/json"]["example"]["rows"]
+    assert list(example[0]) == list(texts[0])
+    assert len(predictor.predict(example)) == 1
     assert list(texts[0]) == SOURCES
     assert predictor.predict(texts).tolist() == expected.tolist()
-    one = [predictor.predict([row])[0] for row in texts[:20]]
-    np.testing.assert_allclose(one, expected[:20], atol=1e-6)
+    alone = [predictor.predict([row])[0] for row in texts[:20]]
+    np.testing.assert_allclose(alone, expected[:20], atol=1e-6)
     columns = {name: [row[name] for row in texts] for name in SOURCES}
     lists = pa.array(columns["tags"], pa.list_(pa.string()))
     table = pa.table({name: pa.array(columns[name]) for name in SOURCES[:-1]} | {"tags": lists})
@@ -179,22 +178,20 @@ WHEN = datetime.datetime(2014, 10, 23, 13, tzinfo=datetime.UTC)
 EAST = datetime.timezone(datetime.timedelta(hours=2))
 #: Values that mean the same as those of ROW.
 SAME = [
-    ("price", "1,200.5"), ("price", np.float64(1200.5)), ("price", " 1200.5 "),
-    ("age", "+18"), ("age", 18.0), ("age", "18.0"), ("age", np.int8(18)), ("age", b" 18"),
-    ("when", 14102313), ("when", WHEN), ("when", WHEN.replace(tzinfo=None)),
+    ("price", "1,200.5"), ("price", np.float64(1200.5)), ("age", "+18"), ("age", "18.0"),
+    ("age", np.int8(18)), ("age", b" 18"), ("when", 14102313), ("when", WHEN.replace(tzinfo=None)),
     ("when", WHEN.astimezone(EAST)), ("when", pd.Timestamp(WHEN)),
-    ("when", np.datetime64("2014-10-23T13")),
-    ("seen", datetime.date(2014, 10, 23)), ("seen", "2014-10-23T00:30:00Z"),
-    ("seen", pd.Timestamp("2014-10-23 23:59")), ("seen", np.datetime64("2014-10-23T12", "ns")),
-    ("user", " a"), ("user", b"a"), ("user", np.str_("a")), ("tags", ("x",)), ("tags", [" x "]),
+    ("when", np.datetime64("2014-10-23T13")), ("seen", datetime.date(2014, 10, 23)),
+    ("seen", "2014-10-23T00:30:00Z"), ("seen", np.datetime64("2014-10-23T12", "ns")),
+    ("user", b"a"), ("user", np.str_(" a")), ("tags", ("x",)), ("tags", [" x "]),
 ]  # fmt: skip
 
 
 def values(predictor: Predictor, row: dict) -> list:
-    (found,) = as_lists(predictor.read([row]), predictor.spec)
-    (column,) = as_lists(predictor.read({k: [v] for k, v in row.items()}), predictor.spec)
-    assert found == column
-    return found
+    (by_row,) = as_lists(predictor.read([row]), predictor.spec)
+    (by_column,) = as_lists(predictor.read({k: [v] for k, v in row.items()}), predictor.spec)
+    assert by_row == by_column
+    return by_row
 
 
 def test_what_a_row_means(predictor: Predictor) -> None:
@@ -205,10 +202,10 @@ def test_what_a_row_means(predictor: Predictor) -> None:
 @pytest.mark.parametrize(("name", "value"), SAME)
 def test_values_that_mean_the_same(predictor: Predictor, name: str, value) -> None:
     expected = values(predictor, ROW)
-    found = values(predictor, {**ROW, name: value})
+    read = values(predictor, {**ROW, name: value})
     if name == "age":  # as text it is another string: the file's text is what counts
-        expected[7] = found[7]
-    assert found == expected
+        expected[7] = read[7]
+    assert read == expected
 
 
 @pytest.mark.parametrize(
@@ -218,17 +215,10 @@ def test_values_that_mean_the_same(predictor: Predictor, name: str, value) -> No
      ("user", None), ("user", "  "), ("tags", []), ("tags", None)],
 )  # fmt: skip
 def test_missing_values(predictor: Predictor, name: str, value) -> None:
-    places = {
-        "price": [0],
-        "age": [1, 3, 7],
-        "when": [2, 4],
-        "seen": [5],
-        "user": [6, 7],
-        "tags": [8],
-    }
+    places = {"price": "0", "age": "137", "when": "24", "seen": "5", "user": "67", "tags": "8"}
     expected = values(predictor, ROW)
     for place in places[name]:
-        expected[place] = None
+        expected[int(place)] = None
     assert values(predictor, {**ROW, name: value}) == expected
 
 
@@ -237,13 +227,9 @@ def test_missing_values(predictor: Predictor, name: str, value) -> None:
     [
         ("price", "much", "'much': expected a number"),
         ("age", "18.5", "'18.5': expected an integer"),
-        ("age", 18.5, "18.5: expected an integer"),
         ("when", "2014-10-23", "'2014-10-23': expected a time"),
-        ("when", 1.5, "1.5: expected a time"),
-        ("seen", 14102313, "14102313: expected a time"),
         ("seen", "2014-02-30", "'2014-02-30': expected a time"),
         ("user", 1.5, "1.5: expected a string"),
-        ("user", "\udcff", "expected UTF-8 text"),
         ("tags", "x", "'x': expected a list"),
         ("tags", ["x", None], "a list must not hold"),
     ],
@@ -255,14 +241,6 @@ def test_wrong_values_are_named(predictor: Predictor, name: str, value, reason: 
     assert reason in error.value.reason
 
 
-def test_a_source_is_missing(predictor: Predictor) -> None:
-    row = {name: value for name, value in ROW.items() if name != "when"}
-    with pytest.raises(MissingColumnError, match="row 0 has no column when"):
-        predictor.read([row])
-    with pytest.raises(SchemaError, match="there is no column when"):
-        predictor.read({name: [value] for name, value in row.items()})
-
-
 def test_times_of_frames(predictor: Predictor) -> None:
     frame = pd.DataFrame([ROW] * 3)
     expected = as_lists(predictor.read(frame), predictor.spec)
@@ -272,30 +250,6 @@ def test_times_of_frames(predictor: Predictor) -> None:
         assert as_lists(predictor.read(frame.assign(when=given)), predictor.spec) == expected
     some = frame.assign(when=pd.Series([WHEN, None, WHEN]))
     assert as_lists(predictor.read(some), predictor.spec)[1][4] is None
-
-
-def test_the_description_of_requests(predictor: Predictor) -> None:
-    body = request_body(predictor.spec)["content"]["application/json"]
-    rows = body["schema"]["oneOf"][0]["properties"]["rows"]["items"]
-    assert list(rows["properties"]) == SOURCES
-    kinds = {
-        name: {one.get("type") for one in value["anyOf"]}
-        for name, value in rows["properties"].items()
-    }
-    assert kinds["price"] == {"number", "string", "null"}
-    assert kinds["when"] >= {"string", "integer", "null"}
-    assert kinds["tags"] == {"array", "null"}
-    (example,) = body["example"]["rows"]
-    assert example["when"] == "14103012"
-    assert len(predictor.predict([json.loads(json.dumps(example))])) == 1
-
-
-def test_exports(predictor: Predictor, log: Path) -> None:
-    with pytest.raises(SettingsError, match=r"columns of strings, .*: user, user_age, tags"):
-        RawModel(inspect(log / "out" / "workflow"), log / "out" / "workflow", predictor.model)
-    text = config(predictor.spec)
-    assert all(f'name: "{name}", data_type: TYPE_STRING' in text for name in SOURCES)
-    assert '"hour"' not in text
 
 
 def test_another_format_keeps_what_makes_sense(predictor: Predictor) -> None:

@@ -13,14 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.inference.bundles import ROWS, make_bundle
+from tests.inference.bundles import ROWS
 from tests.inference.conftest import ROOT
 from tests.inference.serving import JSON, Server, serving
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_bundle(tmp_path_factory.mktemp("drain") / "bundle", seed=1)
 
 
 def ask_until_the_end(server: Server, body: bytes, threads: int) -> tuple[list[int], list[str]]:
@@ -61,18 +56,20 @@ def ask_until_the_end(server: Server, body: bytes, threads: int) -> tuple[list[i
 
 
 @pytest.mark.parametrize("flags", [[], ["--workers", "2"]])
-def test_no_request_is_lost(bundle: Path, tmp_path: Path, flags: list[str]) -> None:
+def test_no_request_is_lost(small_bundle: Path, tmp_path: Path, flags: list[str]) -> None:
     body = json.dumps({"rows": ROWS[:1]}).encode()
     patient = ["--timeout_s", "100", "--drain_s", "1000"]
-    with serving(tmp_path, "--bundle", str(bundle), *patient, *flags) as server:
+    with serving(tmp_path, "--bundle", str(small_bundle), *patient, *flags) as server:
         answers, lost = ask_until_the_end(server, body, 16)
     assert lost == []
     assert set(answers) == {200}
 
 
-def test_a_request_under_way_is_answered_without_draining(bundle: Path, tmp_path: Path) -> None:
+def test_a_request_under_way_is_answered_without_draining(
+    small_bundle: Path, tmp_path: Path
+) -> None:
     body = json.dumps({"rows": ROWS}).encode()
-    flags = ["--bundle", str(bundle), "--timeout_s", "100", "--drain_s", "0"]
+    flags = ["--bundle", str(small_bundle), "--timeout_s", "100", "--drain_s", "0"]
     with serving(tmp_path, *flags) as server:
         connection = server.connect()
         connection.putrequest("POST", "/predict")
@@ -97,8 +94,8 @@ def _listens(server: Server) -> bool:
     return True
 
 
-def test_draining_is_announced(bundle: Path, tmp_path: Path) -> None:
-    with serving(tmp_path, "--bundle", str(bundle), "--drain_s", "1000") as server:
+def test_draining_is_announced(small_bundle: Path, tmp_path: Path) -> None:
+    with serving(tmp_path, "--bundle", str(small_bundle), "--drain_s", "1000") as server:
         connection = server.connect()
         for expected in (None, "close"):
             connection.request("GET", "/health")
@@ -115,11 +112,10 @@ def test_draining_is_announced(bundle: Path, tmp_path: Path) -> None:
         assert server.ended() == 0
 
 
-@pytest.mark.parametrize("after_s", [0.0, 1.5])
-@pytest.mark.parametrize("workers", [1, 2])
-def test_ending_before_it_is_ready(bundle: Path, after_s: float, workers: int) -> None:
+@pytest.mark.parametrize(("after_s", "workers"), [(0.0, 2), (1.5, 1)])
+def test_ending_before_it_is_ready(small_bundle: Path, after_s: float, workers: int) -> None:
     """Whatever is being imported or read."""
-    flags = ["--bundle", str(bundle), "--workers", str(workers)]
+    flags = ["--bundle", str(small_bundle), "--workers", str(workers)]
     command = [sys.executable, "-m", "inference", "serve", "--port", "0", *flags]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

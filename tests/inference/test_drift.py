@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +24,7 @@ from nvt_torchrec.workflows.compiled.workflow import CompiledWorkflow, EncodedRo
 from nvt_torchrec.workflows.drift import population_stability
 from nvt_torchrec.workflows.drift_cells import BUCKETS, Buckets, read_buckets
 from tests.etl.runs import settings
-from tests.inference.conftest import ROOT, Trained
+from tests.inference.conftest import Trained
 from tests.inference.serving import serving
 from tests.logs import CRITEO
 from tests.spec_logs import stream_rows, write_spec_log
@@ -84,16 +80,16 @@ def page_of(metrics: DriftMetrics) -> str:
 
 
 def values(page: str, name: str) -> dict[str, float]:
-    found = re.findall(rf'^{name}{{column="(.*?)"}} (\S+)$', page, re.MULTILINE)
-    return {column: float(value) for column, value in found}
+    samples = re.findall(rf'^{name}{{column="(.*?)"}} (\S+)$', page, re.MULTILINE)
+    return {column: float(value) for column, value in samples}
 
 
 def counts(page: str) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
+    by_column: dict[str, list[float]] = {}
     pattern = r'^inference_window_values{bucket="(.*?)",column="(.*?)"} (\S+)$'
     for _, column, value in re.findall(pattern, page, re.MULTILINE):
-        found.setdefault(column, []).append(float(value))
-    return found
+        by_column.setdefault(column, []).append(float(value))
+    return by_column
 
 
 def expected_counts(log: Log, columns: Sequence[str], rows: list[EncodedRows]) -> np.ndarray:
@@ -103,10 +99,10 @@ def expected_counts(log: Log, columns: Sequence[str], rows: list[EncodedRows]) -
     total = np.zeros(BUCKETS + 2, np.int64)
     for name in columns:
         j = names.index(name)
-        for one in rows:
-            ids = getattr(one.ids[j], "values", one.ids[j])
-            found = buckets.of_ids[np.minimum(ids, len(buckets.of_ids) - 1)]
-            total += np.bincount(found, minlength=BUCKETS + 2)
+        for encoded in rows:
+            ids = getattr(encoded.ids[j], "values", encoded.ids[j])
+            places = buckets.of_ids[np.minimum(ids, len(buckets.of_ids) - 1)]
+            total += np.bincount(places, minlength=BUCKETS + 2)
     return total[: BUCKETS + 1]
 
 
@@ -162,32 +158,22 @@ def test_the_window_slides(criteo: Log):
     assert values(page, "inference_psi_limit")["cat_6"] == float("inf")
 
 
-def test_rows_that_wait_to_be_counted_are_of_the_time_when_they_came(criteo: Log, retail: Log):
-    for log in (criteo, retail):
-        clock = Clock()
-        metrics = watching(log, clock)
-        few = split(log.rows[0], 7)
-        metrics.observe(few[:3])
-        clock.now += 60
-        metrics.observe(few[3:5])
-        clock.now += 65  # the first ones leave the window
-        metrics.set_gauges()
-        page = page_of(metrics)
-        assert float(re.search(r"^inference_window_rows (\S+)$", page, re.MULTILINE)[1]) == 14
-        metrics.observe(few)
-        page = page_of(metrics)
-        assert float(re.search(r"^inference_window_rows (\S+)$", page, re.MULTILINE)[1]) == (
-            14 + len(log.rows[0])
-        )
+def test_rows_that_wait_to_be_counted_are_of_the_time_when_they_came(retail: Log):
+    def rows_of(page: str) -> float:
+        return float(re.search(r"^inference_window_rows (\S+)$", page, re.MULTILINE)[1])
 
-
-def test_another_workflow_begins_a_new_window(criteo: Log):
-    metrics = watching(criteo)
-    metrics.observe(criteo.rows)
-    metrics.watch(criteo.workflow).join()
-    assert sum(counts(page_of(metrics))["cat_6"]) == 0
-    metrics.observe(criteo.rows[:1])
-    assert sum(counts(page_of(metrics))["cat_6"]) > 0
+    clock = Clock()
+    metrics = watching(retail, clock)
+    few = split(retail.rows[0], 7)
+    metrics.observe(few[:3])
+    clock.now += 60
+    metrics.observe(few[3:5])
+    clock.now += 65  # the first ones leave the window
+    assert rows_of(page_of(metrics)) == 14
+    metrics.observe(few)
+    assert rows_of(page_of(metrics)) == 14 + len(retail.rows[0])
+    metrics.watch(retail.workflow).join()  # another workflow begins a new window
+    assert rows_of(page_of(metrics)) == 0
 
 
 def test_lists_shared_and_hashed_columns(retail: Log):
@@ -206,13 +192,6 @@ def test_lists_shared_and_hashed_columns(retail: Log):
         assert counts(page)[name] == expected_counts(retail, columns, retail.rows).tolist()
 
 
-def test_without_a_workflow_nothing_is_measured(criteo: Log):
-    metrics = DriftMetrics(CollectorRegistry(), 120.0)
-    metrics.observe(criteo.rows)
-    page = page_of(metrics)
-    assert "inference_psi{" not in page
-
-
 def test_a_damaged_vocabulary_is_logged_and_the_server_goes_on(
     criteo: Log, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -221,64 +200,21 @@ def test_a_damaged_vocabulary_is_logged_and_the_server_goes_on(
     metrics.watch(lost).join()
     metrics.observe(criteo.rows)
     assert "drift is not measured" in caplog.text
+    assert "inference_psi{" not in page_of(metrics)
 
 
-_PROCESS = """
-import sys
-from pathlib import Path
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
-from tests.spec_logs import stream_rows
-from nvt_torchrec.inference.server.drift import DriftMetrics
-from nvt_torchrec.workflows import compiled
-
-workflow = compiled.load(sys.argv[1])
-metrics = DriftMetrics(CollectorRegistry(), 3600.0)
-metrics.watch(workflow).join()
-for _, rows in stream_rows(sys.argv[2], workflow.spec, block_bytes=1 << 20):
-    metrics.observe([workflow.transform(rows)])
-metrics.set_gauges()
-print("ready", flush=True)
-sys.stdin.readline()
-registry = CollectorRegistry()
-MultiProcessCollector(registry)
-print(generate_latest(metrics.with_psi(registry)).decode())
-"""
-
-
-def test_processes_add_up(criteo: Log, tmp_path: Path):
-    day = criteo.workflow.path.parents[1] / "raw" / "day_2"
-    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    arguments = [sys.executable, "-c", _PROCESS, str(criteo.workflow.path), str(day)]
-    processes = [
-        subprocess.Popen(
-            arguments, cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        for _ in range(2)
-    ]  # fmt: skip
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-    pages = [process.communicate("\n", 100)[0] for process in processes]
-    name = "cat_6"
-    once = expected_counts(criteo, [name], criteo.rows)
-    psi, limit = population_stability(criteo.buckets[name].counts, 2 * once, ERROR_RATE)
-    for page in pages:
-        assert sorted(counts(page)[name]) == sorted((2 * once).tolist())
-        assert values(page, "inference_psi")[name] == pytest.approx(psi)
-        assert values(page, "inference_psi_limit")[name] == pytest.approx(limit)
-
-
-def test_a_server_measures_drift(trained: Trained, tmp_path: Path):
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_server_measures_drift(bundle: Path, trained: Trained, tmp_path: Path, workers: str):
+    """The counts of several workers are added up."""
     row = dict.fromkeys([*CRITEO.dense_names, *CRITEO.categorical_names])
     row["cat_6"] = trained.days[0][0][CRITEO.columns.index("cat_6")] or "00000001"
-    with serving(tmp_path, *trained.flags) as server:
+    with serving(tmp_path, "--bundle", str(bundle), "--workers", workers) as server:
         # Nothing is counted before the vocabularies' counts are read; then there are no rows yet.
         server.wait_for('inference_psi_limit{column="cat_6"}', math.inf)
-        for _ in range(3):
-            server.predict(rows=[row] * 100)
+        for _ in range(30):
+            server.predict(rows=[row] * 10)
+        server.wait_for("inference_window_rows", 300)
         page = server.ask("/metrics")[1].decode()
         assert sum(counts(page)["cat_6"]) == 300
         assert sum(counts(page)["cat_7"]) == 0
         assert values(page, "inference_psi")["cat_6"] > values(page, "inference_psi_limit")["cat_6"]
-        assert json.loads(server.ask("/health")[1]) == {"status": "ok"}

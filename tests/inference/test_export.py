@@ -21,7 +21,7 @@ from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColum
 from nvt_torchrec.formats.spec.reading import Derivation, Reading
 from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
-from nvt_torchrec.inference.export.torch_package import RawModel, describe, export_torch
+from nvt_torchrec.inference.export.torch_package import MISSING, RawModel, describe, export_torch
 from nvt_torchrec.inference.model.bundle import save_bundle
 from nvt_torchrec.inference.model.weights import ModelShape, from_scorer
 from nvt_torchrec.workflows import compiled
@@ -34,40 +34,31 @@ from tests.workflows.random_specs import feature_specs
 from tests.workflows.test_compiled import odd_rows, save
 
 
-@pytest.fixture(scope="module")
-def bundle(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("export") / "bundle"
-    write_bundle(trained.workflow, trained.checkpoint, path)
-    return path
+def random_bundle(workflow: Path, path: Path, seed: int) -> Predictor:
+    """Write a bundle of a saved workflow and a model of random weights; return its predictor."""
+    opened = compiled.load(workflow)
+    scorer, config = make_scorer(opened.schema, seed)
+    shape = ModelShape(config.dense, config.categorical, config.num_embeddings, opened.digest)
+    model = from_scorer(scorer, config)
+    save_bundle(path, workflow, model, shape)
+    return Predictor(opened, model)
 
 
 def untrained(directory: Path, spec: FeatureSpec, seed: int) -> Predictor:
     """A bundle of a workflow with odd values and a model of random weights."""
-    rng = np.random.default_rng(seed)
     statistics = {name: {"mean": 1.5, "std": 2.0} for name in spec.dense_names}
-    save(directory / "workflow", spec, statistics, rng)
-    workflow = compiled.load(directory / "workflow")
-    scorer, config = make_scorer(workflow.schema, seed)
-    shape = ModelShape(config.dense, config.categorical, config.num_embeddings, workflow.digest)
-    model = from_scorer(scorer, config)
-    save_bundle(directory / "bundle", directory / "workflow", model, shape)
-    return Predictor(workflow, model)
-
-
-def only_torch(directory: Path) -> Path:
-    """A folder with PyTorch and what its metadata asks for."""
-    assert not linked(directory, "torch") & {"numpy", "pyarrow", "nvt-torchrec"}
-    return directory
+    save(directory / "workflow", spec, statistics, np.random.default_rng(seed))
+    return random_bundle(directory / "workflow", directory / "bundle", seed)
 
 
 def linked(directory: Path, *wanted: str) -> set[str]:
     """Link packages, and what their metadata asks for, into a folder; return their names."""
-    names, found = list(wanted), set()
+    names, linked_names = list(wanted), set()
     while names:
         name = names.pop()
-        if name in found:
+        if name in linked_names:
             continue
-        found.add(name)
+        linked_names.add(name)
         distribution = metadata.distribution(name)
         for file in distribution.files or ():
             top = Path(file).parts[0]
@@ -78,7 +69,7 @@ def linked(directory: Path, *wanted: str) -> set[str]:
             need = Requirement(line)
             if need.marker is None or need.marker.evaluate({"extra": ""}):
                 names.append(need.name)
-    return found
+    return linked_names
 
 
 _BARE = """
@@ -98,9 +89,8 @@ def run_bare(export: Path, folder: Path, inputs: list) -> list:
     torch.save(inputs, folder / "inputs.pt")
     packages = folder / "packages"
     packages.mkdir()
-    program = _BARE.format(
-        packages=str(only_torch(packages)), export=str(export), folder=str(folder)
-    )
+    assert not linked(packages, "torch") & {"numpy", "pyarrow", "nvt-torchrec"}
+    program = _BARE.format(packages=str(packages), export=str(export), folder=str(folder))
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-W", "ignore", "-c", program],
         cwd=folder,
@@ -123,15 +113,9 @@ def test_a_package_runs_with_pytorch_alone(
     rows = criteo_dicts(trained.days[2])
     columns = json.loads((export / "columns.json").read_text())
     assert columns["dense"]["columns"] == list(predictor.spec.dense_names)
-    dense = torch.tensor(
-        [[row[name] if row[name] is not None else np.nan for name in columns["dense"]["columns"]]
-         for row in rows], dtype=torch.float64,
-    )  # fmt: skip
-    categorical = torch.tensor(
-        [[int(row[name], 16) if isinstance(row[name], str) and row[name]
-          else columns["categorical"]["missing"] if row[name] in (None, "") else row[name]
-          for name in columns["categorical"]["columns"]] for row in rows]
-    )  # fmt: skip
+    assert columns["categorical"]["columns"] == list(predictor.spec.categorical_names)
+    assert columns["categorical"]["missing"] == MISSING
+    dense, categorical, _ = arguments_of(predictor.read(rows), predictor.spec)
     inputs = [(dense, categorical, []), (dense[:1], categorical[:1], [])]
     got, first = run_bare(export, tmp_path, inputs)
     expected = predictor.predict(rows)
@@ -231,10 +215,3 @@ def test_what_cannot_be_exported(
     assert main(["export", *given, *flags]) == 2
     assert re.search(message, capsys.readouterr().err)
     assert [file.name for file in tmp_path.iterdir()] == ["bundle"]
-
-
-def test_a_size_limit(bundle: Path, tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("nvt_torchrec.inference.export.torch_package.LIMIT", 1000)
-    flags = ["--bundle", str(bundle), "--output", str(tmp_path / "x"), "--format", "torch"]
-    assert main(["export", *flags]) == 2
-    assert "GiB of tables and vocabularies" in capsys.readouterr().err

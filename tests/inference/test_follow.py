@@ -21,7 +21,7 @@ import pytest
 from nvt_torchrec.inference import Predictor
 from nvt_torchrec.inference.model.bundle import bundle_digest, bundle_name
 from nvt_torchrec.inference.server import reload
-from nvt_torchrec.inference.server.reload import Served, open_served
+from nvt_torchrec.inference.server.reload import open_served
 from tests.inference.bundles import ROWS, make_bundle, publish
 from tests.inference.serving import JSON, Server, serving, until
 
@@ -232,19 +232,6 @@ def test_what_cannot_be_served_is_logged_and_counted(two: Bundles, tmp_path: Pat
         until(lambda: _reloads(server) == 1)
 
 
-class _Service:
-    """Holds what is served."""
-
-    def __init__(self, served: Served) -> None:
-        self.served, self.failures = served, 0
-
-    def serve(self, served: Served) -> None:
-        self.served = served
-
-    def reload_failed(self) -> None:
-        self.failures += 1
-
-
 def test_a_bundle_that_was_repaired_is_tried_again(
     two: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,12 +247,16 @@ def test_a_bundle_that_was_repaired_is_tried_again(
     served.symlink_to(first)
 
     source = SimpleNamespace(bundle=served, load=lambda bundle: Predictor.load(bundle, check=True))
-    service = _Service(open_served(source))
+    failures: list[None] = []
+    service = SimpleNamespace(
+        served=open_served(source), reload_failed=lambda: failures.append(None)
+    )
+    service.serve = lambda served: setattr(service, "served", served)
     follower = reload.Reloader(source, service)
     follower.start()
     try:
         _switch(served, repaired)
-        until(lambda: service.failures > 2)
+        until(lambda: len(failures) > 2)
         bias.write_bytes(whole)
         until(lambda: service.served.name == list(two.paths)[1])
     finally:

@@ -72,12 +72,12 @@ def test_bulk_scores_are_evaluated_as_in_training(bought: Bought, tmp_path: Path
     output = tmp_path / "scores.parquet"
     flags = ["--bundle", str(bought.bundle), "--input", str(bought.day)]
     assert main(["predict", *flags, "--output", str(output), "--evaluate"]) == 0
-    found = pq.read_table(output)
-    assert found.schema.names == ["row", "probability", "label", "weight"]
-    assert found["label"].to_pylist() == bought.rows["bought"].tolist()
-    assert found["weight"].to_pylist() == bought.rows["w"].tolist()
+    scored = pq.read_table(output)
+    assert scored.schema.names == ["row", "probability", "label", "weight"]
+    assert scored["label"].to_pylist() == bought.rows["bought"].tolist()
+    assert scored["weight"].to_pylist() == bought.rows["w"].tolist()
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
-    scores = found["probability"].to_numpy()
+    scores = scored["probability"].to_numpy()
     for name, value in weighted(scores, bought.rows).items():
         assert printed[name] == pytest.approx(value, abs=1e-6)
     assert printed["total_weight"] == bought.rows["w"].sum()
@@ -86,24 +86,6 @@ def test_bulk_scores_are_evaluated_as_in_training(bought: Bought, tmp_path: Path
     assert printed["positives"] == sum(part.positives for part in both)
     mean = sum(part.log_loss * part.total_weight for part in both) / printed["total_weight"]
     assert printed["log_loss"] == pytest.approx(mean, abs=1e-6)
-
-
-def test_rows_without_labels(bought: Bought, tmp_path: Path) -> None:
-    bare = tmp_path / "bare.csv"
-    bought.rows[["user", "site", "age"]].to_csv(bare, index=False)
-    output = tmp_path / "scores.parquet"
-    flags = ["--bundle", str(bought.bundle), "--input", str(bare), "--output", str(output)]
-    assert main(["predict", *flags]) == 0
-    assert pq.read_table(output).schema.names == ["row", "probability"]
-
-
-def test_an_id_column_named_as_the_weights(bought: Bought, tmp_path: Path, capsys) -> None:
-    frame = bought.rows.assign(weight=1)
-    frame.to_csv(tmp_path / "rows.csv", index=False)
-    flags = ["--bundle", str(bought.bundle), "--input", str(tmp_path / "rows.csv")]
-    flags += ["--output", str(tmp_path / "o.parquet"), "--id_columns", "weight"]
-    assert main(["predict", *flags]) != 0
-    assert "'weight' is in the output already" in capsys.readouterr().err
 
 
 def test_comparisons_use_label_and_weights(bought: Bought) -> None:

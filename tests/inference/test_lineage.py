@@ -142,7 +142,7 @@ def test_a_checkpoint_of_an_earlier_generation(trained: Trained, tmp_path: Path)
 
     later = _rewritten(trained.workflow, tmp_path / "later", another=2**32 - 1)
     metadata = read_json(later / "metadata.json", "a workflow")
-    values = {name: one["values"] for name, one in metadata["vocabularies"].items()}
+    values = {name: value["values"] for name, value in metadata["vocabularies"].items()}
     first = dataclasses.asdict(inspect(trained.workflow).lineage[0])
     second = {"number": 1, "digest": metadata["digest"], "days": [9], "reused": {}}
     metadata["lineage"] = [first, {**second, "values": values}]

@@ -14,8 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nvt_torchrec.dlrm.checkpoint.store import load_model
-from nvt_torchrec.dlrm.evaluate import score
 from nvt_torchrec.etl.__main__ import main as main_of_etl
 from nvt_torchrec.etl.run import EtlSettings, run
 from nvt_torchrec.formats.rows import RawRows, is_missing
@@ -24,12 +22,10 @@ from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColum
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.inference import Predictor
 from nvt_torchrec.nvt_loader import KJTLoader
-from nvt_torchrec.workflows import compiled, inspect
 from tests.dlrm.runs import train_here
-from tests.etl.extended import copy_of
 from tests.etl.test_engine_cpu import write_parquet
+from tests.inference.test_predictor import trainers_scores
 from tests.workflows.random_specs import Oracle, random_raw_rows
-from tests.workflows.test_compiled import check as check_as_nvtabular
 
 _POLICIES = [
     {}, {"freq_threshold": 2}, {"max_table_size": 6}, {"hash_buckets": 5},
@@ -75,14 +71,6 @@ def output(days, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def _files(output: Path) -> dict[str, bytes]:
-    """The parts and the workflow."""
-    files = [*output.rglob("part.*.parquet"), *(output / "workflow").rglob("*")]
-    return {
-        str(file.relative_to(output)): file.read_bytes() for file in sorted(files) if file.is_file()
-    }
-
-
 def _read(output: Path, split: str) -> dict[str, list]:
     root = output / "criteo_binary" / "split" / split
     parts = sorted(root.glob("part.*"), key=lambda path: int(path.name.split(".")[1]))
@@ -99,13 +87,13 @@ def test_parquet_is_what_plain_python_makes(days, output: Path) -> None:
         "test": {name: last[name][20:] for name in SPEC.columns},
     }
     for split in SPLITS:
-        found = _read(output, split)
-        assert list(found) == SPEC.columns
-        for name in SPEC.columns:
+        written = _read(output, split)
+        assert list(written) == SPEC.columns
+        for name, values in written.items():
             if name in SPEC.dense_names:
-                np.testing.assert_allclose(found[name], expected[split][name], rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(values, expected[split][name], rtol=1e-5, atol=1e-6)
             else:
-                assert found[name] == expected[split][name], name
+                assert values == expected[split][name], name
     counted = json.loads((output / "manifest.json").read_text())["splits"]["test"]["missing"]
     absent = {
         f"{kind}{j}": int(is_missing(mask, j)[20:].sum())
@@ -116,14 +104,6 @@ def test_parquet_is_what_plain_python_makes(days, output: Path) -> None:
     }  # fmt: skip
     assert counted == absent
     assert main_of_etl(["check", str(output)]) == 0
-
-
-def test_dask_and_nvtabular_write_the_same(days, output: Path, dask_client, tmp_path: Path) -> None:
-    address = dask_client.scheduler.address
-    run(EtlSettings(str(days[0]), tmp_path / "out", SPEC, engine="dask", scheduler=address))
-    one, other = _files(output), _files(tmp_path / "out")
-    assert one.keys() == other.keys()
-    assert [name for name in one if one[name] != other[name]] == []
 
 
 def test_loading_training_and_scoring(days, output: Path, tmp_path: Path) -> None:
@@ -142,38 +122,11 @@ def test_loading_training_and_scoring(days, output: Path, tmp_path: Path) -> Non
         f"--binary_path={split}", f"--save_checkpoint_path={tmp_path / 'checkpoint'}", "--adagrad",
         "--learning_rate=0.1", "--batch_size=64", "--max_steps=2", f"--log_path={tmp_path / 'log'}",
     )  # fmt: skip
-    model, _ = load_model(tmp_path / "checkpoint")
-    loaders = (KJTLoader(split / s, 64, device="cpu", virtual_shards=1) for s in ("valid", "test"))
-    logits = np.concatenate([score(model, loader)[0] for loader in loaders])
-    expected = 1 / (1 + np.exp(-logits))
+    expected = trainers_scores(split, tmp_path / "checkpoint")
     predictor = Predictor.load(output / "workflow", tmp_path / "checkpoint")
     table = pq.read_table(days[0] / "day_2.parquet").drop_columns([SPEC.label])
     np.testing.assert_allclose(predictor.predict(table.to_pylist()), expected, atol=1e-6)
     np.testing.assert_allclose(predictor.predict(table.to_pydict()), expected, atol=1e-6)
-
-
-def test_a_day_is_added(days, output: Path, tmp_path: Path) -> None:
-    """Known values keep their ids; only normalized columns have statistics, now of all days."""
-    later, out = random_raw_rows(SPEC, 50, 9), copy_of(output, tmp_path)
-    write_parquet(tmp_path / "day_3.parquet", SPEC, later)
-    flags = ["--output_path", str(out), "--input_path", str(tmp_path / "day_3.parquet")]
-    assert main_of_etl(["extend", *flags, "--statistics", "update"]) == 0
-    assert main_of_etl(["check", str(out)]) == 0
-    fitted = [*days[1][:2], later]
-    oracle = Oracle(SPEC, fitted)
-    description = inspect(out / "workflow")
-    assert list(description.statistics) == SPEC.normalized_names
-    assert 0 < len(description.statistics) < 130
-    for j, name in enumerate(SPEC.dense_names):
-        if name in description.statistics:
-            expected = {"mean": oracle.mean[j], "std": oracle.std[j]}
-            assert description.statistics[name] == pytest.approx(expected, rel=1e-9), name
-    before, after = (compiled.load(path / "workflow").transform(later) for path in (output, out))
-    for column, one, other in zip(SPEC.categorical, before.ids, after.ids, strict=True):
-        ids = [x.values if column.multi_hot else x for x in (one, other)]
-        known = ids[0] >= column.reserved_ids
-        np.testing.assert_array_equal(ids[0][known], ids[1][known])
-    check_as_nvtabular(out / "workflow", random_raw_rows(SPEC, 30, 10))
 
 
 def test_the_report_folds_many_columns(days, output: Path) -> None:

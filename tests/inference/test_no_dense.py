@@ -9,17 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from nvt_torchrec.dlrm.checkpoint.store import load_model
-from nvt_torchrec.dlrm.evaluate import score
 from nvt_torchrec.etl.run import EtlSettings, run
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
-from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.runs import train_here
 from tests.inference.conftest import Trained
 from tests.inference.exported import arguments_of
 from tests.inference.serving import serving
+from tests.inference.test_predictor import trainers_scores
 from tests.spec_logs import write_spec_log
 
 SPEC = FeatureSpec(
@@ -63,22 +61,15 @@ def raw_rows(sparse: Trained) -> list[dict]:
 def test_every_way_scores_as_training_evaluates(
     sparse: Trained, bundle: Path, tmp_path: Path
 ) -> None:
-    model, _ = load_model(sparse.checkpoint)
-    expected = np.concatenate(
-        [
-            score(model, KJTLoader(sparse.parquet / split, 64, device="cpu", virtual_shards=1))[0]
-            for split in ("valid", "test")
-        ]
-    )
-    expected = 1 / (1 + np.exp(-expected))
+    expected = trainers_scores(sparse.parquet, sparse.checkpoint)
     rows = raw_rows(sparse)
     scored = Predictor.load(sparse.workflow, sparse.checkpoint).predict(rows)
     np.testing.assert_allclose(scored, expected, atol=1e-6)
     np.testing.assert_array_equal(Predictor.load(bundle, check=True).predict(rows), scored)
     bulk = ["--input", str(sparse.raw / "day_2.parquet"), "--output", str(tmp_path / "p.parquet")]
     assert main(["predict", "--bundle", str(bundle), *bulk]) == 0
-    found = pq.read_table(tmp_path / "p.parquet")["probability"].to_numpy()
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    in_bulk = pq.read_table(tmp_path / "p.parquet")["probability"].to_numpy()
+    np.testing.assert_allclose(in_bulk, expected, atol=1e-6)
     with serving(tmp_path, "--bundle", str(bundle)) as server:
         np.testing.assert_allclose(server.predict(rows=rows[:50]), expected[:50], atol=1e-6)
         columns = {name: [row[name] for row in rows[:50]] for name in rows[0]}

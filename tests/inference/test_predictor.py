@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +17,12 @@ from hypothesis import strategies as st
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.evaluate import score
-from nvt_torchrec.inference import Predictor, write_bundle
+from nvt_torchrec.inference import Predictor
 from nvt_torchrec.inference.model.weights import from_scorer
 from nvt_torchrec.inference.predictor import MODEL_ROWS
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.workflows import compiled
-from tests.inference.conftest import ROOT, Trained
+from tests.inference.conftest import Trained
 from tests.inference.reference import make_scorer, scores
 from tests.logs import CRITEO, random_rows
 from tests.workflows.random_specs import feature_specs
@@ -60,18 +58,18 @@ def criteo_dicts(rows: list[list[str]]) -> list[dict]:
     return result
 
 
-def trainers_scores(trained: Trained) -> np.ndarray:
+def trainers_scores(parquet: Path, checkpoint: Path) -> np.ndarray:
     """What training's evaluation makes of the last day: loader, checkpoint, TorchRec's model."""
-    model, _ = load_model(trained.checkpoint)
+    model, _ = load_model(checkpoint)
     logits = [
-        score(model, KJTLoader(trained.parquet / split, 50, device="cpu", virtual_shards=1))[0]
+        score(model, KJTLoader(parquet / split, 50, device="cpu", virtual_shards=1))[0]
         for split in ("valid", "test")
     ]
     return 1 / (1 + np.exp(-np.concatenate(logits)))
 
 
 def test_raw_criteo_rows_score_as_in_training(trained: Trained, predictor: Predictor) -> None:
-    expected = trainers_scores(trained)
+    expected = trainers_scores(trained.parquet, trained.checkpoint)
     assert np.ptp(expected) > 0.1  # the model says something
     rows = criteo_dicts(trained.days[2])
     got = predictor.predict(rows)
@@ -92,7 +90,7 @@ def test_rows_of_every_raw_type_score_as_in_training(
     shop: Trained, shop_predictor: Predictor, tmp_path: Path
 ) -> None:
     """Strings, lists, prices; a checkpoint of two ranks; every container rows may come in."""
-    expected = trainers_scores(shop)
+    expected = trainers_scores(shop.parquet, shop.checkpoint)
     assert np.ptp(expected) > 0.1
     file = shop.raw / "day_2.csv"
     rows = read_dicts(file, shop_predictor.spec)
@@ -138,7 +136,7 @@ def test_any_spec_scores_as_nvtabular_and_torchrec(
     scorer, config = make_scorer(workflow.schema, seed)
     model = from_scorer(scorer, config)
     last = scorer.dlrm.sparse_arch.embedding_bag_collection.embedding_bags[config.table_names[-1]]
-    ends = [one.data_ptr() + one.nbytes for one in (model.table.values, last.weight)]
+    ends = [tensor.data_ptr() + tensor.nbytes for tensor in (model.table.values, last.weight)]
     assert ends[0] == ends[1], "the tables were copied"
     with np.errstate(over="ignore", invalid="ignore"):
         expected = scores(scorer, path, dataclasses.replace(rows))
@@ -198,26 +196,3 @@ def test_what_is_no_bundle(trained: Trained, tmp_path: Path) -> None:
         Predictor.load(tmp_path, trained.checkpoint)
     with pytest.raises(BadInputError, match="no such checkpoint"):
         Predictor.load(trained.workflow, tmp_path / "none")
-
-
-def test_nothing_of_nvtabular_is_imported(shop: Trained, tmp_path: Path) -> None:
-    """Nor of pandas; with a bundle not even TorchRec."""
-    write_bundle(shop.workflow, shop.checkpoint, tmp_path / "bundle")
-    program = f"""
-import sys
-from nvt_torchrec.inference import Predictor, write_bundle
-def score(predictor):
-    assert len(predictor.predict({str(shop.raw / "day_2.csv")!r})) == 400
-    row = dict.fromkeys(predictor.spec.columns)
-    assert len(predictor.predict([row, row])) == 2
-    assert len(predictor.predict({{name: [None, None] for name in row}})) == 2
-    bad = ("nvtabular", "merlin", "dask", "pandas", "torchrec")
-    print([name for name in bad if name in sys.modules])
-score(Predictor.load({str(tmp_path / "bundle")!r}))
-score(Predictor.load({str(shop.workflow)!r}, {str(shop.checkpoint)!r}))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["[]", "['torchrec']"]

@@ -16,10 +16,16 @@ from tests.test_wheel import ROOT, with_extras
 _PROGRAM = """
 import sys
 sys.path[:0] = {paths!r}
+from nvt_torchrec.inference import Predictor
 from nvt_torchrec.inference.__main__ import main
 import nvt_torchrec.inference.server.app  # and all that it imports
 import nvt_torchrec.inference.server.run
 status = main({arguments!r})
+if not status:
+    predictor = Predictor.load({arguments!r}[2])
+    row = dict.fromkeys(predictor.spec.columns)
+    assert len(predictor.predict([row] * 20)) == 20
+    assert len(predictor.predict({{name: [None, None] for name in row}})) == 2
 print([name for name in ("torchrec", "nvtabular", "pandas", "dask") if name in sys.modules])
 sys.exit(status)
 """
@@ -37,8 +43,8 @@ def test_a_bundle_needs_the_serve_extra_alone(tmp_path: Path) -> None:
     packages, project = tmp_path / "packages", tmp_path / "project"
     packages.mkdir()
     project.mkdir()
-    found = linked(packages, *with_extras("serve"))
-    assert not found & {"torchrec", "fbgemm-gpu-cpu", "nvtabular", "pandas", "dask"}
+    linked_names = linked(packages, *with_extras("serve"))
+    assert not linked_names & {"torchrec", "fbgemm-gpu-cpu", "nvtabular", "pandas", "dask"}
     (project / "nvt_torchrec").symlink_to(ROOT / "nvt_torchrec")
     output = tmp_path / "scores.parquet"
     arguments = ["predict", "--bundle", str(tmp_path / "bundle"), "--output", str(output)]

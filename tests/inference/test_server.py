@@ -7,19 +7,18 @@ import json
 import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from urllib.parse import urljoin
 
 import numpy as np
 import pytest
 
 from nvt_torchrec.formats.spec.toml_file import load_spec
-from nvt_torchrec.inference import Predictor, write_bundle
+from nvt_torchrec.inference import Predictor
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.server.openapi import request_body
 from tests.inference.conftest import Trained
 from tests.inference.serving import JSON, Server, serving
-from tests.inference.test_predictor import criteo_dicts, read_dicts
+from tests.inference.test_predictor import criteo_dicts
 from tests.logs import CRITEO, random_rows
 
 
@@ -54,42 +53,19 @@ def test_requests_at_the_same_time_get_their_own_answers(
 
 
 def test_bad_rows_are_named(server: Server) -> None:
-    good = criteo_dicts(random_rows(30, 1))
-
-    def refused(change: dict, count: int) -> dict:
-        rows = [dict(row) for row in good[:count]]
-        rows[1] |= change
-        by_row = server.refused({"rows": rows}, 422)
-        columns = {name: [row[name] for row in rows] for name in good[0]}
-        assert server.refused({"columns": columns}, 422) == by_row
-        return by_row
-
-    for count in (2, 30):
-        for column, value, reason in (
-            ("cat_3", "xyz", "'xyz': expected 1 to 8 hexadecimal digits or a missing value"),
-            ("cat_3", -1, "-1: expected an integer from 0 to 4294967295 or a missing value"),
-            ("int_12", "7", "'7': expected an integer or a missing value"),
-            (
-                "int_0",
-                2**31,
-                "2147483648: expected an integer from -2147483648 to 2147483647 or a missing value",
-            ),
-            ("int_0", [1], "[1]: expected an integer or a missing value"),
-            ("int_0", 10**400, None),
-        ):
-            got = refused({column: value}, count)
-            assert (got["row"], got["column"]) == (1, column)
-            assert reason is None or got["reason"] == reason
-    rows = [dict(row) for row in good]
+    rows = criteo_dicts(random_rows(30, 1))
+    rows[1]["cat_3"] = "xyz"
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    for body in ({"rows": rows[:2]}, {"rows": rows}, {"columns": columns}):
+        got = server.refused(body, 422)
+        assert (got["row"], got["column"]) == (1, "cat_3")
+        reason = "'xyz': expected 1 to 8 hexadecimal digits or a missing value"
+        assert got["reason"] == reason
     del rows[7]["cat_9"]
-    got = server.refused({"rows": rows}, 422)
-    assert (got["row"], got["column"]) == (7, "cat_9")
-    assert got["reason"] == "the column is missing"
-    columns = {name: [row[name] for row in good] for name in good[0] if name != "int_4"}
-    got = server.refused({"columns": columns}, 422)
-    assert (got["column"], got["reason"]) == ("int_4", "the column is missing")
-    got = server.refused({"columns": columns | {"int_4": [1, 2]}}, 422)
-    assert "has 30 rows" in got["error"] or "2" in got["error"]
+    for body, where in (({"rows": rows}, {"row": 7, "column": "cat_9"}),
+                        ({"columns": columns | {"int_4": [1]}}, {}),
+                        ({"columns": {}}, {"column": "int_0"})):  # fmt: skip
+        assert where.items() <= server.refused(body, 422).items()
 
 
 @pytest.mark.parametrize(
@@ -98,6 +74,13 @@ def test_bad_rows_are_named(server: Server) -> None:
         (b"", 400, "not JSON"),
         (b'{"rows": [', 400, "not JSON"),
         (b"\xff", 400, "not JSON"),
+        (b'{"rows": [{"a": 1, "b": 2, "\\u0061": 2}]}', 400, "the key 'a' occurs twice"),
+        (
+            b'{"rows": [{"price": NaN}]}',
+            400,
+            "NaN is not a number in JSON",
+        ),
+        (b'{"rows": [{"price": -Infinity}]}', 400, "-Infinity is not a number in JSON"),
         (b"[" * 100_000, 400, "not JSON"),
         (b"1" * 5000, 400, "not JSON"),
         (b"[]", 422, "a list 'rows' or an object 'columns'"),
@@ -106,7 +89,6 @@ def test_bad_rows_are_named(server: Server) -> None:
         (b'{"rows": [null]}', 422, "invalid row"),
         (b'{"columns": []}', 422, "an object 'columns'"),
         (b'{"columns": {"int_0": 1}}', 422, "'columns' is not a list"),
-        (b'{"columns": {}}', 422, "invalid row"),
         (json.dumps({"rows": [{}] * 101}).encode(), 413, "101 rows; the limit is 100"),
         (b'{"columns": {"x": [' + b"1," * 200 + b"1]}}", 413, "201 rows; the limit is 100"),
         (b" " * 300_000, 413, "more than 209715 bytes"),
@@ -184,20 +166,6 @@ def test_values_of_columns_are_counted(server: Server) -> None:
     null, total, oov = (server.metric(name) for name in (*names, unseen))
     assert (null, oov) == (before[0] + 3, before[2] + 3)
     assert total == pytest.approx(before[1] + sum(answers))
-
-
-def test_a_bundle_is_served_without_the_packages_of_training(
-    shop: Trained, shop_predictor: Predictor, tmp_path: Path
-) -> None:
-    write_bundle(shop.workflow, shop.checkpoint, tmp_path / "bundle")
-    rows = read_dicts(shop.raw / "day_2.csv", shop_predictor.spec)[:7]
-    flags = ["--bundle", str(tmp_path / "bundle"), "--timeout_s", "100"]
-    with serving(tmp_path, *flags, python=("-X", "importtime")) as server:
-        expected = shop_predictor.predict(rows)
-        np.testing.assert_allclose(server.predict(rows=rows), expected, atol=1e-6)
-        imported = set(re.findall(r"\|\s*(\w+)", server.stderr.read_text()))
-    assert "torch" in imported
-    assert imported & {"nvtabular", "merlin", "dask", "pandas", "torchrec", "etl"} == set()
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
-from nvt_torchrec.dlrm.metrics import auroc
 from nvt_torchrec.inference import Predictor, write_bundle
-from nvt_torchrec.inference.__main__ import main
-from nvt_torchrec.inference.model.tables import KINDS, Table
+from nvt_torchrec.inference.model.scoring import KINDS, Table
 from tests.inference.conftest import Trained
-from tests.inference.test_predictor import criteo_dicts, read_dicts
+from tests.inference.test_predictor import read_dicts
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,6 +61,8 @@ def test_what_a_type_cannot_hold_is_refused() -> None:
         table.convert("float16")
     with pytest.raises(SettingsError, match=r"the tables are int8 and cannot become float16"):
         table.convert("int8").convert("float16")
+    with pytest.raises(SettingsError, match=r"tables 'int4'\n.*float32, float16, int8"):
+        Predictor.load("nowhere", tables="int4")
     with pytest.raises(SettingsError, match=r"larger than 65504"):
         Table(torch.tensor([[float("nan")]])).convert("float16")
 
@@ -94,31 +94,3 @@ def test_a_bundle_scores_as_the_checkpoint_with_such_tables(
         with pytest.raises(BadInputError, match=rf"damaged: {name} holds int"):
             Predictor.load(tmp_path / "bundle")
         file.write_bytes(whole)
-
-
-def test_what_they_cost_is_printed(
-    trained: Trained, predictor: Predictor, tmp_path: Path, capsys
-) -> None:
-    rows = criteo_dicts(trained.days[2])
-    labels = np.array([int(row[0]) for row in trained.days[2]])
-    flags = [*trained.flags, "--tables", "int8", "--evaluate", str(trained.raw / "day_2")]
-    assert main(["bundle", *flags, "--output", str(tmp_path / "bundle")]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()[-3:]]
-    exact = predictor.predict(rows)
-    small = Predictor.load(tmp_path / "bundle").predict(rows)
-    before, after = auroc(exact, labels), auroc(small, labels)
-    assert [line[0] for line in lines] == ["float32", "int8", "change"]
-    assert [float(line[-3]) for line in lines] == pytest.approx(
-        [before, after, after - before], abs=2e-6
-    )
-    assert abs(float(lines[-1][-2])) < 0.01
-
-
-def test_an_evaluation_needs_labels(trained: Trained, tmp_path: Path, capsys) -> None:
-    text = "\n".join("\t".join(row[1:]) for row in trained.days[2])
-    (tmp_path / "rows").write_text(text)
-    flags = [*trained.flags, "--evaluate", str(tmp_path / "rows")]
-    assert main(["bundle", *flags, "--output", str(tmp_path / "bundle")]) == 2
-    assert "no column label" in capsys.readouterr().err
-    with pytest.raises(SettingsError, match=r"tables 'int4'\n.*float32, float16, int8"):
-        Predictor.load(tmp_path / "bundle", tables="int4")

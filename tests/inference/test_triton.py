@@ -16,18 +16,6 @@ from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.benchmark import first_rows
 from tests.inference.conftest import Trained
 
-_CONFIG = """name: "click_probability"
-backend: "python"
-max_batch_size: 4096
-input [
-{inputs}
-]
-output [
-  {{ name: "probability", data_type: TYPE_FP32, dims: [ 1 ] }}
-]
-dynamic_batching {{ max_queue_delay_microseconds: 500 }}
-instance_group [ {{ kind: KIND_CPU, count: 1 }} ]
-"""
 _TRITON = """
 import json, pathlib, sys
 import numpy as np
@@ -71,23 +59,18 @@ def test_a_triton_repository(shop: Trained, shop_predictor: Predictor, tmp_path:
     repository = (tmp_path / "made").rename(tmp_path / "moved")
     [model] = repository.iterdir()
     config = (model / "config.pbtxt").read_text()
-    inputs = re.findall(r'name: "(\w+)", data_type: (\w+), dims: \[ 1 \]', config)[:-1]
-    lines = (f'  {{ name: "{name}", data_type: {kind}, dims: [ 1 ] }}' for name, kind in inputs)
-    assert config == _CONFIG.format(inputs=",\n".join(lines))
+    assert 'backend: "python"' in config
+    *inputs, output = re.findall(r'name: "(\w+)", data_type: (\w+), dims: \[ 1 \]', config)
+    assert [name for name, _ in inputs] == list(shop_predictor.spec.sources(label=False))
+    assert output == ("probability", "TYPE_FP32")
+
+    def tensor(value, kind: str):
+        if kind == "TYPE_FP64":
+            return float("nan") if value is None else value
+        return json.dumps(value) if isinstance(value, list) else value or ""
 
     def tensors(rows: list[dict]) -> list:
-        result = []
-        for name, kind in inputs:
-            values = [row[name] for row in rows]
-            if kind == "TYPE_FP64":
-                values = [float("nan") if value is None else value for value in values]
-            else:
-                values = [
-                    json.dumps(value) if isinstance(value, list) else value or ""
-                    for value in values
-                ]
-            result.append((name, kind, values))
-        return result
+        return [(name, kind, [tensor(row[name], kind) for row in rows]) for name, kind in inputs]
 
     file = str(sorted(shop.raw.iterdir())[-1])
     rows = first_rows(file, shop_predictor.spec, 60)

@@ -10,13 +10,8 @@ from pathlib import Path
 import pytest
 
 from nvt_torchrec.inference.__main__ import main
-from tests.inference.bundles import ROWS, make_bundle
+from tests.inference.bundles import ROWS
 from tests.inference.serving import Server, serving, until
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_bundle(tmp_path_factory.mktemp("workers") / "bundle", seed=1)
 
 
 def _workers(server: Server) -> set[int]:
@@ -33,9 +28,9 @@ def _maps(pid: int) -> str:
         return ""
 
 
-def test_workers_share_and_are_replaced(bundle: Path, tmp_path: Path) -> None:
+def test_workers_share_and_are_replaced(small_bundle: Path, tmp_path: Path) -> None:
     rows = ROWS[:3]
-    flags = ["--bundle", str(bundle), "--workers", "2", "--timeout_s", "100"]
+    flags = ["--bundle", str(small_bundle), "--workers", "2", "--timeout_s", "100"]
     with serving(tmp_path, *flags) as server:
         first = _workers(server)
         assert len(first) == 2
@@ -62,14 +57,14 @@ def test_workers_share_and_are_replaced(bundle: Path, tmp_path: Path) -> None:
         until(lambda: not any(_maps(pid) for pid in left))
 
 
-def test_workers_share_a_bundle_only(bundle: Path, capsys) -> None:
-    for flags in (["--bundle", str(bundle), "--tables", "int8"],
-                  ["--workflow", str(bundle / "workflow"), "--checkpoint", "none"]):  # fmt: skip
+def test_workers_share_a_bundle_only(small_bundle: Path, capsys) -> None:
+    parts = ["--workflow", str(small_bundle / "workflow"), "--checkpoint", "none"]
+    for flags in (["--bundle", str(small_bundle), "--tables", "int8"], parts):
         assert main(["serve", *flags, "--workers", "2"]) == 2
         assert "python -m inference bundle" in capsys.readouterr().err
 
 
-def test_workers_that_cannot_start(bundle: Path, tmp_path: Path) -> None:
-    flags = ["--bundle", str(bundle), "--workers", "2", "--device", "nowhere"]
+def test_workers_that_cannot_start(small_bundle: Path, tmp_path: Path) -> None:
+    flags = ["--bundle", str(small_bundle), "--workers", "2", "--device", "nowhere"]
     with pytest.raises(AssertionError, match="--device nowhere"), serving(tmp_path, *flags):
         pass

@@ -1,1 +1,0 @@
-"""From Python values, frames and files to rows."""
