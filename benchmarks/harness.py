@@ -32,7 +32,7 @@ from typing import Any
 from benchmarks.process import Run, run
 from benchmarks.venvs import BUILD
 from nvt_torchrec.base.command_line import Parser, parse
-from nvt_torchrec.base.errors import ClickLogError, SettingsError, run_command
+from nvt_torchrec.base.errors import ClickLogError, run_command
 from nvt_torchrec.base.files.atomic import write_json
 
 log = logging.getLogger("benchmarks")
@@ -318,13 +318,6 @@ def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return a benchmark's arguments, and those after ``--``, which go to the trainer."""
     at = argv.index("--") if "--" in argv else len(argv)
     return list(argv[:at]), list(argv[at + 1 :])
-
-
-def refuse(flags: Sequence[str], reserved: Sequence[str]) -> None:
-    """Raise :class:`SettingsError` for flags of the trainer that the benchmark sets itself."""
-    for given in flags:
-        if given.split("=")[0] in reserved:
-            raise SettingsError(f"{given} is set by this program", "leave it out")
 
 
 def start_logging() -> None:

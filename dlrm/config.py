@@ -182,7 +182,7 @@ def _table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[int, ...
         flag = "--num_embeddings_per_feature"
         sizes = settings.num_embeddings_per_feature
     else:
-        return _limited(schema.table_sizes, settings)
+        flag, sizes = "", schema.table_sizes
     if len(sizes) != len(schema.categorical):
         raise SettingsError(
             f"{flag} has {len(sizes)} sizes, but the data has {len(schema.categorical)} "
@@ -196,10 +196,6 @@ def _table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[int, ...
     ]
     if small and not settings.hash_indices:
         raise SettingsError(f"{flag}: table too small: {'; '.join(small)}", paste)
-    return _limited(sizes, settings)
-
-
-def _limited(sizes: tuple[int, ...], settings: TrainSettings) -> tuple[int, ...]:
-    """Limit the sizes to ``max_table_size``; the loader maps ids beyond it into the table."""
-    limit = settings.max_table_size
-    return sizes if limit is None else tuple(min(size, limit) for size in sizes)
+    # the loader maps ids beyond it into the table
+    limit = settings.max_table_size or max(sizes, default=0)
+    return tuple(min(size, limit) for size in sizes)

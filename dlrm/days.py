@@ -96,16 +96,10 @@ def _new_days(
     new = sorted(set(known) - set(trained))
     if new:
         return new
-    held_out = _held_out(output)
     raise SettingsError(
         f"--days new: {settings.continue_from} has been trained on {_text(trained)}, and the "
-        f"training set has no other day{held_out}",
-        "add a day with `python -m etl extend`"
-        + (
-            "; by default the newest day is for valid and test, and the one before is trained on"
-            if held_out
-            else ""
-        ),
+        f"training set has no other day{_held_out(output)}",
+        "add a day with `python -m etl extend`",
     )
 
 

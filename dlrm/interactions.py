@@ -34,13 +34,11 @@ class Interaction:
         NAME: The value of ``--interaction_type``.
         GROUPS: The names of its layers in a bundle, which knows its interaction by them.
         LEAST_VECTORS: The fewest vectors that it combines.
-        ROUNDS_VECTORS: Whether it first of all rounds the vectors to the type of the dense one.
     """
 
     NAME: ClassVar[str]
     GROUPS: ClassVar[tuple[str, ...]] = ()
     LEAST_VECTORS: ClassVar[int] = 1
-    ROUNDS_VECTORS: ClassVar[bool] = False
 
     def check_width(self, dim: int) -> None:
         """Check that the sizes go with vectors of width ``dim``. Raises SettingsError."""
@@ -86,7 +84,6 @@ class DotProducts(Interaction):
 
     NAME = "original"
     LEAST_VECTORS = 2
-    ROUNDS_VECTORS = True
 
     def torchrec_class(self) -> type[DLRM]:
         from torchrec.models.dlrm import DLRM

@@ -52,11 +52,11 @@ class Metrics:
 def auroc(
     scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
 ) -> float | None:
-    """Compute the exact area under the ROC curve; pairs of equal scores count half.
+    """Compute the area under the ROC curve; pairs of equal scores count half.
 
     It is the Mann-Whitney statistic: the share of pairs (positive, negative) in which the positive
-    has the higher score. The sums are integers, so it is exact up to 2**62 pairs. With weights, a
-    pair counts as the product of its weights, and the sums are float64.
+    has the higher score; with weights, a pair counts as the product of its weights. The sums are
+    float64, so without weights it is exact up to 2**52 pairs.
 
     Args:
         scores: Any monotone scores [N], such as logits.
@@ -64,35 +64,17 @@ def auroc(
         weights: The weights [N], 0 or more; None if all rows count alike.
 
     Returns:
-        The area; None if there is no positive or no negative.
+        The area; None if there is no positive or no negative, of a positive weight.
     """
-    if weights is not None:
-        return _weighted_auroc(scores, labels, weights)
     order = np.argsort(scores)
-    scores = scores[order]
-    positive = labels[order] > 0.5
-    if not len(scores) or positive.all() or not positive.any():
-        return None
-    last_of_group = np.flatnonzero(np.append(scores[1:] != scores[:-1], True))
-    positives_up_to = np.cumsum(positive, dtype=np.int64)[last_of_group]
-    negatives_up_to = last_of_group + 1 - positives_up_to
-    positives = np.diff(positives_up_to, prepend=0)
-    negatives = np.diff(negatives_up_to, prepend=0)
-    # twice the pairs won: a negative with a lower score counts 2, one with the same score 1
-    won = int(np.sum(positives * (2 * negatives_up_to - negatives)))
-    return won / (2 * int(positives_up_to[-1]) * int(negatives_up_to[-1]))
-
-
-def _weighted_auroc(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> float | None:
-    order = np.argsort(scores)
-    scores, weights = scores[order], weights[order].astype(np.float64)
-    positive = labels[order] > 0.5
-    total = float(weights[positive].sum()), float(weights[~positive].sum())
+    scores, positive = scores[order], labels[order] > 0.5
+    each = np.ones(len(order)) if weights is None else weights[order].astype(np.float64)
+    total = float(each[positive].sum()), float(each[~positive].sum())
     if not all(total):
         return None
     first_of_group = np.flatnonzero(np.append(True, scores[1:] != scores[:-1]))
-    positives = np.add.reduceat(np.where(positive, weights, 0.0), first_of_group)
-    negatives = np.add.reduceat(np.where(positive, 0.0, weights), first_of_group)
+    positives = np.add.reduceat(np.where(positive, each, 0.0), first_of_group)
+    negatives = np.add.reduceat(np.where(positive, 0.0, each), first_of_group)
     lower = np.cumsum(negatives) - negatives
     return float(np.sum(positives * (lower + negatives / 2))) / total[0] / total[1]
 

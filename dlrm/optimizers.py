@@ -44,10 +44,6 @@ class Optimizer:
 
         return getattr(torch.optim, self.DENSE)
 
-    def moments(self, dim: int) -> float:
-        """Return the numbers that it keeps for each weight of a table of width ``dim``."""
-        raise NotImplementedError
-
     def eps(self, global_batch: int) -> float:
         """Return the default epsilon, for gradients of the mean loss of a batch."""
         return 1e-8
@@ -71,9 +67,6 @@ class Sgd(Optimizer):
     NAME, DENSE, HAS_EPS = "sgd", "SGD", False
     TABLES_FALL = True
 
-    def moments(self, dim: int) -> float:
-        return 0.0
-
     def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
         scale = min(1.0, math.sqrt(global_batch / 4096))
         # a rare row is in one batch, of which its gradient is a 1/global_batch
@@ -84,9 +77,6 @@ class Adagrad(Optimizer):
     """Adagrad with a moment per weight."""
 
     NAME, DENSE = "adagrad", "Adagrad"
-
-    def moments(self, dim: int) -> float:
-        return 1.0
 
     def eps(self, global_batch: int) -> float:
         # about the gradient of one sample: a row's first step follows its size, not only its sign
@@ -106,9 +96,6 @@ class RowwiseAdagrad(Adagrad):
 
         return RowWiseAdagrad
 
-    def moments(self, dim: int) -> float:
-        return 1 / dim
-
 
 class Adam(Optimizer):
     """Adam on the rows that a batch holds, as ``torch.optim.SparseAdam``.
@@ -118,9 +105,6 @@ class Adam(Optimizer):
 
     NAME, DENSE = "adam", "Adam"
     TABLES_FALL = True
-
-    def moments(self, dim: int) -> float:
-        return 2.0
 
     def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
         scale = min(1.0, math.sqrt(global_batch / 2048))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import time
@@ -11,7 +12,7 @@ from typing import Any
 
 from torchrec.datasets.utils import Batch
 
-from nvt_torchrec.base.errors import OutputError
+from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.base.files.atomic import write_json
 from nvt_torchrec.dlrm.build import build, make_pipeline
 from nvt_torchrec.dlrm.checkpoint.ancestor import (
@@ -58,6 +59,7 @@ from nvt_torchrec.dlrm.optim.learning_rates import (
 from nvt_torchrec.dlrm.reporting.baselines import compute_baselines
 from nvt_torchrec.dlrm.reporting.learning_check import LearningCheck
 from nvt_torchrec.dlrm.reporting.metrics_log import MetricsLog, metrics_table
+from nvt_torchrec.dlrm.reporting.page import write_report
 from nvt_torchrec.dlrm.reporting.profiling import StepProfiler
 from nvt_torchrec.dlrm.reporting.progress import Progress
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
@@ -147,7 +149,6 @@ class Trainer:
             self.events,
             epoch_steps=self.epoch_steps,
             warmup_steps=settings.lr_warmup_steps,
-            global_batch=global_batch,
             remedies=remedy,
         )
         self.progress = Progress(settings, group, self.events, self.epoch_steps)
@@ -289,6 +290,9 @@ class Trainer:
         step, every = self.progress.step, self.progress.validation_every
         if step == self.progress.total_steps or step % self.epoch_steps % every == 0:
             self.learning.evaluated(step, self._evaluate("valid"))
+            if self.directory:
+                with contextlib.suppress(BadInputError):  # another version's, resumed
+                    write_report(self.directory)
 
     def _evaluate(self, split: str) -> Metrics | None:
         """Evaluate a split; its metrics on rank 0."""

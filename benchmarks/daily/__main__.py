@@ -24,18 +24,12 @@ from pathlib import Path
 from benchmarks.daily import ways
 from benchmarks.daily.results import ORACLE, Result, Results
 from benchmarks.daily.ways import WAYS, Calendar
-from benchmarks.harness import refuse, run_benchmark, split_flags
+from benchmarks.harness import run_benchmark, split_flags
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import OutputError, SettingsError
 from nvt_torchrec.clicklog.synthetic.model import CALENDAR_DAYS
 
 log = logging.getLogger("benchmarks")
-
-#: Flags of the trainer that the benchmark sets itself.
-_REFUSED = (
-    *("--binary_path", "--continue_from", "--save_checkpoint_path", "--log_path"),
-    *("--checkpoint_dir", "--load_checkpoint_path", "--resume", "--mode"),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +72,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(settings: DailySettings, flags: tuple[str, ...]) -> int:
-    refuse(flags, _REFUSED)
     output = settings.output.absolute()
     marker = output / ".daily"
     if output.exists() and any(output.iterdir()) and not marker.exists():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.daily.ways import STAGES, WAYS, Calendar, Cost, Morning
+from benchmarks.daily.ways import STAGES, WAYS, Calendar, Morning
 from benchmarks.harness import Metric, Table, aligned, describe_machine
 from benchmarks.process import Run
 
@@ -32,7 +32,17 @@ class Result:
     """
 
     metrics: dict[str, Any]
-    costs: dict[str, Cost] = dataclasses.field(default_factory=dict)
+    costs: dict[str, Run] = dataclasses.field(default_factory=dict)
+
+    def together(self, stages: Sequence[str] = STAGES) -> Run:
+        """Return what stages took together, with the metrics."""
+        runs = [self.costs[stage] for stage in stages if stage in self.costs]
+        return Run(
+            sum(run.wall_s for run in runs),
+            sum(run.cpu_s for run in runs),
+            max((run.peak_rss_mb for run in runs), default=0.0),
+            self.metrics,
+        )
 
 
 @dataclasses.dataclass
@@ -60,12 +70,6 @@ class Results:
         """Return the mean AUROC of a way over the mornings."""
         return statistics.mean(r[way].metrics["auroc"] for r in self.mornings.values())
 
-    def mean_cost(self, way: str, stages: Sequence[str] = STAGES) -> Cost:
-        """Return what stages of a morning take on average, and the most memory of any morning."""
-        costs = [results[way].costs for results in self.mornings.values()]
-        total = sum((cost[stage] for cost in costs for stage in stages if stage in cost), Cost())
-        return Cost(total.wall_s / len(costs), total.cpu_s / len(costs), total.peak_rss_mb)
-
     def text(self) -> str:
         """Return the tables."""
         aurocs = [["AUROC on", *(WAYS.get(way, way) for way in self.ways)]]
@@ -81,9 +85,13 @@ class Results:
         for way in ("daily", "refit"):
             for name, stages in [*((s, (s,)) for s in STAGES), ("all", STAGES)]:
                 if way in self.ways:
-                    cost = self.mean_cost(way, stages)
-                    figures = f"{cost.wall_s:.1f}", f"{cost.cpu_s:.1f}", f"{cost.peak_rss_mb:,.0f}"
-                    costs.append([WAYS[way], name, *figures])
+                    runs = [r[way].together(stages) for r in self.mornings.values()]
+                    wall, cpu = (
+                        statistics.mean(getattr(run, key) for run in runs)
+                        for key in ("wall_s", "cpu_s")
+                    )
+                    peak = max(run.peak_rss_mb for run in runs)
+                    costs.append([WAYS[way], name, f"{wall:.1f}", f"{cpu:.1f}", f"{peak:,.0f}"])
         lines = [self._title(), describe_machine(), "", *aligned(aurocs, 1)]
         return "\n".join([*lines, "", *aligned(costs, 2)])
 
@@ -92,10 +100,7 @@ class Results:
         table = Table("daily", self._title(), _METRICS, base=WAYS["refit"])
         for morning, results in self.mornings.items():
             for way, result in results.items():
-                cost = sum(result.costs.values(), Cost())
-                table.runs[WAYS.get(way, way), f"day {morning.served}"] = [
-                    Run(cost.wall_s, cost.cpu_s, cost.peak_rss_mb, result.metrics)
-                ]
+                table.runs[WAYS.get(way, way), f"day {morning.served}"] = [result.together()]
         return table.write(
             update_flags=list(self.update_flags),
             mean_auroc={way: self.mean_auroc(way) for way in self.ways},

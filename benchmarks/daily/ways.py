@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness import ROOT, SMALL_MODEL
-from benchmarks.process import run
+from benchmarks.process import Run, run
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.clicklog.synthetic.model import CALENDAR_DAYS
@@ -36,28 +36,6 @@ Command = list[Any]
 
 class StageFailedError(ClickLogError):
     """A command of the benchmark failed; its own message names the error."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """What a command took.
-
-    Attributes:
-        wall_s: Seconds from its start to its end.
-        cpu_s: CPU seconds of all its processes.
-        peak_rss_mb: The most memory that they held at one moment, MB.
-    """
-
-    wall_s: float = 0.0
-    cpu_s: float = 0.0
-    peak_rss_mb: float = 0.0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.wall_s + other.wall_s,
-            self.cpu_s + other.cpu_s,
-            max(self.peak_rss_mb, other.peak_rss_mb),
-        )
 
 
 class Morning(NamedTuple):
@@ -132,7 +110,7 @@ class Work:
         return self.output / way / "served" / "current"
 
 
-def run_command(name: str, command: Command) -> Cost:
+def run_command(name: str, command: Command) -> Run:
     """Run a Python program; return what it took.
 
     Args:
@@ -148,7 +126,7 @@ def run_command(name: str, command: Command) -> Cost:
     if done.error:
         raise StageFailedError(f"{name}: {done.error}", f"see: python {' '.join(program[1:])}")
     log.info("%-24s %6.1f s  %6.1f CPU s", name, done.wall_s, done.cpu_s)
-    return Cost(done.wall_s, done.cpu_s, done.peak_rss_mb)
+    return done
 
 
 def make_first_model(work: Work) -> None:
@@ -156,7 +134,7 @@ def make_first_model(work: Work) -> None:
     _from_nothing(work, "first", work.output / "daily", work.calendar.initial)
 
 
-def do_morning(work: Work, way: str, morning: Morning) -> dict[str, Cost]:
+def do_morning(work: Work, way: str, morning: Morning) -> dict[str, Run]:
     """Do what a way does on a morning; return what each stage of it took."""
     if way == "never":
         return {}
@@ -190,7 +168,7 @@ def oracle(raw: Path, day: int) -> dict[str, Any]:
     return next(file for file in files if file["file"] == f"day_{day}")
 
 
-def _from_nothing(work: Work, way: str, home: Path, morning: Morning) -> dict[str, Cost]:
+def _from_nothing(work: Work, way: str, home: Path, morning: Morning) -> dict[str, Run]:
     """Fit and train on all days up to the newest one."""
     out, checkpoint = home / "out", home / f"checkpoint.{morning.newest}"
     etl = ["-m", "etl", "run", "--input_path", work.raw, "--output_path", out]
@@ -202,7 +180,7 @@ def _from_nothing(work: Work, way: str, home: Path, morning: Morning) -> dict[st
     return costs
 
 
-def _extend(work: Work, morning: Morning) -> dict[str, Cost]:
+def _extend(work: Work, morning: Morning) -> dict[str, Run]:
     """Extend the output by the newest day, and continue from the newest checkpoint."""
     home = work.output / "daily"
     out, before = home / "out", home / f"checkpoint.{morning.newest - 1}"
@@ -216,7 +194,7 @@ def _extend(work: Work, morning: Morning) -> dict[str, Cost]:
 
 def _do(
     work: Work, way: str, home: Path, morning: Morning, etl: Command, train: Command
-) -> dict[str, Cost]:
+) -> dict[str, Run]:
     """Run the ETL and the trainer, then bundle and publish; return what each took."""
     bundle = work.served("never") if way == "first" else home / "bundle"
     shutil.rmtree(bundle, ignore_errors=True)  # that of the day before

@@ -54,8 +54,8 @@ def main():
     train = dataset(files[:-1])
     workflow.fit(train)
     workflow.save(os.path.join(args.output, "workflow"))
-    for name, one in (("train", train), ("last_day", dataset(files[-1:]))):
-        workflow.transform(one).to_parquet(
+    for name, rows in (("train", train), ("last_day", dataset(files[-1:]))):
+        workflow.transform(rows).to_parquet(
             os.path.join(args.output, name), dtypes=dict.fromkeys(CATEGORICAL, np.int32)
         )
     versions = {"nvtabular": nvt.__version__}

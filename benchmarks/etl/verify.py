@@ -46,8 +46,8 @@ class Output:
 
 def parts(directory: Path) -> list[Path]:
     """List the parquet files of a directory in the order of the numbers in their names."""
-    found = [path for path in directory.iterdir() if path.suffix == ".parquet"]
-    return sorted(found, key=lambda path: int(re.search(r"\d+", path.name)[0]))
+    files = [path for path in directory.iterdir() if path.suffix == ".parquet"]
+    return sorted(files, key=lambda path: int(re.search(r"\d+", path.name)[0]))
 
 
 def read_parquet_column(path: Path, name: str) -> np.ndarray:

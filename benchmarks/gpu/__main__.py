@@ -1,8 +1,8 @@
 """ETL, loader, training and the tests on a GPU, step by step, most valuable first.
 
-Each step is a process with a time limit of its own, so that a crash costs one step. What a step
-found is kept at once in build/bench/gpu.jsonl, and what it printed in build/bench/gpu/; --resume
-leaves out what succeeded with the same arguments. At the end a table shows all figures.
+A card is often lent for minutes. So each step is a process with a time limit of its own, and a
+crash costs one step. After each step build/bench/gpu.json has the table of all figures so far, and
+build/bench/gpu/ what the step printed.
 
 "x limit" is within a case: of the ETL against copying from pinned memory (in GB/s), of the loader
 against `cudf.read_parquet` alone, of training against batches that lie ready. GB/s of the ETL are
@@ -19,18 +19,22 @@ import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time:
 
 # isort: split
 import dataclasses
+import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
+from importlib.util import find_spec
 
-from benchmarks.gpu.runner import FAILED, RECORDS, Record, run_steps
-from benchmarks.gpu.steps import all_steps, chosen
+from benchmarks.gpu.steps import Step, all_steps, chosen
 from benchmarks.gpu.worker import GpuSettings
-from benchmarks.harness import Metric, Table, run_benchmark
-from benchmarks.process import Run
+from benchmarks.harness import ROOT, Metric, Table, run_benchmark
+from benchmarks.process import Run, run
 from benchmarks.venvs import BUILD
 from nvt_torchrec.base.command_line import flag
 from nvt_torchrec.base.errors import SettingsError
 
+log = logging.getLogger("benchmarks")
+
+OUTPUTS = BUILD / "gpu"
 METRICS = (
     Metric("rows_per_s", "M rows/s", ".3f", ratio=True, scale=1e-6),
     Metric("gb_per_s", "GB/s", ".2f", ratio=True),
@@ -45,8 +49,6 @@ class BenchmarkSettings(GpuSettings):
 
     # fmt: off
     only: tuple[str, ...] = flag("run only steps with these names, for example 'training/*'", ())
-    resume: bool = flag("leave out steps that have succeeded with the same arguments", False)
-    list: bool = flag("list the steps and their time limits", False)
     # fmt: on
 
 
@@ -56,15 +58,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(settings: BenchmarkSettings) -> int:
-    shared = GpuSettings(
-        **{field.name: getattr(settings, field.name) for field in dataclasses.fields(GpuSettings)}
-    )
-    shared = dataclasses.replace(shared, data=settings.data or BUILD / f"gpu-{settings.device}")
-    steps = chosen(all_steps(shared), settings.only)
-    if settings.list:
-        for step in steps:
-            print(f"{step.seconds:5.0f} s  {step.name}")
-        return 0
+    settings = dataclasses.replace(settings, data=settings.data or BUILD / f"gpu-{settings.device}")
+    steps = chosen(all_steps(settings), settings.only)
     if settings.device != "cpu":
         import torch
 
@@ -72,25 +67,39 @@ def _run(settings: BenchmarkSettings) -> int:
             raise SettingsError(
                 "torch sees no GPU here", "python -m etl doctor says why; --device cpu to try it"
             )
-    records = run_steps(steps, shared, resume=settings.resume)
-    table = as_table(records, settings.device)
+    table = measure(steps, settings.device)
     table.print()
-    print(f"written to {table.write()} and {RECORDS}")
-    return 1 if any(record.status == FAILED for record in records) else 0
+    return 1 if table.failed else 0
 
 
-def as_table(records: Iterable[Record], device: str) -> Table:
-    """Put the figures of the steps into a table."""
+def measure(steps: Sequence[Step], device: str) -> Table:
+    """Run the steps, each in a process; write the table of their figures after each."""
     table = Table("gpu", f"On {device}", METRICS, base="limit")
-    for record in records:
-        for result in record.results:
-            output = {**result, "versions": record.versions}
-            table.runs[result["system"], result["case"]] = [Run(record.wall_s, 0.0, 0.0, output)]
-        if record.status == FAILED:
-            table.fail(f"step {record.step}", "", record.error)
-        if record.versions:
-            versions = ", ".join(f"{name} {value}" for name, value in record.versions.items())
-            table.notes = [f"on: {versions}"]
+    for number, step in enumerate(steps, 1):
+        title = f"step {number} of {len(steps)}, {step.name}"
+        if step.rapids and (device == "cpu" or find_spec("cudf") is None):
+            log.info("%s: left out, it needs a GPU with RAPIDS", title)
+            continue
+        log.info("%s (at most %.0f s)", title, step.seconds)
+        done = run(
+            [sys.executable, "-m", *step.command],
+            cwd=ROOT,
+            timeout=step.seconds,
+            result=None if step.part else dict,  # other programs print no results
+            output=OUTPUTS / step.name.replace("/", "-").replace(" ", "-"),
+        )
+        log.info("%s: %.1f s %s", title, done.wall_s, done.error)
+        versions = done.output.get("versions", {})
+        for result in done.output.get("results", []):
+            figures = Run(done.wall_s, 0.0, 0.0, {**result, "versions": versions})
+            table.runs[result["system"], result["case"]] = [figures]
+        if versions:
+            table.notes = [
+                f"on: {', '.join(f'{name} {value}' for name, value in versions.items())}"
+            ]
+        if done.error:
+            table.fail(f"step {step.name}", "", done.error)
+        table.write()
     return table
 
 

@@ -1,9 +1,4 @@
-"""The steps of the benchmark, most valuable first: what each runs, needs, and may take.
-
-A card is often lent for minutes. So every step is a process of its own with a time limit of its
-own, and what comes first tells most: a crash, or an error after which the process's CUDA context
-is unusable, costs one step.
-"""
+"""The steps of the benchmark, most valuable first: what each runs, needs, and may take."""
 
 from __future__ import annotations
 
@@ -25,24 +20,19 @@ class Step:
         name: Unique; its file of output is named after it.
         command: The arguments of ``python -m``.
         seconds: The limit.
-        data: Whether it reads the data that :func:`benchmarks.gpu.data.make_all` makes.
         rapids: Whether it cannot run without cuDF.
-        part: Whether it is a part of :mod:`benchmarks.gpu.worker`, which writes results.
+        part: Whether it is a part of :mod:`benchmarks.gpu.worker`, which prints results.
     """
 
     name: str
     command: tuple[str, ...]
     seconds: float
-    data: bool = False
     rapids: bool = False
     part: bool = False
 
 
 def all_steps(settings: GpuSettings) -> list[Step]:
-    """Return the steps, in their order.
-
-    The data are made while the steps run that need none; see :mod:`benchmarks.gpu.runner`.
-    """
+    """Return the steps, in their order."""
     small, large = min(settings.batch_sizes), max(settings.batch_sizes)
 
     def part(name: str, function: str, seconds: float, **needs: bool) -> Step:
@@ -50,33 +40,34 @@ def all_steps(settings: GpuSettings) -> list[Step]:
 
     def training(way: str, size: int, seconds: float = 120) -> Step:
         command = part_command("training:training", settings, way=way, batch_sizes=(size,))
-        return Step(f"training/{way}/B={size}", command, seconds, data=True, part=True)
+        return Step(f"training/{way}/B={size}", command, seconds, part=True)
 
     def engine(name: str) -> Step:
         command = part_command("etl:engine_run", settings, way=name)
-        return Step(f"engine/{name}", command, 240, data=True, part=True)
+        return Step(f"engine/{name}", command, 240, part=True)
 
     return [
         Step("doctor", ("etl", "doctor"), 90),
         *_tests(),
         part("copies", "etl:copies", 60),
-        part("stages", "etl:stages", 90, data=True, rapids=True),
+        part("data", "data:make_all", 600),
+        part("stages", "etl:stages", 90, rapids=True),
         training("bf16", large),
         training("bf16", small),
         training("bf16 compiled", small, 240),
         training("tf32", large),
         training("fp32", large),
-        part("loader", "training:loaders", 120, data=True),
+        part("loader", "training:loaders", 120),
         training("bf16 fp16 tables", large),
         engine("cpu"),
         engine("dask"),
-        part("profile", "training:profile", 180, data=True),
     ]
 
 
 def part_command(function: str, settings: GpuSettings, **changes: object) -> tuple[str, ...]:
     """Return the arguments of ``python -m`` that run a part with the settings."""
-    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    fields = dataclasses.fields(GpuSettings)
+    values = {field.name: getattr(settings, field.name) for field in fields}
     values |= {"model": " ".join(settings.model), **changes}
     given = [
         f"--{key}={as_text(value)}" for key, value in values.items() if value not in (None, (), "")

@@ -20,15 +20,12 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from benchmarks.data import npy_files
 from benchmarks.gpu.data import ensure_parquet, training_files
 from benchmarks.gpu.worker import GpuSettings, Result, seconds_of, settle
-from benchmarks.venvs import BUILD
 from nvt_torchrec.dlrm.build import OneRankPipeline, build
 from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.data import read_schema
 from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.model import TrainBatch
-from nvt_torchrec.dlrm.reporting.profiling import TRACE_FILE
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, parse_settings
-from nvt_torchrec.dlrm.train import train
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cuda import builders as gpu
@@ -98,20 +95,6 @@ def training(args: GpuSettings, device: torch.device, way: str) -> Iterator[Resu
             }
 
 
-def profile(args: GpuSettings, device: torch.device) -> Iterator[Result]:
-    """Trace some steps of the trainer in bfloat16; the trace is in ``build/bench/gpu/profile``."""
-    directory = BUILD / "gpu" / "profile"
-    settings, _ = _settings(
-        args,
-        *["--amp", "--profile", f"--benchmark_warmup_steps={_WARM}", f"--max_steps={2 * _WARM}"],
-        *["--limit_val_batches=1", "--limit_test_batches=1", f"--log_path={directory}"],
-    )
-    with process_group() as group, _drawn_on_device():
-        train(settings, group)
-    size = (directory / TRACE_FILE).stat().st_size
-    yield {"system": str(directory / TRACE_FILE), "case": "profile", "bytes": size}
-
-
 def _decode(files: list[Path], device: torch.device) -> None:
     if device.type == "cuda" and find_spec("cudf"):
         import cudf
@@ -169,11 +152,11 @@ def _npy(folder: Path, size: int, device: torch.device) -> Iterator[Batch]:
             yield batch
 
 
-def _settings(args: GpuSettings, *flags: str) -> tuple[TrainSettings, Path]:
+def _settings(args: GpuSettings) -> tuple[TrainSettings, Path]:
     """Return the trainer's settings, and the splits that they name."""
     split = ensure_parquet(args)
     given = [f"--binary_path={split}", f"--batch_size={max(args.batch_sizes)}"]
-    return parse_settings([*given, "--learning_rate=0.1", *flags, *args.model]), split
+    return parse_settings([*given, "--learning_rate=0.1", *args.model]), split
 
 
 def _drawn_on_device() -> AbstractContextManager[object]:

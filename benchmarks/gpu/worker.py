@@ -1,7 +1,8 @@
 """Run one part of the benchmark in a process of its own; print one JSON line.
 
 A part is a function that takes the settings and the device, and yields its results as it finds
-them: objects with ``system``, ``case`` and any of the table's metrics.
+them: objects with ``system``, ``case`` and any of the table's metrics. They go to stderr at once,
+so that a crash leaves those before it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import dataclasses
 import importlib
 import json
 import logging
-import os
 import statistics
 import sys
 import time
@@ -56,7 +56,6 @@ class PartSettings(Settings):
 
     part: str = flag("the part to run: MODULE:FUNCTION of this package", positional=True)
     way: str = flag("how to train, see benchmarks.gpu.training; or the engine", "")
-    results: Path | None = flag("file for the results, one on each line", None)
 
 
 def main() -> None:
@@ -75,12 +74,11 @@ def main() -> None:
         torch.cuda.set_device(device)
     module, name = part.part.split(":")
     function = getattr(importlib.import_module(f"benchmarks.gpu.{module}"), name)
-    count = 0
-    with open(part.results or os.devnull, "a") as out:
-        for result in function(settings, device, *filter(None, [part.way])):
-            print(json.dumps(result), file=out, flush=True)  # kept if the time runs out
-            count += 1
-    print(json.dumps({"results": count, "versions": _versions(device)}))
+    results = []
+    for result in function(settings, device, *filter(None, [part.way])):
+        results.append(result)
+        print(json.dumps(result), file=sys.stderr, flush=True)
+    print(json.dumps({"results": results, "versions": _versions(device)}))
 
 
 def settle(device: torch.device) -> None:

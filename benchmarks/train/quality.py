@@ -31,14 +31,12 @@ from benchmarks.harness import (
     Metric,
     System,
     Table,
-    refuse,
     run_benchmark,
     split_flags,
 )
 from benchmarks.process import run
 from benchmarks.venvs import BUILD, PeerError
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.base.errors import SettingsError
 
 METRICS = (
     Metric("auroc", "AUROC", ".5f"),
@@ -60,8 +58,6 @@ MODELS = {
     ),
     "default": (),
 }
-#: Flags of the trainer that the benchmark sets itself.
-_REFUSED = ("--optimizer", "--adagrad", "--batch_size", "--seed", "--log_path")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,17 +68,7 @@ class QualitySettings(Settings):
     global_batches: tuple[int, ...] = flag("global batches", (256, 2048, 16384, 65536), least=1)
     models: tuple[str, ...] = flag("models", tuple(MODELS), choices=tuple(MODELS))
     seeds: int = flag("number of seeds, from 0 on", 1, least=1)
-    ranks: int = flag("processes of each run", 1, least=1)
     rows_per_day: int = flag("rows per day; 4 days are trained", 1_000_000, least=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for size in self.global_batches:
-            if size % self.ranks:
-                raise SettingsError(
-                    f"--global_batches {size} with --ranks {self.ranks}",
-                    "give multiples of the ranks",
-                )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -93,23 +79,22 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(settings: QualitySettings, flags: list[str]) -> int:
-    refuse(flags, _REFUSED)
     if not any(given.split("=")[0] == "--binary_path" for given in flags):
         flags = [*flags, "--binary_path", str(make_data(settings.rows_per_day))]
     if settings.seeds > 1:
         flags = [*flags, "--shuffle_training_set"]
-    title = f"Test AUROC after one epoch, {settings.ranks} ranks"
-    table = Table("quality", title, METRICS, base="")
+    table = Table("quality", "Test AUROC after one epoch", METRICS, base="")
     groups: dict[str, list[System]] = {}
     for model, batch, optimizer, seed in itertools.product(
         settings.models, settings.global_batches, settings.optimizers, range(settings.seeds)
     ):
         case = f"{model}, B={batch}"
-        given = ["--optimizer", optimizer, "--batch_size", str(batch // settings.ranks)]
+        given = ["--optimizer", optimizer, "--batch_size", str(batch)]
         given += [*MODELS[model], *flags, "--seed", str(seed)]
         group = groups.setdefault(f"{optimizer} {case}", [])
         case += f", seed {seed}" if settings.seeds > 1 else ""
-        group.append(_training_run(optimizer, case, given, settings.ranks))
+        log_path = BUILD / "quality" / f"{optimizer} {case}"
+        group.append(training_run(optimizer, case, given, log_path))
     table.measure(list(itertools.chain(*groups.values())), repeats=1)
     summary = {name: _summarize(table, systems) for name, systems in groups.items()}
     oracles = [output["oracle"] for key in table.runs for output in table.outputs(*key)]
@@ -137,18 +122,16 @@ def make_data(rows_per_day: int) -> Path:
     return etl / "criteo_binary" / "split"
 
 
-def _training_run(optimizer: str, case: str, flags: list[str], ranks: int) -> System:
-    """Return a run of ``train_torchrec.py`` with the metrics of its log as result."""
-    start = [sys.executable]
-    if ranks > 1:
-        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    log_path = BUILD / "quality" / f"{optimizer} {case}"
+def training_run(
+    optimizer: str, case: str, flags: Sequence[Any], log_path: Path, **more: float
+) -> System:
+    """Return a run of ``train_torchrec.py``, with the last metrics of its log, and ``more``."""
     return System(
         optimizer,
         case,
-        [*start, ROOT / "train_torchrec.py", *flags, "--log_path", log_path],
+        [sys.executable, ROOT / "train_torchrec.py", *flags, "--log_path", log_path],
         before=lambda: shutil.rmtree(log_path, ignore_errors=True),
-        result=lambda: _result(log_path),
+        result=lambda: {**_result(log_path), **more},
         timeout=24 * 3600,
     )
 
@@ -161,10 +144,9 @@ def _result(directory: Path) -> dict[str, Any]:
     auroc = last["test"]["auroc"]
     oracle = ((events[0].get("oracle") or {}).get("test") or {}).get("auroc")
     return {
-        "auroc": auroc,
+        **last["test"],
         "oracle": oracle,
         "gap": oracle - auroc if oracle else None,
-        "log_loss": last["test"]["log_loss"],
         "valid_auroc": last["valid"]["auroc"],
         "samples_per_s": end["samples_per_s"],
     }

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,9 +22,9 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from benchmarks.data import make_once
-from benchmarks.harness import ROOT, Metric, System, Table, run_benchmark
+from benchmarks.harness import ROOT, Metric, Table, run_benchmark
 from benchmarks.process import run
-from benchmarks.train.quality import OPTIMIZERS, make_data
+from benchmarks.train.quality import OPTIMIZERS, make_data, training_run
 from benchmarks.venvs import BUILD, PeerError
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.dlrm.metrics import auroc, compute_metrics
@@ -123,7 +122,11 @@ def _run(settings: RegressionSettings) -> int:
     for log in settings.logs:
         split, oracle = _make(log)
         beside = {"oracle": oracle, **fit_regression(split)}
-        systems += [_train(log, name, split, beside) for name in settings.optimizers]
+        flags = ["--binary_path", split, "--shuffle_training_set"]
+        for name in settings.optimizers:
+            log_path = BUILD / "regression" / f"{log} {name}"
+            given = [*flags, "--optimizer", name]
+            systems.append(training_run(name, log, given, log_path, **beside))
     table.measure(systems, repeats=1)
     table.print()
     print(f"written to {table.write(behind=BEHIND, off=OFF)}")
@@ -176,24 +179,3 @@ def fit_regression(split: Path) -> dict[str, float]:
     logits = model.decision_function(inputs(test))
     metrics = compute_metrics(logits, test[schema.label].to_numpy()).to_dict()
     return {f"regression_{name}": metrics[name] for name in ("auroc", "log_loss", "calibration")}
-
-
-def _train(log: str, optimizer: str, split: Path, beside: dict[str, float]) -> System:
-    log_path = BUILD / "regression" / f"{log} {optimizer}"
-
-    def result() -> dict[str, Any]:
-        lines = (log_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        events = [json.loads(line) for line in lines]
-        test = [e for e in events if e["event"] == "evaluation" and e["split"] == "test"][-1]
-        speed = next(e["samples_per_s"] for e in events if e["event"] == "end")
-        return {**beside, **test, "samples_per_s": speed}
-
-    flags = ["--binary_path", split, "--optimizer", optimizer, "--shuffle_training_set"]
-    return System(
-        optimizer,
-        log,
-        [sys.executable, ROOT / "train_torchrec.py", *flags, "--log_path", log_path],
-        before=lambda: shutil.rmtree(log_path, ignore_errors=True),
-        result=result,
-        timeout=24 * 3600,
-    )

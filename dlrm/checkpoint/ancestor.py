@@ -96,15 +96,11 @@ def find_ancestor(settings: TrainSettings, checkpoints: list[Path]) -> Ancestor 
         return _describe(resolve(given))
     path, record = newest
     before = ancestor_of(path, record.training)
-    if before is None:
+    if before is None or not _may_be(given.absolute(), before):
+        began = f"continued from {before.checkpoint}" if before else "began from scratch"
         raise SettingsError(
-            f"{path.parent}: holds a run that began from scratch, not from {given}",
+            f"{path.parent}: holds a run that {began}, not from {given}",
             "give each run a --checkpoint_dir of its own, or leave --continue_from out",
-        )
-    if not _may_be(given.absolute(), before):
-        raise SettingsError(
-            f"{path.parent}: holds a run that continued from {before.checkpoint}, not from {given}",
-            "give each run a --checkpoint_dir of its own",
         )
     return before
 
@@ -201,15 +197,8 @@ def earlier_days(ancestor: Ancestor | None, settings: TrainSettings) -> list[int
     if ancestor:
         return ancestor.days
     if settings.load_checkpoint_path:
-        training = CheckpointRecord.read(settings.load_checkpoint_path).training
-        file = Path(settings.load_checkpoint_path) / MODEL_FILE
-        return parse(_Days, {"days": training.get("days")}, file, AGAIN).days
+        return _describe(Path(settings.load_checkpoint_path)).days
     return []
-
-
-@dataclasses.dataclass(frozen=True)
-class _Days:
-    days: list[int] | None
 
 
 def _describe(path: Path) -> Ancestor:

@@ -22,7 +22,7 @@ FORMAT = Format(
     digest_key="blake2b",
     foreign=SchemaError,
 )
-AGAIN = "the checkpoint is damaged or incomplete: copy it again"
+AGAIN = "the checkpoint is damaged or incomplete: copy it again, or use another one"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,33 +36,16 @@ log = logging.getLogger(__name__)
 
 #: Settings that the weights, or the steps of an epoch, depend on: a resumed run must share them.
 _MUST_STAY = (
-    "eps",
-    "seed",
-    "shuffle_training_set",
-    "drop_last_training_batch",
-    "limit_train_batches",
-    "undersampling_rate",
-    "hash_indices",
-    "days",
-    "replay",
-    "label",
+    *("eps", "seed", "shuffle_training_set", "drop_last_training_batch", "limit_train_batches"),
+    *("undersampling_rate", "hash_indices", "days", "replay", "label"),
 )
 #: Settings of earlier versions that must have had these values.
 _REMOVED = {"dataset_type": "parquet", "dataset_subset": None, "shuffle_batches": False}
 #: Settings that also change what is trained, but may change when a run is resumed.
 _MAY_CHANGE = (
-    "epochs",
-    "learning_rate",
-    "dense_learning_rate",
-    "change_lr",
-    "lr_change_point",
-    "lr_after_change_point",
-    "lr_warmup_steps",
-    "lr_decay_start",
-    "lr_decay_steps",
-    "comm_precision",
-    "max_steps",
-    "amp",
+    *("epochs", "max_steps", "learning_rate", "dense_learning_rate", "dense_decay", "change_lr"),
+    *("lr_change_point", "lr_after_change_point", "lr_warmup_steps", "lr_decay_start"),
+    *("lr_decay_steps", "comm_precision", "amp"),
 )
 #: The digests that a checkpoint records of its data, and their names in errors.
 _DIGESTS = {"workflow_digest": "data of workflow", "data_digest": "data with statistics"}
@@ -142,8 +125,20 @@ def load_weights(
 def _read_training(
     path: Path, record: dict[str, Any], config: ModelConfig, loader: KJTLoader
 ) -> dict[str, Any]:
-    """Return the training record of a checkpoint, if a run may continue it; set the loader."""
-    training = check_resumable(path, record, config)
+    """Return the training record of a checkpoint, if a run may continue it; set the loader.
+
+    Raises:
+        SchemaError: The model or the data are others.
+        SettingsError: A setting that the checkpoint's weights depend on is another.
+    """
+    checkpoint = CheckpointRecord.read(path)
+    check_model(path, checkpoint.model, config)
+    training = checkpoint.training
+    different = differences(_fixed(training["settings"]), _fixed(record["settings"]))
+    if different:
+        raise SettingsError(
+            f"{path}: other settings than now: {different}", "resume with the same settings"
+        )
     loader.load_state_dict(training["loader"])
     return training | merge_origins(path, training, record)
 
@@ -190,29 +185,6 @@ def merge_origins(path: Path, then: dict[str, Any], now: dict[str, Any]) -> dict
         name: then.get(name) if now[name] is None else now[name]
         for name in (*_DIGESTS, "generation")
     }
-
-
-def check_resumable(path: Path, record: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
-    """Return the training record of a checkpoint, if a run may continue from it.
-
-    Args:
-        path: The checkpoint.
-        record: What the run would write now: its settings.
-        config: The run's model.
-
-    Raises:
-        SchemaError: The model is another.
-        SettingsError: A setting that the checkpoint's weights depend on is another.
-    """
-    checkpoint = CheckpointRecord.read(path)
-    check_model(path, checkpoint.model, config)
-    training = checkpoint.training
-    different = differences(_fixed(training["settings"]), _fixed(record["settings"]))
-    if different:
-        raise SettingsError(
-            f"{path}: other settings than now: {different}", "resume with the same settings"
-        )
-    return training
 
 
 def check_model(path: Path, then: Any, config: ModelConfig) -> None:

@@ -44,7 +44,7 @@ from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.files.atomic import TEMPORARY, fsync_directory
 from nvt_torchrec.base.finite import not_finite
 from nvt_torchrec.base.interrupts import is_out_of_memory
-from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, TENSORS_FILE, CheckpointRecord
+from nvt_torchrec.dlrm.checkpoint.record import AGAIN, MODEL_FILE, TENSORS_FILE, CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.tensors import (
     Tensors,
     Window,
@@ -56,7 +56,6 @@ from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group, gathered
 from nvt_torchrec.dlrm.model import Scorer, build_dlrm
 
-_AGAIN = "the checkpoint is damaged: copy it again, or use another one"
 #: What torch writes beside the tensors.
 _PICKLE_FILE = ".metadata"
 #: The packages whose versions a checkpoint records.
@@ -191,7 +190,7 @@ def check_contents(
     with errors_of(path):
         for name in sorted(files)[rank::world_size]:
             if difference := files[name].difference(path / name):
-                raise BadInputError(difference, _AGAIN)
+                raise BadInputError(difference, AGAIN)
 
 
 @contextlib.contextmanager
@@ -211,7 +210,7 @@ def errors_of(path: Path) -> Iterator[None]:
         if is_momentary(error):
             raise not_read(path, error) from error
         raise BadInputError(
-            f"{path}: the checkpoint is damaged: {_first_line(error)}", _AGAIN
+            f"{path}: the checkpoint is damaged: {_first_line(error)}", AGAIN
         ) from error
 
 

@@ -22,9 +22,8 @@ from torch.distributed.checkpoint.utils import _create_file_view
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.validation import parse
-from nvt_torchrec.dlrm.checkpoint.record import TENSORS_FILE
+from nvt_torchrec.dlrm.checkpoint.record import AGAIN, TENSORS_FILE
 
-_AGAIN = "the checkpoint is damaged: copy it again, or use another one"
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -115,8 +114,8 @@ def read_tensors(directory: Path) -> Tensors:
         BadInputError: The checkpoint is damaged, or holds other things than tensors.
     """
     file = directory / TENSORS_FILE
-    value = read_json(file, "a checkpoint's tensors", _AGAIN)
-    tensors = parse(dict[str, StoredTensor], value, file, _AGAIN)
+    value = read_json(file, "a checkpoint's tensors", AGAIN)
+    tensors = parse(dict[str, StoredTensor], value, file, AGAIN)
     check_places(directory, tensors)
     return tensors
 
@@ -136,10 +135,10 @@ def check_places(directory: Path, tensors: Tensors) -> None:
         ends[chunk.file] = max(ends.get(chunk.file, 0), chunk.begin + chunk.length)
     for file, end in ends.items():
         if not (directory / file).is_file() or (directory / file).stat().st_size < end:
-            raise BadInputError(f"{directory / file}: missing or too short", _AGAIN)
+            raise BadInputError(f"{directory / file}: missing or too short", AGAIN)
     if shared:
         what = f"{directory / shared.file}: two chunks share the bytes from {shared.begin} on"
-        raise BadInputError(what, _AGAIN)
+        raise BadInputError(what, AGAIN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +175,7 @@ def read_windows(path: Path, tensors: Tensors, windows: list[Window]) -> None:
         if covered != window.target.numel():
             raise BadInputError(
                 f"{path}: {window.name} has no values from {list(window.offsets)} on",
-                "the checkpoint is damaged: copy it again, or use another one",
+                AGAIN,
             )
     for chunk, overlapping in wanted.items():
         tensor = read_chunk(path, chunk)
@@ -197,7 +196,7 @@ def read_chunk(path: Path, chunk: Chunk) -> torch.Tensor:
         raise BadInputError(
             f"{path / chunk.file}: the bytes from {chunk.begin} on are not a tensor "
             f"{list(chunk.sizes)}",
-            _AGAIN,
+            AGAIN,
         )
     return tensor
 

@@ -140,16 +140,22 @@ def set_aside(path: Path) -> Path:
     Raises:
         OutputError: It cannot be renamed.
     """
-    renamed = path.with_name(f"{path.name}.unusable")
+    shutil.rmtree(path.with_name(f"{path.name}.unusable"), ignore_errors=True)
+    return _rename(path, f"{path.name}.unusable")
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint; it is renamed first, so that a killed run leaves no half of it."""
+    shutil.rmtree(_rename(path, f".{path.name}.old{TEMPORARY}"), ignore_errors=True)
+
+
+def _rename(path: Path, name: str) -> Path:
     try:
-        shutil.rmtree(renamed, ignore_errors=True)
-        path.rename(renamed)
+        return path.rename(path.with_name(name))
     except OSError as error:
         raise OutputError(
-            f"{path}: cannot be renamed: {error.strerror or error}",
-            "make its directory writable",
+            f"{path}: cannot be renamed: {error.strerror or error}", "make its directory writable"
         ) from error
-    return renamed
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
@@ -169,13 +175,3 @@ def _copied_tensor(value: torch.Tensor) -> torch.Tensor:
         for shard in value.local_shards()
     ]
     return copied
-
-
-def remove(path: Path) -> None:
-    """Remove a checkpoint; it is renamed first, so that a killed run leaves no half of it."""
-    renamed = path.with_name(f".{path.name}.old{TEMPORARY}")
-    try:
-        path.rename(renamed)
-        shutil.rmtree(renamed)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be removed: {error.strerror or error}") from error

@@ -167,15 +167,6 @@ def gather_rows(group: Group, rows: np.ndarray) -> np.ndarray | None:
     """
     if group.world_size == 1:
         return rows
-    counts = torch.zeros(group.world_size, dtype=torch.int64)
-    counts[group.rank] = len(rows)
-    dist.all_reduce(counts, group=group.cpu)
-    padded = torch.zeros(int(counts.max()), rows.shape[1])
-    padded[: len(rows)] = torch.from_numpy(rows)
-    parts = [torch.empty_like(padded) for _ in counts] if group.rank == 0 else None
-    dist.gather(padded, parts, dst=0, group=group.cpu)
-    if parts is None:
-        return None
-    return np.concatenate(
-        [part[:count].numpy() for part, count in zip(parts, counts.tolist(), strict=True)]
-    )
+    parts: list[Any] | None = None if group.rank else [None] * group.world_size
+    dist.gather_object(rows, parts, dst=0, group=group.cpu)
+    return np.concatenate(parts) if parts else None

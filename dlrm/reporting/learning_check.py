@@ -1,8 +1,7 @@
 """Warn early that a run does not learn, with the likely remedy.
 
-The checks cost next to nothing: the logits of training steps are predictions for rows that the
-model has not been trained on (progressive validation, Blum, Kalai & Langford 1999). The loss is
-checked after steps 1, 2, 4, 8, …, the AUROC of the samples that follow a tenth of the first epoch.
+The loss of training steps is checked after steps 1, 2, 4, 8, …, the AUROC at evaluations of valid
+after the first tenth of an epoch, the calibration at the end.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ import logging
 import math
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 
-from nvt_torchrec.dlrm.launch.distributed import Group, gather_rows, reduce_sum
-from nvt_torchrec.dlrm.metrics import Metrics, auroc
+from nvt_torchrec.dlrm.launch.distributed import Group, reduce_sum
+from nvt_torchrec.dlrm.metrics import Metrics
 from nvt_torchrec.dlrm.model import StepOutput
 from nvt_torchrec.dlrm.optimizers import Remedies
 from nvt_torchrec.dlrm.reporting.baselines import REGRESSION
@@ -29,12 +27,11 @@ NOTHING_LEARNED = 0.52
 SOMETHING_LEARNED = 0.54
 #: The loss is too high from this multiple of the loss of always predicting the click rate on.
 TOO_MUCH_LOSS = 10
-#: The share of an epoch after which something should be learned, and the number of the following
-#: samples whose AUROC is computed: with 5,000 clicks among them its error is below 0.01.
-_SHARE, _SAMPLES = 0.1, 20_000
+#: The share of an epoch after which something should be learned.
+_SHARE = 0.1
 #: How far a calibration may be from 1.
 _OFF = 0.05
-#: The fewest clicks, and the fewest rows without a click, for a click rate.
+#: The fewest clicks, and the fewest samples without a click, for a click rate.
 _FEW = 100
 
 
@@ -46,7 +43,6 @@ class LearningCheck:
         events: The log that gets a ``warning`` event for each warning.
         epoch_steps: The steps of an epoch.
         warmup_steps: The warm-up steps of the learning rate; the AUROC is checked after them.
-        global_batch: The samples of a step, on all ranks.
         remedies: What helps.
     """
 
@@ -57,7 +53,6 @@ class LearningCheck:
         *,
         epoch_steps: int,
         warmup_steps: int,
-        global_batch: int,
         remedies: Remedies,
     ) -> None:
         self._group, self._events = group, events
@@ -66,8 +61,6 @@ class LearningCheck:
         self._samples = 0
         self._sums = torch.zeros(2, dtype=torch.float64, device=group.device)
         self._begin = max(math.ceil(_SHARE * epoch_steps), warmup_steps)
-        self._end = self._begin + math.ceil(_SAMPLES / global_batch)
-        self._seen: list[tuple[torch.Tensor, ...]] = []
 
     def add(self, step: int, output: StepOutput) -> None:
         """Add step ``step`` (from 1, over all epochs), and at some steps check (collective)."""
@@ -75,13 +68,8 @@ class LearningCheck:
         self._sums[0] += output.loss * output.global_size
         labels, weights = output.labels, output.weights
         self._sums[1] += (labels if weights is None else labels * weights).sum()
-        if self._begin < step <= self._end:
-            more = () if weights is None else (weights,)
-            self._seen.append((output.logits, labels, *more))
         if step & (step - 1) == 0:
-            self._check_loss(step, output)
-        if step == self._end:
-            self._check_auroc(step)
+            self._check_loss(step)
 
     def evaluated(self, step: int, valid: Metrics | None) -> None:
         """Check an evaluation of valid; ``valid`` is None on ranks other than 0."""
@@ -123,59 +111,22 @@ class LearningCheck:
                 remedy,
             )
 
-    def _check_loss(self, step: int, output: StepOutput) -> None:
-        logits = output.logits.double()
-        loss, clicks, rows, total, squares = reduce_sum(
-            self._group, *self._sums, len(logits), logits.sum(), logits.square().sum()
-        )
+    def _check_loss(self, step: int) -> None:
+        loss, clicks = reduce_sum(self._group, *self._sums)
         loss /= self._group.world_size * self._samples
         samples, self._samples = self._samples, 0
         self._sums.zero_()
-        if self._group.rank:
+        if self._group.rank or not _FEW <= clicks <= samples - _FEW:
             return
-        if _FEW <= clicks <= samples - _FEW:
-            rate = clicks / samples
-            base = -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
-            if not loss <= TOO_MUCH_LOSS * base:  # NaN, too
-                self._warn(
-                    "loss",
-                    step,
-                    f"loss {loss:.4g}, where always predicting the click rate of "
-                    f"{rate:.2%} gives {base:.3f}: training diverges",
-                    self._remedies.too_high,
-                )
-        mean = total / max(rows, 1)
-        if rows >= _FEW and squares / rows - mean**2 <= 1e-12 * mean**2:
+        rate = clicks / samples
+        base = -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
+        if not loss <= TOO_MUCH_LOSS * base:  # NaN, too
             self._warn(
-                "constant",
+                "loss",
                 step,
-                f"every row gets the same prediction (logit {mean:.4g}): the layers "
-                "pass nothing on",
+                f"loss {loss:.4g}, where always predicting the click rate of "
+                f"{rate:.2%} gives {base:.3f}: training diverges",
                 self._remedies.too_high,
-            )
-
-    def _check_auroc(self, step: int) -> None:
-        """Check the AUROC of the last steps' rows, unless a resumed run has not seen them all."""
-        seen, self._seen = self._seen, []
-        if len(seen) < self._end - self._begin:
-            return
-        parts = [torch.stack(part, dim=1) for part in seen]
-        rows = gather_rows(self._group, torch.cat(parts).float().cpu().numpy())
-        if rows is None or not np.isfinite(rows).all():
-            return
-        area = auroc(*rows.T)
-        positive, samples = rows[:, 1] > 0.5, float(len(rows))
-        clicks = float(np.count_nonzero(positive))
-        if rows.shape[1] > 2:
-            clicks = _effective(rows[positive, 2])
-            samples = clicks + _effective(rows[~positive, 2])
-        if area is not None and _is_chance(area, clicks, samples):
-            self._warn(
-                "chance",
-                step,
-                f"AUROC {area:.4f} of the last {len(rows):,} training samples, predicted before "
-                "they were trained: nothing is learned yet",
-                self._remedies.at_chance,
             )
 
     def _warn(self, kind: str, step: int, problem: str, remedy: str) -> None:
@@ -192,13 +143,7 @@ def _is_off(metrics: Metrics) -> bool:
     return abs(metrics.calibration - 1) > _OFF + 2 / math.sqrt(metrics.positives)
 
 
-def _effective(weights: np.ndarray) -> float:
-    """Return how many samples of equal weight vary as much as these (Kish 1965)."""
-    squares = float(np.sum(np.square(weights, dtype=np.float64)))
-    return float(np.sum(weights, dtype=np.float64)) ** 2 / squares if squares else 0.0
-
-
-def _is_chance(area: float, clicks: float, rows: float) -> bool:
+def _is_chance(area: float, clicks: int, rows: int) -> bool:
     """Return whether an AUROC shows that nothing is learned, with enough rows to be sure.
 
     Random scores have an AUROC of variance (rows + 1)/(12·clicks·rest) (Hanley & McNeil 1982).

@@ -1,31 +1,25 @@
 """``training.html``: how a run went, in one self-contained page made of its ``metrics.jsonl``.
 
-Training writes the page at its end. ``python -m dlrm.reporting.page DIRECTORY`` writes it again,
-also for a run that was killed or is still going on.
+Training writes it after each evaluation of valid, and at its end.
 """
 
 from __future__ import annotations
 
-import nvt_torchrec.base.interrupts  # noqa: F401  # before slow imports: Ctrl-C prints one line from here on
-
-# isort: split
-import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from jinja2 import UndefinedError
 
-from nvt_torchrec.base.command_line import Parser, Settings, as_text, flag, parse
-from nvt_torchrec.base.errors import BadInputError, run_command
+from nvt_torchrec.base.command_line import as_text
+from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import write_text
 from nvt_torchrec.base.pages.charts import Chart, Series, lines
 from nvt_torchrec.base.pages.render import render
+from nvt_torchrec.dlrm.reporting.metrics_log import METRICS_FILE
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 REPORT_FILE = "training.html"
-METRICS_FILE = "metrics.jsonl"
 #: Points of a curve at most; of more, every n-th and the last are drawn.
 _POINTS = 600
 #: Curves over the training steps: key of the events, title of the y axis, form, name of the line.
@@ -176,20 +170,3 @@ def _split_settings(settings: dict[str, Any]) -> tuple[list[tuple[str, str]], ..
         text = "–" if value is None else str(as_text(value))
         (defaults if is_default else given).append((name, text))
     return given, defaults
-
-
-@dataclasses.dataclass(frozen=True)
-class PageSettings(Settings):
-    """The run to describe."""
-
-    directory: Path = flag("directory of the run's metrics.jsonl: its --log_path", positional=True)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Write the page of a run, and print its path; return the exit status."""
-    parser = Parser(prog="python -m dlrm.reporting.page", description=__doc__)
-    return run_command(lambda: print(write_report(parse(parser, argv, PageSettings)[0].directory)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

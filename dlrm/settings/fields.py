@@ -146,11 +146,15 @@ class TrainFields(Settings):
         "or Adagrad with rowwise_adagrad (default: by --size; sgd with --learning_rate)", None,
         choices=tuple(OPTIMIZERS)
     )
-    adagrad: bool = _optimization("the example's name for --optimizer rowwise_adagrad", False)
+    adagrad: bool = _optimization(
+        "the example's name for --optimizer rowwise_adagrad", False, excludes=("optimizer",)
+    )
     eps: float | None = _optimization(
         "epsilon of Adagrad and Adam (default: by optimizer and global batch)", None, above=0
     )
-    change_lr: bool = _optimization("change the learning rate at --lr_change_point", False)
+    change_lr: bool = _optimization(
+        "change the learning rate at --lr_change_point", False, needs="--learning_rate"
+    )
     lr_change_point: float = _optimization(
         "share of all steps, over all epochs, after which the learning rate changes", 0.80, least=0,
         most=1, needs="--change_lr"

@@ -105,8 +105,6 @@ class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
             hint = f"give the directory of the splits: --binary_path {inner}"
         elif "valid" in missing and (path / "validation").is_dir():
             hint = "there is a directory 'validation'; the ETL calls it 'valid': rename it"
-        elif any(path.glob("*/*.bin")) or any(path.glob("*.bin")):
-            hint = "these are binary files of TorchRec's example; this reads the ETL's parquet"
         else:
             hint = "it is OUT/criteo_binary/split of: python -m etl run"
         raise SettingsError(f"{flag}: holds no {', '.join(missing)}", hint)
@@ -167,18 +165,8 @@ def _check_layers(settings: TrainSettings) -> None:
 
 
 def _check_schedule(settings: TrainSettings) -> None:
-    if settings.adagrad and settings.optimizer not in (None, "rowwise_adagrad"):
-        raise SettingsError(
-            f"--adagrad and --optimizer {settings.optimizer}",
-            "--adagrad means --optimizer rowwise_adagrad: give one of them",
-        )
     if settings.change_lr and (settings.lr_warmup_steps or settings.lr_decay_steps):
         raise SettingsError("--change_lr and a warm-up or decay are both set", "give one schedule")
-    if settings.change_lr and settings.learning_rate is None:
-        raise SettingsError(
-            "--change_lr without --learning_rate",
-            "give the learning rate before the change, too (TorchRec's example has 15)",
-        )
     if settings.lr_decay_steps and settings.lr_decay_start < (settings.lr_warmup_steps or 0):
         raise SettingsError(
             f"--lr_decay_start {settings.lr_decay_start} is before the warm-up ends "

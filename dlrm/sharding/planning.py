@@ -21,8 +21,6 @@ from torchrec.distributed.fbgemm_qcomm_codec import (
     get_qcomm_codecs_registry,
 )
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
-from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import (
@@ -32,7 +30,8 @@ from torchrec.distributed.planner.types import (
     TopologyFactory,
     TrainerConfig,
 )
-from torchrec.distributed.types import ShardingPlan, ShardingType
+from torchrec.distributed.types import BoundsCheckMode, ShardingPlan, ShardingType
+from torchrec.modules.embedding_configs import DataType
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.config import ModelConfig, model_config
@@ -40,10 +39,8 @@ from nvt_torchrec.dlrm.data import choose_sizes
 from nvt_torchrec.dlrm.model import TrainModel, build_dlrm
 from nvt_torchrec.dlrm.optim.combined import fuse_table_optimizer
 from nvt_torchrec.dlrm.optim.learning_rates import with_default_rates
-from nvt_torchrec.dlrm.optimizers import OPTIMIZERS
 from nvt_torchrec.dlrm.settings.sizes import SIZES
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, with_sizes
-from nvt_torchrec.dlrm.sharding.lookups import StorageEstimator, fused_params, output_type
 from nvt_torchrec.formats.schema import SCHEMA_FILE, TableSchema
 
 GIB = 1024**3
@@ -63,6 +60,8 @@ _UVM = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 #: The hardware of --plan_only, unless --hbm_gib gives another memory per GPU.
 DEFAULT_HBM_GIB = 80.0
 GPUS_PER_MACHINE = 8
+#: FBGEMM's backward on GPUs numbers the rows of all tables of a rank in the type of the ids.
+_MOST_INT32_ROWS = 2**31 - 1
 #: The share of a rank's memory that is not for tables: dense layers, activations, batches.
 _RESERVED = 0.25
 
@@ -131,7 +130,15 @@ def sharder(
     """
     tables = [table for part in plan.plan.values() for table in part.values()] if plan else []
     cached = any(table.compute_kernel == _UVM for table in tables)
-    lookups = fused_params(settings, config, cached=cached)
+    few = sum(config.num_embeddings) <= _MOST_INT32_ROWS and not cached
+    ids = torch.int32 if few else torch.int64
+    lookups: dict[str, Any] = {
+        "embedding_table_index_type": ids,
+        "embedding_table_offset_type": ids,
+        "bounds_check_mode": BoundsCheckMode.NONE,  # the loader has checked the ids
+    }
+    if settings.table_precision == "fp16":
+        lookups["stochastic_rounding"] = True
     if settings.comm_precision == "fp32":
         return Sharder(fused_params=lookups)
     precision = CommType(settings.comm_precision)
@@ -166,10 +173,8 @@ def make_plan(
     """
     constraints = _constraints(config, settings, hardware)
     kept = _KeepPlan()
-    topology = _topology(hardware)
     planner = EmbeddingShardingPlanner(
-        topology=topology,
-        enumerator=_enumerator(topology, constraints, settings),
+        topology=_topology(hardware),
         batch_size=settings.batch_size,
         storage_reservation=FixedPercentageStorageReservation(percentage=_RESERVED),
         constraints=constraints,
@@ -251,23 +256,6 @@ def _table_plan(option: ShardingOption) -> TablePlan:
     )
 
 
-def _enumerator(
-    topology: Topology, constraints: dict[str, ParameterConstraints], settings: TrainSettings
-) -> EmbeddingEnumerator | None:
-    """Return what lists the possible plans with their costs; None: the planner's own."""
-    if settings.table_precision == "fp32":
-        return None
-    return EmbeddingEnumerator(
-        topology,
-        settings.batch_size,
-        constraints,
-        [
-            EmbeddingPerfEstimator(topology, constraints),
-            StorageEstimator(OPTIMIZERS[settings.table_optimizer], topology, constraints),
-        ],
-    )
-
-
 def _topology(hardware: Hardware) -> Topology:
     cuda = hardware.device == "cuda"
     trainer = TrainerConfig(
@@ -285,7 +273,6 @@ def _constraints(
     config: ModelConfig, settings: TrainSettings, hardware: Hardware
 ) -> dict[str, ParameterConstraints]:
     cuda = hardware.device == "cuda"
-    output = output_type(settings, config, hardware.device, hardware.world_size)
     # the width of a column shard; FBGEMM needs multiples of 4
     width = max(4, math.ceil(config.embedding_dim / hardware.world_size / 4) * 4)
     constraints = {}
@@ -298,7 +285,7 @@ def _constraints(
             sharding_types=auto if sharding == "auto" else [sharding],
             compute_kernels=[_FUSED, _UVM] if cuda else [_FUSED],
             min_partition=width if sharding == "column_wise" else None,
-            output_dtype=output,
+            output_dtype=DataType.FP32 if settings.table_precision == "fp16" else None,
         )
     return constraints
 

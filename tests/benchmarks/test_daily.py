@@ -12,8 +12,7 @@ import pytest
 
 from benchmarks.daily import __main__ as daily
 from benchmarks.daily import ways
-from benchmarks.daily.results import ORACLE, Result, Results
-from benchmarks.daily.ways import STAGES, Calendar, Cost, Morning, StageFailedError
+from benchmarks.daily.ways import STAGES, Calendar, Morning
 from benchmarks.process import Run
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.atomic import write_json
@@ -43,7 +42,6 @@ def test_the_last_days_of_the_log_are_used() -> None:
         (["--days", "25"], "--days 25"),
         (["--days", "12", "--first_days", "11"], "--first_days 11 of --days 12"),
         (["--ways", "weekly"], "--ways weekly"),
-        (["--", "--continue_from", "CKPT"], "--continue_from is set by this program"),
     ],
 )
 def test_settings(flags: list[str], said: str, tmp_path: Path, capsys) -> None:
@@ -58,11 +56,6 @@ def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path, capsys) -> N
     assert daily.main(["--output", str(tmp_path)]) == 2
     assert "not empty, and not made by this benchmark" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
-
-
-def test_a_failed_command_names_itself() -> None:
-    with pytest.raises(StageFailedError, match=r"refit/day 3/etl: too late"):
-        ways.run_command("refit/day 3/etl", ["-c", "raise SystemExit('too late')"])
 
 
 # ---- the whole benchmark, with commands that are fakes
@@ -136,30 +129,7 @@ def test_each_way_does_its_work_each_morning(commands: Commands, tmp_path: Path,
     assert values["oracle", "day 22", "auroc"] == pytest.approx(0.830022)
 
 
-def test_a_second_run_begins_anew(commands: Commands, tmp_path: Path) -> None:
-    assert start(tmp_path) == 0
-    commands.seen.clear()
-    assert start(tmp_path, "--ways", "never") == 0
-    assert len(commands.seen) == 1 + len(STAGES)
-
-
 # ---- results
-
-
-def test_means_over_the_mornings() -> None:
-    aurocs = {"never": 0.75, "daily": 0.7985, ORACLE: 0.83}
-    calendar = Calendar(days=5, first_days=2)
-    mornings = {
-        morning: {way: Result({"auroc": auroc + i / 100}) for way, auroc in aurocs.items()}
-        for i, morning in enumerate(calendar.mornings)
-    }
-    for i, results in enumerate(mornings.values()):
-        results["daily"].costs.update(etl=Cost(1, 2, 50), train=Cost(3, 4, 90 + i))
-    results = Results(calendar, 1000, (), mornings)
-    assert results.mean_auroc("daily") == pytest.approx(0.8035)
-    assert results.mean_cost("daily") == Cost(4, 6, 91)
-    assert results.mean_cost("daily", ["etl"]) == Cost(1, 2, 50)
-    assert "refit" not in results.text()  # was not measured
 
 
 # ---- every command, once

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.etl import systems
-from benchmarks.etl.log import DAYS, make_log, repeat_head
+from benchmarks.etl.log import make_log, repeat_head
 from benchmarks.etl.systems import POLARS, Log
 from benchmarks.etl.verify import DifferentOutputError, Output, compare, parts
 from benchmarks.process import run as measured
@@ -19,31 +19,7 @@ from nvt_torchrec.etl.run import run
 from tests.etl.runs import settings
 from tests.logs import CRITEO, write_log
 
-LARGEST = {14, 23, 24, 33, 34, 35}  # fields of cat_0, 9, 10, 19, 20, 21
-
 # ---- the log
-
-
-def rows(path: Path) -> list[list[str]]:
-    days = sorted(path.glob("day_*"))
-    return [line.split("\t") for day in days for line in day.read_text().splitlines()]
-
-
-def test_rare_values_replace_others_in_the_largest_columns(tmp_path: Path) -> None:
-    make_log(tmp_path / "plain", 4000, 0.05, 0.0)
-    make_log(tmp_path / "rare", 4000, 0.05, 0.25)
-    plain, rare = rows(tmp_path / "plain"), rows(tmp_path / "rare")
-    assert len(list((tmp_path / "rare").glob("day_*"))) == DAYS
-    assert len(rare) == 4000
-    changed = [
-        field
-        for row, other in zip(plain, rare, strict=True)
-        for field, (a, b) in enumerate(zip(row, other, strict=True))
-        if a != b
-    ]
-    assert set(changed) == LARGEST
-    assert abs(len(changed) / (4000 * len(LARGEST)) - 0.25) < 0.02
-    assert len({row[14] for row in rare}) > 2 * len({row[14] for row in plain})
 
 
 def test_the_log_is_made_once_and_repeated(tmp_path: Path) -> None:
@@ -132,12 +108,6 @@ def swapped(ids: np.ndarray, a: int, b: int) -> np.ndarray:
 def test_equal_outputs_are_summed_up(tmp_path: Path) -> None:
     summary = check(tmp_path, int_0=COLUMNS["int_0"] + 2e-6)
     assert summary.startswith("15 rows, 5 values in the vocabularies, 1 null and 1 out-of-vocab")
-
-
-def test_parts_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    for number in (10, 9, 0):
-        (tmp_path / f"part.{number}.parquet").touch()
-    assert [path.name for path in parts(tmp_path)] == [f"part.{n}.parquet" for n in (0, 9, 10)]
 
 
 @pytest.mark.parametrize(

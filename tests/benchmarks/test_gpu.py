@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu import runner
-from benchmarks.gpu.__main__ import as_table, main
-from benchmarks.gpu.runner import FAILED, OK, SKIPPED, read_records, run_steps
+from benchmarks import harness
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu.__main__ import measure
 from benchmarks.gpu.steps import Step, all_steps, chosen
 from benchmarks.gpu.training import WAYS
 from benchmarks.gpu.worker import GpuSettings
@@ -30,8 +31,10 @@ def small(tmp_path: Path) -> GpuSettings:
 
 
 @pytest.fixture(autouse=True)
-def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "OUTPUTS", tmp_path / "outputs")
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(gpu, "OUTPUTS", tmp_path)
+    monkeypatch.setattr(harness, "BUILD", tmp_path)
+    return tmp_path
 
 
 def _step(name: str, code: str, seconds: float = 60) -> Step:
@@ -45,7 +48,6 @@ def test_what_comes_first_tells_most(small: GpuSettings) -> None:
         "doctor", "tests/tests/gpu/test_etl.py", "copies", "stages",
         "training/bf16/B=256", "training/bf16/B=64", "training/bf16 compiled/B=64",
         "training/tf32/B=256", "training/fp32/B=256", "loader", "engine/cpu",
-        "profile",
     ]  # fmt: skip
     assert [name for name in names if name in order] == order
     ways = {name.split("/")[1] for name in names if name.startswith("training/")}
@@ -61,9 +63,6 @@ def test_steps_are_chosen_by_patterns(
     assert [step.name for step in chosen(steps, ("copies", "doc*"))] == ["doctor", "copies"]
     with pytest.raises(SettingsError, match="--only nothing: no such step\n  -> one of doctor"):
         chosen(steps, ("nothing",))
-    monkeypatch.setattr("benchmarks.harness.start_logging", lambda: None)  # it handles signals
-    assert main(["--list", "--only", "engine/*"]) == 0
-    assert "engine/dask" in capsys.readouterr().out
 
 
 def test_without_a_gpu_it_says_so() -> None:
@@ -75,8 +74,7 @@ def test_without_a_gpu_it_says_so() -> None:
     assert "torch sees no GPU here" in done.stderr
 
 
-def test_a_crash_costs_one_step(small: GpuSettings, tmp_path: Path) -> None:
-    path = tmp_path / "records.jsonl"
+def test_a_crash_costs_one_step(outputs: Path) -> None:
     steps = [
         _step("first", "print('hello')"),
         _step("crash", "import os; os.abort()"),
@@ -84,44 +82,23 @@ def test_a_crash_costs_one_step(small: GpuSettings, tmp_path: Path) -> None:
         Step("rapids", ("this",), 1, rapids=True),
         _step("last", "1"),
     ]
-    run_steps(steps, small, resume=False, path=path)
-    found = read_records(path)
-    assert [record.status for record in found.values()] == [OK, FAILED, FAILED, SKIPPED, OK]
-    assert "killed after 1 s" in found["hangs"].error
-    assert found["crash"].error
-    assert "hello" in (tmp_path / "outputs" / "first.out").read_text()
-    assert len(path.read_text().splitlines()) == len(steps)
+    failed = measure(steps, "cpu").failed
+    assert failed.keys() == {("step crash", ""), ("step hangs", "")}
+    assert "killed after 1 s" in failed["step hangs", ""]
+    assert "hello" in (outputs / "first.out").read_text()
+    assert len(json.loads((outputs / "gpu.json").read_text())["failed"]) == 2
 
 
-def test_resuming_leaves_out_what_succeeded(small: GpuSettings, tmp_path: Path) -> None:
-    path, marks = tmp_path / "records.jsonl", tmp_path / "marks"
-    mark = f"open({str(marks)!r}, 'a').write"
-    steps = [
-        _step("good", f"{mark}('g')"),
-        _step("bad", f"{mark}('b'); 1 / 0"),
-        _step("changed", f"{mark}('c')"),
-    ]
-    run_steps(steps, small, resume=True, path=path)
-    with open(path, "a") as file:  # the machine went away meanwhile, or had another version
-        file.write('{"step": "good", "status": "fai\n{"step": "good"}\n')
-    steps[2] = _step("changed", f"{mark}('d')")
-    run_steps(steps, small, resume=True, path=path)
-    assert marks.read_text() == "gbcbd"
-    run_steps(steps, small, resume=False, path=path)
-    assert marks.read_text() == "gbcbdgbd"
-    assert read_records(tmp_path / "none.jsonl") == {}
-
-
-def test_figures_become_a_table(small: GpuSettings, tmp_path: Path) -> None:
-    """Steps that need no GPU, with data that are made beside them."""
+def test_figures_become_a_table(small: GpuSettings) -> None:
+    """Steps that need no GPU, and make their data."""
     names = ("copies", "loader", "engine/cpu", "training/bf16*/B=256")
-    records = run_steps(
-        chosen(all_steps(small), names), small, resume=False, path=tmp_path / "records.jsonl"
-    )
-    assert [(record.status, record.error) for record in records] == [(OK, "")] * 5
-    text = as_table(records, "cpu").text()
+    table = measure(chosen(all_steps(small), names), "cpu")
+    assert not table.failed
+    text = table.text()
     for words in ("copy from pageable memory", "ours, CPU", "TorchRec npy", "cpu engine: both"):
         assert words in text
-    results = [result for record in records for result in record.results]
-    gib = {result["case"]: result["table_gib"] for result in results if "table_gib" in result}
-    assert gib["train bf16 fp16 tables B=256"] < 0.8 * gib["train bf16 B=256"]
+    full, half = (
+        table.outputs("limit", f"train bf16{kind} B=256")[0]["table_gib"]
+        for kind in ("", " fp16 tables")
+    )
+    assert half < 0.8 * full

@@ -82,28 +82,10 @@ def test_spread_over_seeds(split: Path, capsys: pytest.CaptureFixture) -> None:
     assert f"worst {min(aurocs):.5f}" in capsys.readouterr().out
 
 
-def test_distance_from_the_oracle(
-    split: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    read = quality._result
-    monkeypatch.setattr(quality, "make_data", lambda rows_per_day: split)
-    monkeypatch.setattr(
-        quality, "_result", lambda log: {**(run := read(log)), "oracle": 1, "gap": 1 - run["auroc"]}
-    )
-    assert train.main([*SMALL, "--", "--max_steps=3"]) == 0
-    found = json.loads((split.parent / "quality.json").read_text())
-    values = {result["metric"]: result["median"] for result in found["results"]}
-    gap = values["gap"]
-    assert gap == pytest.approx(1.0 - values["auroc"])
-    assert f"sgd small, B=100: {gap:.4f} below" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--", "--batch_size=5"], "--batch_size=5 is set"),
         (["--optimizers=lbfgs"], "--optimizers lbfgs"),
-        (["--global_batches=100", "--ranks=3"], "--global_batches 100 with --ranks"),
         (["--seeds=0"], "--seeds 0\n  -> it must be at least 1"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,8 +47,3 @@ def test_a_process_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, capsys) -
     monkeypatch.setattr(compile_ahead, "SPECS", ())
     assert compile_ahead.main() == 2
     assert "No module named 'no_such_module_of_ours'" in capsys.readouterr().err
-
-
-def test_the_modules_are_there() -> None:
-    modules = [name for names in compile_ahead.IMPORTS for name in names]
-    assert all((ROOT / f"{name.replace('.', os.sep)}.py").is_file() for name in modules)

@@ -7,7 +7,6 @@ values, and out-of-vocabulary values that are spread over several ids.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,7 @@ from nvt_torchrec.formats.workflow_description import (
     describe_vocabularies,
 )
 from tests.manifests import write_manifest
-from tests.nvt_loader.data import WRITER, make_columns, make_lists, write_metadata
+from tests.nvt_loader.data import WRITER, make_columns, write_metadata
 
 SPEC = FeatureSpec(
     label="label",
@@ -57,10 +56,10 @@ DIGESTS = tuple(hashlib.sha256(bytes([number])).hexdigest() for number in range(
 PARTS = {"train": {0: [300, 40], 1: [260], 2: [200, 129]}, "valid": {3: [120]}, "test": {3: [201]}}
 
 
-def table_sizes(generation: int, spec: FeatureSpec = SPEC) -> tuple[int, ...]:
+def table_sizes(generation: int) -> tuple[int, ...]:
+    values = VALUES[generation]
     return tuple(
-        column.reserved_ids + VALUES[generation][column.vocabulary_name]
-        for column in spec.categorical
+        column.reserved_ids + values[column.vocabulary_name] for column in SPEC.categorical
     )
 
 
@@ -82,47 +81,36 @@ def sources(column: CategoricalColumn, then: int) -> np.ndarray:
     return found
 
 
-def write_output(
-    root: Path,
-    generation: int,
-    *,
-    parts: Mapping[str, Mapping[int, list[int]]] = PARTS,
-    spec: FeatureSpec = SPEC,
-    row_group_rows: int = 64,
-    multi_hot: tuple[str, ...] = (),
-    shuffle: str = "none",
-) -> Path:
+def write_output(root: Path, generation: int, *, shuffle: str = "none") -> Path:
     """Write an output of the ETL whose workflow is of a generation; return its splits."""
     output = EtlOutput(root)
-    names = tuple(spec.categorical_names)
-    sizes = table_sizes(generation, spec)
-    schema = TableSchema("label", tuple(spec.dense_names), names, sizes, multi_hot)
-    newest = table_sizes(len(VALUES) - 1, spec)
+    names = tuple(SPEC.categorical_names)
+    schema = TableSchema("label", tuple(SPEC.dense_names), names, table_sizes(generation))
+    newest = table_sizes(len(VALUES) - 1)
     files, first_row = [], 0
     for split in SPLITS:
         (output.splits / split).mkdir(parents=True)
-        numbered = [(day, rows) for day, all_rows in parts[split].items() for rows in all_rows]
+        numbered = [(day, rows) for day, all_rows in PARTS[split].items() for rows in all_rows]
         for number, (day, rows) in enumerate(numbered):
             columns = make_columns(first_row, rows, table_sizes=newest, dense=2, seed=3)
             if generation < len(VALUES) - 1:
-                for column in spec.categorical:
+                for column in SPEC.categorical:
                     ids = sources(column, generation)[columns[column.name]]
                     columns[column.name] = ids.astype(np.int32)
-            columns |= make_lists(columns, multi_hot, seed=first_row)
             path = output.splits / split / f"part.{number}.parquet"
-            pq.write_table(pa.table(columns), path, row_group_size=row_group_rows, **WRITER)
+            pq.write_table(pa.table(columns), path, row_group_size=64, **WRITER)
             size = path.stat().st_size
             files.append(PartFile(f"{split}/{path.name}", rows, size, day, max(0, day - 1)))
             first_row += rows
         schema.write(output.splits / split)
     schema.write(output.splits)
     write_metadata(output.splits)
-    write_workflow(output.workflow, generation, spec)
+    write_workflow(output.workflow, generation)
     write_manifest(
         output.manifest,
         generation=generation,
         settings={"shuffle": shuffle},
-        days={split: sorted(parts[split]) for split in SPLITS},
+        days={split: sorted(PARTS[split]) for split in SPLITS},
         splits={
             split: {"rows": sum(part.rows for part in files if part.split == split)}
             for split in SPLITS
@@ -132,7 +120,7 @@ def write_output(
     return output.splits
 
 
-def write_workflow(path: Path, generation: int, spec: FeatureSpec = SPEC) -> None:
+def write_workflow(path: Path, generation: int) -> None:
     """Write what a run reads of a workflow: ``metadata.json`` and the files that it names."""
     (path / "lineage").mkdir(parents=True)
     files = {}
@@ -163,13 +151,12 @@ def write_workflow(path: Path, generation: int, spec: FeatureSpec = SPEC) -> Non
         )
         for number in range(generation + 1)
     )
-    statistics = {name: {"mean": 0.0, "std": 1.0} for name in spec.normalized_names}
     observed = dict.fromkeys(("null", "oov", "unique"), 0)
     counted = {
         name: VocabularyCounts(count, observed) for name, count in VALUES[generation].items()
     }
-    vocabularies = describe_vocabularies(spec, counted, dict.fromkeys(counted, directory))
-    statistics = {name: {"mean": 0.0, "std": 1.0} for name in spec.normalized_names}
+    vocabularies = describe_vocabularies(SPEC, counted, dict.fromkeys(counted, directory))
+    statistics = {name: {"mean": 0.0, "std": 1.0} for name in SPEC.normalized_names}
     WorkflowDescription(
-        path, spec, statistics, vocabularies, {}, DIGESTS[generation], files, lineage
+        path, SPEC, statistics, vocabularies, {}, DIGESTS[generation], files, lineage
     ).write()

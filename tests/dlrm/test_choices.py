@@ -20,7 +20,7 @@ from nvt_torchrec.dlrm.evaluate import score
 from nvt_torchrec.dlrm.layers import PairProducts, PooledVectors
 from nvt_torchrec.dlrm.metrics import compute_metrics
 from nvt_torchrec.nvt_loader import KJTLoader
-from tests.dlrm.runs import events, losses, train_here, train_many
+from tests.dlrm.runs import events, losses, train_here
 
 
 def _train(data, log, *flags: str):
@@ -178,18 +178,6 @@ def test_every_run_leaves_a_log(data, tmp_path, monkeypatch):
     assert json.loads((directory / "settings.json").read_text())["max_steps"] == 3
     train_here(*flags, "--checkpoint_dir=kept", "--checkpoint_freq=2")
     assert {path.name for path in (tmp_path / "kept" / "log").iterdir()} == names
-
-
-def test_two_ranks_stop_together(data, tmp_path):
-    flags = [f"--binary_path={data}", "--batch_size=16", "--learning_rate=0.1", "--epochs=2"]
-    flags += ["--max_steps=10", "--test_batch_size=50"]
-    flags += ["--amp", "--interaction_type=dcn", f"--log_path={tmp_path}"]
-    train_many([flags], ranks=2)
-    (start,), (end,) = events(tmp_path, "start"), events(tmp_path, "end")
-    assert (end["step"], end["samples"]) == (10, 320)
-    assert len(start["plan"]["tables"]) == 4
-    assert len(start["plan"]["gib_per_rank"]) == 2
-    assert "GiB of tables" in (tmp_path / "training.html").read_text()
 
 
 def test_dense_layers_are_compiled(data, tmp_path, inductor):

@@ -82,16 +82,6 @@ def test_a_restarted_job_waits_for_locks_of_a_machine_that_is_gone(tmp_path, mon
     assert not lock.exists()
 
 
-def test_a_directory_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").touch()
-    with (
-        process_group() as group,
-        pytest.raises(OutputError, match=r"file/\.lock: cannot be written"),
-        claimed({tmp_path: tmp_path / "file" / ".lock"}, group),
-    ):
-        raise AssertionError("never reached")
-
-
 def test_file_systems_without_locks(tmp_path, monkeypatch, caplog):
     def flock(*args):
         raise OSError(37, "No locks available")

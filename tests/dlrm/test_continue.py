@@ -12,9 +12,6 @@ import torch
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.dlrm import evaluate as evaluate_module
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
-from nvt_torchrec.dlrm.checkpoint.store import load_model
-from nvt_torchrec.dlrm.evaluate import score
-from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.continued_runs import RATES, SHARDINGS, TABLES, flags, train_checkpoints
 from tests.dlrm.continuing import read_all, save_start_here
 from tests.dlrm.generations import (
@@ -22,7 +19,6 @@ from tests.dlrm.generations import (
     SPEC,
     sources,
     table_sizes,
-    write_output,
 )
 from tests.dlrm.resuming import assert_same
 from tests.dlrm.runs import events, losses, torchrun, train_here, train_many
@@ -165,20 +161,6 @@ def test_two_ranks_continue_as_one(outputs, trained, tmp_path):
     found = [losses(tmp_path / log) for log in ("one", "two")]
     assert len(found[0]) == -(-(260 + 329 + round(0.3 * 340)) // 32)
     np.testing.assert_allclose(*found, rtol=0, atol=1e-5)
-
-
-def test_multi_hot_columns(tmp_path):
-    data = [write_output(tmp_path / f"{n}", n, multi_hot=("cat_0", "cat_4")) for n in (0, 2)]
-    train_here(*flags(data[0], "adagrad", f"--save_checkpoint_path={tmp_path / 'then'}"))
-    save_start_here(
-        flags(data[1], "adagrad", f"--continue_from={tmp_path / 'then'}"), tmp_path / "now"
-    )
-    assert_grown(tmp_path / "then", tmp_path / "now")
-    logits = [
-        score(load_model(tmp_path / name)[0], KJTLoader(path / "test", 64, device="cpu"))[0]
-        for name, path in zip(("then", "now"), data, strict=True)
-    ]
-    assert np.array_equal(*logits)
 
 
 @pytest.mark.parametrize("optimizer", RATES)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
-from tests.dlrm.continued_runs import TABLES, flags, train_checkpoints
+from tests.dlrm.continued_runs import flags, train_checkpoints
 from tests.dlrm.generations import DIGESTS, table_sizes, write_output, write_workflow
 from tests.dlrm.runs import train_here
-from tests.dlrm.test_checkpoint import change_model_file, forge
+from tests.dlrm.test_checkpoint import change_model_file
 
 
 @pytest.fixture(scope="module")
@@ -79,20 +77,6 @@ def test_a_table_in_which_new_values_would_share_rows(outputs, copy):
     more = ["--hash_indices", f"--num_embeddings_per_feature={sizes}"]
     text = refusal(outputs[2], copy, *more, error=SettingsError)
     assert "column cat_0 has 33 ids in the checkpoint's generation and 43 now" in text
-
-
-def test_another_tensor_in_a_tensors_place(outputs, copy):
-    buffer = io.BytesIO()
-    torch.save(torch.zeros(3), buffer)
-    (part,) = copy.glob("*.distcp")
-    content = part.read_bytes() + buffer.getvalue() + bytes(10_000)
-    tensors = json.loads((copy / "tensors.json").read_text())
-    chunk = tensors[f"{TABLES}t_cat_0.weight"]["chunks"][0]
-    chunk |= {"begin": part.stat().st_size, "length": len(buffer.getvalue())}
-    forge(copy, part.name, content)
-    forge(copy, "tensors.json", json.dumps(tensors).encode())
-    text = refusal(outputs[2], copy, error=BadInputError)
-    assert "are not a tensor [33, 8]" in text
 
 
 @pytest.mark.parametrize(

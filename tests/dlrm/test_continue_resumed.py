@@ -118,20 +118,6 @@ def test_a_directory_of_another_run(outputs, trained, tmp_path):
         train_here(*continued(outputs[2], second, tmp_path / "anew", "--resume"))
 
 
-def test_a_directory_that_has_a_newer_checkpoint_by_now(outputs, trained, tmp_path):
-    """The run goes on from its own checkpoint, which began from the one that was newest then."""
-    before, run = tmp_path / "before", tmp_path / "run"
-    steps = before / "steps"
-    shutil.copytree(trained[1, "table_wise"], steps / "step_00000008")
-    train_here(*continued(outputs[2], steps, run, "--max_steps=4"))
-    shutil.rmtree(run / "final")
-    shutil.copytree(trained[2, "table_wise"], steps / "step_00000009")
-    train_here(*continued(outputs[2], steps, run, "--resume", "--max_steps=6"))
-    training = CheckpointRecord.read(run / "final").training
-    assert training["continued_from"]["checkpoint"] == str(steps / "step_00000008")
-    assert (training["steps"], training["optimizer_steps"]) == (6, 14)
-
-
 def test_which_checkpoint_is_meant(outputs, trained, tmp_path):
     """A final one, a periodic one, or the newest of a directory of them."""
     run = continued(outputs[2], trained[1, "table_wise"], tmp_path)

@@ -33,32 +33,36 @@ def _resolved(*flags: str, global_batch: int = 16_384, epoch_steps: int = 1000):
 
 
 def test_a_given_rate_serves_both_from_the_first_step():
-    found = _resolved("--adagrad", "--learning_rate=0.5")
-    assert (found.learning_rate, found.dense_learning_rate, found.lr_warmup_steps) == (0.5, 0.5, 0)
+    chosen = _resolved("--adagrad", "--learning_rate=0.5")
+    assert (chosen.learning_rate, chosen.dense_learning_rate, chosen.lr_warmup_steps) == (
+        0.5,
+        0.5,
+        0,
+    )
 
 
 def test_each_can_be_given():
-    found = _resolved("--adagrad", "--dense_learning_rate=0.5", "--lr_warmup_steps=3")
-    assert (found.learning_rate, found.dense_learning_rate) == (0.018, 0.5)
-    assert found.lr_warmup_steps == 3
-    found = _resolved("--learning_rate=0.5", "--dense_learning_rate=0.1")
-    assert (found.learning_rate, found.dense_learning_rate) == (0.5, 0.1)
+    chosen = _resolved("--adagrad", "--dense_learning_rate=0.5", "--lr_warmup_steps=3")
+    assert (chosen.learning_rate, chosen.dense_learning_rate) == (0.018, 0.5)
+    assert chosen.lr_warmup_steps == 3
+    chosen = _resolved("--learning_rate=0.5", "--dense_learning_rate=0.1")
+    assert (chosen.learning_rate, chosen.dense_learning_rate) == (0.5, 0.1)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adagrad", "adam"])
 def test_a_continued_run_has_lower_rates_and_no_warmup(optimizer):
     first = _resolved(f"--optimizer={optimizer}")
-    found = _resolved(f"--optimizer={optimizer}", "--continue_from=checkpoint")
-    assert found.learning_rate == pytest.approx(0.4 * first.learning_rate, rel=0.05)
-    assert found.dense_learning_rate == pytest.approx(first.dense_learning_rate / 6, rel=0.05)
-    assert found.lr_warmup_steps == 0 < first.lr_warmup_steps
+    chosen = _resolved(f"--optimizer={optimizer}", "--continue_from=checkpoint")
+    assert chosen.learning_rate == pytest.approx(0.4 * first.learning_rate, rel=0.05)
+    assert chosen.dense_learning_rate == pytest.approx(first.dense_learning_rate / 6, rel=0.05)
+    assert chosen.lr_warmup_steps == 0 < first.lr_warmup_steps
     given = _resolved("--adagrad", "--learning_rate=0.5", "--continue_from=checkpoint")
     assert (given.learning_rate, given.dense_learning_rate) == (0.5, 0.5)
 
 
 def test_no_warmup_that_goes_on_when_the_decay_begins():
-    found = _resolved("--lr_decay_start=7", "--lr_decay_steps=20")
-    assert found.lr_warmup_steps == 7
+    chosen = _resolved("--lr_decay_start=7", "--lr_decay_steps=20")
+    assert chosen.lr_warmup_steps == 7
 
 
 @pytest.mark.parametrize(

@@ -102,17 +102,6 @@ def test_rows_follow_their_values(history, data):
     assert all(origin < sizes[0] for origin in origins.tolist())
 
 
-def test_shards_together_are_the_table():
-    table = GrownTable(10, 20, 10, np.array([3, 7]), np.arange(2, 14), 12)
-    whole = table.anew(0, 20)
-    assert whole[0].tolist() == [3, 7, *range(10, 20)]
-    assert whole[1].tolist() == list(range(2, 14))
-    parts = [table.anew(begin, begin + 4) for begin in range(0, 20, 4)]
-    for number in (0, 1):
-        together = np.concatenate([part[number] for part in parts])
-        assert sorted(together.tolist()) == sorted(whole[number].tolist())
-
-
 def grown(then: int, now: int, values: list[int]) -> GrownTable:
     REUSED.clear()
     found = lineage(values, CategoricalColumn("cat_0", raw="int"))
@@ -127,12 +116,6 @@ def test_ids_that_share_rows():
     for then, now, values in ((20, 30, [40, 40]), (20, 20, [40, 41]), (43, 43, [40, 50])):
         with pytest.raises(SettingsError, match=r"column cat_0 has 43 ids .*share rows"):
             grown(then, now, values)
-
-
-def test_a_smaller_table_without_the_rows_that_no_id_has():
-    table = grown(100, 53, [40, 50])
-    assert (table.rows_then, table.rows, table.kept) == (100, 53, 43)
-    assert table.anew(0, 53)[0].tolist() == list(range(43, 53))
 
 
 def test_a_column_that_the_workflow_lacks():

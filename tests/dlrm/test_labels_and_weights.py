@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -151,14 +150,6 @@ def test_resuming_with_another_label(weighted, tmp_path):
             train_here(*flags)
     resumed = train_here(*flags_of(weighted, tmp_path / "c", *steps, "--label=bought", "--resume"))
     assert resumed.steps == 5
-
-
-def test_the_main_label_may_be_named_or_not(weighted, tmp_path):
-    steps = [f"--checkpoint_dir={tmp_path / 'steps'}", "--checkpoint_freq=5", "--max_steps=5"]
-    train_here(*flags_of(weighted, tmp_path / "a", *steps, "--label=label"))
-    record = json.loads((tmp_path / "a" / "final" / "model.json").read_text())
-    assert record["training"]["settings"]["label"] is None
-    assert train_here(*flags_of(weighted, tmp_path / "b", *steps, "--resume")).steps == 5
 
 
 def test_continuing_with_another_label(runs, weighted, tmp_path):

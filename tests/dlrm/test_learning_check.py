@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 
-from nvt_torchrec.dlrm import train as train_module
 from nvt_torchrec.dlrm.reporting.learning_check import _is_chance
-from tests.dlrm.runs import events, train_here, train_many
+from tests.dlrm.runs import events, train_here
 from tests.nvt_loader.data import write_split
 
 WIDE = ["--dense_arch_layer_sizes=64,8", "--over_arch_layer_sizes=1024,1024,1"]
@@ -60,48 +58,13 @@ def test_a_loss_that_explodes(split, tmp_path, caplog):
     assert "leave --learning_rate 0.1 out: these layers would be given" in caplog.text
 
 
-def test_nothing_learned_after_a_tenth_of_the_epoch(noise, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("nvt_torchrec.dlrm.reporting.learning_check._SAMPLES", 2000)
-    flags = ["--adagrad", "--batch_size=64"]
-    train_here(f"--binary_path={noise}", f"--log_path={tmp_path}", *flags)
-    (text,) = _warnings(tmp_path)
-    assert text.startswith("step 45: AUROC 0.")  # 13 and 32 steps
-    assert "of the last 2,048 training samples" in text
-    assert "look whether the data tell anything of the label" in caplog.text
-
-
-def test_nothing_learned_by_two_ranks(noise, tmp_path):
-    flags = [f"--binary_path={noise}", "--batch_size=32", f"--log_path={tmp_path}", "--epochs=4"]
-    flags += ["--limit_val_batches=1"]  # too few rows for an evaluation to tell
-    train_many([[*flags, "--optimizer=sgd", "--learning_rate=1e-9"]], ranks=2)
-    (event,) = events(tmp_path, "warning")
-    assert event["step"] == 326  # 13 and 313 steps
-    assert "of the last 20,032 training samples" in event["text"]
-    assert "--adagrad" in event["remedy"]
-
-
-def test_nothing_learned_by_an_evaluation_of_valid(noise, tmp_path):
-    """Where an epoch's training samples are too few to tell."""
+def test_nothing_learned_by_an_evaluation_of_valid(noise, tmp_path, caplog):
     flags = ["--adagrad", "--batch_size=64"]
     train_here(f"--binary_path={noise}", f"--log_path={tmp_path}", *flags)
     (text,) = _warnings(tmp_path)
     assert text.startswith("step 128: AUROC 0.")
     assert text.endswith("of valid: nothing is learned yet")
-
-
-def test_constant_predictions(split, tmp_path, monkeypatch):
-    build = train_module.build
-
-    def dead(*args):
-        model, optimizer, plan = build(*args)
-        with torch.no_grad():
-            next(iter(model.module.dlrm.over_arch.parameters())).zero_()
-        return model, optimizer, plan
-
-    monkeypatch.setattr(train_module, "build", dead)
-    flags = ["--learning_rate=1e-9", "--batch_size=256", "--max_steps=2"]
-    train_here(f"--binary_path={split}", f"--log_path={tmp_path}", *flags)
-    assert any("every row gets the same prediction" in text for text in _warnings(tmp_path))
+    assert "look whether the data tell anything of the label" in caplog.text
 
 
 @pytest.mark.parametrize(

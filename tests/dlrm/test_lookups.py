@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
 from torchrec.distributed.types import BoundsCheckMode
-from torchrec.modules.embedding_configs import DataType
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.build import build
@@ -17,17 +14,14 @@ from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.checkpoint.tensors import read_tensors
 from nvt_torchrec.dlrm.config import ModelConfig, model_config
 from nvt_torchrec.dlrm.data import read_schema
-from nvt_torchrec.dlrm.interactions import LowRankCross
 from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.optim.adam import lookups_of
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
-from nvt_torchrec.dlrm.sharding import lookups
-from nvt_torchrec.dlrm.sharding.planning import plan_only
+from nvt_torchrec.dlrm.sharding.planning import sharder
 from tests.dlrm.runs import MODEL, events, losses, train_here
 
 SIZES = ModelConfig(("i",), ("a", "b"), (2**30, 2**30 - 1), 8, (8,), (8, 1))
 LARGER = ModelConfig(("i",), ("a", "b"), (2**30, 2**30), 8, (8,), (8, 1))
-CROSSED = ModelConfig(("i",), ("a",), (9,), 8, (8,), (8, 1), interaction=LowRankCross(1, 4))
 
 
 def lookup_of(data, *flags: str):
@@ -45,47 +39,20 @@ def train(data, log, *flags: str) -> list[float]:
     return losses(log)
 
 
-@pytest.mark.parametrize(
-    ("config", "cached", "ids"),
-    [
-        (SIZES, False, torch.int32),
-        (LARGER, False, torch.int64),
-        (SIZES, True, torch.int64),
-    ],
-)
-def test_ids_are_widened_where_rows_cannot_be_numbered_in_32_bits(config, cached, ids):
-    found = lookups.fused_params(parse_settings([]), config, cached=cached)
-    assert found["embedding_table_index_type"] == found["embedding_table_offset_type"] == ids
+@pytest.mark.parametrize(("config", "ids"), [(SIZES, torch.int32), (LARGER, torch.int64)])
+def test_ids_are_widened_where_rows_cannot_be_numbered_in_32_bits(config, ids):
+    params = sharder(parse_settings([]), config).fused_params
+    assert params["embedding_table_index_type"] == params["embedding_table_offset_type"] == ids
 
 
-@pytest.mark.parametrize(
-    ("flags", "config", "device", "ranks", "expected"),
-    [
-        ("--amp", SIZES, "cuda", 1, DataType.BF16),
-        ("", SIZES, "cuda", 1, None),
-        ("--amp", SIZES, "cpu", 1, None),
-        ("--amp", SIZES, "cuda", 2, None),
-        ("--amp", CROSSED, "cuda", 1, None),
-        ("--amp --table_precision=fp16", SIZES, "cuda", 1, DataType.BF16),
-        ("--table_precision=fp16", SIZES, "cuda", 1, DataType.FP32),
-    ],
-)
-def test_lookups_in_bfloat16(flags, config, device, ranks, expected):
-    """Only where the dot products round to it first of all."""
-    settings = parse_settings(flags.split())
-    assert lookups.output_type(settings, config, device, ranks) == expected
-
-
-def test_fbgemm_gets_it(data, monkeypatch):
+def test_fbgemm_gets_it(data):
     found = lookup_of(data)
     assert found.embedding_table_index_type == torch.int32
     assert found.bounds_check_mode_int == BoundsCheckMode.NONE.value
     assert found.output_dtype == SparseType.FP32.as_int()
     assert found.weights_precision == SparseType.FP32
-    # as on a GPU, but in float16: FBGEMM's CPU kernels have no bfloat16
-    monkeypatch.setattr(lookups, "HALF_LOOKUPS", {"cpu": DataType.FP16})
     found = lookup_of(data, "--amp", "--table_precision=fp16")
-    assert found.output_dtype == SparseType.FP16.as_int()
+    assert found.output_dtype == SparseType.FP32.as_int()
     assert found.weights_precision == SparseType.FP16
     assert found.stochastic_rounding
 
@@ -126,17 +93,3 @@ def test_tables_in_float16(data, tmp_path, optimizer, caplog):
     assert found[0].log_loss == pytest.approx(trained["log_loss"], abs=1e-7)
     with pytest.raises(SettingsError, match="table_precision was fp16, is fp32"):
         train_here(*same, *steps, "--resume")
-
-
-@pytest.mark.parametrize(("optimizer", "state"), [("sgd", 0), ("adagrad", 4), ("adam", 8)])
-def test_the_plan_knows_how_much_they_take(optimizer, state):
-    """Two bytes a weight, and the state of the optimizer in float32."""
-    flags = ["--plan_only=1", "--binary_path=/nowhere", "--num_embeddings_per_feature=9000000,4"]
-    flags += [f"--optimizer={optimizer}", "--embedding_dim=64", "--dense_arch_layer_sizes=64"]
-    sizes = []
-    for precision in ("fp32", "fp16"):
-        text = plan_only(parse_settings([*flags, f"--table_precision={precision}"]))
-        sizes.append(float(re.search(r"GiB per rank: ([\d.]+);", text)[1]))
-    weights = 9e6 * 64 / 2**30
-    assert sizes[0] == pytest.approx(weights * (4 + state), abs=0.02)
-    assert sizes[1] == pytest.approx(weights * (2 + state), abs=0.02)

@@ -60,14 +60,6 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return load_model(path)[0].state_dict()
 
 
-def test_batches_have_no_dense_feature(split):
-    sizes = [batch.labels.shape[0] for batch in KJTLoader(split / "train", 64, device="cpu")]
-    assert sizes == [64] * 4 + [1]
-    for shuffle in (False, True):
-        for batch in KJTLoader(split / "train", 64, device="cpu", shuffle=shuffle):
-            assert batch.dense_features.shape == (batch.labels.shape[0], 0)
-
-
 @pytest.mark.parametrize("interaction", INTERACTIONS)
 def test_a_run_and_its_resumption(split, tmp_path, interaction):
     """Trained, evaluated, saved; gone on from a checkpoint; scored from the last."""

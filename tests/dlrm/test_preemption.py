@@ -38,7 +38,6 @@ def _terminate_at(monkeypatch, what: str, number: int) -> None:
     ("what", "number", "step"),
     [
         ("set_learning_rate", 1, 1),
-        ("set_learning_rate", 60, 60),
         ("evaluate", 2, 60),
         ("evaluate", 4, 90),  # of test
     ],
@@ -73,13 +72,6 @@ def test_without_a_directory_nothing_is_kept_and_a_warning_is_logged(
     assert ended.value.code == 143
     assert "ends after step 5; nothing is kept of it without --checkpoint_dir" in caplog.text
     assert not list(tmp_path.iterdir())
-
-
-def test_a_checkpoint_of_the_same_step_is_not_written_twice(data, tmp_path, monkeypatch):
-    _terminate_at(monkeypatch, "set_learning_rate", 7)
-    with pytest.raises(SystemExit):
-        train_here(*flags_of(data, tmp_path))
-    assert [path.name for path in finished(tmp_path / "steps")] == ["step_00000007"]
 
 
 def test_the_final_checkpoint_is_finished(data, whole, tmp_path, monkeypatch):
@@ -200,41 +192,3 @@ def test_one_rank_is_told_and_torchrun_restarts_all(data, two_ranks, tmp_path, s
     (resumed,) = events(tmp_path / "log", "resume")
     assert resumed["step"] > 20
     assert_same(tmp_path / "final", two_ranks / "same" / "final")
-
-
-#: Rank 1 gets SIGTERM while the final checkpoint is written; rank 0 when it is alone already.
-LATE = """
-import os, pathlib, signal, sys, time
-import train_torchrec
-from nvt_torchrec.dlrm import train
-from nvt_torchrec.dlrm.reporting import progress
-
-rank, other = os.environ["RANK"], pathlib.Path(sys.argv[1])
-
-def save_checkpoint(*args, **kwargs):
-    if rank == "1":
-        other.write_text(str(os.getpid()))
-        os.kill(os.getpid(), signal.SIGTERM)
-    return save(*args, **kwargs)
-
-def write_report(directory):
-    while pathlib.Path("/proc", other.read_text()).exists():
-        time.sleep(0.05)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(2.5)
-    return write(directory)
-
-save, train.save_checkpoint = train.save_checkpoint, save_checkpoint
-write, progress.write_report = progress.write_report, write_report
-sys.exit(train_torchrec.main(sys.argv[2:]))
-"""
-
-
-def test_two_ranks_finish_the_final_checkpoint(data, tmp_path):
-    script = tmp_path / "late.py"
-    script.write_text(LATE)
-    flags = flags_of(data, tmp_path, NEVER, "--epochs=1", batch_size=16)
-    result = torchrun(str(script), str(tmp_path / "pid"), *MODEL, *flags, timeout=800)
-    assert result.returncode == 0, result.stderr
-    assert (tmp_path / "final" / "model.json").exists()
-    assert (tmp_path / "log" / "training.html").exists()

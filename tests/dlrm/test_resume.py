@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 import shutil
@@ -16,10 +15,7 @@ import pytest
 
 from nvt_torchrec.base.errors import OutputError, SchemaError, SettingsError
 from nvt_torchrec.dlrm.checkpoint.record import FORMAT, CheckpointRecord
-from nvt_torchrec.dlrm.checkpoint.resume import check_resumable
 from nvt_torchrec.dlrm.checkpoint.writer import finished
-from nvt_torchrec.dlrm.config import ModelConfig
-from nvt_torchrec.dlrm.launch.distributed import process_group
 from tests.dlrm.conftest import TABLE_SIZES
 from tests.dlrm.generations import DIGESTS, write_workflow
 from tests.dlrm.resuming import (
@@ -39,15 +35,6 @@ from tests.dlrm.runs import (
     two_machines,
 )
 from tests.nvt_loader.data import write_metadata, write_split
-
-
-def test_the_newest_are_kept(whole):
-    names = [path.name for path in finished(whole / "steps")]
-    assert names == ["step_00000070", "step_00000077", "step_00000084"]
-    assert (whole / "steps" / "latest").read_text() == "step_00000084\n"
-    left = {path.name for path in (whole / "steps").iterdir()}
-    assert left == {*names, "latest"}, "nothing half written or half removed"
-
 
 #: Just after an epoch, the last step, and one at random.
 INTERRUPTED_AT = [31, 89, int(np.random.default_rng(5).integers(8, 89))]
@@ -173,18 +160,6 @@ def test_another_optimizer_is_refused_but_not_another_name_of_it(data, started):
     with pytest.raises(SettingsError, match="optimizer was rowwise_adagrad, is sgd"):
         train_here(*flags, "--resume", "--optimizer=sgd")
     train_here(*flags, "--resume")  # the checkpoint's
-
-
-def test_another_model_is_refused_with_the_difference(started):
-    config = ModelConfig.from_dict(CheckpointRecord.read(finished(started / "steps")[-1]).model)
-    other = dataclasses.replace(config, num_embeddings=(10, 50, 201, 3))
-    with (
-        process_group(),
-        pytest.raises(
-            SchemaError, match=r"num_embeddings was \(10, 50, 200, 3\), is \(10, 50, 201, 3\)"
-        ),
-    ):
-        check_resumable(finished(started / "steps")[-1], {}, other)
 
 
 def test_other_data_are_refused(started, tmp_path):

@@ -143,10 +143,8 @@ def test_calibration(calibration, regression, remedy, caplog):
     with process_group() as group:
         written = []
         log = type("Log", (), {"write": lambda self, *a, **values: written.append(values)})()
-        check = LearningCheck(
-            group, log, epoch_steps=9, warmup_steps=0, global_batch=9,
-            remedies=Remedies("", "", "by hand"),
-        )  # fmt: skip
+        remedies = Remedies("", "", "by hand")
+        check = LearningCheck(group, log, epoch_steps=9, warmup_steps=0, remedies=remedies)
         check.finished(9, {"test": of(calibration)}, {("test", REGRESSION): of(regression)})
     assert [event["remedy"] for event in written] == (
         [] if remedy is None else [written[0]["remedy"]]

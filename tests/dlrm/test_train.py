@@ -13,7 +13,6 @@ from sklearn import metrics as sklearn
 
 import train_torchrec
 from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
-from nvt_torchrec.dlrm import evaluate as evaluate_module
 from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.evaluate import score
@@ -124,12 +123,6 @@ def test_events(two_ranks):
     assert end["checkpoint"] == str(two_ranks.checkpoint)
 
 
-def test_progress_on_rank_0_only(two_ranks):
-    assert two_ranks.output.count("step 60/60") == 1
-    assert two_ranks.output.count("test: AUROC") == 1
-    assert f"checkpoint: {two_ranks.checkpoint}" in two_ranks.output
-
-
 def test_checkpoint_of_two_ranks_predicts_as_their_evaluation(two_ranks, data):
     model, config = load_model(two_ranks.checkpoint)
     assert config.num_embeddings == (10, 50, 200, 3)
@@ -143,33 +136,6 @@ def test_checkpoint_of_two_ranks_predicts_as_their_evaluation(two_ranks, data):
         assert event["log_loss"] == pytest.approx(sklearn.log_loss(labels, probabilities), abs=1e-6)
         assert event["mean_prediction"] == pytest.approx(probabilities.mean(), abs=1e-6)
         assert event["accuracy"] == sklearn.accuracy_score(labels, logits >= 0)
-
-
-def test_checkpoint_has_optimizer_state_and_record(two_ranks):
-    value = json.loads((two_ranks.checkpoint / "model.json").read_text())
-    assert value["world_size"] == 2
-    assert value["training"]["steps"] == 2 * STEPS
-    assert value["training"]["settings"]["learning_rate"] == float(two_ranks.flags[1].split("=")[1])
-    assert value["training"]["metrics"]["test"]["samples"] == 201
-    metadata = (two_ranks.checkpoint / ".metadata").read_bytes()
-    assert (b"t_cat_2.momentum1" in metadata) == ("--adagrad" in two_ranks.flags)
-
-
-def test_evaluation_gives_the_logits_of_the_checkpoint_row_by_row(data, tmp_path, monkeypatch):
-    seen = []
-
-    def keep(logits, labels):
-        seen.append((logits, labels))
-        return original(logits, labels)
-
-    original = evaluate_module.compute_metrics
-    monkeypatch.setattr(evaluate_module, "compute_metrics", keep)
-    flags = [f"--binary_path={data}", f"--save_checkpoint_path={tmp_path / 'c'}", "--batch_size=64"]
-    train_here(*flags, "--learning_rate=0.5")
-    model, _ = load_model(tmp_path / "c")
-    logits, labels = score(model, KJTLoader(data / "test", 64, device="cpu"))
-    np.testing.assert_array_equal(seen[-1][1], labels)
-    np.testing.assert_allclose(seen[-1][0], logits, rtol=0, atol=1e-6)
 
 
 def test_evaluating_on_the_way_does_not_disturb_training(data, tmp_path):

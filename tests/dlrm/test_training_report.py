@@ -16,7 +16,7 @@ from nvt_torchrec.base.pages.charts import Series, lines
 from nvt_torchrec.base.pages.render import environment
 from nvt_torchrec.dlrm.data import read_oracle
 from nvt_torchrec.dlrm.reporting.metrics_log import MetricsLog
-from nvt_torchrec.dlrm.reporting.page import main, read_events, write_report
+from nvt_torchrec.dlrm.reporting.page import read_events, write_report
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.formats.manifest import InputFile
 from tests.dlrm.runs import events, train_here
@@ -135,11 +135,10 @@ def test_a_run_that_was_killed_and_resumed(tmp_path):
     assert [(one["step"], one["loss"]) for one in found] == [(1, 0.7)]
 
 
-def test_a_run_that_goes_on_has_a_page_too(run, tmp_path, capsys):
+def test_a_run_that_goes_on_has_a_page_too(run, tmp_path):
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines[:8]))
-    assert main([str(tmp_path)]) == 0
-    assert "The run has not finished." in (tmp_path / "training.html").read_text()
+    assert "The run has not finished." in write_report(tmp_path).read_text()
     (tmp_path / "metrics.jsonl").write_text(lines[0])  # nothing is trained yet
     _parsed(write_report(tmp_path).read_text())
     (tmp_path / "metrics.jsonl").write_text("{}\n")
@@ -148,8 +147,8 @@ def test_a_run_that_goes_on_has_a_page_too(run, tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text('{"event": "start", "settings": {}}')
     with pytest.raises(BadInputError, match="not in the format of this version of the trainer"):
         write_report(tmp_path)
-    assert main([str(tmp_path / "nowhere")]) == 2
-    assert "cannot be read" in capsys.readouterr().err
+    with pytest.raises(BadInputError, match="cannot be read"):
+        write_report(tmp_path / "nowhere")
 
 
 def test_tensorboard_events(run):

@@ -47,20 +47,10 @@ def _assert_resumes_from_the_one_before(data, whole, path, caplog, why: str) -> 
     assert names == {*steps, "step_00000084.unusable", "latest"}
 
 
-@pytest.mark.parametrize("damage", ["a part is gone", "model.json is gone", "model.json is cut"])
-def test_an_incomplete_checkpoint_is_passed_over(data, whole, started, caplog, damage):
-    newest = finished(started / "steps")[-1]
-    if damage == "a part is gone":
-        (part,) = newest.glob("*.distcp")
-        part.unlink()
-    elif damage == "model.json is gone":
-        (newest / "model.json").unlink()
-    else:
-        text = (newest / "model.json").read_text()
-        (newest / "model.json").write_text(text[: len(text) // 2])
-    why = {"a part is gone": "missing", "model.json is gone": "no such file"}
-    why = why.get(damage, "cannot be read")
-    _assert_resumes_from_the_one_before(data, whole, started, caplog, why)
+def test_an_incomplete_checkpoint_is_passed_over(data, whole, started, caplog):
+    file = finished(started / "steps")[-1] / "model.json"
+    file.write_text(file.read_text()[:500])
+    _assert_resumes_from_the_one_before(data, whole, started, caplog, "cannot be read")
 
 
 @pytest.fixture
