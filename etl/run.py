@@ -13,8 +13,8 @@ from tqdm import tqdm
 from nvt_torchrec.base.files.journal import refuse_changes
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.etl import output, split_pass
-from nvt_torchrec.etl.engines.engine import resolve
 from nvt_torchrec.etl.engines.hardware import cores
+from nvt_torchrec.etl.engines.start import resolve
 from nvt_torchrec.etl.finish import (
     check_rows,
     check_splits,

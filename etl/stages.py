@@ -11,7 +11,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError
 from nvt_torchrec.base.files.atomic import read_json, write_json
@@ -19,9 +19,9 @@ from nvt_torchrec.base.files.journal import Journal
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl import output, split_pass, staging
-from nvt_torchrec.etl.engines import engine
-from nvt_torchrec.etl.engines.engine import Engine, Report
 from nvt_torchrec.etl.engines.hardware import cores
+from nvt_torchrec.etl.engines.job import Report
+from nvt_torchrec.etl.engines.start import start
 from nvt_torchrec.etl.labels import one_label_remedy, one_label_splits
 from nvt_torchrec.etl.plan import Plan, make_plan
 from nvt_torchrec.etl.progress import RowsBar, StageTimer
@@ -31,6 +31,9 @@ from nvt_torchrec.etl.state import check_cuts, recorded
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
+
+if TYPE_CHECKING:
+    from nvt_torchrec.etl.engines.engine import Engine
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +130,7 @@ class Stages:
             if missing or not whole:
                 with self.timer("start workers"):
                     started = stack.enter_context(
-                        engine.start(self.settings, self.work, self._reject(plan))
+                        start(self.settings, self.work, self._reject(plan))
                     )
             if not whole:
                 with self.timer("fit"), RowsBar("fit", plan, counted) as bar:

@@ -32,7 +32,7 @@ from nvt_torchrec.base.files.journal import Journal, refuse_changes
 from nvt_torchrec.base.versions import installed_version
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.lines import read_bytes
-from nvt_torchrec.etl.output import CUTS_FILE, REJECTED, RESTART
+from nvt_torchrec.etl.output import CUTS_FILE, PARTS, REJECTED, RESTART
 from nvt_torchrec.etl.parquet import write_tables
 from nvt_torchrec.etl.plan import DividedBlock, Unit
 from nvt_torchrec.etl.results import UnitRecord, UnitResult, count_missing
@@ -56,28 +56,14 @@ _MIB, _SAMPLES = 1 << 20, 16
 Piece: TypeAlias = tuple[RawRows, pa.Table, np.ndarray]
 
 
-def finish_unit(unit: Unit, pieces: Iterable[Piece], parts: Path, work: Path) -> UnitResult:
-    """Write a unit's part, its rejected rows and its record, durably and in this order.
-
-    Takes and raises what :func:`write_unit` does.
-    """
-    result, written = write_unit(unit, pieces, parts, work)
-    publish(written)
-    record(work, [result])
-    return result
-
-
-def write_unit(
-    unit: Unit, pieces: Iterable[Piece], parts: Path, work: Path
-) -> tuple[UnitResult, list[Written]]:
+def write_unit(unit: Unit, pieces: Iterable[Piece], work: Path) -> tuple[UnitResult, list[Written]]:
     """Write a unit's part and its rejected rows, to be published before the unit is recorded.
 
     Args:
         unit: the unit.
         pieces: all rows of the unit in their order, in one or more pieces, each of which is made
             when it is written; if that raises, no file is left.
-        parts: directory of the splits' parts.
-        work: directory of the run's state.
+        work: directory of the run's state, with the parts.
 
     Returns:
         What :func:`record` takes, and the files, which :func:`base.files.atomic.publish` takes.
@@ -106,7 +92,7 @@ def write_unit(
                 if len(table) or not isinstance(unit.block, DividedBlock):
                     yield table
 
-        size = _write_part(tables(), parts / unit.file)
+        size = _write_part(tables(), work / PARTS / unit.file)
     sums = {
         name: np.sum([tally[name] for tally in tallies], axis=0).tolist() for name in tallies[0]
     }
@@ -117,7 +103,6 @@ def write_units(
     units: Sequence[Unit],
     pieces: Iterable[RawRows],
     encode: Callable[[RawRows], Piece],
-    parts: Path,
     work: Path,
 ) -> tuple[list[UnitResult], list[Written]]:
     """Write the units of one block, which is read once; see :func:`write_unit`.
@@ -126,7 +111,6 @@ def write_units(
         units: Some or all units of the block.
         pieces: All rows of the block in their order.
         encode: Encodes rows of one split.
-        parts: As in :func:`write_unit`.
         work: As in :func:`write_unit`.
     """
     waiting: list[deque[Piece]] = [deque() for _ in units[1:]]
@@ -139,8 +123,8 @@ def write_units(
             yield encode(first)
 
     results, files = [], []
-    for unit, own in zip(units, [of_first(), *map(_consumed, waiting)], strict=True):
-        result, written = write_unit(unit, own, parts, work)
+    for unit, encoded in zip(units, [of_first(), *map(_consumed, waiting)], strict=True):
+        result, written = write_unit(unit, encoded, work)
         results.append(result)
         files += written
     return results, files
@@ -170,6 +154,13 @@ def _tally(unit: Unit, rows: RawRows, oov: np.ndarray) -> dict[str, Any]:
         "null": count_missing(rows.categorical_missing, len(rows.categorical)),
         "oov": oov,
     }
+
+
+def finish_units(work: Path, results: list[UnitResult], written: list[Written]) -> list[UnitResult]:
+    """Make what :func:`write_units` wrote durable, and record it; return the results."""
+    publish(written)
+    record(work, results)
+    return results
 
 
 def record(work: Path, results: list[UnitResult]) -> None:

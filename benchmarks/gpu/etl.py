@@ -56,16 +56,17 @@ def of_block(
     args: GpuSettings, card: Card, block: Block, spec: FeatureSpec, device: torch.device
 ) -> Iterator[Result]:
     """Measure each stage of a block on a card alone; ``device`` is the card, as torch names it."""
-    from nvt_torchrec.etl.engines import fitting, threads
     from nvt_torchrec.etl.engines.device.blocks import copy_encoded, count_rows
+    from nvt_torchrec.etl.engines.job import Job
+    from nvt_torchrec.etl.engines.threads import Threads
     from nvt_torchrec.etl.parquet import write_part
     from nvt_torchrec.workflows import compiled, write_workflow
     from nvt_torchrec.workflows.compiled.device import DeviceWorkflow
 
     directory = args.data / "stages"
     shutil.rmtree(directory, ignore_errors=True)
-    threads.count([block], spec, directory / "fit", workers=1, reject=False)
-    write_workflow(directory / "workflow", spec, fitting.fit([block], spec, directory / "fit"))
+    fitted = Threads(Job(spec, directory)).fit([block], lambda rows: None)
+    write_workflow(directory / "workflow", spec, fitted)
     there, limit = card.device, spec.input.line_limit
     workflow = DeviceWorkflow(there, compiled.load(directory / "workflow"))
     with card.lane() as lane:

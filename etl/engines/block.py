@@ -83,12 +83,7 @@ def _count_column(pieces: list[CategoryValues], column: CategoricalColumn, missi
 
 
 def encode_block(
-    units: tuple[Unit, ...],
-    workflow: CompiledWorkflow,
-    parts: Path,
-    work: Path,
-    *,
-    reject: bool | int,
+    units: tuple[Unit, ...], workflow: CompiledWorkflow, work: Path, *, reject: bool | int
 ) -> tuple[list[UnitResult], list[Written]]:
     """Read the units of a block, encode them and write their parts.
 
@@ -96,7 +91,7 @@ def encode_block(
     """
     block = units[0].block
     pieces = read_block_chunks(block, workflow.spec, reject=reject, chunk_bytes=PIECE_BYTES)
-    return write_units(units, pieces, functools.partial(_encode_rows, workflow), parts, work)
+    return write_units(units, pieces, functools.partial(_encode_rows, workflow), work)
 
 
 def _encode_rows(workflow: CompiledWorkflow, rows: RawRows) -> Piece:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import nvt_torchrec.nvt_compat  # noqa: F401
@@ -29,13 +28,14 @@ from nvtabular.ops import Categorify
 
 from nvt_torchrec.clicklog.readers.raw import Block, read_block
 from nvt_torchrec.etl.engines.cluster import readable_errors
-from nvt_torchrec.etl.engines.workers import results, with_workflow
+from nvt_torchrec.etl.engines.job import Job, Report
+from nvt_torchrec.etl.engines.workers import Workers
 from nvt_torchrec.etl.output import CATEGORIES
-from nvt_torchrec.etl.plan import Unit, by_block
+from nvt_torchrec.etl.plan import Unit
 from nvt_torchrec.etl.results import UnitResult
-from nvt_torchrec.etl.row_split import divided, training_rows
-from nvt_torchrec.etl.state import finish_unit
-from nvt_torchrec.formats.rows import empty_rows
+from nvt_torchrec.etl.row_split import training_rows
+from nvt_torchrec.etl.state import Piece, finish_units, write_units
+from nvt_torchrec.formats.rows import RawRows, empty_rows
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
@@ -50,51 +50,38 @@ _PROGRESS = "etl-rows"
 VOCABULARY_BYTES, _ENTRY = 2 << 30, 16
 
 
-def fit(
-    blocks: list[Block],
-    spec: FeatureSpec,
-    work: Path,
-    client: Client,
-    *,
-    gpu: bool,
-    reject: bool | int,
-    report: Callable[[float], object],
-) -> Fitted:
-    """Fit a Workflow on blocks, and return its state.
+class NVTabular(Workers):
+    """NVTabular's operators on the workers of a cluster, on cuDF frames if they have GPUs."""
 
-    Partial counts and sums are merged in a tree over the blocks in their order, so the result
-    does not depend on the number of workers.
+    def fit(self, blocks: list[Block], report: Report) -> Fitted:
+        """Fit a Workflow on blocks, and return its state.
 
-    Args:
-        blocks: The blocks of the training days.
-        spec: The columns.
-        work: The directory of the run's state, which all workers can write.
-        client: A client of a Dask cluster.
-        gpu: Whether to use cuDF frames.
-        reject: Whether to leave malformed rows out instead of raising.
-        report: A function that is called with the number of rows done since the last call; the
-            rows of the first block are reported twice.
+        Partial counts and sums are merged in a tree over the blocks in their order, so the result
+        does not depend on the number of workers. The rows of the first block are reported twice.
+        """
+        job, client, gpu = self.job, self.client, self.gpu
+        empty = to_frame(empty_rows(job.spec, label=True), job.spec, gpu=gpu)
+        # Delayed tasks are not fused with others, so the graphs that NVTabular makes, one for each
+        # operator with statistics, share the frames. (A worker counts a frame's memory three times,
+        # for the task and two aliases of it, and so may spill early.)
+        read = delayed(functools.partial(_read_frame, job=job, gpu=gpu))
+        frame = dd.from_delayed([read(block) for block in blocks], meta=empty, verify_meta=False)
+        with readable_errors(client):
+            dataset = nvtabular.Dataset(frame, cpu=not gpu)
+            client.subscribe_topic(_PROGRESS, lambda event: report(event[1]))
+            try:
+                with _merlin_client(client):
+                    workflow = build(job.spec, str(job.work / CATEGORIES)).fit(dataset)
+            finally:
+                with contextlib.suppress(ClosedClientError):
+                    client.unsubscribe_topic(_PROGRESS)
+        return fitted_state(workflow, job.spec)
 
-    Raises:
-        BadRowError: A row is malformed.
-        WorkerLostError: Workers ran out of memory.
-    """
-    empty = to_frame(empty_rows(spec, label=True), spec, gpu=gpu)
-    # Delayed tasks are not fused with others, so the graphs that NVTabular makes, one for each
-    # operator with statistics, share the frames. (A worker counts a frame's memory three times, for
-    # the task and two aliases of it, and so may spill early.)
-    read = delayed(functools.partial(_read_frame, spec=spec, gpu=gpu, reject=reject))
-    frame = dd.from_delayed([read(block) for block in blocks], meta=empty, verify_meta=False)
-    with readable_errors(client):
-        dataset = nvtabular.Dataset(frame, cpu=not gpu)
-        client.subscribe_topic(_PROGRESS, lambda event: report(event[1]))
-        try:
-            with _merlin_client(client):
-                workflow = build(spec, str(work / CATEGORIES)).fit(dataset)
-        finally:
-            with contextlib.suppress(ClosedClientError):
-                client.unsubscribe_topic(_PROGRESS)
-    return fitted_state(workflow, spec)
+    def _on_cards(self, blocks: Iterable[Block]) -> bool:
+        return False
+
+    def _encode_block(self) -> Callable[..., list[UnitResult]]:
+        return functools.partial(encode_block, gpu=self.gpu)
 
 
 @contextlib.contextmanager
@@ -111,77 +98,27 @@ def _merlin_client(client: Client) -> Iterator[None]:
             set_dask_client("auto")
 
 
-def _read_frame(block: Block, spec: FeatureSpec, gpu: bool, reject: bool | int):
+def _read_frame(block: Block, job: Job, gpu: bool):
     """Read the training rows of a block as a frame."""
-    (rows,) = training_rows([read_block(block, spec, reject=reject)], block)
+    (rows,) = training_rows([read_block(block, job.spec, reject=job.reject)], block)
     with contextlib.suppress(ValueError):  # not in a worker
         get_worker().log_event(_PROGRESS, len(rows))
-    return to_frame(rows, spec, gpu=gpu)
-
-
-def encode(
-    units: list[Unit],
-    workflow_path: Path,
-    parts: Path,
-    work: Path,
-    client: Client,
-    *,
-    gpu: bool,
-    reject: bool | int,
-) -> Iterator[UnitResult]:
-    """Transform units with a saved workflow and write their parts.
-
-    The workflow is loaded from disk, so training data are made by the same one as inference uses.
-
-    Args:
-        units: The units of work.
-        workflow_path: The path of the saved workflow.
-        parts: The directory of the splits' parts.
-        work: The directory of the run's state, for the records of finished units.
-        client: A client of a Dask cluster.
-        gpu: Whether to use cuDF frames.
-        reject: Whether to leave malformed rows out instead of raising.
-
-    Yields:
-        The result of each unit as it finishes.
-
-    Raises:
-        BadRowError: A row is malformed. Of several errors the first is raised, and the remaining
-            units are cancelled.
-        OutputError: A part cannot be written.
-        WorkerLostError: Workers ran out of memory.
-    """
-    task = with_workflow(
-        encode_block, workflow_path, parts=parts, work=work, gpu=gpu, reject=reject
-    )
-    for of_block in results(client, task, by_block(units)):
-        yield from of_block
+    return to_frame(rows, job.spec, gpu=gpu)
 
 
 def encode_block(
-    units: Sequence[Unit],
-    *,
-    workflow_path: str,
-    digest: str,
-    parts: Path,
-    work: Path,
-    gpu: bool,
-    reject: bool | int,
+    units: tuple[Unit, ...], *, job: Job, workflow: tuple[str, str], gpu: bool
 ) -> list[UnitResult]:
-    """Transform the units of a block in a worker; write their parts and records.
-
-    See :func:`etl.engines.workers.with_workflow` for ``digest``.
-    """
+    """Transform the units of a block in a worker; write their parts and records."""
     log.debug("begin %s", units[0].file)
-    workflow, schema, spec = _load_once(workflow_path, digest, gpu)
-    rows = read_block(units[0].block, spec, reject=reject)
-    (by_split,) = divided([rows], units[0].block, [unit.split for unit in units])
-    finished = []
-    for unit, own in zip(units, by_split, strict=True):
-        table = transform_frame(to_frame(own, spec, gpu=gpu), workflow, schema, gpu=gpu)
-        piece = own, table, _count_oov(table, spec)
-        finished.append(finish_unit(unit, [piece], parts, work))
-    return finished
+    loaded, schema, spec = _load_once(*workflow, gpu)
+
+    def encode(rows: RawRows) -> Piece:
+        table = transform_frame(to_frame(rows, spec, gpu=gpu), loaded, schema, gpu=gpu)
+        return rows, table, _count_oov(table, spec)
+
+    rows = read_block(units[0].block, spec, reject=job.reject)
+    return finish_units(job.work, *write_units(units, [rows], encode, job.work))
 
 
 def _count_oov(table: pa.Table, spec: FeatureSpec) -> np.ndarray:
@@ -213,7 +150,7 @@ def transform_frame(
 def _load_once(path: str, digest: str, gpu: bool):
     """Load the workflow, its table schema and its spec; keep the last one loaded.
 
-    See :func:`etl.engines.workers.with_workflow` for ``digest``.
+    See :func:`etl.engines.workers._load_once`.
     """
     workflow, description = load(path, raw=False), inspect(path)
     if gpu and _ENTRY * sum(description.table_schema.table_sizes) <= VOCABULARY_BYTES:

@@ -53,29 +53,27 @@ class Run:
         rows: well-formed rows.
         nulls: int64 [vocabularies], rows in which a single-hot column was missing.
         moments: float64 [blocks, dense columns, 4], see :func:`etl.engines.moments.moments`.
-        counts: per vocabulary.
+        counts: per vocabulary; an iterator, where they are made as they are written.
     """
 
     rows: int
     nulls: np.ndarray
     moments: np.ndarray
-    counts: list[Counts]
+    counts: Iterable[Counts]
 
 
-def write_run(
-    path: Path, rows: int, nulls: np.ndarray, moments: np.ndarray, counts: Iterable[Counts]
-) -> None:
-    """Write a run; ``counts`` are taken one by one. Raises :class:`OutputError`."""
+def write_run(path: Path, run: Run) -> None:
+    """Write a run; its counts are taken one by one. Raises :class:`OutputError`."""
     with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
 
         def add(name: str, array: np.ndarray) -> None:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, array, allow_pickle=False)
 
-        add("rows", np.array(rows))
-        add("nulls", nulls)
-        add("moments", moments)
-        for v, column in enumerate(counts):
+        add("rows", np.array(run.rows))
+        add("nulls", run.nulls)
+        add("moments", run.moments)
+        for v, column in enumerate(run.counts):
             most = column.counts.max(initial=0)  # mostly few: a byte each instead of eight
             add(f"counts_{v}", column.counts.astype(np.min_scalar_type(most)))
             if isinstance(column.values, pa.Array):
@@ -117,11 +115,6 @@ class RunFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def first_block(self) -> int:
-        """Where it begins."""
-        return int(self.path.name.split("-")[0])
 
     @functools.cached_property
     def _entries(self) -> dict[str, zipfile.ZipInfo]:
@@ -231,26 +224,31 @@ class Runs:
         self._syncer.wait()
         return [RunFile(self._path(blocks)) for blocks in sorted(self._ranges)]
 
+    @property
+    def rows(self) -> int:
+        """The rows of all runs."""
+        return sum(int(file.array("rows")) for file in self.files)
+
     def add(self, block: int, run: Run) -> None:
         """Write a block's counts, which become durable soon; merge runs that are complete."""
-        self._write((block, block + 1), run.rows, run.nulls, run.moments, run.counts)
+        self._write((block, block + 1), run)
         self.compact()
 
     def compact(self) -> None:
         """Merge complete groups of durable runs, unless another thread merges them."""
         while (group := self._take_group()) is not None:
             files = [RunFile(self._path(blocks)) for blocks in group]
-            self._write(
-                (group[0][0], group[-1][1]),
+            merged = Run(
                 sum(int(file.array("rows")) for file in files),
                 sum(file.array("nulls") for file in files),
                 np.concatenate([file.array("moments") for file in files]),
-                self._merged(files),
+                (merge(file.counts(v) for file in files) for v in range(self._vocabularies)),
             )
+            self._write((group[0][0], group[-1][1]), merged)
 
-    def _write(self, blocks: tuple[int, int], *run: Any) -> None:
+    def _write(self, blocks: tuple[int, int], run: Run) -> None:
         with deferred() as written:
-            write_run(self._path(blocks), *run)
+            write_run(self._path(blocks), run)
         self._syncer.add(written, blocks)
 
     def _note(self, durable: list[tuple[int, int]]) -> None:
@@ -275,7 +273,3 @@ class Runs:
                     self._merging.add(parent)
                     return group
         return None
-
-    def _merged(self, files: list[RunFile]) -> Iterator[Counts]:
-        for v in range(self._vocabularies):
-            yield merge(file.counts(v) for file in files)

@@ -9,141 +9,134 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distributed import Client, Future
 from distributed.client import ClosedClientError
 
+from nvt_torchrec.base.device_check import fall_back
 from nvt_torchrec.base.files.artifact import FileEntry
-from nvt_torchrec.base.files.atomic import publish
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.etl.engines.block import count_block, encode_block
 from nvt_torchrec.etl.engines.cluster import readable_errors
+from nvt_torchrec.etl.engines.device import comparison
+from nvt_torchrec.etl.engines.device import workers as device
+from nvt_torchrec.etl.engines.engine import Engine
 from nvt_torchrec.etl.engines.fitting import open_runs
+from nvt_torchrec.etl.engines.job import Job, Report
 from nvt_torchrec.etl.engines.runs import run_name, write_run
+from nvt_torchrec.etl.output import FIT
 from nvt_torchrec.etl.plan import Unit, by_block
 from nvt_torchrec.etl.results import UnitResult
-from nvt_torchrec.etl.state import record
-from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.etl.state import finish_units
 from nvt_torchrec.formats.workflow_description import METADATA_FILE
 from nvt_torchrec.workflows import compiled
-
-if TYPE_CHECKING:
-    from nvt_torchrec.workflows.compiled import CompiledWorkflow
+from nvt_torchrec.workflows.compiled import CompiledWorkflow
 
 log = logging.getLogger(__name__)
 
 
-def count(
-    blocks: list[Block],
-    spec: FeatureSpec,
-    directory: Path,
-    client: Client,
-    *,
-    reject: bool | int,
-    report: Callable[[float], object],
-) -> None:
-    """Count all blocks; see :func:`etl.engines.threads.count`.
+class Workers(Engine):
+    """Counts and encodes on the workers of a cluster, on their cards if they have any.
 
-    Raises:
-        BadRowError: A row is malformed; of several such rows, the first in the order of ``blocks``.
-        BadInputError: A block cannot be read.
-        OutputError: ``directory`` cannot be written.
-        WorkerLostError: Workers ran out of memory.
+    Args:
+        job: The job.
+        client: A client of the cluster.
+        gpu: Whether its workers have GPUs.
     """
-    missing = missing_blocks(directory, blocks, spec, report)
-    task = functools.partial(_count_block, spec=spec, directory=directory, reject=reject)
-    for rows in results(client, task, missing, [blocks[index] for index in missing]):
-        report(rows)
+
+    def __init__(self, job: Job, client: Client, gpu: bool) -> None:
+        super().__init__(job)
+        self.client, self.gpu = client, gpu
+
+    def count(self, blocks: list[Block], report: Report) -> None:
+        """See :meth:`Engine.count`."""
+        with open_runs(self.job, blocks) as runs:
+            report(runs.rows)
+            numbered = [(index, blocks[index]) for index in runs.missing]
+        if self._on_cards(blocks) and self._agrees("counting", blocks[0]):
+            results = self._results(device.count_blocks, device.divided(numbered, self.client))
+        else:
+            results = self._results(_count_block, numbered)
+        for rows in results:
+            report(rows)
+
+    def encode(self, units: list[Unit], workflow: Path) -> Iterator[UnitResult]:
+        """See :meth:`Engine.encode`."""
+        saved = _identified(workflow)
+        on_cards = self._on_cards(unit.block for unit in units) and device.has_room(workflow)
+        if on_cards and self._agrees("encoding", units[0], saved):
+            tasks = device.divided(units, self.client)
+            results = self._results(device.encode_units, tasks, workflow=saved)
+        else:
+            results = self._results(self._encode_block(), by_block(units), workflow=saved)
+        for of_task in results:
+            yield from of_task
+
+    def _encode_block(self) -> Callable[..., list[UnitResult]]:
+        """Return the task that encodes the units of a block on a host."""
+        return _encode_block
+
+    def _on_cards(self, blocks: Iterable[Block]) -> bool:
+        return self.gpu and device.takes(self.job.spec, blocks)
+
+    def _agrees(self, what: str, *first: Any) -> bool:
+        """Return whether a worker's card does with the first block what the host does.
+
+        Raises:
+            DeviceError: It does not, and the settings are strict.
+        """
+        task = comparison.TASKS[what]
+        why = self.client.submit(task, self.job, *first, pure=False).result()
+        if why:
+            fall_back(f"{what} on the GPU", why, "the CPU does it", strict=self.job.strict_gpu)
+        return not why
+
+    def _results(self, task: Callable[..., Any], items: list, **options: Any) -> Iterator[Any]:
+        """Run a task of the job for each item; yield the results in their order."""
+        call = functools.partial(task, job=self.job, **options)
+        futures: list[Future] = self.client.map(call, items, pure=False, batch_size=1000)
+        try:
+            with readable_errors(self.client):
+                for future in futures:
+                    yield future.result()
+                    future.release()
+        finally:
+            with contextlib.suppress(CancelledError, ClosedClientError):
+                self.client.cancel([future for future in futures if not future.done()])
 
 
-def missing_blocks(
-    directory: Path, blocks: list[Block], spec: FeatureSpec, report: Callable[[float], object]
-) -> list[int]:
-    """Return which blocks no run in the directory is over; report the rows of the others."""
-    with open_runs(blocks, spec, directory) as runs:
-        report(sum(int(run.array("rows")) for run in runs.files))
-        return runs.missing
-
-
-def _count_block(
-    index: int, block: Block, *, spec: FeatureSpec, directory: Path, reject: bool | int
-) -> int:
-    """Count a block in a worker, and write the counts durably; return its rows."""
-    log.debug("begin fit %s:%d", block.source, block.begin)
-    run = count_block(block, spec, reject)
-    path = directory / run_name(index, index + 1)
-    write_run(path, run.rows, run.nulls, run.moments, run.counts)
-    return run.rows
-
-
-def encode(
-    units: list[Unit],
-    workflow_path: Path,
-    parts: Path,
-    work: Path,
-    client: Client,
-    *,
-    reject: bool | int,
-) -> Iterator[UnitResult]:
-    """Encode units with a saved workflow; see :func:`etl.engines.threads.encode`.
-
-    Raises:
-        BadRowError: A row is malformed. Of several errors the first is raised, and the remaining
-            units are cancelled.
-        OutputError: A part cannot be written.
-        WorkerLostError: Workers ran out of memory.
-    """
-    task = with_workflow(_encode_block, workflow_path, parts=parts, work=work, reject=reject)
-    for several in results(client, task, by_block(units)):
-        yield from several
-
-
-def with_workflow(task: Callable, workflow_path: Path, **options: Any) -> functools.partial:
-    """Give a task the path of a saved workflow, the digest of its description, and options.
+def _identified(workflow: Path) -> tuple[str, str]:
+    """Return the path of a saved workflow and the digest of its description.
 
     Workers keep the workflow that they have loaded, and the path may come to hold another one. The
     workflow's own digest would not do: it is the same for specs that differ in the file format.
     """
-    digest = FileEntry.of(workflow_path / METADATA_FILE).sha256
-    return functools.partial(task, workflow_path=str(workflow_path), digest=digest, **options)
+    return str(workflow), FileEntry.of(workflow / METADATA_FILE).sha256
+
+
+def _count_block(numbered: tuple[int, Block], *, job: Job) -> int:
+    """Count a block in a worker, and write the counts durably; return its rows."""
+    index, block = numbered
+    log.debug("begin fit %s:%d", block.source, block.begin)
+    run = count_block(block, job.spec, job.reject)
+    write_run(job.work / FIT / run_name(index, index + 1), run)
+    return run.rows
 
 
 def _encode_block(
-    units: tuple[Unit, ...],
-    *,
-    workflow_path: str,
-    digest: str,
-    parts: Path,
-    work: Path,
-    reject: bool | int,
+    units: tuple[Unit, ...], *, job: Job, workflow: tuple[str, str]
 ) -> list[UnitResult]:
     """Encode the units of a block in a worker; write their parts and records, durably."""
     log.debug("begin %s", units[0].file)
-    workflow = _load_once(workflow_path, digest)
-    block_results, written = encode_block(units, workflow, parts, work, reject=reject)
-    publish(written)
-    record(work, block_results)
-    return block_results
+    loaded = _load_once(*workflow)
+    return finish_units(job.work, *encode_block(units, loaded, job.work, reject=job.reject))
 
 
 @functools.lru_cache(maxsize=1)
 def _load_once(path: str, digest: str) -> CompiledWorkflow:
-    """Load a workflow; keep the last one loaded. See :func:`with_workflow` for ``digest``."""
+    """Load a workflow; keep the last one loaded. See :func:`_identified` for ``digest``."""
     return compiled.load(path)
-
-
-def results(client: Client, task: Callable, *arguments: list) -> Iterator[Any]:
-    """Run a task for each of the arguments; yield the results in their order."""
-    futures: list[Future] = client.map(task, *arguments, pure=False, batch_size=1000)
-    try:
-        with readable_errors(client):
-            for future in futures:
-                yield future.result()
-                future.release()
-    finally:
-        with contextlib.suppress(CancelledError, ClosedClientError):
-            client.cancel([future for future in futures if not future.done()])

@@ -9,14 +9,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.journal import changes, refuse_changes
 from nvt_torchrec.base.files.validation import path_inside
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
-from nvt_torchrec.etl.engines.engine import Engine, Report, resolve
 from nvt_torchrec.etl.engines.hardware import cores
+from nvt_torchrec.etl.engines.job import Report
+from nvt_torchrec.etl.engines.start import resolve
 from nvt_torchrec.etl.extend.checks import (
     check_extendable,
     check_flags,
@@ -46,6 +47,9 @@ from nvt_torchrec.formats.etl_output import PREVIOUS, EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
+
+if TYPE_CHECKING:
+    from nvt_torchrec.etl.engines.engine import Engine
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,10 @@ import numpy as np
 import pandas as pd
 
 from nvt_torchrec.clicklog.readers.raw import Block
-from nvt_torchrec.etl.engines import fitting, threads
+from nvt_torchrec.etl.engines.job import Job
+from nvt_torchrec.etl.engines.threads import Threads
+from nvt_torchrec.etl.plan import Plan
+from nvt_torchrec.etl.results import UnitResult
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
@@ -33,8 +36,14 @@ def fit(
     report: Callable[[float], object] = lambda rows: None,
 ) -> Fitted:  # fmt: skip
     """What the cpu engine fits on blocks."""
-    threads.count(blocks, spec, directory, workers=workers, reject=reject, report=report)
-    return fitting.fit(blocks, spec, directory)
+    return Threads(Job(spec, directory, reject, workers)).fit(blocks, report)
+
+
+def encode(
+    plan: Plan, workflow: Path, work: Path, workers: int = 2, reject: bool = False
+) -> list[UnitResult]:
+    """What the cpu engine writes to ``work / "parts"`` for the units of a plan."""
+    return list(Threads(Job(CRITEO, work, reject, workers)).encode(plan.units, workflow))
 
 
 def parts(output: Path, split: str) -> list[Path]:

@@ -30,7 +30,7 @@ from nvt_torchrec.formats.spec.columns import InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.workflows.store import build, load, save
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
-from tests.etl.runs import fit
+from tests.etl.runs import encode, fit
 from tests.logs import CRITEO, Reference, random_rows, write_day, write_log
 from tests.workflows.random_specs import feature_specs, random_raw_rows
 
@@ -42,11 +42,6 @@ def _settings(examples: int) -> settings:
 
 def plan_of(log: Path, spec: FeatureSpec = CRITEO, block_bytes: int = 1 << 20) -> Plan:
     return make_plan(find_days(str(log)), spec, block_bytes=block_bytes)
-
-
-def transform(plan: Plan, workflow: Path, out: Path, **options) -> list:
-    options = {"workers": 2, "reject": False, **options}
-    return list(threads.encode(plan.units, workflow, out / "parts", out / "work", **options))
 
 
 def vocabulary(fitted: Fitted, name: str) -> tuple[list, list, dict]:
@@ -97,8 +92,8 @@ def test_any_cut_and_any_workers(
             expected = {"mean": reference.mean[j], "std": reference.std[j]}
             assert cut.statistics[name] == pytest.approx(expected, rel=1e-12, abs=1e-13)
         write_workflow(directory / "workflow", CRITEO, cut)
-        results = transform(plan, directory / "workflow", directory / "cut", workers=workers)
-        transform(plan, directory / "workflow", directory / "alone", workers=1)
+        results = encode(plan, directory / "workflow", directory / "cut", workers=workers)
+        encode(plan, directory / "workflow", directory / "alone", workers=1)
     assert [result.unit for result in results] == plan.units
     raw = [row for day in days for row in day]
     begin = 0
@@ -206,7 +201,7 @@ def test_the_same_workflow_as_nvtabular_for_any_spec(
         assert ours.statistics.keys() == theirs.statistics.keys()
         for name, values in ours.statistics.items():
             assert values == pytest.approx(theirs.statistics[name], rel=1e-11, abs=1e-12)
-        transform(plan, directory / "ours", directory / "out")
+        encode(plan, directory / "ours", directory / "out")
     genuine = load(directory / "ours")
     for unit in plan.units:
         got = pq.ParquetFile(directory / "out" / "parts" / unit.file).read().to_pydict()
@@ -225,7 +220,7 @@ def test_row_groups_are_those_of_one_table(tmp_path: Path, monkeypatch) -> None:
     write_workflow(tmp_path / "workflow", CRITEO, fit(plan.train_blocks, CRITEO, tmp_path / "fit"))
     monkeypatch.setattr("nvt_torchrec.etl.parquet.ROW_GROUP_ROWS", 25)
     monkeypatch.setattr(block_functions, "PIECE_BYTES", 2000)
-    results = transform(plan, tmp_path / "workflow", tmp_path)
+    results = encode(plan, tmp_path / "workflow", tmp_path)
     part = tmp_path / "parts" / plan.units[0].file
     groups = pq.ParquetFile(part).metadata
     assert [groups.row_group(i).num_rows for i in range(groups.num_row_groups)] == [25, 25, 10]
@@ -261,7 +256,7 @@ def test_bad_rows_are_left_out_and_numbered(bad_log, tmp_path: Path, monkeypatch
     assert vocabulary(fitted, "cat_25")[0] == list(reference.ids[25])
     assert fitted.statistics["int_3"]["mean"] == pytest.approx(reference.mean[3])
     write_workflow(tmp_path / "workflow", CRITEO, fitted)
-    results = transform(plan, tmp_path / "workflow", tmp_path, reject=True)
+    results = encode(plan, tmp_path / "workflow", tmp_path, reject=True)
     first = {}  # lines of each day before the unit
     bad = []
     for result in results:
@@ -303,12 +298,12 @@ def test_a_fit_goes_on_where_it_ended(tmp_path_factory, lost, stop, workers) -> 
         patch.setattr(threads, "count_block", failing)
         with pytest.raises(OSError, match="plug"):
             fit(blocks, CRITEO, directory / "runs", workers=workers)
-        files = sorted((directory / "runs").glob("*.npz"))
+        files = sorted((directory / "runs" / "fit").glob("*.npz"))
         for i in lost & set(range(len(files))):
             files[i].unlink()
         kept = {
             block
-            for path in (directory / "runs").glob("*.npz")
+            for path in (directory / "runs" / "fit").glob("*.npz")
             for block in range(*map(int, path.stem.split("-")))
         }
         counted: list[Block] = []

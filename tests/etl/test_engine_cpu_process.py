@@ -14,17 +14,17 @@ import json, resource, sys
 from pathlib import Path
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.formats.spec.toml_file import load_spec
-from nvt_torchrec.etl.engines import fitting, threads
+from nvt_torchrec.etl.engines.job import Job
+from nvt_torchrec.etl.engines.threads import Threads
 from nvt_torchrec.etl.plan import make_plan
 from nvt_torchrec.workflows.writer import write_workflow
 
 raw, out, block_bytes = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 plan = make_plan(find_days(raw), load_spec(), block_bytes=block_bytes)
-options = {"workers": 2, "reject": False}
-threads.count(plan.train_blocks, load_spec(), out / "fit", **options)
-fitted = fitting.fit(plan.train_blocks, load_spec(), out / "fit")
+engine = Threads(Job(load_spec(), out, workers=2))
+fitted = engine.fit(plan.train_blocks, lambda rows: None)
 write_workflow(out / "workflow", load_spec(), fitted)
-for _ in threads.encode(plan.units, out / "workflow", out / "parts", out / "work", **options):
+for _ in engine.encode(plan.units, out / "workflow"):
     pass
 heavy = {"nvtabular", "merlin", "dask", "distributed", "pandas", "torch", "cudf", "sklearn"}
 heavy.add("scipy.linalg")

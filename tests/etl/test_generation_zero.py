@@ -9,7 +9,9 @@ import pytest
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.etl.engines import fitting, threads
+from nvt_torchrec.etl.engines import fitting
+from nvt_torchrec.etl.engines.job import Job
+from nvt_torchrec.etl.engines.threads import Threads
 from nvt_torchrec.etl.plan import make_plan
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.rows import RawRows
@@ -122,7 +124,7 @@ def test_both_engines_for_criteo(dask_client, tmp_path: Path) -> None:
 def test_workers_that_write_elsewhere(raw, tmp_path: Path) -> None:
     blocks = make_plan(find_days(str(raw[0])), SPEC, block_bytes=1 << 20).train_blocks
     with pytest.raises(BadInputError, match=r"2 of 2 blocks were not counted there\n.*same path"):
-        fitting.fit(blocks, SPEC, tmp_path)
+        fitting.fit(Job(SPEC, tmp_path), blocks)
 
 
 @pytest.mark.parametrize("lost", ["state.json", "pending.users.parquet"])
@@ -134,7 +136,7 @@ def test_a_lost_state_is_made_again(raw, done: Path, tmp_path: Path, monkeypatch
         raise OSError("the plug is pulled")
 
     with monkeypatch.context() as patch:
-        patch.setattr(threads, "encode", fail)
+        patch.setattr(Threads, "encode", fail)
         with pytest.raises(OSError, match="plug"):
             run(settings(raw[0], output, SPEC))
     assert tree(output / "extension") == tree(done / "extension")

@@ -12,7 +12,7 @@ from distributed import LocalCluster
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.etl.engines import cluster, hardware
-from nvt_torchrec.etl.engines.engine import resolve
+from nvt_torchrec.etl.engines.start import resolve
 from nvt_torchrec.etl.settings import EtlSettings
 from tests.logs import CRITEO
 

@@ -30,7 +30,7 @@ from nvt_torchrec.formats.spec.split import Split
 from nvt_torchrec.formats.splits import SPLITS
 from tests.clicklog.reference_reader import key_of
 from tests.etl.findings import bad
-from tests.etl.runs import fit, read_split, settings, tree
+from tests.etl.runs import encode, fit, read_split, settings, tree
 
 SPEC = FeatureSpec(
     "label",
@@ -142,7 +142,6 @@ def test_every_row_goes_where_the_rule_says(
     tmp_path_factory, name: str, files, block_bytes, parquet, threads
 ) -> None:
     """Also with small blocks, which are many units, and in which a split may have no row."""
-    from nvt_torchrec.etl.engines.threads import encode
     from nvt_torchrec.etl.state import recorded
     from nvt_torchrec.workflows.writer import write_workflow
 
@@ -155,12 +154,7 @@ def test_every_row_goes_where_the_rule_says(
     plan = prepared(plan, spec, directory, threads=threads, reject=False)
     fitted = fit(plan.train_blocks, spec, directory / "fit", workers=threads, reject=False)
     write_workflow(directory / "workflow", spec, fitted)
-    results = list(
-        encode(
-            plan.units, directory / "workflow", directory / "parts", directory,
-            workers=threads, reject=False,
-        )
-    )  # fmt: skip
+    results = encode(plan, directory / "workflow", directory, workers=threads)
     expected = _expected(rows, spec.split)
     by_unit = {result.unit: result for result in results}
     for split in SPLITS:

@@ -16,12 +16,13 @@ import pytest
 from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.base.files.atomic import atomic_path, deferred, publish, together, write_text
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.etl.engines import threads
+from nvt_torchrec.etl.engines.job import Job
 from nvt_torchrec.etl.engines.syncing import Syncer
+from nvt_torchrec.etl.engines.threads import Threads
 from nvt_torchrec.etl.plan import Plan, make_plan
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.workflows.writer import write_workflow
-from tests.etl.runs import fit, settings
+from tests.etl.runs import encode, fit, settings
 from tests.logs import CRITEO, write_log
 
 
@@ -37,8 +38,7 @@ def fitted(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, P
     """A plan of many units, and a workflow fitted on them."""
     directory = tmp_path_factory.mktemp("fitted")
     plan = make_plan(find_days(str(raw)), CRITEO, block_bytes=1500)
-    options = {"workers": 1, "reject": False}
-    found = fit(plan.train_blocks, CRITEO, directory / "fit", **options)
+    found = fit(plan.train_blocks, CRITEO, directory / "fit", workers=1)
     write_workflow(directory / "workflow", CRITEO, found)
     return plan, directory / "workflow"
 
@@ -116,14 +116,9 @@ def test_workers_go_on_while_the_disk_is_slow(fitted, tmp_path, monkeypatch) -> 
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", stuck)
-    parts, work = tmp_path / "parts", tmp_path / "work"
+    parts = tmp_path / "parts"
     results: list = []
-
-    def transform() -> None:
-        options = {"workers": 2, "reject": False}
-        results.extend(threads.encode(plan.units, workflow, parts, work, **options))
-
-    thread = threading.Thread(target=transform)
+    thread = threading.Thread(target=lambda: results.extend(encode(plan, workflow, tmp_path)))
     thread.start()
     try:
         assert asked.wait(60)
@@ -132,14 +127,14 @@ def test_workers_go_on_while_the_disk_is_slow(fitted, tmp_path, monkeypatch) -> 
         time.sleep(0.3)
         assert len(list(parts.rglob(".*.tmp"))) <= 6
         assert not list(parts.rglob("*.parquet"))
-        assert not (work / "units").exists()
+        assert not (tmp_path / "units").exists()
     finally:
         free.set()
         thread.join()
     assert [result.unit for result in results] == plan.units
     assert len(list(parts.rglob("*.parquet"))) == len(plan.units)
     # what waited together has one record
-    records = [json.loads(path.read_text()) for path in (work / "units").iterdir()]
+    records = [json.loads(path.read_text()) for path in (tmp_path / "units").iterdir()]
     assert sum(map(len, records)) == len(plan.units) > len(records)
 
 
@@ -233,8 +228,7 @@ def test_blocks_are_read_ahead(fitted, tmp_path: Path, monkeypatch) -> None:
         advise(descriptor, begin, size, advice)
 
     monkeypatch.setattr(os, "posix_fadvise", advised)
-    options = {"workers": 1, "reject": False}
-    results = threads.encode(plan.units, workflow, tmp_path / "p", tmp_path / "w", **options)
+    results = Threads(Job(CRITEO, tmp_path)).encode(plan.units, workflow)
     for i, _ in enumerate(results, start=1):
         blocks = [unit.block for unit in plan.units[: i + 1]]
         assert asked[: i + 1] == [(block.path, block.begin, block.end) for block in blocks]

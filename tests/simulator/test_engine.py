@@ -28,6 +28,7 @@ from nvt_torchrec.etl.engines import block as host
 from nvt_torchrec.etl.engines.device import blocks, comparison
 from nvt_torchrec.etl.engines.device import workers as device
 from nvt_torchrec.etl.engines.device.blocks import count_block
+from nvt_torchrec.etl.engines.workers import Workers
 from nvt_torchrec.etl.plan import DividedBlock
 from nvt_torchrec.etl.results import LostRowsError
 from nvt_torchrec.etl.run import run
@@ -201,7 +202,7 @@ def test_a_failed_write_leaves_no_part_and_resume_goes_on(
             raise OutputError("no space left", "free some")
         return write_part(*given)
 
-    monkeypatch.setattr(comparison, "codes_agree", lambda *_, **__: True)
+    monkeypatch.setattr(Workers, "_agrees", lambda *_: True)
     monkeypatch.setattr(blocks, "write_unit", full_at_first)
     with pytest.raises(OutputError, match="no space left"):
         run(fit)
@@ -271,9 +272,7 @@ def test_lines_that_the_card_does_not_find_are_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "raw", 3)
-    monkeypatch.setattr(
-        comparison, "counts_agree", lambda *_, **__: True
-    )  # its first block is right
+    monkeypatch.setattr(Workers, "_agrees", lambda *_: True)  # its first block is right
     monkeypatch.setattr("nvt_torchrec.etl.engines.device.blocks.count_newlines", lambda text: 10**6)
     with pytest.raises(LostRowsError, match="1000000 lines, but the GPU found"):
         run(settings(tmp_path / "raw", tmp_path / "out", SPEC, engine="dask"))

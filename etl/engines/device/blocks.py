@@ -224,7 +224,6 @@ def encode_unit(
     unit: Unit,
     workflow: DeviceWorkflow,
     on_host: CompiledWorkflow,
-    parts: Path,
     work: Path,
     *,
     reject: bool | int,
@@ -238,7 +237,6 @@ def encode_unit(
         unit: A whole block.
         workflow: The saved workflow, on the card.
         on_host: The same, for a block that the host must parse.
-        parts: The directory of the splits' parts.
         work: The directory of the run's state.
         reject: Whether to leave malformed rows out instead of raising.
 
@@ -251,8 +249,8 @@ def encode_unit(
         rows = card.parse(lane, unit.block, workflow.spec)
         piece = None if rows is None else _encode_rows(card.device, rows, workflow)
     if piece is None:
-        return host.encode_block((unit,), on_host, parts, work, reject=reject)
-    result, written = write_unit(unit, [piece], parts, work)
+        return host.encode_block((unit,), on_host, work, reject=reject)
+    result, written = write_unit(unit, [piece], work)
     return [result], written
 
 

@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from distributed import Client
 
 from nvt_torchrec.base.arrays import to_numpy
-from nvt_torchrec.base.device_check import difference, fall_back
+from nvt_torchrec.base.device_check import difference
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.base.files.atomic import publish
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.etl.engines import block as host
 from nvt_torchrec.etl.engines.device import workers as device
 from nvt_torchrec.etl.engines.device.blocks import count_block, encode_unit, merge_runs
+from nvt_torchrec.etl.engines.job import Job
 from nvt_torchrec.etl.engines.runs import Run
-from nvt_torchrec.etl.engines.workers import with_workflow
+from nvt_torchrec.etl.output import PARTS
 from nvt_torchrec.etl.plan import Unit
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.workflows import compiled
@@ -29,46 +29,17 @@ from nvt_torchrec.workflows import compiled
 _TOLERANCE = 1e-6
 
 
-def counts_agree(
-    client: Client, block: Block, spec: FeatureSpec, *, reject: bool | int, strict: bool
-) -> bool:
-    """Return whether a worker's card counts a block as the host does; warn if it does not.
+def compare_counts(job: Job, block: Block) -> str:
+    """Count a block on the card and on the host; return what differs, "" for nothing."""
 
-    Raises:
-        DeviceError: It does not, and ``strict`` is set.
-    """
-    why = client.submit(_compare_counts, block, spec, reject, pure=False).result()
-    if why:
-        fall_back("counting on the GPU", why, "the CPU counts", strict=strict)
-    return not why
-
-
-def codes_agree(
-    client: Client, unit: Unit, workflow: Path, work: Path, *, reject: bool | int, strict: bool
-) -> bool:
-    """Return whether a worker's card encodes and writes a unit as the host does, like counts.
-
-    Args:
-        client: The cluster.
-        unit: A whole block.
-        workflow: The path of the saved workflow.
-        work: A directory that the worker can write to.
-        reject: Whether malformed rows are left out.
-        strict: Whether a difference is an error.
-    """
-    task = with_workflow(_compare_codes, workflow, unit=unit, work=work, reject=reject)
-    why = client.submit(task, pure=False).result()
-    if why:
-        fall_back("encoding on the GPU", why, "the CPU encodes", strict=strict)
-    return not why
-
-
-def _compare_counts(block: Block, spec: FeatureSpec, reject: bool | int) -> str:
     def on_card() -> Mapping[str, np.ndarray]:
         card = device.worker_card()
-        return _arrays(merge_runs(card, [count_block(card, block, spec, reject=reject)]), spec)
+        counted = count_block(card, block, job.spec, reject=job.reject)
+        return _arrays(merge_runs(card, [counted]), job.spec)
 
-    return _difference(on_card, lambda: _arrays(host.count_block(block, spec, reject), spec))
+    return _difference(
+        on_card, lambda: _arrays(host.count_block(block, job.spec, job.reject), job.spec)
+    )
 
 
 def _arrays(run: Run, spec: FeatureSpec) -> dict[str, np.ndarray]:
@@ -78,24 +49,27 @@ def _arrays(run: Run, spec: FeatureSpec) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _compare_codes(
-    *, workflow_path: str, digest: str, unit: Unit, work: Path, reject: bool | int
-) -> str:
-    with tempfile.TemporaryDirectory(dir=work, prefix="compared") as temporary:
+def compare_codes(job: Job, unit: Unit, workflow: tuple[str, str]) -> str:
+    """Encode and write a unit on the card and on the host; return what differs, "" for nothing.
+
+    Args:
+        job: The job.
+        unit: A whole block.
+        workflow: The path of the saved workflow, and the digest of its description.
+    """
+    with tempfile.TemporaryDirectory(dir=job.work, prefix="compared") as temporary:
         ours, theirs = Path(temporary, "card"), Path(temporary, "host")
-        for directory in (ours, theirs):
-            (directory / unit.file).parent.mkdir(parents=True)
 
         def on_card() -> Mapping[str, np.ndarray]:
             card = device.worker_card()
-            workflow, on_host = device.load_once(card.device, workflow_path, digest)
-            publish(encode_unit(card, unit, workflow, on_host, ours, ours, reject=reject)[1])
-            return _columns(ours / unit.file)
+            there, here = device.load_once(card.device, *workflow)
+            publish(encode_unit(card, unit, there, here, ours, reject=job.reject)[1])
+            return _columns(ours / PARTS / unit.file)
 
         def on_host() -> Mapping[str, np.ndarray]:
-            workflow = compiled.load(Path(workflow_path))
-            publish(host.encode_block((unit,), workflow, theirs, theirs, reject=reject)[1])
-            return _columns(theirs / unit.file)
+            loaded = compiled.load(Path(workflow[0]))
+            publish(host.encode_block((unit,), loaded, theirs, reject=job.reject)[1])
+            return _columns(theirs / PARTS / unit.file)
 
         return _difference(on_card, on_host)
 
@@ -113,3 +87,7 @@ def _difference(
     except ClickLogError:  # the run will raise it, at the row that comes first
         return ""
     return difference(on_card, expected, _TOLERANCE)
+
+
+#: What a card does → the task that compares it with the host.
+TASKS = {"counting": compare_counts, "encoding": compare_codes}

@@ -11,7 +11,7 @@ import functools
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +20,6 @@ from distributed import Client
 from nvt_torchrec.base.device import CudaDevice, Device
 from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.clicklog.readers.raw import Block
-from nvt_torchrec.etl.engines import workers
 from nvt_torchrec.etl.engines.cluster import POOL_SHARE
 from nvt_torchrec.etl.engines.device import supports
 from nvt_torchrec.etl.engines.device.blocks import (
@@ -31,8 +30,10 @@ from nvt_torchrec.etl.engines.device.blocks import (
     merge_runs,
 )
 from nvt_torchrec.etl.engines.hardware import gpu_memory
+from nvt_torchrec.etl.engines.job import Job
 from nvt_torchrec.etl.engines.runs import FAN_IN, run_name, write_run
 from nvt_torchrec.etl.engines.syncing import Syncer
+from nvt_torchrec.etl.output import FIT
 from nvt_torchrec.etl.plan import Unit
 from nvt_torchrec.etl.results import UnitResult
 from nvt_torchrec.etl.state import record
@@ -84,24 +85,7 @@ def has_room(workflow_path: Path) -> bool:
     return needed <= room
 
 
-def count(
-    blocks: list[Block],
-    spec: FeatureSpec,
-    directory: Path,
-    client: Client,
-    *,
-    reject: bool | int,
-    report: Callable[[float], object],
-) -> None:
-    """Count all blocks; takes and raises what :func:`etl.engines.workers.count` does."""
-    missing = workers.missing_blocks(directory, blocks, spec, report)
-    task = functools.partial(_count_blocks, spec=spec, directory=directory, reject=reject)
-    numbered = [(index, blocks[index]) for index in missing]
-    for rows in workers.results(client, task, _divided(numbered, client)):
-        report(rows)
-
-
-def _divided(items: Sequence[_Item], client: Client) -> list[list[_Item]]:
+def divided(items: Sequence[_Item], client: Client) -> list[list[_Item]]:
     """Divide items among tasks: large ones, but at least one for each worker."""
     processes = max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
     size = max(1, min(TASK_BLOCKS, -(-len(items) // processes)))
@@ -123,69 +107,38 @@ def _groups(indices: Iterable[int]) -> Iterator[list[int]]:
         yield group
 
 
-def _count_blocks(
-    numbered: list[tuple[int, Block]], *, spec: FeatureSpec, directory: Path, reject: bool | int
-) -> int:
-    """Count blocks in a worker; write a run for each group durably. Returns their rows."""
+def count_blocks(numbered: list[tuple[int, Block]], *, job: Job) -> int:
+    """Count blocks in a worker, and write a run for each group durably; return their rows."""
     card, total = worker_card(), 0
-    count = functools.partial(count_block, card, spec=spec, reject=reject)
+    count = functools.partial(count_block, card, spec=job.spec, reject=job.reject)
     blocks = [block for _, block in numbered]
     # as many ahead as are merged at once, so that the lanes go on meanwhile
     counting = in_order(count, blocks, LANE_THREADS, "lane", ahead=FAN_IN)
     with contextlib.closing(counting) as counted:
         for group in _groups(index for index, _ in numbered):
             run = merge_runs(card, list(itertools.islice(counted, len(group))))
-            path = directory / run_name(group[0], group[-1] + 1)
-            write_run(path, run.rows, run.nulls, run.moments, run.counts)
+            write_run(job.work / FIT / run_name(group[0], group[-1] + 1), run)
             total += run.rows
     return total
 
 
-def encode(
-    units: list[Unit],
-    workflow_path: Path,
-    parts: Path,
-    work: Path,
-    client: Client,
-    *,
-    reject: bool | int,
-) -> Iterator[UnitResult]:
-    """Encode units with a saved workflow; see :func:`etl.engines.threads.encode`.
-
-    Raises:
-        BadRowError: a row is malformed. Of several errors the first is raised, and the remaining
-            units are cancelled.
-        OutputError: a part cannot be written.
-        WorkerLostError: workers ran out of memory.
-    """
-    task = workers.with_workflow(
-        _encode_units, workflow_path, parts=parts, work=work, reject=reject
-    )
-    for several in workers.results(client, task, _divided(units, client)):
-        yield from several
-
-
-def _encode_units(
-    units: list[Unit],
-    *,
-    workflow_path: str,
-    digest: str,
-    parts: Path,
-    work: Path,
-    reject: bool | int,
-) -> list[UnitResult]:
+def encode_units(units: list[Unit], *, job: Job, workflow: tuple[str, str]) -> list[UnitResult]:
     """Encode units in a worker; write their parts, rejected rows and records, durably."""
     card = worker_card()
-    workflow, on_host = load_once(card.device, workflow_path, digest)
+    loaded, on_host = load_once(card.device, *workflow)
 
-    def encode_one(unit: Unit) -> UnitResult:
+    def encode_one(unit: Unit) -> list[UnitResult]:
         log.debug("begin %s", unit.file)
-        (result,), written = encode_unit(card, unit, workflow, on_host, parts, work, reject=reject)
-        syncer.add(written, result)
-        return result
+        results, written = encode_unit(card, unit, loaded, on_host, job.work, reject=job.reject)
+        syncer.add(written, results)
+        return results
 
-    with Syncer(functools.partial(record, work), LANE_THREADS) as syncer:
-        return list(in_order(encode_one, units, LANE_THREADS, "lane", ahead=len(units)))
+    def note(durable: list[list[UnitResult]]) -> None:
+        record(job.work, [result for results in durable for result in results])
+
+    with Syncer(note, LANE_THREADS) as syncer:
+        encoded = in_order(encode_one, units, LANE_THREADS, "lane", ahead=len(units))
+        return [result for results in encoded for result in results]
 
 
 _starting = threading.Lock()
@@ -216,7 +169,7 @@ def _card_of(device: Device) -> Card:
 def load_once(device: Device, path: str, digest: str) -> tuple[DeviceWorkflow, CompiledWorkflow]:
     """Load a workflow and copy it to the card; keep the last one loaded.
 
-    See :func:`etl.engines.workers.with_workflow` for ``digest``.
+    See :func:`etl.engines.workers._load_once`.
     """
     workflow = compiled.load(path)
     return DeviceWorkflow(device, workflow), workflow
