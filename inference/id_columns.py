@@ -77,12 +77,14 @@ class IdColumns:
         return {name: table.column(name) for name in self.names}
 
 
-def find_id_columns(names: tuple[str, ...], path: str, spec: FeatureSpec, first: UnparsedRows):
+def find_id_columns(
+    names: tuple[str, ...], path: str, spec: FeatureSpec, first: UnparsedRows
+) -> IdColumns:
     """Check the names of columns to copy. ``first`` is the first piece of the file.
 
     Raises:
         SchemaError: The file has no such column.
-        SettingsError: A name occurs twice, or is one of the output's own.
+        SettingsError: A name occurs twice, or is in the output anyway.
     """
     taken = ("row", "probability", "label", *(["weight"] if spec.weight else []))
     for name in names:
@@ -91,9 +93,7 @@ def find_id_columns(names: tuple[str, ...], path: str, spec: FeatureSpec, first:
                 f"--id_columns {','.join(names)}: {name!r} is in the output already",
                 "leave it out",
             )
-    if not names:
-        return IdColumns((), ())
-    available = names_of_file(path, spec, first)
+    available = names_of_file(path, spec, first) if names else ()
     for name in names:
         if available.count(name) != 1:
             close = difflib.get_close_matches(name, available, n=1)

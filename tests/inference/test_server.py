@@ -75,11 +75,7 @@ def test_bad_rows_are_named(server: Server) -> None:
         (b'{"rows": [', 400, "not JSON"),
         (b"\xff", 400, "not JSON"),
         (b'{"rows": [{"a": 1, "b": 2, "\\u0061": 2}]}', 400, "the key 'a' occurs twice"),
-        (
-            b'{"rows": [{"price": NaN}]}',
-            400,
-            "NaN is not a number in JSON",
-        ),
+        (b'{"rows": [{"price": NaN}]}', 400, "NaN is not a number in JSON"),
         (b'{"rows": [{"price": -Infinity}]}', 400, "-Infinity is not a number in JSON"),
         (b"[" * 100_000, 400, "not JSON"),
         (b"1" * 5000, 400, "not JSON"),
