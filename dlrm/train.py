@@ -67,6 +67,8 @@ from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 log = logging.getLogger(__name__)
 
 SETTINGS_FILE = "settings.json"
+#: Seconds between two pages that are written on the way: each takes some hundredths of a second.
+_PAGE_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +166,7 @@ class Trainer:
         self.days = days.with_earlier(earlier_days(self.ancestor, settings))
         self.learning_rate = settings.learning_rate
         self.epoch_step = 0
-        self.resumed = False
+        self.resumed, self.page_time = False, time.monotonic()
         self.metrics: dict[str, Metrics | None] = {}
         self.checkpoints: Checkpoints | None = None
         self.profiler: StepProfiler | None = None
@@ -294,7 +296,8 @@ class Trainer:
         step, every = self.progress.step, self.progress.validation_every
         if step == self.progress.total_steps or step % self.epoch_steps % every == 0:
             self.learning.evaluated(step, self._evaluate("valid"))
-            if self.directory:
+            if self.directory and time.monotonic() - self.page_time > _PAGE_SECONDS:
+                self.page_time = time.monotonic()
                 with contextlib.suppress(BadInputError):  # another version's, resumed
                     write_report(self.directory)
 

@@ -1,6 +1,6 @@
 """``training.html``: how a run went, in one self-contained page made of its ``metrics.jsonl``.
 
-Training writes it after each evaluation of valid, and at its end.
+Training writes it after evaluations of valid, at most every minute, and at its end.
 """
 
 from __future__ import annotations
