@@ -98,6 +98,8 @@ class Metric:
         return "-" if value is None else format(value * self.scale, self.form)
 
 
+#: What is measured of every run.
+_OF_PROCESSES = ("wall_s", "cpu_s", "peak_rss_mb")
 WALL = Metric("wall_s", "wall s", ".1f")
 #: With a ratio: on a busy machine it tells more than the clock.
 CPU = Metric("cpu_s", "CPU s", ".1f", ratio=True)
@@ -226,9 +228,7 @@ class Table:
                         "median": statistics.median(values),
                         "runs": values,
                         "ratio": self.ratio(system, case, key),
-                        "wall_s": self.median(system, case, "wall_s"),
-                        "cpu_s": self.median(system, case, "cpu_s"),
-                        "peak_rss_mb": self.median(system, case, "peak_rss_mb"),
+                        **{name: self.median(system, case, name) for name in _OF_PROCESSES},
                     }
                 )
         path = BUILD / f"{self.name}.json"

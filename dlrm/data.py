@@ -27,7 +27,6 @@ from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import did_you_mean
-from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.nvt_loader.selection import Selection
@@ -157,22 +156,6 @@ def read_oracle(settings: TrainSettings) -> dict[str, dict[str, float]] | None:
     except (ClickLogError, LookupError, TypeError, ValueError):
         return None
     return best or None
-
-
-def make_loaders(
-    settings: TrainSettings, config: ModelConfig, group: Group, training: Selection | None
-) -> dict[str, KJTLoader]:
-    """Return this rank's loaders of all splits; of train the part that ``training`` names.
-
-    Raises:
-        SettingsError, BadInputError, SchemaError: As :class:`nvt_loader.KJTLoader` raises them.
-    """
-    return {
-        split: make_loader(
-            settings, config, split, group, selection=training if split == "train" else None
-        )
-        for split in SPLITS
-    }
 
 
 def make_loader(

@@ -37,7 +37,7 @@ from nvt_torchrec.dlrm.data import (
     check_length,
     choose_label,
     choose_sizes,
-    make_loaders,
+    make_loader,
     read_oracle,
     read_schema,
     training_batch,
@@ -135,7 +135,11 @@ class Trainer:
         self.events = MetricsLog(self.directory, tensorboard=settings.tensorboard)
         self.ancestor = agree_on_ancestor(settings, group)
         days = choose_days(settings, self.ancestor.days if self.ancestor else None)
-        self.loaders = make_loaders(settings, config, group, days.selection)
+        parts = {"train": days.selection, "valid": None, "test": None}
+        self.loaders = {
+            split: make_loader(settings, config, split, group, part)
+            for split, part in parts.items()
+        }
         self.selection = days.selection
         if group.rank == 0:
             log_days(days, self.loaders["train"].num_rows)

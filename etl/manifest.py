@@ -33,19 +33,11 @@ def make_manifest(
         description: The description of the saved workflow.
         split: The rule by which rows were divided, with its cuts; None by days.
     """
-    by_day_and_split = day_counts(results, description.spec)
     return Manifest(
         generation=0,
         settings=record["settings"],
-        inputs=input_entries(record, days, results),
-        rows=row_counts(results),
-        days=days_of_splits(by_day_and_split),
-        splits={name: split_counts(by_day_and_split, name) for name in SPLITS},
-        by_day_and_split=by_day_and_split,
-        by_day=click_counts(by_day_and_split),
-        num_embeddings_per_feature=description.table_schema.num_embeddings_per_feature,
-        workflow_digest=description.digest,
-        versions=description.versions,
+        **summed(day_counts(results, description.spec), input_entries(record, days, results)),
+        **identity(description),
         files=file_entries(results, sizes, generation=0),
         next_parts={
             name: sum(r.unit.split == name and r.has_part for r in results) for name in SPLITS
@@ -134,26 +126,36 @@ def add_counts(several: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def split_counts(
-    by_day_and_split: dict[str, dict[str, dict[str, Any]]], split: str
+def summed(
+    by_day_and_split: dict[str, dict[str, dict[str, Any]]], inputs: list[InputFile]
 ) -> dict[str, Any]:
-    """The counts of a split over its days, of which there is at least one."""
-    return add_counts([own[split] for own in by_day_and_split.values() if split in own])
-
-
-def days_of_splits(by_day_and_split: dict[str, dict[str, Any]]) -> dict[str, list[int]]:
-    """The days of each split, in ascending order; halves of a day are in two splits."""
+    """Return what a manifest says of the rows: by file, by split and by day."""
+    days = by_day_and_split.items()
     return {
-        split: sorted(int(day) for day, own in by_day_and_split.items() if split in own)
-        for split in SPLITS
+        "inputs": inputs,
+        "rows": add_counts([file.rows for file in inputs]),
+        "days": {
+            split: sorted(int(day) for day, splits in days if split in splits) for split in SPLITS
+        },
+        "splits": {
+            split: add_counts([splits[split] for _, splits in days if split in splits])
+            for split in SPLITS
+        },
+        "by_day_and_split": by_day_and_split,
+        "by_day": {
+            day: {
+                name: sum(counts[name] for counts in splits.values())
+                for name in ("rows", "positives")
+            }
+            for day, splits in days
+        },
     }
 
 
-def click_counts(
-    by_day_and_split: dict[str, dict[str, dict[str, Any]]],
-) -> dict[str, dict[str, int]]:
-    """The rows and clicks of each day."""
+def identity(description: WorkflowDescription) -> dict[str, Any]:
+    """Return what a manifest says of the workflow."""
     return {
-        day: {name: sum(counts[name] for counts in own.values()) for name in ("rows", "positives")}
-        for day, own in by_day_and_split.items()
+        "num_embeddings_per_feature": description.table_schema.num_embeddings_per_feature,
+        "workflow_digest": description.digest,
+        "versions": description.versions,
     }

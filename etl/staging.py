@@ -19,12 +19,11 @@ from threading import Event
 
 from tqdm import tqdm
 
-from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError
+from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.base.files.atomic import atomic_path
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.clicklog.readers.lines import count_lines, read_stream, unpacked_head
+from nvt_torchrec.clicklog.readers.lines import read_stream, unpacked_head
 from nvt_torchrec.clicklog.readers.stream import check_first_rows
-from nvt_torchrec.clicklog.readers.text_rows import TOO_LONG_REMEDY
 from nvt_torchrec.etl.output import COPIES
 from nvt_torchrec.etl.settings import EtlSettings
 
@@ -64,7 +63,7 @@ def staged(days: list[DayFile], settings: EtlSettings, work: Path, threads: int)
     Raises:
         BadInputError: a file is truncated, not in the format its name says, or becomes much larger
             than estimated.
-        BadRowError: its first rows break the spec, or a line does not end.
+        BadRowError: its first rows break the spec.
         OutputError: there is too little room, or the directory cannot be written.
     """
     names = Counter(Path(day.path).name for day in days)
@@ -80,7 +79,7 @@ def staged(days: list[DayFile], settings: EtlSettings, work: Path, threads: int)
             for day in left
         ]
         _check_room(packed, work)
-        _decompress_all(packed, settings, min(threads, len(packed)))
+        _decompress_all(packed, min(threads, len(packed)))
     return [_copied(day, copies[day]) if day in copies else day for day in days]
 
 
@@ -122,10 +121,8 @@ def _check_room(packed: list[CompressedDay], work: Path) -> None:
     log.info("%s (at most %.2f GB) below %s; %.1f GB are free", text, limit, work, free / 1e9)
 
 
-def _decompress_all(packed: list[CompressedDay], settings: EtlSettings, threads: int) -> None:
+def _decompress_all(packed: list[CompressedDay], threads: int) -> None:
     stop = Event()
-    text = settings.spec.input.format != "parquet"
-    longest = settings.spec.input.max_line_kb << 10 if text and not settings.reject else None
     with (
         tqdm(desc="decompress", unit="B", unit_scale=True, disable=None) as bar,
         ThreadPoolExecutor(threads, "decompress") as pool,
@@ -136,7 +133,7 @@ def _decompress_all(packed: list[CompressedDay], settings: EtlSettings, threads:
                 raise _StoppedError
             bar.update(size)
 
-        futures = [pool.submit(decompress, day, longest=longest, report=report) for day in packed]
+        futures = [pool.submit(decompress, day, report=report) for day in packed]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:  # a day failed, or Ctrl-C: the others stop as well
@@ -152,36 +149,25 @@ class _StoppedError(Exception):
 
 
 def decompress(
-    packed: CompressedDay,
-    *,
-    longest: int | None = None,
-    report: Callable[[int], object] = lambda n: None,
+    packed: CompressedDay, *, report: Callable[[int], object] = lambda size: None
 ) -> None:
     """Write the text of a compressed day; after an error nothing is left of it.
 
     Args:
-        packed: the day.
-        longest: bytes that a line may have; None: any number.
-        report: called with the number of bytes written since the last call.
+        packed: The day.
+        report: Called with the number of bytes written since the last call.
 
     Raises:
-        BadInputError: the file is empty, truncated, not in the format its name says, or becomes too
+        BadInputError: The file is empty, truncated, not in the format its name says, or becomes too
             large.
-        BadRowError: a line is too long.
-        OutputError: the copy cannot be written.
+        OutputError: The copy cannot be written.
     """
-    day, size, line_bytes = packed.day, 0, 0  # bytes of the text; of its last, unfinished line
+    day, size = packed.day, 0
     log.debug("begin decompress %s", day.path)
     with atomic_path(packed.copy) as temporary, open(temporary, "wb") as out:
         for chunk in read_stream(day.path, _CHUNK_BYTES):
             if size + len(chunk) > packed.limit:
                 raise _too_large(packed)
-            newline = chunk.find(b"\n")
-            line = line_bytes + (newline if newline >= 0 else len(chunk))
-            if longest is not None and line > longest:  # lines within a chunk are checked later
-                out.flush()
-                raise _line_too_long(day, temporary, size - line_bytes, longest)
-            line_bytes = len(chunk) - chunk.rfind(b"\n") - 1 if newline >= 0 else line
             out.write(chunk)
             size += len(chunk)
             report(len(chunk))
@@ -194,15 +180,6 @@ def _too_large(packed: CompressedDay) -> BadInputError:
         f"{packed.day.source}: {packed.day.size:,} bytes become more than {packed.limit:,} bytes "
         f"of text; about {packed.estimate:,} were estimated from its first bytes",
         "if its content is right, set --max_decompressed_gb to how much a day may become",
-    )
-
-
-def _line_too_long(day: DayFile, written: Path, begin: int, longest: int) -> BadRowError:
-    line = 1 + count_lines(str(written), 0, begin)
-    return BadRowError(
-        f"{day.source}, line {line}: from byte {begin:,} of its text on, more than {longest:,} "
-        "bytes without a line end",
-        f"{TOO_LONG_REMEDY}, or leave such rows out with --on_bad_rows quarantine",
     )
 
 

@@ -21,11 +21,14 @@ COMMANDS = {
         "show what an id of a column stands for, or which id a value has",
     ),
 }
+#: Subcommand of an earlier version → what to use instead.
+REMOVED = {"diff": "`python -m workflows inspect` shows what each generation added"}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a subcommand and return the exit status."""
-    return run_command(lambda: run_subcommand("python -m workflows", __doc__, COMMANDS, argv))
+    prog = "python -m workflows"
+    return run_command(lambda: run_subcommand(prog, __doc__, COMMANDS, argv, REMOVED))
 
 
 if __name__ == "__main__":

@@ -67,7 +67,8 @@ def load_state(
     record = on_all_ranks(group, path, CheckpointRecord.read, path)
     if tables is not None or record.world_size != group.world_size:
         state.pop("random", None)
-    on_all_ranks(group, path, _check_share, path, record, group)
+    shares = group.rank, group.world_size
+    on_all_ranks(group, path, check_contents, path, record.files, *shares)
     on_all_ranks(group, path, read_state, path, state, tables or {})
     diverged = next(filter(None, gathered(group, not_finite(state))), None)
     if diverged:
@@ -121,10 +122,6 @@ def _state_to_fill(
         dense.init_state()  # Adam's, which torch makes in the first step: without it none is loaded
         dense.zero_grad()
     return training_state(model, optimizer, group)
-
-
-def _check_share(path: Path, record: CheckpointRecord, group: Group) -> None:
-    check_contents(path, record.files, rank=group.rank, world_size=group.world_size)
 
 
 def _fill(

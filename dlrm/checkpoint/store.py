@@ -174,7 +174,7 @@ def _check_visible(path: Path, temporary: Path) -> None:
 
 
 def check_contents(
-    path: Path, files: dict[str, FileEntry], *, rank: int = 0, world_size: int = 1
+    path: Path, files: dict[str, FileEntry], rank: int = 0, world_size: int = 1
 ) -> None:
     """Compare this rank's share of a checkpoint's files with their digests.
 

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -168,35 +168,26 @@ def _start_without_sigint(start: Callable):
     blocks SIGINT and starts them. This thread still receives it, and raises KeyboardInterrupt once
     the workers can be stopped.
     """
-    outcome: dict = {}
-
-    def run() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            outcome["value"] = start()
-        except Exception as error:
-            outcome["error"] = error
-
+    remedy = "run `python -m etl doctor`, and see whether other processes use up the memory"
     # multiprocessing's resource tracker, if it starts later, would unblock SIGINT in that thread
     resource_tracker.ensure_running()
-    thread = threading.Thread(target=run, name="start-workers", daemon=True)
-    thread.start()
+    mask = (signal.SIG_BLOCK, {signal.SIGINT})
+    pool = ThreadPoolExecutor(1, "start-workers", signal.pthread_sigmask, mask)
+    starting = pool.submit(start)
     try:
-        thread.join(START_SECONDS)
+        return starting.result(START_SECONDS)
     except KeyboardInterrupt:
-        thread.join(START_SECONDS)
-        if "value" in outcome:
-            outcome["value"].close()
+        with contextlib.suppress(Exception):
+            starting.result(START_SECONDS).close()
         raise
-    remedy = "run `python -m etl doctor`, and see whether other processes use up the memory"
-    if thread.is_alive():
-        raise WorkerLostError(f"Dask workers did not start in {START_SECONDS} s", remedy)
-    if "error" in outcome:
-        error = outcome["error"]
-        raise WorkerLostError(
-            f"Dask workers did not start: {_first_cause(error)!r}", remedy
-        ) from error
-    return outcome["value"]
+    except Exception as error:
+        if not starting.done():
+            what = f"Dask workers did not start in {START_SECONDS} s"
+            raise WorkerLostError(what, remedy) from None
+        what = f"Dask workers did not start: {_first_cause(error)!r}"
+        raise WorkerLostError(what, remedy) from error
+    finally:
+        pool.shutdown(wait=False)
 
 
 def _first_cause(error: BaseException) -> BaseException:

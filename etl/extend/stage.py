@@ -19,12 +19,11 @@ from nvt_torchrec.etl.extend.splits import Assignment, split_and_number
 from nvt_torchrec.etl.extend.switch import NEXT
 from nvt_torchrec.etl.manifest import (
     add_counts,
-    click_counts,
     day_counts,
-    days_of_splits,
     file_entries,
+    identity,
     input_entries,
-    split_counts,
+    summed,
 )
 from nvt_torchrec.etl.output import PARTS
 from nvt_torchrec.etl.results import UnitResult
@@ -151,15 +150,8 @@ def next_manifest(
         before,
         generation=generation,
         extensions=[*before.extensions, Extension(generation, day.day, settings)],
-        inputs=inputs,
-        rows=add_counts([file.rows for file in inputs]),
-        days=days_of_splits(by_day_and_split),
-        splits={split: split_counts(by_day_and_split, split) for split in SPLITS},
-        by_day_and_split=by_day_and_split,
-        by_day=click_counts(by_day_and_split),
-        num_embeddings_per_feature=description.table_schema.num_embeddings_per_feature,
-        workflow_digest=description.digest,
-        versions=description.versions,
+        **summed(by_day_and_split, inputs),
+        **identity(description),
         files=sorted(files, key=lambda part: split_and_number(part.file)),
         next_parts=next_parts,
     )

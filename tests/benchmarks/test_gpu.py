@@ -14,7 +14,6 @@ from benchmarks import harness
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.__main__ import measure
 from benchmarks.gpu.steps import Step, all_steps, chosen
-from benchmarks.gpu.training import WAYS
 from benchmarks.gpu.worker import GpuSettings
 from nvt_torchrec.base.errors import SettingsError
 
@@ -39,20 +38,6 @@ def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _step(name: str, code: str, seconds: float = 60) -> Step:
     return Step(name, ("timeit", "-n1", "-r1", code), seconds)
-
-
-def test_what_comes_first_tells_most(small: GpuSettings) -> None:
-    names = [step.name for step in all_steps(small)]
-    assert len(set(names)) == len(names)
-    order = [
-        "doctor", "tests/tests/gpu/test_etl.py", "copies", "stages",
-        "training/bf16/B=256", "training/bf16/B=64", "training/bf16 compiled/B=64",
-        "training/tf32/B=256", "training/fp32/B=256", "loader", "engine/cpu",
-    ]  # fmt: skip
-    assert [name for name in names if name in order] == order
-    ways = {name.split("/")[1] for name in names if name.startswith("training/")}
-    assert ways == WAYS.keys()
-    assert "tests/tests/nvt_loader/test_gpu.py" in names
 
 
 def test_steps_are_chosen_by_patterns(

@@ -77,17 +77,3 @@ def test_a_table_in_which_new_values_would_share_rows(outputs, copy):
     more = ["--hash_indices", f"--num_embeddings_per_feature={sizes}"]
     text = refusal(outputs[2], copy, *more, error=SettingsError)
     assert "column cat_0 has 33 ids in the checkpoint's generation and 43 now" in text
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--continue_from=a", "--load_checkpoint_path=b"], "are both set"),
-        (["--days=new"], "--days new without --continue_from"),
-        (["--days=1-"], r"--days 1-\n.*all, new, or days such as 0-3,7"),
-        (["--days=0-3", "--replay=0.1", "--continue_from=a"], "no effect without --days new"),
-    ],
-)
-def test_settings_that_contradict_each_other(outputs, more, message):
-    with pytest.raises(SettingsError, match=message):
-        train_here(f"--binary_path={outputs[2]}", *more)

@@ -100,6 +100,10 @@ def test_defaults_are_those_of_the_example_but_for_rates_and_sizes():
         ("--over_arch_layer_sizes 1", "needs two or more layers"),
         ("--over_arch_layer_sizes 0,1", "each number must be at least 1"),
         ("--num_embeddings 9 --num_embeddings_per_feature 9,9", "both set"),
+        ("--continue_from a --load_checkpoint_path b", "are both set"),
+        ("--days new", "--days new without --continue_from"),
+        ("--days 1-", r"--days 1-\n.*all, new, or days such as 0-3,7"),
+        ("--days 0-3 --replay 0.1 --continue_from a", "no effect without --days new"),
     ],
 )
 def test_nonsense_is_refused_with_a_remedy(flags, message):

@@ -125,14 +125,14 @@ def extend_workflow(
     Raises:
         BadInputError: Workflow or state are damaged, or the workflow cannot be extended.
         SchemaError: The state belongs to another workflow, or a vocabulary becomes too large.
-        SettingsError: The day is not after those counted, or ``retire_after_days`` is below 1.
+        SettingsError: The day is not after those counted.
         OutputError: A directory cannot be written.
     """
     description = inspect(workflow)
     check_extensible(workflow, description)
     description.verify()
     before = read_state(state, description)
-    _check_day(workflow, counts, description, retire_after_days)
+    _check_day(workflow, counts, description)
     encoder = compiled.load(workflow, verify=True)
     spec = description.spec
     columns = remembered(spec)
@@ -191,20 +191,13 @@ def check_extensible(workflow: Path, description: WorkflowDescription) -> None:
         )
 
 
-def _check_day(
-    workflow: Path,
-    counts: DayCounts,
-    description: WorkflowDescription,
-    retire_after_days: int | None,
-) -> None:
+def _check_day(workflow: Path, counts: DayCounts, description: WorkflowDescription) -> None:
     last = description.lineage[-1].days[-1]
     if counts.day <= last:
         raise SettingsError(
             f"{workflow}: day {counts.day} is not after day {last}, the last one that was counted",
             "add days in their order, each once",
         )
-    if retire_after_days is not None and retire_after_days < 1:
-        raise SettingsError(f"values retire after {retire_after_days} days", "at least 1")
 
 
 def _log(
