@@ -119,10 +119,10 @@ def test_each_way_does_its_work_each_morning(commands: Commands, tmp_path: Path,
     said = capsys.readouterr().out
     assert re.search(r"less refitted +-0\.10000 +-0\.00100 +\+0\.00000", said)
     assert re.search(r"refitted daily +all +8\.0 +12\.0 +100", said)
-    found = json.loads((tmp_path / "bench" / "daily.json").read_text())
-    assert found["mean_auroc"]["never"] == pytest.approx(found["mean_auroc"]["refit"] - 0.1)
-    assert found["update_flags"] == ["--days", "new", "--replay", "0.2"]
-    values = {(r["system"], r["case"], r["metric"]): r["median"] for r in found["results"]}
+    written = json.loads((tmp_path / "bench" / "daily.json").read_text())
+    assert written["mean_auroc"]["never"] == pytest.approx(written["mean_auroc"]["refit"] - 0.1)
+    assert written["update_flags"] == ["--days", "new", "--replay", "0.2"]
+    values = {(r["system"], r["case"], r["metric"]): r["median"] for r in written["results"]}
     assert values["updated daily", "day 23", "auroc"] == pytest.approx(0.799023)
     assert values["refitted daily", "day 22", "cpu_s"] == 3 * len(STAGES)
     assert values["never updated", "day 22", "cpu_s"] == 0
@@ -141,8 +141,8 @@ def test_with_the_commands_of_a_user(tmp_path: Path, capsys) -> None:
     flags = ["--days", "4", "--first_days", "2", "--rows_per_day", "400"]
     assert daily.main(["--output", str(output), *flags]) == 0
     said = capsys.readouterr().out
-    found = json.loads((tmp_path / "bench" / "daily.json").read_text())
-    aurocs = [r["median"] for r in found["results"] if r["metric"] == "auroc"]
+    written = json.loads((tmp_path / "bench" / "daily.json").read_text())
+    aurocs = [r["median"] for r in written["results"] if r["metric"] == "auroc"]
     assert len(aurocs) == 4
     assert all(0 < auroc < 1 for auroc in aurocs)
     days = Manifest.read(EtlOutput(output / "daily" / "out").manifest).days

@@ -72,10 +72,10 @@ SMALL = ["quality", "--optimizers=sgd", "--global_batches=100", "--models=small"
 
 def test_spread_over_seeds(split: Path, capsys: pytest.CaptureFixture) -> None:
     assert train.main([*SMALL, "--seeds=2", "--", "--binary_path", str(split)]) == 0
-    found = json.loads((split.parent / "quality.json").read_text())
-    aurocs = [result["median"] for result in found["results"] if result["metric"] == "auroc"]
+    written = json.loads((split.parent / "quality.json").read_text())
+    aurocs = [result["median"] for result in written["results"] if result["metric"] == "auroc"]
     assert len(set(aurocs)) == 2
-    (summary,) = found["summary"].values()
+    (summary,) = written["summary"].values()
     assert summary["mean"] == pytest.approx(statistics.mean(aurocs))
     assert summary["standard_deviation"] == pytest.approx(abs(aurocs[0] - aurocs[1]) / 2**0.5)
     assert (summary["worst"], summary["best"]) == (min(aurocs), max(aurocs))

@@ -28,9 +28,9 @@ def flags(data: Path, optimizer: str = "rowwise_adagrad", *more: str, batch: int
 
 def train_checkpoints(root: Path, data: Path, kinds: Iterable[Kind]) -> dict[Kind, Path]:
     """Train a checkpoint of each kind; those of two ranks by one start of torchrun."""
-    found, of_two_ranks = {}, []
+    checkpoints, of_two_ranks = {}, []
     for optimizer, ranks, sharding in kinds:
-        path = found[optimizer, ranks, sharding] = root / f"{optimizer}-{ranks}-{sharding}"
+        path = checkpoints[optimizer, ranks, sharding] = root / f"{optimizer}-{ranks}-{sharding}"
         more = [f"--save_checkpoint_path={path}", "--max_steps=8", f"--sharding={sharding}"]
         run = flags(data, optimizer, *more, batch=32 // ranks)
         if ranks == 1:
@@ -39,4 +39,4 @@ def train_checkpoints(root: Path, data: Path, kinds: Iterable[Kind]) -> dict[Kin
             of_two_ranks.append(run)
     if of_two_ranks:
         train_many(of_two_ranks, 2)
-    return found
+    return checkpoints

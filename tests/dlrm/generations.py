@@ -72,13 +72,13 @@ def sources(column: CategoricalColumn, then: int) -> np.ndarray:
     """By id of the newest generation, the id of its value in generation ``then``: int64."""
     vocabulary = column.vocabulary_name
     size = column.reserved_ids + VALUES[-1][vocabulary]
-    found = np.arange(size)
+    origins = np.arange(size)
     for i in range(column.reserved_ids, size):
         reused = any(i in ids.get(vocabulary, []) for ids in REUSED[then + 1 :])
         if reused or i >= column.reserved_ids + VALUES[then][vocabulary]:
             value = values_of(vocabulary)[i - column.reserved_ids : i - column.reserved_ids + 1]
-            found[i] = 2 + int(murmur3_int(value)[0]) % column.oov_ids
-    return found
+            origins[i] = 2 + int(murmur3_int(value)[0]) % column.oov_ids
+    return origins
 
 
 def write_output(root: Path, generation: int, *, shuffle: str = "none") -> Path:

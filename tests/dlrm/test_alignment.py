@@ -45,9 +45,9 @@ def test_the_layers_of_mlperfs_model(monkeypatch):
     monkeypatch.setattr(
         nn.functional, "linear", lambda x, *a: widths.append(x.shape[1]) or linear(x, *a)
     )
-    found = step()
+    aligned = step()
     assert widths == [16, 32, 480, 64]
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(aligned, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-3)
     after = dlrm.state_dict()
     assert all(

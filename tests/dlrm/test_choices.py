@@ -43,9 +43,9 @@ def test_the_interaction_is_torchrecs(rows):
     ours, theirs = PairProducts(3)(dense, sparse), InteractionArch(3)(dense, sparse)
     assert torch.equal(ours, theirs)
     weights = torch.randn_like(ours)
-    found = torch.autograd.grad((ours * weights).sum(), (dense, sparse))
+    gradients = torch.autograd.grad((ours * weights).sum(), (dense, sparse))
     expected = torch.autograd.grad((theirs * weights).sum(), (dense, sparse))
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(gradients, expected, strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -53,10 +53,10 @@ def test_the_interaction_in_another_precision():
     """As wide as the dense vector; gradients come back in the tables' own precision."""
     torch.manual_seed(0)
     dense, sparse = torch.randn(5, 4), torch.randn(5, 3, 4, requires_grad=True)
-    found = PairProducts(3)(dense.bfloat16(), sparse)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), PairProducts(3)(dense, sparse), atol=0.1, rtol=0.02)
-    (gradient,) = torch.autograd.grad(found.sum(), sparse)
+    rounded = PairProducts(3)(dense.bfloat16(), sparse)
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.float(), PairProducts(3)(dense, sparse), atol=0.1, rtol=0.02)
+    (gradient,) = torch.autograd.grad(rounded.sum(), sparse)
     (expected,) = torch.autograd.grad(PairProducts(3)(dense, sparse).sum(), sparse)
     assert gradient.dtype == torch.float32
     torch.testing.assert_close(gradient, expected, atol=0.1, rtol=0.02)
@@ -75,10 +75,10 @@ def test_pooled_vectors_are_torchrecs_sparse_arch(order):
     keys = [f"c{i}" for i in order]
     shuffled_vectors = torch.cat([parts[key] for key in keys], dim=1)
     arch = PooledVectors(bags)
-    found = arch.in_order(KeyedTensor(keys, [2, 2, 2], shuffled_vectors))
-    assert torch.equal(found, SparseArch(bags)(ids))
-    assert torch.equal(arch(ids), found)
-    shares = found.untyped_storage().data_ptr() == shuffled_vectors.untyped_storage().data_ptr()
+    vectors = arch.in_order(KeyedTensor(keys, [2, 2, 2], shuffled_vectors))
+    assert torch.equal(vectors, SparseArch(bags)(ids))
+    assert torch.equal(arch(ids), vectors)
+    shares = vectors.untyped_storage().data_ptr() == shuffled_vectors.untyped_storage().data_ptr()
     assert shares == (order == [0, 1, 2])
 
 
@@ -119,8 +119,8 @@ def test_max_steps_in_the_second_epoch(data, tmp_path):
     assert (result.steps, result.samples) == (40, 929 + 10 * 32)
     rates = [event["lr"] for event in events(tmp_path, "train")]
     assert rates == [0.1] * 20 + [0.01] * 20, "shares are of the steps that are trained"
-    found = [(event["step"], event["split"]) for event in events(tmp_path, "evaluation")]
-    assert found == [(30, "valid"), (40, "valid"), (40, "test")]
+    evaluated = [(event["step"], event["split"]) for event in events(tmp_path, "evaluation")]
+    assert evaluated == [(30, "valid"), (40, "valid"), (40, "test")]
 
 
 def test_batch_size_of_evaluations(data, tmp_path):

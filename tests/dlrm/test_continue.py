@@ -158,9 +158,9 @@ def test_two_ranks_continue_as_one(outputs, trained, tmp_path):
     (then,), (now,) = (events(tmp_path / log, "evaluation") for log in ("then", "now"))
     for name in ("auroc", "log_loss", "mean_prediction"):
         assert then[name] == now[name]
-    found = [losses(tmp_path / log) for log in ("one", "two")]
-    assert len(found[0]) == -(-(260 + 329 + round(0.3 * 340)) // 32)
-    np.testing.assert_allclose(*found, rtol=0, atol=1e-5)
+    curves = [losses(tmp_path / log) for log in ("one", "two")]
+    assert len(curves[0]) == -(-(260 + 329 + round(0.3 * 340)) // 32)
+    np.testing.assert_allclose(*curves, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("optimizer", RATES)

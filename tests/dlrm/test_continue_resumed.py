@@ -22,8 +22,10 @@ def trained(outputs, tmp_path_factory) -> dict[tuple[int, str], Path]:
     """Checkpoints of generation 0 by world size and kind of sharding."""
     kinds = [(1, "table_wise"), (2, "table_wise"), (2, "row_wise")]
     root = tmp_path_factory.mktemp("trained")
-    found = train_checkpoints(root, outputs[0], [("rowwise_adagrad", *kind) for kind in kinds])
-    return {(ranks, sharding): path for (_, ranks, sharding), path in found.items()}
+    checkpoints = train_checkpoints(
+        root, outputs[0], [("rowwise_adagrad", *kind) for kind in kinds]
+    )
+    return {(ranks, sharding): path for (_, ranks, sharding), path in checkpoints.items()}
 
 
 def continued(data: Path, before: Path, path: Path, *more: str) -> list[str]:

@@ -22,11 +22,11 @@ class KnownWorkflow(WorkflowDescription):
     """A workflow without files: value i of a vocabulary is 10 i, ids were reused as given."""
 
     def reused_ids(self, since):
-        found = {}
+        reused = {}
         for generation in self.lineage[since + 1 :]:
             for name, ids in REUSED.get(generation.number, {}).items():
-                found[name] = np.union1d(found.get(name, np.empty(0, np.int64)), ids)
-        return {name: ids.astype(np.int64) for name, ids in found.items()}
+                reused[name] = np.union1d(reused.get(name, np.empty(0, np.int64)), ids)
+        return {name: ids.astype(np.int64) for name, ids in reused.items()}
 
     def oov_ids(self, column, ids):
         values = 10 * (np.asarray(ids, np.int64) - column.reserved_ids)
@@ -76,13 +76,13 @@ def test_rows_follow_their_values(history, data):
     column, values, reused = history
     REUSED.clear()
     REUSED.update(reused)
-    found = lineage(values, column)
+    workflow = lineage(values, column)
     since = data.draw(st.integers(0, len(values) - 1))
     then, now = (column.reserved_ids + values[number] for number in (since, -1))
     spare = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 5))  # rows given by hand
     sizes = then + spare[0], max(now + spare[1], now)
-    generation = found.lineage[since]
-    table = grow_tables(config(sizes[:1]), config(sizes[1:]), generation, found)["t_cat_0"]
+    generation = workflow.lineage[since]
+    table = grow_tables(config(sizes[:1]), config(sizes[1:]), generation, workflow)["t_cat_0"]
 
     expected = {}
     for row in range(sizes[1]):
@@ -104,8 +104,8 @@ def test_rows_follow_their_values(history, data):
 
 def grown(then: int, now: int, values: list[int]) -> GrownTable:
     REUSED.clear()
-    found = lineage(values, CategoricalColumn("cat_0", raw="int"))
-    return grow_tables(config([then]), config([now]), found.lineage[0], found)["t_cat_0"]
+    workflow = lineage(values, CategoricalColumn("cat_0", raw="int"))
+    return grow_tables(config([then]), config([now]), workflow.lineage[0], workflow)["t_cat_0"]
 
 
 def test_ids_that_share_rows():
@@ -119,7 +119,7 @@ def test_ids_that_share_rows():
 
 
 def test_a_column_that_the_workflow_lacks():
-    found = lineage([3], CategoricalColumn("cat_0", raw="int"))
+    workflow = lineage([3], CategoricalColumn("cat_0", raw="int"))
     two = dataclasses.replace(config([6, 6]), categorical=("cat_0", "cat_9"))
     with pytest.raises(SchemaError, match="no categorical column cat_9"):
-        grow_tables(two, two, found.lineage[0], found)
+        grow_tables(two, two, workflow.lineage[0], workflow)

@@ -51,12 +51,12 @@ def flags_of(
 def runs(weighted, tmp_path_factory) -> dict[tuple[int, str], Path]:
     """By ranks and label, runs that trained the same."""
     root = tmp_path_factory.mktemp("runs")
-    found = {(ranks, label): root / f"{ranks}{label}" for ranks in (1, 2) for label in LABELS}
+    paths = {(ranks, label): root / f"{ranks}{label}" for ranks in (1, 2) for label in LABELS}
     for label in LABELS:
-        train_here(*flags_of(weighted, found[1, label], label=label))
-    two = [flags_of(weighted, found[2, label], batch_size=16, label=label) for label in LABELS]
+        train_here(*flags_of(weighted, paths[1, label], label=label))
+    two = [flags_of(weighted, paths[2, label], batch_size=16, label=label) for label in LABELS]
     train_many(two, ranks=2)
-    return found
+    return paths
 
 
 @pytest.mark.parametrize("label", LABELS)

@@ -68,7 +68,7 @@ def test_nothing_learned_by_an_evaluation_of_valid(noise, tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("found", "clicks", "rows", "chance"),
+    ("area", "clicks", "rows", "chance"),
     [
         (0.50, 5_000, 20_000, True),
         (0.519, 5_000, 20_000, True),
@@ -79,5 +79,5 @@ def test_nothing_learned_by_an_evaluation_of_valid(noise, tmp_path, caplog):
         (0.5, 0, 20_000, False),
     ],
 )
-def test_too_few_clicks_do_not_tell(found, clicks, rows, chance):
-    assert _is_chance(found, clicks, rows) is chance
+def test_too_few_clicks_do_not_tell(area, clicks, rows, chance):
+    assert _is_chance(area, clicks, rows) is chance

@@ -29,8 +29,8 @@ def lookup_of(data, *flags: str):
     settings = parse_settings([*MODEL, *given])
     with process_group() as group:
         model, _, _ = build(settings, model_config(settings, read_schema(settings)), group)
-        (found,) = lookups_of(model)
-        return found
+        (lookup,) = lookups_of(model)
+        return lookup
 
 
 def train(data, log, *flags: str) -> list[float]:
@@ -46,15 +46,15 @@ def test_ids_are_widened_where_rows_cannot_be_numbered_in_32_bits(config, ids):
 
 
 def test_fbgemm_gets_it(data):
-    found = lookup_of(data)
-    assert found.embedding_table_index_type == torch.int32
-    assert found.bounds_check_mode_int == BoundsCheckMode.NONE.value
-    assert found.output_dtype == SparseType.FP32.as_int()
-    assert found.weights_precision == SparseType.FP32
-    found = lookup_of(data, "--amp", "--table_precision=fp16")
-    assert found.output_dtype == SparseType.FP32.as_int()
-    assert found.weights_precision == SparseType.FP16
-    assert found.stochastic_rounding
+    lookup = lookup_of(data)
+    assert lookup.embedding_table_index_type == torch.int32
+    assert lookup.bounds_check_mode_int == BoundsCheckMode.NONE.value
+    assert lookup.output_dtype == SparseType.FP32.as_int()
+    assert lookup.weights_precision == SparseType.FP32
+    lookup = lookup_of(data, "--amp", "--table_precision=fp16")
+    assert lookup.output_dtype == SparseType.FP32.as_int()
+    assert lookup.weights_precision == SparseType.FP16
+    assert lookup.stochastic_rounding
 
 
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "adam"])
@@ -85,11 +85,11 @@ def test_tables_in_float16(data, tmp_path, optimizer, caplog):
         assert torch.equal(mine, theirs)
     assert torch.equal(served.tables, served.tables.half().float())
     tested = [f"--load_checkpoint_path={tmp_path / 'whole'}", "--mode=test"]
-    found = []
+    metrics = []
     for name, flags in (("as16", half), ("as32", same)):
-        found.append(train_here(*flags, *tested, f"--log_path={tmp_path / name}").metrics["test"])
+        metrics.append(train_here(*flags, *tested, f"--log_path={tmp_path / name}").metrics["test"])
     (trained,) = [one for one in events(tmp_path / "log", "evaluation") if one["split"] == "test"]
-    assert found[0] == found[1]
-    assert found[0].log_loss == pytest.approx(trained["log_loss"], abs=1e-7)
+    assert metrics[0] == metrics[1]
+    assert metrics[0].log_loss == pytest.approx(trained["log_loss"], abs=1e-7)
     with pytest.raises(SettingsError, match="table_precision was fp16, is fp32"):
         train_here(*same, *steps, "--resume")

@@ -69,8 +69,8 @@ def test_a_run_and_its_resumption(split, tmp_path, interaction):
     train_here(*flags(split, resumed, interaction, *steps, "--max_steps=4"))
     steps += ["--resume", f"--save_checkpoint_path={resumed / 'final'}"]
     train_here(*flags(split, resumed, interaction, *steps))
-    expected, found = weights(whole / "final"), weights(resumed / "final")
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    expected, resumed_weights = weights(whole / "final"), weights(resumed / "final")
+    assert all(torch.equal(expected[name], resumed_weights[name]) for name in expected)
     assert not any("dense_arch" in name for name in expected)
     model, config = load_model(whole / "final")
     assert (config.dense, config.dense_arch_layer_sizes) == ((), ())

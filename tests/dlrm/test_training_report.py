@@ -82,16 +82,16 @@ def run(data, tmp_path_factory):
 
 
 def test_the_page_is_whole_and_says_what_happened(run):
-    found = _parsed((run / "training.html").read_text())
-    assert found.tags.count("polyline") == 6 + 1 + 2, "six pictures; valid's loss, twice the oracle"
+    page = _parsed((run / "training.html").read_text())
+    assert page.tags.count("polyline") == 6 + 1 + 2, "six pictures; valid's loss, twice the oracle"
     last = {event["split"]: event for event in events(run, "evaluation")}
     for split in ("valid", "test"):
-        assert f"{last[split]['auroc']:.5f}" in found.texts
-    assert "0.8765" in found.texts, "the oracle"
-    assert "of 30 steps" in found.texts
-    assert found.texts.count("table-wise") == 4
-    assert "--learning_rate" in found.texts
-    assert "The run has not finished." not in " ".join(found.texts)
+        assert f"{last[split]['auroc']:.5f}" in page.texts
+    assert "0.8765" in page.texts, "the oracle"
+    assert "of 30 steps" in page.texts
+    assert page.texts.count("table-wise") == 4
+    assert "--learning_rate" in page.texts
+    assert "The run has not finished." not in " ".join(page.texts)
 
 
 def test_an_oracle_of_other_rows_is_none(run):
@@ -125,14 +125,14 @@ def test_a_run_that_was_killed_and_resumed(tmp_path):
     log.write("start", settings={"seed": 2})
     log.write("resume", step=2)
     step(3, 0.4)
-    start, *found = read_events(tmp_path / "metrics.jsonl")
+    start, *kept = read_events(tmp_path / "metrics.jsonl")
     assert start["settings"] == {"seed": 2}
-    assert [(one["step"], one["loss"]) for one in found] == [(1, 0.5), (2, 0.5), (3, 0.4)]
+    assert [(one["step"], one["loss"]) for one in kept] == [(1, 0.5), (2, 0.5), (3, 0.4)]
     log.write("start", settings={"seed": 3})  # another run, in the same directory
     step(1, 0.7)
-    start, *found = read_events(tmp_path / "metrics.jsonl")
+    start, *kept = read_events(tmp_path / "metrics.jsonl")
     assert start["settings"] == {"seed": 3}
-    assert [(one["step"], one["loss"]) for one in found] == [(1, 0.7)]
+    assert [(one["step"], one["loss"]) for one in kept] == [(1, 0.7)]
 
 
 def test_a_run_that_goes_on_has_a_page_too(run, tmp_path):
@@ -154,17 +154,17 @@ def test_a_run_that_goes_on_has_a_page_too(run, tmp_path):
 def test_tensorboard_events(run):
     (path,) = run.glob("events.out.tfevents.*")
     data, at = path.read_bytes(), 0
-    found: dict[str, dict[int, float]] = {}
+    curves: dict[str, dict[int, float]] = {}
     while at < len(data):  # TFRecords: length, its checksum, an event, its checksum
         (size,) = struct.unpack("<Q", data[at : at + 8])
         event = Event.FromString(data[at + 12 : at + 12 + size])
         for value in event.summary.value:
-            found.setdefault(value.tag, {})[event.step] = value.simple_value
+            curves.setdefault(value.tag, {})[event.step] = value.simple_value
         at += 16 + size
     trained = {event["step"]: event["loss"] for event in events(run, "train")}
-    assert found["train/loss"] == pytest.approx(trained, rel=1e-6)
+    assert curves["train/loss"] == pytest.approx(trained, rel=1e-6)
     valid = [event for event in events(run, "evaluation") if event["split"] == "valid"]
-    assert found["valid/auroc"] == pytest.approx({o["step"]: o["auroc"] for o in valid}, rel=1e-6)
+    assert curves["valid/auroc"] == pytest.approx({o["step"]: o["auroc"] for o in valid}, rel=1e-6)
 
 
 @pytest.mark.parametrize(
