@@ -52,14 +52,14 @@ def quarantine(
     shutil.rmtree(directory, ignore_errors=True)
     sources = by_source(results)
     names = Counter(Path(source).name for source in sources)
-    for source, own in sources.items():
-        if any(result.bad_count for result in own):
-            first = first_line(own[0].unit.block, spec)
+    for source, group in sources.items():
+        if any(result.bad_count for result in group):
+            first = first_line(group[0].unit.block, spec)
             name = Path(source).name
             taken = shown is not None and (shown / f"{name}.tsv").exists()  # by an earlier day
             if names[name] > 1 or taken:  # files of several directories
-                name = f"{own[0].unit.day}.{name}"
-            _merge_rejected(directory / f"{name}.tsv", first, own, work)
+                name = f"{group[0].unit.day}.{name}"
+            _merge_rejected(directory / f"{name}.tsv", first, group, work)
     bad = sum(result.bad_count for result in results)
     lines = sum(result.lines for result in results)
     if bad:
@@ -77,29 +77,31 @@ def _merge_rejected(path: Path, first: int, results: list[UnitResult], work: Pat
     source = results[0].unit.block.source.encode()
     with atomic_path(path) as temporary, open(temporary, "wb") as out:
         out.write(b"file\tline\treason\traw\n")
-        for own in _by_block(results):
-            for result in own:
+        for group in _by_block(results):
+            for result in group:
                 if result.bad_count:
                     with open(rejected_file(work, result.unit), "rb") as lines:
                         for line in lines:
                             number, rest = line.split(b"\t", 1)
                             out.write(b"%s\t%d\t%s" % (source, first + int(number), rest))
-            first += sum(result.lines for result in own)
+            first += sum(result.lines for result in group)
 
 
 def _by_block(results: list[UnitResult]) -> list[list[UnitResult]]:
     """The results of each block together; ``results`` are in the order of the blocks."""
-    return [list(own) for _, own in itertools.groupby(results, lambda result: result.unit.block)]
+    return [
+        list(group) for _, group in itertools.groupby(results, lambda result: result.unit.block)
+    ]
 
 
 def _worst(results: list[UnitResult], spec: FeatureSpec) -> str:
     """The file with the most bad rows, and the reasons of the first of them."""
-    own = max(by_source(results).values(), key=lambda own: sum(r.bad_count for r in own))
-    bad = sum(result.bad_count for result in own)
-    lines = sum(result.lines for result in own)
-    source = own[0].unit.block.source
-    reasons, first = [], first_line(own[0].unit.block, spec)
-    for of_block in _by_block(own):
+    group = max(by_source(results).values(), key=lambda group: sum(r.bad_count for r in group))
+    bad = sum(result.bad_count for result in group)
+    lines = sum(result.lines for result in group)
+    source = group[0].unit.block.source
+    reasons, first = [], first_line(group[0].unit.block, spec)
+    for of_block in _by_block(group):
         for result in of_block:
             reasons += [f"\n  line {first + line}: {what}" for line, what in result.bad]
         first += sum(result.lines for result in of_block)
@@ -197,8 +199,8 @@ def check_rows(plan: Plan, results: list[UnitResult], split_root: Path) -> dict[
             raise LostRowsError(f"{path}: cannot be read back: {error}", _REMEDY) from error
         if rows != result.rows:
             raise LostRowsError(f"{path}: {rows} rows, {result.rows} were written", _REMEDY)
-    for source, own in by_source(results).items():
-        _check_tiling(source, [result.unit for result in own])
+    for source, group in by_source(results).items():
+        _check_tiling(source, [result.unit for result in group])
     return sizes
 
 

@@ -91,13 +91,13 @@ def day_counts(
     results: list[UnitResult], spec: FeatureSpec
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """The manifest's ``by_day_and_split``; see :class:`formats.manifest.Manifest`."""
-    own: dict[tuple[int, str], list[UnitResult]] = {}
+    groups: dict[tuple[int, str], list[UnitResult]] = {}
     for result in results:
-        own.setdefault((result.unit.day, result.unit.split), []).append(result)
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for day, split in sorted(own, key=lambda key: (key[0], SPLITS.index(key[1]))):
-        found.setdefault(str(day), {})[split] = _counts(own[day, split], spec)
-    return found
+        groups.setdefault((result.unit.day, result.unit.split), []).append(result)
+    counts: dict[str, dict[str, dict[str, Any]]] = {}
+    for day, split in sorted(groups, key=lambda key: (key[0], SPLITS.index(key[1]))):
+        counts.setdefault(str(day), {})[split] = _counts(groups[day, split], spec)
+    return counts
 
 
 def _counts(results: list[UnitResult], spec: FeatureSpec) -> dict[str, Any]:

@@ -126,7 +126,6 @@ class _Run:
         with tqdm(desc="shuffle", total=total, unit=" rows", unit_scale=True, disable=None) as bar:
             shuffle(
                 self.parts,
-                self.parts,
                 [Part(result.unit.file, result.rows, result.unit.day) for result in train],
                 mode=self.settings.shuffle,
                 seed=self.settings.seed,

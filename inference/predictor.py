@@ -28,8 +28,9 @@ from nvt_torchrec.workflows.description import inspect
 
 #: Rows that the model scores at once; bounds the memory of its activations.
 MODEL_ROWS = 8192
-#: From this number of rows on, reading column by column is faster than row by row.
-MANY_ROWS = 16
+#: From this number of rows on, reading column by column is faster than row by row: 64 rows of
+#: Criteo's columns take 0.6 ms row by row and 1.0 ms by column, 256 rows 2.3 and 1.8.
+MANY_ROWS = 128
 _BLOCK_BYTES = 16 << 20
 
 

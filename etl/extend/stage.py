@@ -157,8 +157,10 @@ def next_manifest(
     )
 
 
-def _moved(own: dict[str, dict[str, Any]], splits: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+def _moved(
+    by_split: dict[str, dict[str, Any]], splits: tuple[str, ...]
+) -> dict[str, dict[str, Any]]:
     """Return the counts of a day by the splits that it is in from now on."""
     if len(splits) > 1:  # it is halved, and stays so
-        return own
-    return {splits[0]: add_counts(list(own.values()))}
+        return by_split
+    return {splits[0]: add_counts(list(by_split.values()))}

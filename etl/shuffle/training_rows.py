@@ -59,8 +59,7 @@ class Part:
 
 
 def shuffle(
-    source: Path,
-    target: Path,
+    directory: Path,
     parts: Sequence[Part],
     *,
     mode: str,
@@ -75,9 +74,8 @@ def shuffle(
     Memory: for each worker two to three times the larger of ``bytes_at_once`` and the largest part.
 
     Args:
-        source: the directory the parts' paths begin at.
-        target: where to write them, under the same paths; may be ``source``, to save space: no part
-            is replaced before all have been read.
+        directory: the directory the parts' paths begin at; no part is replaced before all have been
+            read.
         parts: in order; all of one schema.
         mode: ``full``, or ``file`` to keep the days apart and in order.
         seed: not negative.
@@ -93,7 +91,7 @@ def shuffle(
     """
     task = {"mode": mode, "seed": seed, "parts": [dataclasses.astuple(part) for part in parts]}
     journal = Journal(work)
-    plan = _plan(source, task, journal, bytes_at_once)
+    plan = _plan(directory, task, journal, bytes_at_once)
     finished = journal.finished(float)
     if "scattered" not in finished and any(unit.startswith("bucket.") for unit in finished):
         # parts may be replaced already: their rows must not be scattered again
@@ -107,10 +105,10 @@ def shuffle(
         return finished[unit]
 
     def scatter(chunk: int) -> float:
-        return once(f"chunk.{chunk}", lambda: _scatter(plan, source, work, chunk))
+        return once(f"chunk.{chunk}", lambda: _scatter(plan, directory, work, chunk))
 
     def gather(bucket: int) -> float:
-        return once(f"bucket.{bucket}", lambda: _gather(plan, source, target, work, bucket))
+        return once(f"bucket.{bucket}", lambda: _gather(plan, directory, work, bucket))
 
     if "shuffled" in finished:
         report(plan.rows)
@@ -272,11 +270,11 @@ def _scatter(plan: _Plan, source: Path, work: Path, chunk: int) -> float:
     return rows / 2
 
 
-def _gather(plan: _Plan, source: Path, target: Path, work: Path, bucket: int) -> float:
+def _gather(plan: _Plan, directory: Path, work: Path, bucket: int) -> float:
     """Write the parts of a bucket; returns half of their rows."""
     begin, end = int(plan.bounds[bucket]), int(plan.bounds[bucket + 1])
     parts = range(*plan.buckets[bucket])
-    schema = _read(source / plan.parts[parts[0]].file, pq.read_schema)
+    schema = _read(directory / plan.parts[parts[0]].file, pq.read_schema)
     moving = schema.append(pa.field("", pa.int64(), nullable=False))
     pieces = [_piece(plan, work, chunk, bucket, moving) for chunk in range(len(plan.chunks))]
     table = pa.Table.from_batches([piece for piece in pieces if piece], moving)
@@ -292,9 +290,9 @@ def _gather(plan: _Plan, source: Path, target: Path, work: Path, bucket: int) ->
     batch = _one_batch(table.select(schema.names))
     del table
     for part in parts:
-        own = slice(*(plan.starts[part : part + 2] - begin))
-        rows = batch.take(to_arrow(order[own]))
-        write_part(pa.Table.from_batches([rows], schema), target / plan.parts[part].file)
+        cut = slice(*(plan.starts[part : part + 2] - begin))
+        rows = batch.take(to_arrow(order[cut]))
+        write_part(pa.Table.from_batches([rows], schema), directory / plan.parts[part].file)
     return (end - begin) / 2
 
 

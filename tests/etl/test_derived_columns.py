@@ -180,18 +180,6 @@ def test_the_parquet_is_what_plain_python_derives(log) -> None:
         check_frame(read_split(base / "out", name), oracle.transform(rows[name]), spec)
 
 
-def test_the_dask_engine_writes_the_same(log, dask_client, tmp_path: Path) -> None:
-    base, spec, _ = log
-    scheduler = dask_client.scheduler.address
-    run(settings(base / "raw", tmp_path / "out", spec, scheduler=scheduler))
-    for name in SPLITS:
-        pd.testing.assert_frame_equal(
-            read_split(tmp_path / "out", name), read_split(base / "out", name)
-        )
-    mine, other = (workflows.inspect(where / "out" / "workflow") for where in (tmp_path, base))
-    assert mine.digest == other.digest
-
-
 def test_the_saved_workflow_is_nvtabulars_and_keeps_the_derivations(log) -> None:
     base, spec, days = log
     rows, oracle = expected_splits(days, spec)

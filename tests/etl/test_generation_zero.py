@@ -21,11 +21,10 @@ from nvt_torchrec.formats.spec.feature_spec import (
     FeatureSpec,
     InputFormat,
 )
-from nvt_torchrec.workflows.extension.state import STATE_FILE, read_state
+from nvt_torchrec.workflows.extension.state import read_state
 from nvt_torchrec.workflows.moments import COUNT, statistics
 from tests.etl.runs import settings, tree
 from tests.etl.test_engine_cpu import write_parquet
-from tests.logs import CRITEO, write_log
 from tests.workflows.random_specs import Oracle, random_raw_rows
 
 #: Vocabularies that a policy bounds and others, of every raw type, shared, of lists and hashed.
@@ -110,15 +109,6 @@ def test_both_engines_write_the_same_bytes(raw, done: Path, dask_client, tmp_pat
     address = dask_client.scheduler.address
     run(settings(raw[0], tmp_path / "out", SPEC, scheduler=address))
     _assert_same(tmp_path / "out", done)
-
-
-def test_both_engines_for_criteo(dask_client, tmp_path: Path) -> None:
-    write_log(tmp_path / "raw", [900, 700, 9])
-    address = dask_client.scheduler.address
-    run(settings(tmp_path / "raw", tmp_path / "cpu", CRITEO))
-    run(settings(tmp_path / "raw", tmp_path / "dask", CRITEO, scheduler=address))
-    _assert_same(tmp_path / "cpu", tmp_path / "dask")
-    assert [path.name for path in (tmp_path / "cpu" / "extension").iterdir()] == [STATE_FILE]
 
 
 def test_workers_that_write_elsewhere(raw, tmp_path: Path) -> None:

@@ -213,15 +213,6 @@ def test_a_column_that_is_never_there(options, tmp_path: Path) -> None:
     assert TableSchema.read(tmp_path / "out/criteo_binary/split").table_sizes[0] == 3
 
 
-def test_an_output_made_again_with_other_settings(raw, options, tmp_path: Path) -> None:
-    """Workers that live on must not remember the workflow that was there before."""
-    for policy, dense in (({}, "log_normalize"), ({"max_table_size": 9}, "log")):
-        spec = dataclasses.replace(CRITEO.with_policy(**policy), dense_transform=dense)
-        run(settings(raw[0], tmp_path / "out", spec, **options))
-        assert_is(tmp_path / "out", raw[1], spec)
-        shutil.rmtree(tmp_path / "out")
-
-
 def test_relative_output(raw, options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run(settings(raw[0], Path("out"), **options))

@@ -66,7 +66,6 @@ def _shuffled(root: Path, rows_by_part, days=None, *, mode="full", seed=0, worke
     parts = _write(root, rows_by_part, days)
     shuffle(
         root,
-        root,
         parts,
         mode=mode,
         seed=seed,
@@ -117,20 +116,6 @@ def test_every_order_of_four_is_equally_likely() -> None:
     assert _chi_square(np.array(list(counts.values()))) < 49.7
 
 
-def test_neighbours_are_parted() -> None:
-    """From each tenth of the rows, equally many to each tenth; no trace of the old order."""
-    n = 200_000
-    images = permute(0, n, n, round_keys(5))
-    tenths = np.arange(n) // (n // 10) * 10 + images // (n // 10)
-    counts = np.bincount(tenths, minlength=100)
-    # margins are fixed, so (10 - 1)² = 81 degrees of freedom: above 125.6 once in a thousand
-    assert _chi_square(counts) < 125.6
-    assert abs(np.corrcoef(np.arange(n), images)[0, 1]) < 0.01
-    steps = np.diff(images)
-    assert np.count_nonzero(np.abs(steps) < 10) < 3 * 20  # 20 expected
-    assert len(np.unique(steps % 64)) == 64
-
-
 @pytest.mark.parametrize("mode", ["full", "file"])
 def test_order_is_of_seed_and_rows_alone(mode: str, tmp_path: Path) -> None:
     """Other parts, workers, memory: the same order; another seed: another."""
@@ -164,16 +149,6 @@ def test_mode_file_keeps_days_apart_and_in_order(tmp_path: Path) -> None:
     assert any(row >= 150 for row in full[:150])
 
 
-def test_into_another_directory(tmp_path: Path) -> None:
-    """The source stays; the same rows come out as in place."""
-    expected = _shuffled(tmp_path / "in_place", [30, 40])
-    parts = _write(tmp_path / "source", [30, 40])
-    arguments = {"mode": "full", "seed": 0, "work": tmp_path / "work", "workers": 1}
-    shuffle(tmp_path / "source", tmp_path / "target", parts, **arguments)
-    assert _read(tmp_path / "target", parts) == expected
-    assert _read(tmp_path / "source", parts) == list(range(70))
-
-
 def test_no_rows(tmp_path: Path) -> None:
     assert _shuffled(tmp_path / "none", []) == []
     assert _shuffled(tmp_path / "empty", [0, 0]) == []
@@ -189,7 +164,7 @@ def test_parts_are_written_as_the_engines_do(tmp_path: Path) -> None:
     )
     write_part(table, root / "train" / "part.0.parquet")
     parts = [Part("train/part.0.parquet", rows, 0)]
-    shuffle(root, root, parts, mode="full", seed=0, work=root / "work", workers=1)
+    shuffle(root, parts, mode="full", seed=0, work=root / "work", workers=1)
     got = pq.read_table(root / parts[0].file)
     write_part(got, root / "again.parquet")
     assert (root / parts[0].file).read_bytes() == (root / "again.parquet").read_bytes()
@@ -202,7 +177,6 @@ def test_progress_sums_to_the_rows(tmp_path: Path) -> None:
     for _ in range(2):  # the second finds all done
         done: list[float] = []
         shuffle(
-            tmp_path,
             tmp_path,
             parts,
             mode="full",
@@ -224,9 +198,7 @@ def test_interrupted_at_every_file_and_continued(tmp_path: Path, monkeypatch) ->
     rows = [40, 30, 0, 60, 20]
     parts = _write(tmp_path / "whole", rows)
     arguments = {"mode": "full", "seed": 3, "workers": 1, "bytes_at_once": 800}
-    shuffle(
-        tmp_path / "whole", tmp_path / "whole", parts, work=tmp_path / "whole" / "work", **arguments
-    )
+    shuffle(tmp_path / "whole", parts, work=tmp_path / "whole" / "work", **arguments)
     expected = [(tmp_path / "whole" / part.file).read_bytes() for part in parts]
 
     replace = nvt_torchrec.etl.shuffle.training_rows.os.replace
@@ -246,10 +218,10 @@ def test_interrupted_at_every_file_and_continued(tmp_path: Path, monkeypatch) ->
         with monkeypatch.context() as patch:
             patch.setattr("os.replace", pull)
             try:
-                shuffle(root, root, parts, work=root / "work", **arguments)
+                shuffle(root, parts, work=root / "work", **arguments)
             except _Pulled:
                 pulled = True
-        shuffle(root, root, parts, work=root / "work", **arguments)
+        shuffle(root, parts, work=root / "work", **arguments)
         assert [(root / part.file).read_bytes() for part in parts] == expected, when
         if not pulled:
             break
@@ -270,7 +242,7 @@ def test_a_continued_shuffle_does_not_repeat_what_is_done(tmp_path: Path, monkey
     with monkeypatch.context() as patch:
         patch.setattr("nvt_torchrec.etl.shuffle.training_rows.write_part", write)
         with pytest.raises(OutputError, match="disk full"):
-            shuffle(tmp_path, tmp_path, parts, bytes_at_once=1000, **arguments)
+            shuffle(tmp_path, parts, bytes_at_once=1000, **arguments)
     monkeypatch.setattr(
         "nvt_torchrec.etl.shuffle.training_rows._scatter", None
     )  # it would have to read replaced parts
@@ -280,10 +252,10 @@ def test_a_continued_shuffle_does_not_repeat_what_is_done(tmp_path: Path, monkey
             "nvt_torchrec.etl.shuffle.training_rows.Journal.finished", lambda *_: finished
         )
         with pytest.raises(BadInputError, match="all rows were scattered is damaged"):
-            shuffle(tmp_path, tmp_path, parts, bytes_at_once=1000, **arguments)
+            shuffle(tmp_path, parts, bytes_at_once=1000, **arguments)
     written = ["none"] * 4
     monkeypatch.setattr("nvt_torchrec.etl.shuffle.training_rows.write_part", write)
-    shuffle(tmp_path, tmp_path, parts, bytes_at_once=1000, **arguments)
+    shuffle(tmp_path, parts, bytes_at_once=1000, **arguments)
     assert 3 <= len(written) - 4 <= 4  # of six; one bucket may be repeated
     assert sorted(_read(tmp_path, parts)) == list(range(300))
 
@@ -292,10 +264,10 @@ def test_refused(tmp_path: Path) -> None:
     parts = _write(tmp_path, [50, 50])
     arguments = {"mode": "full", "seed": 0, "work": tmp_path / "work", "workers": 1}
     with pytest.raises(BadInputError, match=r"part\.1\.parquet: 50 rows instead of 51"):
-        shuffle(tmp_path, tmp_path, [parts[0], Part(parts[1].file, 51, 0)], **arguments)
-    shuffle(tmp_path, tmp_path, parts, **arguments)
+        shuffle(tmp_path, [parts[0], Part(parts[1].file, 51, 0)], **arguments)
+    shuffle(tmp_path, parts, **arguments)
     with pytest.raises(OutputError, match=r"other settings or inputs:\n  seed: 0 before, 1 now"):
-        shuffle(tmp_path, tmp_path, parts, **{**arguments, "seed": 1})
+        shuffle(tmp_path, parts, **{**arguments, "seed": 1})
 
 
 def test_damage_is_not_shuffled(tmp_path: Path) -> None:
@@ -307,7 +279,7 @@ def test_damage_is_not_shuffled(tmp_path: Path) -> None:
     path.write_bytes(data)
     before = (tmp_path / parts[0].file).read_bytes()
     with pytest.raises(BadInputError, match=r"part\.1\.parquet: cannot be read"):
-        shuffle(tmp_path, tmp_path, parts, mode="full", seed=0, work=tmp_path / "work", workers=2)
+        shuffle(tmp_path, parts, mode="full", seed=0, work=tmp_path / "work", workers=2)
     assert (tmp_path / parts[0].file).read_bytes() == before
 
 
@@ -334,7 +306,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
         def peak():
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         before = peak()
-        shuffle(root, root, parts, mode="full", seed=0, work=root / "work", workers=1,
+        shuffle(root, parts, mode="full", seed=0, work=root / "work", workers=1,
                 bytes_at_once=6 << 20)
         print(peak() - before, sum(file.stat().st_size for file in (root / "work").iterdir()))
         heavy = {"nvtabular", "dask", "pandas", "torch"} & set(sys.modules)

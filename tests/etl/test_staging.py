@@ -17,7 +17,6 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError, BadRowError, ClickLogError, OutputError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl import staging
-from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.staging import estimate
 from tests.etl.runs import assert_is, settings, tree
@@ -180,14 +179,6 @@ def test_an_interrupted_run_keeps_its_copies(tmp_path: Path, monkeypatch) -> Non
     assert copy.stat().st_ino == before
     parts = {name: data for name, data in tree(tmp_path / "whole").items() if "part." in name}
     assert {name: tree(output)[name] for name in parts} == parts
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "nan"])
-def test_a_limit_that_makes_no_sense(tmp_path: Path, value: str, capsys) -> None:
-    write_log(tmp_path / "raw", [9, 9])
-    flags = ["--input_path", str(tmp_path / "raw"), "--output_path", str(tmp_path / "out")]
-    assert main(["run", *flags, "--max_decompressed_gb", value]) == 2
-    assert "--max_decompressed_gb" in capsys.readouterr().err
 
 
 def test_parquet_that_is_none(tmp_path: Path, unpacked) -> None:

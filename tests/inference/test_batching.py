@@ -292,7 +292,7 @@ _VALUES = st.recursive(
 
 
 @settings(max_examples=150, deadline=None)
-@given(data=st.data(), count=st.sampled_from([1, 2, 20]), by_column=st.booleans())
+@given(data=st.data(), count=st.sampled_from([1, 2, 130]), by_column=st.booleans())
 def test_any_json_is_scored_or_refused(
     data, count: int, by_column: bool, shop_predictor: Predictor
 ) -> None:
@@ -311,7 +311,7 @@ def test_any_json_is_scored_or_refused(
         value = data.draw(_VALUES)
     refused = []
     try:
-        encoded = parse_body(json.dumps(value).encode(), shop_predictor, 100)
+        encoded = parse_body(json.dumps(value).encode(), shop_predictor, 200)
     except RefusedError as error:
         refused.append((error.status, json.dumps(error.details)))
     if refused:

@@ -17,6 +17,7 @@ import pytest
 
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.formats.generations import read_reused
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.workflows.extension.state import read_state
@@ -271,6 +272,16 @@ def test_a_damaged_file_of_the_state(copy: Path, name: str) -> None:
         _extend_copy(copy)
     file.unlink()
     with pytest.raises(BadInputError, match=f"{name}: missing"):
+        _extend_copy(copy)
+
+
+def test_days_of_another_number_of_values(copy: Path) -> None:
+    """With the right digest; ids would be taken from the wrong values later."""
+    file = copy / "extension" / "seen.item.parquet"
+    pq.write_table(pa.table({"last_day": pa.array([7] * 9, pa.int32())}), file)
+    entry = FileEntry.of(file).to_dict()
+    edit(copy / "extension" / "state.json", lambda state: state["files"].update({file.name: entry}))
+    with pytest.raises(BadInputError, match=r"state\.json: days of 9 values, not of 2"):
         _extend_copy(copy)
 
 

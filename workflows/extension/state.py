@@ -240,6 +240,9 @@ def read_state(directory: Path, description: WorkflowDescription) -> ExtensionSt
             seen = to_numpy(*read_columns(directory / f"seen.{name}.parquet", kinds, _COPY_AGAIN))
         elif column.max_table_size:
             seen = np.full(description.vocabularies[column.name].values, record.day, np.int32)
+        known = description.vocabularies[column.name].values
+        if seen is not None and len(seen) != known:
+            raise BadInputError(f"{file}: days of {len(seen)} values, not of {known}", _COPY_AGAIN)
         vocabularies[name] = VocabularyState(pending, seen)
     moments = None if record.moments is None else np.array(record.moments, np.float64)
     if moments is not None:
