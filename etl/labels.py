@@ -28,10 +28,10 @@ def one_label(rows: int, positives: int) -> str:
 
 def one_label_splits(splits: dict[str, dict[str, int]]) -> list[str]:
     """Describe each of a manifest's ``splits`` that has only one label."""
-    found = {
+    problems = {
         split: one_label(counts["rows"], counts["positives"]) for split, counts in splits.items()
     }
-    return [f"{split}: {what}" for split, what in found.items() if what]
+    return [f"{split}: {what}" for split, what in problems.items() if what]
 
 
 def one_label_remedy(

@@ -94,11 +94,11 @@ def write_descriptions(
         _write_metadata(split_root, files, schema)
         schema.write(split_root)
         for split in SPLITS:
-            own = [Path(file).name for file in files if file.startswith(f"{split}/")]
+            names = [Path(file).name for file in files if file.startswith(f"{split}/")]
             directory = split_root / split
-            rows = _write_metadata(directory, own, schema)
+            rows = _write_metadata(directory, names, schema)
             schema.write(directory)
-            _write_hugectr(directory, (listed_in or split_root) / split, own, rows, schema)
+            _write_hugectr(directory, (listed_in or split_root) / split, names, rows, schema)
 
 
 def _write_metadata(directory: Path, files: list[str], schema: TableSchema) -> list[int]:

@@ -28,10 +28,10 @@ def hashes(values: np.ndarray, *seed: int) -> np.ndarray:
 
 @compiled()
 def _hashes(values, first, second):
-    found = np.empty(len(values), np.uint64)
+    hashes = np.empty(len(values), np.uint64)
     for i in range(len(values)):
-        found[i] = mix(mix(np.uint64(values[i]) ^ first) + second)
-    return found
+        hashes[i] = mix(mix(np.uint64(values[i]) ^ first) + second)
+    return hashes
 
 
 def choose(rows: RawRows, block: DividedBlock, lines_before: int) -> np.ndarray:
@@ -90,13 +90,13 @@ def divided(
             yield (rows,)
             continue
         chosen = choose(rows, block, lines)
-        found = []
+        by_split = []
         for split in wanted:
-            own = take(rows, chosen == SPLITS.index(split))
+            taken = take(rows, chosen == SPLITS.index(split))
             if split == block.rule.splits[0]:
-                own = dataclasses.replace(own, bad=rows.bad, bad_count=rows.bad_count)
-            found.append(own)
-        yield tuple(found)
+                taken = dataclasses.replace(taken, bad=rows.bad, bad_count=rows.bad_count)
+            by_split.append(taken)
+        yield tuple(by_split)
         lines += rows.lines
 
 

@@ -170,8 +170,8 @@ def record(work: Path, results: list[UnitResult]) -> None:
 
 def recorded(work: Path, units: Iterable[Unit]) -> list[UnitResult]:
     """The results of those units that are done, in the order given."""
-    found = Journal(work).finished(UnitRecord)
-    return [found[unit.file].result(unit) for unit in units if unit.file in found]
+    records = Journal(work).finished(UnitRecord)
+    return [records[unit.file].result(unit) for unit in units if unit.file in records]
 
 
 def rejected_file(work: Path, unit: Unit) -> Path:

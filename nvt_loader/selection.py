@@ -70,8 +70,8 @@ def select(dataset: Dataset, selection: Selection) -> Dataset:
         if group.file in whole:
             taken[place] = (0, group.rows)
     for number, names in enumerate(selection.sampled):
-        own = {numbers[name] for name in names}
-        places = [place for place, group in enumerate(dataset.row_groups) if group.file in own]
+        sampled = {numbers[name] for name in names}
+        places = [place for place, group in enumerate(dataset.row_groups) if group.file in sampled]
         rows = [dataset.row_groups[place].rows for place in places]
         sample = sample_rows(rows, selection.share, seed=(*selection.seed, number))
         taken |= {places[index]: part for index, part in sample.items()}

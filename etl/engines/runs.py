@@ -198,10 +198,10 @@ class Runs:
                 delete(path)
             journal.begin({"key": key})
             return set()
-        found = {tuple(map(int, _NAME.fullmatch(path.name).groups())) for path in files}
+        ranges = {tuple(map(int, _NAME.fullmatch(path.name).groups())) for path in files}
         kept: set[tuple[int, int]] = set()
         end = 0
-        for begin, stop in sorted(found, key=lambda blocks: (blocks[0], -blocks[1])):
+        for begin, stop in sorted(ranges, key=lambda blocks: (blocks[0], -blocks[1])):
             if begin < end:  # ranges are nested or apart
                 delete(self._path((begin, stop)))
             else:

@@ -117,9 +117,9 @@ def new_days(settings: ExtendSettings, manifest: Manifest) -> list[DayFile]:
     inputs = {file["day"]: file for file in manifest["inputs"]}
     newest = max(inputs)
     after = newest if settings.days is None else None
-    found = find_days(settings.input_path, settings.days, after=after)
+    files = find_days(settings.input_path, settings.days, after=after)
     days = []
-    for day in found:
+    for day in files:
         if day.day in inputs:
             file = inputs[day.day]
             if fingerprint(day) != file.fingerprint and content_digest(day) != file.digest:

@@ -33,7 +33,7 @@ def assign(days: Days, new: int, valid: Collection[int], test: Collection[int]) 
     Raises:
         BadInputError: A day would be in a split that it cannot be in.
     """
-    there = {day for own in days.values() for day in own} | {new}
+    there = {day for of_split in days.values() for day in of_split} | {new}
     # a split whose days are all still to come gets half of the newest day
     chosen = {
         "valid": set(valid) & there or {new},
@@ -41,17 +41,17 @@ def assign(days: Days, new: int, valid: Collection[int], test: Collection[int]) 
     }
     evaluated = chosen["valid"] | chosen["test"]
     _check_order(there, evaluated, set(days["train"]))
-    found: Assignment = {}
+    assigned: Assignment = {}
     for day in sorted(evaluated):
-        found[day] = tuple(split for split, own in chosen.items() if day in own)
+        assigned[day] = tuple(split for split, members in chosen.items() if day in members)
         before = [split for split in SPLITS if day in days[split]]
-        if day != new and len(found[day]) == 2 and len(before) == 1:
+        if day != new and len(assigned[day]) == 2 and len(before) == 1:
             raise BadInputError(
                 f"day {day} is in {before[0]} as a whole, and is to be in valid and test now",
                 "its parts are not written again, so it cannot be halved: put it into one of "
                 "--valid_days and --test_days",
             )
-    return found
+    return assigned
 
 
 def assign_all(
@@ -71,7 +71,7 @@ def assign_all(
     new = list(new)
     if not new:
         return []
-    there = {day for own in days.values() for day in own} | set(new)
+    there = {day for of_split in days.values() for day in of_split} | set(new)
     for flag, chosen in (("--valid_days", valid), ("--test_days", test)):
         absent = sorted(set(chosen or ()) - there)
         if absent:
@@ -81,16 +81,16 @@ def assign_all(
             )
     if valid and test:
         _check_order(there, {*valid, *test}, set(days["train"]))
-    found = []
+    assignments = []
     for day in new:
-        found.append(assign(days, day, valid or (), test or ()))
-        days = days_after(days, day, found[-1])
-    return found
+        assignments.append(assign(days, day, valid or (), test or ()))
+        days = days_after(days, day, assignments[-1])
+    return assignments
 
 
 def days_after(days: Days, new: int, assignment: Assignment) -> dict[str, list[int]]:
     """Return the days of each split after a day was added."""
-    there = {day for own in days.values() for day in own} | {new}
+    there = {day for of_split in days.values() for day in of_split} | {new}
     return {
         split: sorted(day for day in there if split in assignment.get(day, ("train",)))
         for split in SPLITS

@@ -104,7 +104,7 @@ def _files(path: str) -> tuple[list[str], str]:
     filesystem, name = filesystem_of(path)
     is_file, places = filesystem.isfile(name), [path]
     if is_file:
-        folder, _, own = path.rpartition("/")
+        folder, _, file_name = path.rpartition("/")
         day = name_of(path)
         if day and day.prefix.endswith("="):  # date=2024-10-30/part.parquet
             folder = folder.rpartition("/")[0]
@@ -113,7 +113,7 @@ def _files(path: str) -> tuple[list[str], str]:
     for place in places:
         with contextlib.suppress(BadInputError):
             days = [file.path for file in find_days(place)]
-            known = not is_file or any(each.endswith(f"/{own}") for each in days)
+            known = not is_file or any(each.endswith(f"/{file_name}") for each in days)
             if len(days) > 1 and known and not _PARTS.search(days[0]):
                 return [path] if is_file else days, place
     return [path] if is_file else [day.path for day in find_days(path, split=_ANY_FILES)], ""

@@ -187,13 +187,13 @@ def _plan(source: Path, task: dict, journal: Journal, bytes_at_once: int | None)
                 f"{source / name}: {footer.num_rows} rows instead of {rows}",
                 _RESTART,
             )
-        own, row = [], 0
+        of_file, row = [], 0
         for j in range(footer.num_row_groups):
             group = footer.row_group(j)
-            own.append([i, j, row, group.num_rows, _bytes(group)])
+            of_file.append([i, j, row, group.num_rows, _bytes(group)])
             row += group.num_rows
-        groups += own
-        sizes.append(sum(group[-1] for group in own))
+        groups += of_file
+        sizes.append(sum(group[-1] for group in of_file))
     if bytes_at_once is None:
         bytes_at_once = min(max(_LEAST, math.isqrt(sum(sizes) * _PIECE)), _MOST)
     chunks = _consecutive(groups, [group[-1] for group in groups], bytes_at_once)
@@ -232,13 +232,13 @@ def _scatter(plan: _Plan, source: Path, work: Path, chunk: int) -> float:
     rows = sum(group[3] for group in groups)
     tables = []
     for part in sorted({group[0] for group in groups}):
-        own = [group[1] for group in groups if group[0] == part]
+        indices = [group[1] for group in groups if group[0] == part]
         tables.append(
             _read(
                 source / plan.parts[part].file,
-                lambda path, own=own: pq.ParquetFile(
+                lambda path, indices=indices: pq.ParquetFile(
                     path, page_checksum_verification=True
-                ).read_row_groups(own, use_threads=False),
+                ).read_row_groups(indices, use_threads=False),
             )
         )
     begin = int(plan.starts[groups[0][0]]) + groups[0][2]

@@ -203,11 +203,11 @@ class Buffers:
         buffer = None
         for _ in range(len(self._free)):
             try:
-                found = self._free.popleft()
+                free = self._free.popleft()
             except IndexError:  # another thread took it
                 break
-            if size <= len(found) <= 2 * size + 4096:
-                buffer = found
+            if size <= len(free) <= 2 * size + 4096:
+                buffer = free
                 break
         if buffer is None:
             buffer = np.empty(size, np.uint8)

@@ -127,7 +127,7 @@ def encode_text(begins, data, missing, bit, words, place, text_begins, text, out
             continue
         home = begin + np.uint64(2) * slot_of(hashed, size)
         at = home
-        found = np.int32(0)
+        id_ = np.int32(0)
         while words[at + np.uint64(1)] != 0:
             candidate = np.int32(words[at + np.uint64(1)])
             if (
@@ -137,19 +137,19 @@ def encode_text(begins, data, missing, bit, words, place, text_begins, text, out
                     data, begins[i], begins[i + 1], text_begins, text, first_text + candidate
                 )
             ):
-                found = candidate
+                id_ = candidate
                 break
             at += np.uint64(2)
             if at == end:
                 at = begin
             if at == home:
                 break
-        if found == 0:
-            found = OOV_ID32
+        if id_ == 0:
+            id_ = OOV_ID32
             if oov_ids > 1:
                 hashed32 = murmur3_of_bytes(data, begins[i], begins[i + 1])
-                found += np.int32(hashed32 % oov_ids)
+                id_ += np.int32(hashed32 % oov_ids)
             oov += 1
-        out[i] = found
+        out[i] = id_
     tally[0] += nulls
     tally[1] += oov

@@ -144,11 +144,11 @@ def count_block(card: Card, block: Block, spec: FeatureSpec, *, reject: bool | i
         if rows is None:
             run = host.count_block(block, spec, reject)
             there = [to_device(device, counts) for counts in run.counts]
-            found = DeviceRun(run.rows, run.nulls, run.moments, there)
+            counted = DeviceRun(run.rows, run.nulls, run.moments, there)
         else:
-            found = count_rows(device, rows, block, spec)
+            counted = count_rows(device, rows, block, spec)
         device.synchronize()  # other streams read the counts
-    return found
+    return counted
 
 
 def count_rows(device: Device, rows: DeviceRows, block: Block, spec: FeatureSpec) -> DeviceRun:
@@ -157,10 +157,10 @@ def count_rows(device: Device, rows: DeviceRows, block: Block, spec: FeatureSpec
     names = [column.vocabulary_name for column in spec.categorical]
     counts, nulls = [], []
     for name, columns in spec.vocabularies.items():
-        own = [j for j, vocabulary in enumerate(names) if vocabulary == name]
-        absent = int(missing[own].sum())
+        members = [j for j, vocabulary in enumerate(names) if vocabulary == name]
+        absent = int(missing[members].sum())
         # where the id is a hash there is nothing to count
-        counted = [] if columns[0].hash_buckets else [rows.categorical[j] for j in own]
+        counted = [] if columns[0].hash_buckets else [rows.categorical[j] for j in members]
         counts.append(count_on_device(device, counted, absent))
         nulls.append(absent)
     return DeviceRun(
@@ -210,7 +210,7 @@ def merge_runs(card: Card, runs: list[DeviceRun]) -> Run:
     device = card.device
     with card.lane():
         together = zip(*(run.counts for run in runs), strict=True)
-        counts = [to_host(device, merge_on_device(device, list(own))) for own in together]
+        counts = [to_host(device, merge_on_device(device, list(runs))) for runs in together]
     return Run(
         rows=sum(run.rows for run in runs),
         nulls=np.sum([run.nulls for run in runs], axis=0),
