@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.etl.engines.job import Job
@@ -15,6 +17,7 @@ from nvt_torchrec.etl.engines.threads import Threads
 from nvt_torchrec.etl.plan import Plan
 from nvt_torchrec.etl.results import UnitResult
 from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.splits import SPLITS
@@ -92,3 +95,25 @@ def tree(output: Path) -> dict[str, bytes]:
         for path in sorted(output.rglob("*"))
         if path.is_file() and path.name not in OF_THE_RUN
     }
+
+
+def write_parquet(path: Path, spec: FeatureSpec, rows: RawRows) -> None:
+    """Rows of any raw type as a day of a log."""
+    columns = {spec.label: rows.label.astype(np.int32)}
+    for j, column in enumerate(spec.dense):
+        absent = is_missing(rows.dense_missing, j)
+        values = rows.dense[j] if column.raw == "float" else rows.dense[j].astype(np.int32)
+        columns[column.name] = pa.array(values, mask=absent)
+    for j, column in enumerate(spec.categorical):
+        values, absent = rows.categorical[j], is_missing(rows.categorical_missing, j)
+        if column.multi_hot:
+            flat, at = values.values.tolist(), values.offsets.tolist()
+            kind = {"string": pa.string(), "hex32": pa.uint32(), "int": pa.int64()}[column.raw]
+            lists = [flat[at[i] : at[i + 1]] or None for i in range(len(values))]
+            columns[column.name] = pa.array(lists, pa.list_(kind))
+        elif column.raw == "string":
+            listed = [None if gone else v for v, gone in zip(values.tolist(), absent, strict=True)]
+            columns[column.name] = pa.array(listed, pa.string())
+        else:
+            columns[column.name] = pa.array(values, mask=absent)
+    pq.write_table(pa.table(columns), path, row_group_size=7)

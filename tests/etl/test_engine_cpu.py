@@ -8,31 +8,22 @@ from pathlib import Path
 
 import nvt_torchrec.nvt_compat  # noqa: F401
 
-import dask.dataframe as dd
 import numpy as np
-import nvtabular
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.clicklog.readers.raw import Block, read_block
 from nvt_torchrec.etl.engines import block as block_functions
 from nvt_torchrec.etl.engines import runs as cpu_runs
-from nvt_torchrec.etl.engines import syncing, threads
+from nvt_torchrec.etl.engines import syncing
 from nvt_torchrec.etl.plan import Plan, make_plan
-from nvt_torchrec.formats.rows import RawRows, empty_rows, is_missing
-from nvt_torchrec.formats.spec.columns import InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.workflows.store import build, load, save
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.etl.runs import encode, fit
 from tests.logs import CRITEO, Reference, random_rows, write_day, write_log
-from tests.workflows.random_specs import feature_specs, random_raw_rows
 
 
 def _settings(examples: int) -> settings:
@@ -132,88 +123,6 @@ def test_statistics_do_not_depend_on_the_disk(tmp_path: Path, monkeypatch, block
         assert_same(fit(train, CRITEO, directory), first, exactly=True)
 
 
-def write_parquet(path: Path, spec: FeatureSpec, rows: RawRows) -> None:
-    """Rows of any raw type as a day of a log."""
-    columns = {spec.label: rows.label.astype(np.int32)}
-    for j, column in enumerate(spec.dense):
-        absent = is_missing(rows.dense_missing, j)
-        values = rows.dense[j] if column.raw == "float" else rows.dense[j].astype(np.int32)
-        columns[column.name] = pa.array(values, mask=absent)
-    for j, column in enumerate(spec.categorical):
-        values, absent = rows.categorical[j], is_missing(rows.categorical_missing, j)
-        if column.multi_hot:
-            flat, at = values.values.tolist(), values.offsets.tolist()
-            kind = {"string": pa.string(), "hex32": pa.uint32(), "int": pa.int64()}[column.raw]
-            lists = [flat[at[i] : at[i + 1]] or None for i in range(len(values))]
-            columns[column.name] = pa.array(lists, pa.list_(kind))
-        elif column.raw == "string":
-            listed = [None if gone else v for v, gone in zip(values.tolist(), absent, strict=True)]
-            columns[column.name] = pa.array(listed, pa.string())
-        else:
-            columns[column.name] = pa.array(values, mask=absent)
-    pq.write_table(pa.table(columns), path, row_group_size=7)
-
-
-def fit_nvtabular(blocks: list[Block], spec: FeatureSpec, directory: Path) -> nvtabular.Workflow:
-    def frame(block: Block):
-        return workflows.to_frame(read_block(block, spec), spec)
-
-    meta = workflows.to_frame(empty_rows(spec), spec)
-    frames = dd.from_map(frame, blocks, meta=meta, enforce_metadata=False)
-    return build(spec, directory).fit(nvtabular.Dataset(frames, cpu=True))
-
-
-@_settings(8)
-@given(
-    spec=feature_specs(),
-    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=3),
-    seed=st.integers(0, 10**6),
-    block_bytes=st.sampled_from([100, 1 << 20]),
-)
-def test_the_same_workflow_as_nvtabular_for_any_spec(
-    tmp_path_factory, spec, sizes, seed, block_bytes
-) -> None:
-    directory = tmp_path_factory.mktemp("spec")
-    spec = FeatureSpec(
-        spec.label, spec.dense, spec.categorical, spec.dense_transform, InputFormat("parquet")
-    )
-    for day, rows in enumerate([*sizes, 6]):
-        raw = random_raw_rows(spec, rows, seed + day)
-        write_parquet(directory / f"day_{day}.parquet", spec, raw)
-    plan = make_plan(find_days(str(directory)), spec, block_bytes=block_bytes)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_functions, "PIECE_BYTES", 300)
-        ours = write_workflow(
-            directory / "ours", spec, fit(plan.train_blocks, spec, directory / "runs")
-        )
-        theirs = save(
-            fit_nvtabular(plan.train_blocks, spec, directory / "nvt"), spec, directory / "theirs"
-        )
-        for name, values in ours.vocabularies.items():
-            other = theirs.vocabularies[name]
-            assert (values.values, values.table_size, values.observed) == (
-                other.values, other.table_size, other.observed,
-            )  # fmt: skip
-            one = pq.ParquetFile(directory / "ours" / values.file).read()
-            assert one.to_pydict() == (
-                pq.ParquetFile(directory / "theirs" / other.file).read().to_pydict()
-            )
-        assert ours.statistics.keys() == theirs.statistics.keys()
-        for name, values in ours.statistics.items():
-            assert values == pytest.approx(theirs.statistics[name], rel=1e-11, abs=1e-12)
-        encode(plan, directory / "ours", directory / "out")
-    genuine = load(directory / "ours")
-    for unit in plan.units:
-        got = pq.ParquetFile(directory / "out" / "parts" / unit.file).read().to_pydict()
-        frame = genuine.transform(workflows.to_frame(read_block(unit.block, spec), spec))
-        for name in spec.columns:
-            expected = frame[name].tolist()
-            if name in spec.categorical_names:
-                assert got[name] == [x.tolist() if hasattr(x, "tolist") else x for x in expected]
-            else:
-                np.testing.assert_allclose(got[name], expected, rtol=1e-6, atol=1e-7)
-
-
 def test_row_groups_are_those_of_one_table(tmp_path: Path, monkeypatch) -> None:
     write_log(tmp_path / "raw", [60, 6])
     plan = plan_of(tmp_path / "raw")
@@ -273,49 +182,3 @@ def test_no_row_at_all(tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "raw")
     with pytest.raises(BadInputError, match="no well-formed row"):
         fit(plan.train_blocks, CRITEO, tmp_path / "fit", reject=True)
-
-
-@_settings(5)
-@given(lost=st.sets(st.integers(0, 20)), stop=st.integers(0, 12), workers=st.integers(1, 3))
-def test_a_fit_goes_on_where_it_ended(tmp_path_factory, lost, stop, workers) -> None:
-    """After any failure and any loss of files: the same result, and nothing done twice."""
-    directory = tmp_path_factory.mktemp("resume")
-    write_log(directory / "raw", [80, 40, 6])
-    blocks = plan_of(directory / "raw", block_bytes=2500).train_blocks
-    assert len(blocks) >= 12
-    done: list[float] = []
-    whole = fit(blocks, CRITEO, directory / "whole", report=done.append)
-    assert sum(done) == 120
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_runs, "FAN_IN", 3)
-        count_block = threads.count_block
-
-        def failing(block: Block, *args):
-            if block == blocks[min(stop, len(blocks) - 1)]:
-                raise OSError("the plug is pulled")
-            return count_block(block, *args)
-
-        patch.setattr(threads, "count_block", failing)
-        with pytest.raises(OSError, match="plug"):
-            fit(blocks, CRITEO, directory / "runs", workers=workers)
-        files = sorted((directory / "runs" / "fit").glob("*.npz"))
-        for i in lost & set(range(len(files))):
-            files[i].unlink()
-        kept = {
-            block
-            for path in (directory / "runs" / "fit").glob("*.npz")
-            for block in range(*map(int, path.stem.split("-")))
-        }
-        counted: list[Block] = []
-
-        def noted(block: Block, *args):
-            counted.append(block)
-            return count_block(block, *args)
-
-        patch.setattr(threads, "count_block", noted)
-        done = []
-        again = fit(blocks, CRITEO, directory / "runs", workers=workers, report=done.append)
-    assert_same(again, whole, exactly=False)
-    assert sum(done) == 120
-    missing = [block for i, block in enumerate(blocks) if i not in kept]
-    assert sorted(counted, key=blocks.index) == missing

@@ -23,7 +23,7 @@ from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.inference import Predictor
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.runs import train_here
-from tests.etl.test_engine_cpu import write_parquet
+from tests.etl.runs import write_parquet
 from tests.inference.test_predictor import trainers_scores
 from tests.workflows.random_specs import Oracle, random_raw_rows
 
