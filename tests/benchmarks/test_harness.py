@@ -12,7 +12,7 @@ import pytest
 from benchmarks import harness
 from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table
 from benchmarks.process import run
-from benchmarks.venvs import Peer, PeerError
+from benchmarks.venvs import PeerError
 
 SPEED = Metric("n_per_s", "n/s", ratio=True)
 
@@ -135,17 +135,6 @@ def test_medians_ratios_and_the_order_of_runs(table: Table, tmp_path: Path):
     assert own[0]["peak_rss_mb"] > 0
 
 
-def test_ratios_are_within_a_case(table: Table):
-    cases = {("a", "1"): 10, ("b", "1"): 20, ("a", "2"): 10, ("b", "2"): 5, ("a", "3"): 7}
-    systems = [
-        System(name, case, printing(json.dumps({"n_per_s": speed})))
-        for (name, case), speed in cases.items()
-    ]
-    table.measure(systems, repeats=1)
-    ratios = [table.ratio("a", case, "n_per_s") for case in "123"]
-    assert ratios == [0.5, 2, None]
-
-
 def test_a_failing_system_stays_in_the_table_and_is_not_run_again(table: Table, tmp_path: Path):
     count = tmp_path / "count"
     code = f"open({str(count)!r}, 'a').write('x'); raise SystemExit('out of luck')"
@@ -201,23 +190,3 @@ def test_speed_from_rows_and_results_from_files(table: Table, tmp_path: Path):
         expected = [rows / wall for wall in walls]
         assert table.values(name, "", "rows_per_s") == pytest.approx(expected)
     assert table.median("c", "", "rows_per_s") == 7
-
-
-def test_a_peer_is_built_once_and_again_when_its_requirements_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    import benchmarks.venvs as venvs
-
-    monkeypatch.setattr(venvs, "BUILD", tmp_path / "build")
-    installed = []
-    create = venvs.venv.create
-    monkeypatch.setattr(venvs.venv, "create", lambda at, with_pip: create(at))  # pip takes seconds
-    monkeypatch.setattr(Peer, "_pip", lambda self, *arguments: installed.append(arguments))
-    peer = Peer("thing", ("thing==1",), tools=("pip==24.0",), no_deps=True)
-    peer.ensure()
-    assert peer.python.exists()
-    assert installed == [("pip==24.0",), ("--no-deps", "thing==1")]
-    peer.ensure()
-    assert len(installed) == 2
-    Peer("thing", ("thing==2",)).ensure()
-    assert installed[2:] == [("thing==2",)]

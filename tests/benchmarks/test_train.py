@@ -80,15 +80,3 @@ def test_spread_over_seeds(split: Path, capsys: pytest.CaptureFixture) -> None:
     assert summary["standard_deviation"] == pytest.approx(abs(aurocs[0] - aurocs[1]) / 2**0.5)
     assert (summary["worst"], summary["best"]) == (min(aurocs), max(aurocs))
     assert f"worst {min(aurocs):.5f}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--optimizers=lbfgs"], "--optimizers lbfgs"),
-        (["--seeds=0"], "--seeds 0\n  -> it must be at least 1"),
-    ],
-)
-def test_settings(flags: list[str], said: str, capsys: pytest.CaptureFixture, split: Path) -> None:
-    assert train.main(["quality", *flags]) == 2
-    assert said in capsys.readouterr().err

@@ -1,89 +1,108 @@
-"""Runs of the ETL that are killed with SIGKILL at chosen moments, and resumed until they finish.
+"""Runs that are killed with SIGKILL at chosen moments, and resumed until they finish.
 
-``python -m tests.etl.killed DIRECTORY ROUNDS`` prints what it saw as JSON. Each attempt is a fork
-of one process that has imported and compiled everything, so that the moments fall into the work.
+``python -m tests.etl.killed DIRECTORY STRIDE`` prints what it saw as JSON. For moments
+see ``tests/forks.py``: every second one while times are counted is tried, all while their records
+make place for the cuts, and every STRIDE-th of the others.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import gzip
 import json
 import logging
-import os
 import random
 import re
 import shutil
-import signal
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
-from nvt_torchrec.etl.run import run
+import nvt_torchrec.etl.run
+from nvt_torchrec.etl.plan import make_plan
+from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.split import BY_DAYS, Split
 from tests.etl.runs import settings, tree
-from tests.forks import fork
-from tests.logs import random_rows, write_day
+from tests.forks import kill_before, was_killed
 
 WORKERS = 2
-#: Kills in each round before it may finish.
-KILLS = 3
-VARIANTS = (
-    {},
-    {"on_bad_rows": "quarantine"},
-    {"shuffle": "full", "seed": 5},
+ROWS = (40, 25, 60)
+BLOCK_BYTES = 400  # several blocks in a file
+BY_TIME = Split("time", column="when", time_format="epoch_s", valid=0.1, test=0.2)
+SPLITS = (
+    BY_TIME,
+    Split("share", valid=0.2, test=0.1, seed=7),
+    Split("column", column="user", valid=0.2, test=0.2, seed=1),
+    BY_DAYS,
 )
 
 
-def make_log(directory: Path) -> Path:
-    """Four days of some units, one of them compressed, with bad rows."""
-    rows = random_rows(300, 0)
-    for day, times in enumerate((30, 10, 20, 16)):
-        write_day(directory / f"day_{day}", rows * times)
-    with open(directory / "day_0", "a") as file:
-        file.write("bad row\n" * 3)
-    text = (directory / "day_1").read_bytes()
-    (directory / "day_1").unlink()
-    (directory / "day_1.gz").write_bytes(gzip.compress(text, 1))
-    return directory
+def spec_of(split: Split) -> FeatureSpec:
+    """The columns of :func:`write_log`."""
+    return FeatureSpec(
+        "label",
+        (DenseColumn("count"),),
+        (CategoricalColumn("item", raw="string"),),
+        input=InputFormat(format="csv", header=True),
+        split=split,
+    )
 
 
-def attempt(raw: Path, output: Path, log: Path, **options) -> int:
-    """Start an attempt in a process group of its own; its id."""
+def write_log(directory: Path, files: tuple[int, ...] = ROWS) -> None:
+    """Files of rows in no order of time."""
+    directory.mkdir(parents=True)
+    rng = random.Random(0)
+    for file, rows in enumerate(files):
+        lines = [
+            f"{rng.randrange(2)},{rng.randrange(99)},i{rng.randrange(9)},u{rng.randrange(40)},"
+            f"{rng.randrange(10**6)}\n"
+            for _ in range(rows)
+        ]
+        text = "".join(["label,count,item,user,when\n", *lines])
+        (directory / f"part-{file}.csv").write_text(text)
 
-    def work() -> None:
+
+def stage_of(output: Path) -> str:
+    """What a run is doing, or was when it was killed."""
+    for stage, pattern in (
+        ("finished", "manifest.json"), ("describe", "criteo_binary/split/*/part.*.parquet"),
+        ("shuffle", ".work/*/shuffle"), ("transform", ".work/*/fit.json"),
+        ("fit", ".work/*/cuts.json"), ("cut", ".work/*/times/cuts.json"),
+        ("times", ".work/*/times"), ("input", ".work/*/plan.json"),
+    ):  # fmt: skip
+        if any(output.glob(pattern)):
+            return stage
+    return "begin"
+
+
+def options_of(split: Split) -> dict:
+    """Bad rows are rejected; the training rows of a run by days are shuffled."""
+    shuffled = {"shuffle": "full", "seed": 5} if split == BY_DAYS else {}
+    return {"on_bad_rows": "quarantine", "max_bad_fraction": 0.5, "workers": WORKERS, **shuffled}
+
+
+def attempt(
+    raw: Path, output: Path, split: Split, log: Path, before_call: Callable[[], object]
+) -> bool:
+    """Run in a fork, which may go on with what is there; whether it was killed."""
+
+    def work(begin: Callable[[], None]) -> None:
         handler = logging.FileHandler(log)
         handler.setFormatter(logging.Formatter("%(process)d %(message)s"))
         logging.getLogger("nvt_torchrec.etl").addHandler(handler)
         logging.getLogger("nvt_torchrec.etl").setLevel(logging.DEBUG)
-        run(settings(raw, output, workers=WORKERS, block_mb=1, **options))
+        begin()
+        nvt_torchrec.etl.run.run(settings(raw, output, spec_of(split), **options_of(split)))
 
-    return fork(work)
-
-
-def killed_after(child: int, seconds: float) -> bool:
-    """Kill an attempt's process group after a while, unless it has finished by then."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            if status:
-                raise SystemExit(f"an attempt failed with {status}")
-            return False
-        time.sleep(0.002)
-    # It may end at this very moment: not waited for yet, its process is there, its group not.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status)
+    return was_killed(work, before_call)
 
 
 def redone(log: Path) -> int:
     """The most units of an attempt that were begun again by a later one, over all attempts."""
     begun: dict[str, set[str]] = collections.defaultdict(set)
-    for line in log.read_text().splitlines():
-        if match := re.fullmatch(r"(\d+) begin (.*)", line):
-            begun[match[1]].add(match[2])
+    for process, unit in re.findall(r"^(\d+) begin (.*)$", log.read_text(), re.MULTILINE):
+        begun[process].add(unit)
     later: set[str] = set()
     most = 0
     for units in reversed(begun.values()):  # attempts in the order of their first line
@@ -92,56 +111,58 @@ def redone(log: Path) -> int:
     return most
 
 
-def one_round(raw: Path, directory: Path, options: dict, moments: list[float]) -> dict:
-    """Kill a run at these moments, finish it, compare; what was seen."""
-    output, log = directory / "out", directory / "log"
-    shutil.rmtree(output, ignore_errors=True)
-    log.write_text("")
-    kills, stages = 0, []
-    for moment in moments:
-        kills += killed_after(attempt(raw, output, log, **options), moment)
-        stages.append(_stage_of(output))
-    assert not killed_after(attempt(raw, output, log, **options), 600)
-    return {"kills": kills, "stages": stages, "redone": redone(log), "tree": tree(output)}
+def one_split(raw: Path, directory: Path, split: Split, stride: int) -> dict:
+    """Kill runs at their moments, every third one again while it is resumed; what was seen."""
+    directory.mkdir()
+    output, log, file = directory / "out", directory / "log", directory / "moments"
+
+    def note() -> None:
+        with open(file, "a") as opened:
+            opened.write(stage_of(output) + "\n")
+
+    assert not attempt(raw, output, split, log, note)
+    whole, chance = tree(output), random.Random(1)
+    seen: dict = {"kills": collections.Counter(), "wrong": [], "redone": 0}
+    for moment, stage in enumerate(file.read_text().split()):
+        if moment % {"times": 2, "cut": 1}.get(stage, stride):
+            continue
+        shutil.rmtree(output)
+        log.unlink(missing_ok=True)
+        if not attempt(raw, output, split, log, kill_before(1 + moment)):
+            continue  # threads did fewer things this time
+        seen["kills"][stage_of(output)] += 1
+        if chance.randrange(3) == 0:
+            attempt(raw, output, split, log, kill_before(1 + chance.randrange(60)))
+        attempt(raw, output, split, log, lambda: None)
+        found = tree(output)
+        seen["wrong"] += [
+            f"{moment}, {stage}: {name}"
+            for name in sorted(whole.keys() | found.keys())
+            if whole.get(name) != found.get(name)
+        ]
+        seen["redone"] = max(seen["redone"], redone(log))
+    return seen
 
 
-def _stage_of(output: Path) -> str:
-    """What a killed run was doing."""
-    for stage, pattern in (
-        ("finished", "manifest.json"), ("describe", "criteo_binary/split/train/part.0.parquet"),
-        ("shuffle", ".work/*/shuffle"), ("transform", ".work/*/fit.json"),
-        ("fit", ".work/*/cuts.json"), ("input", ".work/*/plan.json"), ("begin", ".unfinished"),
-    ):  # fmt: skip
-        if any(output.glob(pattern)):
-            return stage
-    return "nothing"
+def main(directory: Path, stride: int) -> None:
+    """Print, as JSON, for each split: kills by stage, wrong files, units redone."""
+    raw = directory / "raw"
+    write_log(raw)
+    with open(raw / "part-0.csv", "a") as first:
+        first.write("bad row\n" * 3)
+    middle = raw / "part-1.csv"
+    (raw / "part-1.csv.gz").write_bytes(gzip.compress(middle.read_bytes()))
+    middle.unlink()
 
+    def small_blocks(*arguments, **options):
+        return make_plan(*arguments, **{**options, "block_bytes": BLOCK_BYTES})
 
-def main(directory: Path, rounds: int) -> None:
-    """Print, as JSON: kills, how many in which stage, units redone, outputs that differ."""
-    raw = make_log(directory / "raw")
-    for i, variant in enumerate(VARIANTS):  # imports and compiles, here, before any fork
-        options = {"on_bad_rows": "quarantine", **variant}
-        run(settings(raw, directory / f"warm_{i}", workers=WORKERS, **options))
-    chance = random.Random(1)
-    summary = {"kills": 0, "stages": collections.Counter(), "redone": [], "different": []}
-    for variant in VARIANTS:
-        options = {"on_bad_rows": "quarantine", **variant}
-        whole = one_round(raw, directory, options, [])
-        timings = json.loads((directory / "out" / "timings.json").read_text())["seconds"]
-        # without the report, the drawing of which takes as long as all the rest
-        most = 1.2 * sum(timings.values())
-        for i in range(rounds):
-            first = most * (i + chance.random()) / rounds
-            moments = [first, *(chance.uniform(0, most - first) for _ in range(KILLS - 1))]
-            seen = one_round(raw, directory, options, moments)
-            summary["kills"] += seen["kills"]
-            summary["stages"].update(seen["stages"])
-            summary["redone"].append(seen["redone"])
-            for name in whole["tree"].keys() | seen["tree"].keys():
-                if whole["tree"].get(name) != seen["tree"].get(name):
-                    summary["different"].append(name)
-    print(json.dumps(summary))
+    nvt_torchrec.etl.stages.make_plan = small_blocks
+    for split in SPLITS:  # imports and compiles, here, before any fork
+        warm = settings(raw, directory / f"warm_{split.by}", spec_of(split), **options_of(split))
+        nvt_torchrec.etl.run.run(warm)
+    seen = {split.by: one_split(raw, directory / split.by, split, stride) for split in SPLITS}
+    print(json.dumps(seen))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from nvt_torchrec.base.errors import BadInputError, OutputError
+from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.engines import runs as cpu_runs
 from nvt_torchrec.etl.engines.counting import count, merge
 from nvt_torchrec.etl.engines.runs import Run, Runs
@@ -182,18 +181,3 @@ def test_a_damaged_run_is_an_error_that_names_it(tmp_path: Path) -> None:
     path.write_bytes(data[:100])
     with pytest.raises(BadInputError, match=r"0-1\.npz: damaged"):
         _total(_open(tmp_path, 1))
-
-
-def test_a_full_disk_is_an_error_and_work_goes_on_after_it(tmp_path: Path) -> None:
-    runs = _open(tmp_path, 2)
-    _fill(runs, [0])
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    try:
-        with pytest.raises(OutputError, match=r"1-2\.npz: cannot be written"):
-            _fill(runs, [1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert {path.name for path in tmp_path.iterdir()} == {"plan.json", "0-1.npz"}
-    _fill(_open(tmp_path, 2))
-    assert _total(_open(tmp_path, 2))[0] == 3

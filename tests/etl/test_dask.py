@@ -104,7 +104,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         yield client
 
 
-def test_the_fit_reads_each_block_once(raw: Path, tmp_path: Path, dask_client) -> None:
+def test_the_fit_reads_each_block_once(raw: Path, whole, tmp_path: Path, dask_client) -> None:
     """However many of NVTabular's operators want its rows; it samples the first block twice."""
     from merlin.core.utils import set_dask_client
 
@@ -115,6 +115,8 @@ def test_the_fit_reads_each_block_once(raw: Path, tmp_path: Path, dask_client) -
     read = [rows for _, rows in dask_client.get_events("etl-rows")]
     assert len(read) > 3
     assert sum(read) == 300 * (30 + 20) + 2 * read[0]
+    found, expected = (read_split(output, "train") for output in (tmp_path / "out", whole[0]))
+    pd.testing.assert_frame_equal(found, expected, rtol=1e-6)
 
 
 def _forget_events(dask_scheduler) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import json
 import logging
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec import workflows
-from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError
+from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.clicklog.readers.raw import Block, read_block
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.check.output import ERROR
@@ -34,7 +33,6 @@ from nvt_torchrec.nvt_loader.parquet.dataset import check_file, read_dataset
 from tests.etl.extended import (
     SMALL,
     add,
-    add_each,
     assert_sound,
     content,
     copy_of,
@@ -43,7 +41,6 @@ from tests.etl.extended import (
     write_days,
 )
 from tests.etl.runs import read_split, settings
-from tests.logs import CRITEO
 
 ROWS = {0: 60, 1: 50, 2: 41, 3: 45, 4: 52, 5: 38}
 NEW = (3, 4, 5)
@@ -123,15 +120,6 @@ def test_an_interrupted_day_is_finished_by_the_other_engine(
     assert differences(content(output), content(other)) == []
 
 
-def test_dask_names_the_first_bad_row(raw, base, dask_client, tmp_path: Path) -> None:
-    output = copy_of(base, tmp_path)
-    lines = (raw[0] / "day_3").read_text().splitlines(keepends=True)
-    lines[40:40] = ["bad\n"] * 2
-    (tmp_path / "day_3").write_text("".join(lines))
-    with pytest.raises(BadRowError, match="day_3, line 41: 1 field instead of 7"):
-        add(output, tmp_path / "day_3", scheduler=dask_client.scheduler.address)
-
-
 def test_the_generation_before(raw, base, tmp_path: Path) -> None:
     """It is kept, for --undo and for a training that began with it; undone, nothing is left."""
     output = copy_of(base, tmp_path)
@@ -176,13 +164,6 @@ def test_an_undoing_that_was_interrupted(raw, base, tmp_path: Path, monkeypatch)
                 add(output, "", undo=True)
         assert add(output, "", resume=True)["generation"] == 0
         assert differences(before, content(output)) == []
-
-
-def test_old_parts_keep_their_bytes(base, extended) -> None:
-    before = sorted(path.read_bytes() for path in base.rglob("part.*.parquet"))
-    after = [path.read_bytes() for path in extended.rglob("part.*.parquet")]
-    assert len(after) > len(before)
-    assert all(data in after for data in before)
 
 
 def test_values_get_ids_behind_the_old_ones(raw, base, extended) -> None:
@@ -480,16 +461,3 @@ def test_check_warns_without_the_state(extended, tmp_path: Path) -> None:
     shutil.rmtree(output / "extension")
     (found,) = [finding for finding in check(output) if finding.kind == "generations"]
     assert "no day can be added" in str(found)
-
-
-def test_columns_of_other_kinds(tmp_path: Path) -> None:
-    """All columns of Criteo's log, with the policy of NVIDIA's scripts."""
-    spec = dataclasses.replace(CRITEO.with_policy(freq_threshold=2), dense_transform="normalize")
-    write_days(tmp_path / "raw", ROWS, spec)
-    output = make_base(tmp_path / "raw", tmp_path / "out", spec)
-    sizes = workflows.inspect(output / "workflow").table_schema.table_sizes
-    add_each(output, tmp_path / "raw", NEW, statistics="update")
-    grown = workflows.inspect(output / "workflow").table_schema.table_sizes
-    assert all(after >= before for before, after in zip(sizes, grown, strict=True))
-    assert grown[-1] > sizes[-1]
-    assert_sound(output)

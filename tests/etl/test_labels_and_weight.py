@@ -72,19 +72,6 @@ def test_descriptions(log, output: Path) -> None:
     assert bad(output) == []
 
 
-def test_a_shuffled_run_keeps_rows_together(log, tmp_path: Path) -> None:
-    raw, spec, _ = log
-    for name, shuffle in (("plain", "none"), ("shuffled", "full")):
-        chosen = frozenset({0, 1, 2})
-        run(settings(raw, tmp_path / name, spec, days=chosen, shuffle=shuffle))
-    plain, shuffled = (read_split(tmp_path / name, "train") for name in ("plain", "shuffled"))
-    assert not plain.equals(shuffled)
-    order = spec.columns
-    pd.testing.assert_frame_equal(
-        *(frame.sort_values(order, ignore_index=True) for frame in (plain, shuffled))
-    )
-
-
 def test_a_day_more_and_its_drift(log, tmp_path: Path, capsys) -> None:
     raw, spec, days = log
     output = tmp_path / "out"

@@ -17,14 +17,7 @@ ROWS = [60, 50, 41]
 ZEROS = 64 << 20
 
 
-@pytest.fixture(params=["cpu", "dask"])
-def options(request: pytest.FixtureRequest) -> dict:
-    if request.param == "cpu":
-        return {"engine": "cpu"}
-    return {"scheduler": request.getfixturevalue("dask_client").scheduler.address}
-
-
-def test_zeros_at_the_end_of_a_day(options, tmp_path: Path) -> None:
+def test_zeros_at_the_end_of_a_day(tmp_path: Path) -> None:
     """What a crash leaves: one bad row, named, and kept by its first bytes; not hours, not GiBs."""
     days = write_log(tmp_path / "raw", ROWS)
     day = tmp_path / "raw" / "day_1"
@@ -33,9 +26,9 @@ def test_zeros_at_the_end_of_a_day(options, tmp_path: Path) -> None:
         file.truncate(size + ZEROS)
     what = f"a line of 67,108,864 bytes from byte {size:,} on"
     with pytest.raises(BadRowError, match=rf"day_1, line 51: {what}"):
-        run(settings(tmp_path / "raw", tmp_path / "out", **options, block_mb=1))
+        run(settings(tmp_path / "raw", tmp_path / "out", block_mb=1))
     allow = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.1, "block_mb": 1}
-    manifest = run(settings(tmp_path / "raw", tmp_path / "out", **options, **allow))
+    manifest = run(settings(tmp_path / "raw", tmp_path / "out", **allow))
     assert manifest["rows"] == {"in": 152, "out": 151, "rejected": 1}
     assert_is(tmp_path / "out", days)
     (rejected,) = (tmp_path / "out" / "rejected").iterdir()
@@ -54,15 +47,8 @@ def test_the_flag(tmp_path: Path, capsys) -> None:
         lines = text.splitlines()
         lines[7] += " " * 5000  # no hexadecimal digits
         (tmp_path / "raw" / f"day_{day}").write_text("\n".join(lines) + "\n")
-    flags = [
-        "--input_path",
-        str(tmp_path / "raw"),
-        "--engine",
-        "cpu",
-        "--on_bad_rows",
-        "quarantine",
-    ]
-    flags += ["--max_bad_fraction", "0.1", "--output_path"]
+    flags = ["--input_path", str(tmp_path / "raw"), "--engine", "cpu", "--on_bad_rows"]
+    flags += ["quarantine", "--max_bad_fraction", "0.1", "--output_path"]
     reasons = []
     for name, kb in (("short", "4"), ("long", "6")):
         assert main(["run", *flags, str(tmp_path / name), "--max_line_kb", kb]) == 0

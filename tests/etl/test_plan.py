@@ -4,8 +4,6 @@ import bz2
 import dataclasses
 import gzip
 import lzma
-import subprocess
-import sys
 from pathlib import Path
 
 import fsspec
@@ -67,15 +65,6 @@ def test_every_row_goes_where_it_should(tmp_path: Path, block_bytes: int, limit)
     assert len(set(files)) == len(files)
     assert (len(files) == 4) is (block_bytes > 300)
     assert abs(plan.estimated_rows() - sum(map(len, days))) <= 3
-
-
-def test_one_day_that_is_not_day_0(tmp_path: Path) -> None:
-    rows = write_log(tmp_path / "all", [1, 20])[1]
-    write_day(tmp_path / "one" / "day_7", rows)
-    plan = make_plan(find_days(str(tmp_path / "one")), CRITEO, block_bytes=1 << 20)
-    assert _text(plan, "train") == _joined(rows[:16])
-    assert _text(plan, "valid") == _joined(rows[16:18])
-    assert _text(plan, "test") == _joined(rows[18:])
 
 
 def test_too_few_rows(tmp_path: Path) -> None:
@@ -264,24 +253,3 @@ def test_a_column_for_the_split_that_only_the_path_has(tmp_path: Path) -> None:
     message = "not all of the columns click, dt, .*\n.*the names of directories are no columns"
     with pytest.raises(BadRowError, match=message):
         make_plan(find_days(str(path), split=spec.split), spec, block_bytes=1 << 20)
-
-
-def test_readers_import_neither_pandas_nor_nvtabular(logs) -> None:
-    code = (
-        "import sys; import nvt_torchrec.clicklog.readers.raw;"
-        "from nvt_torchrec.clicklog.readers.stream import stream_unparsed;"
-        "from nvt_torchrec.formats.spec.feature_spec import *;"
-        "from nvt_torchrec.formats.spec.toml_file import load_spec;"
-        "import nvt_torchrec.etl.plan, dataclasses; spec = load_spec('retail');"
-        "parquet = dataclasses.replace(spec, input=InputFormat('parquet'));"
-        "texts = [*stream_unparsed(sys.argv[1], spec, block_bytes=999),"
-        " *stream_unparsed(sys.argv[2], parquet, block_bytes=999)];"
-        "print(sum(len(text.parse()) for text in texts), *sys.modules)"
-    )
-    paths = [str(logs["csv"] / "day_0.csv"), str(logs["parquet"] / "day_0.parquet")]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True
-    )
-    rows, *loaded = done.stdout.split()
-    assert rows == "600"
-    assert not {"pandas", "nvtabular", "merlin", "dask", "torch"} & set(loaded)

@@ -6,19 +6,24 @@ import gzip
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError
+from nvt_torchrec.base.files.atomic import write_json
 from nvt_torchrec.base.files.journal import changes
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.state import plan_record
+from tests.etl import killed
+from tests.etl.killed import BY_TIME, spec_of
 from tests.etl.runs import assert_is, settings, tree
 from tests.forks import seen_by
 from tests.logs import CRITEO, write_day, write_log
@@ -51,21 +56,25 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     """Byte-identical after resuming. Done twice are at most a unit per worker, and those that were
     being synced or waited for it: each time as many as there are workers.
     """
-    seen = seen_by("tests.etl.killed", tmp_path, 3)
-    assert seen["different"] == []
-    assert seen["kills"] >= 9  # of 27; on a machine that was busy at first, later runs are faster
-    assert {"fit", "transform"} <= seen["stages"].keys()
-    assert max(seen["redone"]) <= 3 * 2  # workers
+    seen = seen_by("tests.etl.killed", tmp_path, 40)
+    assert {by: found["wrong"] for by, found in seen.items()} == {by: [] for by in seen}
+    assert max(found["redone"] for found in seen.values()) <= 3 * 2  # workers
+    assert {"times", "cut", "fit", "transform", "describe"} <= seen["time"]["kills"].keys()
+    for by in ("share", "column", "days"):
+        assert {"fit", "transform", "describe"} <= seen[by]["kills"].keys()
 
 
-def test_a_finished_output_is_never_harmed(log, tmp_path) -> None:
-    """Also when resuming it is refused."""
-    raw, _ = log
-    run(settings(raw, tmp_path / "out"))
-    before = tree(tmp_path / "out")
+def test_a_finished_output_is_never_harmed(log, tmp_path: Path) -> None:
+    """The same run has nothing to do, another one is refused."""
+    raw, output = log[0], tmp_path / "out"
+    first = run(settings(raw, output))
+    before = {path: path.stat().st_mtime_ns for path in output.rglob("*")}
+    assert run(settings(raw, output)) == first
+    with pytest.raises(OutputError, match=r"block_mb: 64 before, 1 now\n.*another --output_path"):
+        run(settings(raw, output, block_mb=1))
     with pytest.raises(OutputError, match=r"seed|shuffle"):
-        run(settings(raw, tmp_path / "out", shuffle="full"))
-    assert tree(tmp_path / "out") == before
+        run(settings(raw, output, shuffle="full"))
+    assert {path: path.stat().st_mtime_ns for path in output.rglob("*")} == before
 
 
 def test_other_settings_are_refused_by_name(unfinished) -> None:
@@ -191,17 +200,7 @@ def test_restart_while_a_worker_is_not_done_yet(unfinished, monkeypatch) -> None
     assert_is(output, days)
 
 
-def test_decompressed_days_are_kept(unfinished) -> None:
-    raw, output = unfinished
-    (copy,) = output.glob(".work/*/decompressed/day_1")
-    inode = copy.stat().st_ino, copy.stat().st_mtime_ns
-    with pytest.raises(BadRowError):
-        run(settings(raw, output))
-    assert (copy.stat().st_ino, copy.stat().st_mtime_ns) == inode
-
-
-@pytest.mark.parametrize("number", [errno.EIO, errno.ETIMEDOUT], ids=errno.errorcode.get)
-def test_decompressed_days_outlast_a_read_error(tmp_path: Path, monkeypatch, number: int) -> None:
+def test_decompressed_days_outlast_a_read_error(tmp_path: Path, monkeypatch) -> None:
     raw, output = tmp_path / "raw", tmp_path / "out"
     write_log(raw, ROWS)
     for day in ("day_0", "day_1", "day_2"):
@@ -211,12 +210,12 @@ def test_decompressed_days_outlast_a_read_error(tmp_path: Path, monkeypatch, num
 
     def failing(self, path, *args, **options):
         if path.endswith("day_2.gz") and list(output.glob(".work/*/decompressed/day_[01]")):
-            raise OSError(number, os.strerror(number))
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         return opened(self, path, *args, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalFileSystem, "open", failing)
-        with pytest.raises(BadInputError, match=os.strerror(number)):
+        with pytest.raises(BadInputError, match=os.strerror(errno.EIO)):
             run(settings(raw, output, workers=1))
     assert list(output.glob(".work/*/decompressed/day_0"))
     run(settings(raw, output))
@@ -231,18 +230,7 @@ def test_parts_of_another_workflow_are_not_kept(unfinished) -> None:
             run(settings(raw, output))
 
 
-def test_resume_begins_where_there_is_nothing(log, tmp_path: Path) -> None:
-    """So that one command in a loop does; and once more, it has nothing to do."""
-    first = run(settings(log[0], tmp_path / "out"))
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
-    assert run(settings(log[0], tmp_path / "out")) == first
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
-    with pytest.raises(OutputError, match=r"block_mb: 64 before, 1 now\n.*another --output_path"):
-        run(settings(log[0], tmp_path / "out", block_mb=1))
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
-def test_a_disk_that_fails_now_and_then(log, tmp_path: Path, monkeypatch, number: int) -> None:
+def test_a_disk_that_fails_now_and_then(log, tmp_path: Path, monkeypatch) -> None:
     """Each sync is one time the first that fails: every time a clear error, and then resumed."""
     run(settings(log[0], tmp_path / "out", shuffle="file"))
     (tmp_path / "out").rename(tmp_path / "whole")
@@ -252,7 +240,7 @@ def test_a_disk_that_fails_now_and_then(log, tmp_path: Path, monkeypatch, number
     def full(descriptor: int) -> None:
         calls.append(descriptor)
         if len(calls) == fails_at:
-            raise OSError(number, os.strerror(number))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(descriptor)
 
     monkeypatch.setattr("os.fsync", full)
@@ -268,7 +256,7 @@ def test_a_disk_that_fails_now_and_then(log, tmp_path: Path, monkeypatch, number
             messages.append(str(error))
         fails_at += 3
     assert len(messages) > 10
-    assert all(os.strerror(number) in message for message in messages)
+    assert all(os.strerror(errno.ENOSPC) in message for message in messages)
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
@@ -291,3 +279,71 @@ def test_a_file_system_that_takes_no_more(log, tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
     run(settings(log[0], tmp_path / "out"))
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+# ---- rows that are divided by time: their times are counted before the fit
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> tuple[Path, Path]:
+    """A log, and an output that has the times of all files but the last, which has a bad row."""
+    raw, output = tmp_path / "raw", tmp_path / "out"
+    killed.write_log(raw)
+    with open(raw / "part-2.csv", "a") as file:
+        file.write("1,1,i1,u1,yesterday\n")
+    with pytest.raises(BadRowError, match="yesterday"):
+        run(settings(raw, output, spec_of(BY_TIME), workers=1))
+    assert [path.name for path in sorted(output.glob(".work/*/times/*"))] == ["0.npy", "1.npy"]
+    return raw, output
+
+
+@pytest.mark.parametrize("change", ["size", "modified"])
+def test_times_of_another_file_are_not_taken(counted: tuple[Path, Path], change: str) -> None:
+    raw, output = counted
+    first = raw / "part-0.csv"
+    if change == "size":
+        with open(first, "a") as file:
+            file.write("0,5,i1,u1,7\n")
+    else:
+        os.utime(first, (1, 1))
+    before = tree(output)
+    with pytest.raises(OutputError, match=rf"part-0\.csv {change}: .* before.*\n.*--restart"):
+        run(settings(raw, output, spec_of(BY_TIME)))
+    assert tree(output) == before
+    last = raw / "part-2.csv"
+    last.write_text(last.read_text().replace("yesterday", "77"))
+    run(settings(raw, output, spec_of(BY_TIME), restart=True))
+    restarted = tree(output)
+    shutil.rmtree(output)
+    run(settings(raw, output, spec_of(BY_TIME)))
+    assert tree(output) == restarted
+
+
+def test_a_file_that_changes_after_its_times_were_counted(
+    counted: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same process: the cuts were of other rows than those that were written."""
+    raw, output = counted
+    save, first = np.save, raw / "part-0.csv"
+
+    def changing(*args, **options) -> None:
+        save(*args, **options)
+        first.write_text(first.read_text().replace(",i1,", ",i2,"))
+        os.utime(first, (1, 1))
+
+    options = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.5, "workers": 1}
+    monkeypatch.setattr(np, "save", changing)
+    with pytest.raises(OutputError, match="changed during the run"):
+        run(settings(raw, output, spec_of(BY_TIME), restart=True, **options))
+    assert not (output / "manifest.json").exists()
+
+
+def test_damaged_times_are_counted_again(counted: tuple[Path, Path]) -> None:
+    raw, output = counted
+    first, second = sorted(output.glob(".work/*/times/*"))
+    first.write_bytes(b"")
+    second.write_bytes(second.read_bytes()[:-9])
+    write_json(first.with_name("cuts.json"), [1])
+    with pytest.raises(BadRowError, match="yesterday"):
+        run(settings(raw, output, spec_of(BY_TIME)))
+    assert [len(np.load(file)) for file in (first, second)] == [2, 2]

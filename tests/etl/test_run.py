@@ -3,12 +3,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import gzip
 import json
 import os
 import pty
 import re
-import shutil
 import struct
 import subprocess
 import sys
@@ -23,14 +21,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec import workflows
-from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.toml_file import load_spec
-from nvt_torchrec.formats.splits import SPLITS
-from tests.etl.runs import assert_is, parts, read_split, settings, tree
+from tests.etl.runs import assert_is, read_split, settings, tree
 from tests.logs import CRITEO, write_day, write_log
 from tests.spec_logs import write_spec_log
 
@@ -65,26 +61,6 @@ def done(raw, options, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_values(raw, done: Path) -> None:
     assert_is(done, raw[1])
-
-
-@pytest.mark.parametrize("engine", ["cpu", "dask", "nvtabular"])
-def test_blocks_and_workers_change_nothing(raw, engine, tmp_path: Path, request) -> None:
-    """Other partitions, one worker of its own: the same ids and statistics."""
-    shared = engine_options(engine, request)
-    big = tmp_path / "raw"
-    for day, rows in enumerate(raw[1]):
-        write_day(big / f"day_{day}", rows * 100)
-    run(settings(big, tmp_path / "one", engine=engine, block_mb=1, workers=1))
-    run(settings(big, tmp_path / "two", block_mb=4, **shared))
-    first, second = (workflows.inspect(tmp_path / name / "workflow") for name in ("one", "two"))
-    assert first.vocabularies == second.vocabularies
-    for name, values in first.statistics.items():
-        assert values == pytest.approx(second.statistics[name], rel=1e-12)
-    for split in SPLITS:
-        pd.testing.assert_frame_equal(
-            read_split(tmp_path / "one", split), read_split(tmp_path / "two", split), rtol=1e-6
-        )
-    assert len(parts(tmp_path / "one", "train")) > 2
 
 
 @pytest.mark.parametrize(
@@ -170,16 +146,6 @@ def test_merlin_reads_it(done: Path) -> None:
     features, label = next(iter(Loader(dataset, batch_size=len(expected), shuffle=False)))
     assert features["cat_3"].reshape(-1).tolist() == expected["cat_3"].tolist()
     assert label.reshape(-1).tolist() == expected["label"].tolist()
-
-
-def test_compressed_days(raw, options, tmp_path: Path) -> None:
-    shutil.copytree(raw[0], tmp_path / "raw")
-    text = (tmp_path / "raw" / "day_1").read_bytes()
-    (tmp_path / "raw" / "day_1").unlink()
-    (tmp_path / "raw" / "day_1.gz").write_bytes(gzip.compress(text))
-    run(settings(tmp_path / "raw", tmp_path / "out", **options))
-    assert_is(tmp_path / "out", raw[1])
-    assert not (tmp_path / "out" / ".work").exists()
 
 
 def test_a_remote_log(raw, tmp_path: Path) -> None:
@@ -270,17 +236,6 @@ def test_progress_is_for_terminals(raw, tmp_path: Path) -> None:
         assert any(re.search(r"rows/s, \d+ MB/s\]|rows \[.*MB/s", line) for line in lines), lines
     assert "MB/s" not in told[1]
     assert "transform: " in told[1]  # how long it took
-
-
-@pytest.mark.parametrize("options", ["cpu"], indirect=True)
-def test_truncated_parquet_is_noticed(done: Path, tmp_path: Path) -> None:
-    from nvt_torchrec.nvt_loader import KJTLoader
-
-    copy = shutil.copytree(done / "criteo_binary" / "split", tmp_path / "split")
-    part = copy / "valid" / "part.0.parquet"
-    part.write_bytes(part.read_bytes()[:-100])
-    with pytest.raises(ClickLogError, match=r"part.0.parquet"):
-        list(KJTLoader(copy / "valid", 8, device="cpu"))
 
 
 def test_nvtabular_writes_the_same_for_strings_and_lists(request, tmp_path: Path) -> None:

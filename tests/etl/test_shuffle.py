@@ -135,20 +135,6 @@ def test_order_is_of_seed_and_rows_alone(mode: str, tmp_path: Path) -> None:
     assert _shuffled(tmp_path / "seed", [300, 200, 500], [0, 0, 1], mode=mode, seed=1) != first
 
 
-def test_mode_file_keeps_days_apart_and_in_order(tmp_path: Path) -> None:
-    days = [3, 3, 4, 6]
-    order = _shuffled(tmp_path / "file", [100, 50, 200, 1], days, mode="file", at_once=500)
-    assert sorted(order[:150]) == list(range(150))
-    assert sorted(order[150:350]) == list(range(150, 350))
-    assert order[350] == 350
-    assert order[:150] != list(range(150))
-    again = _shuffled(tmp_path / "other", [150, 150], [3, 4], mode="file")
-    assert again[:150] == order[:150]  # of the rows of that day alone
-    assert [row - 150 for row in again[150:]] != again[:150]  # days have orders of their own
-    full = _shuffled(tmp_path / "full", [100, 50, 200, 1], days, mode="full", at_once=500)
-    assert any(row >= 150 for row in full[:150])
-
-
 def test_no_rows(tmp_path: Path) -> None:
     assert _shuffled(tmp_path / "none", []) == []
     assert _shuffled(tmp_path / "empty", [0, 0]) == []
@@ -170,23 +156,6 @@ def test_parts_are_written_as_the_engines_do(tmp_path: Path) -> None:
     assert (root / parts[0].file).read_bytes() == (root / "again.parquet").read_bytes()
     assert pq.read_metadata(root / parts[0].file).num_row_groups == 2
     assert np.array_equal(np.sort(got["row"].to_numpy()), np.arange(rows))
-
-
-def test_progress_sums_to_the_rows(tmp_path: Path) -> None:
-    parts = _write(tmp_path, [100, 100, 50])
-    for _ in range(2):  # the second finds all done
-        done: list[float] = []
-        shuffle(
-            tmp_path,
-            parts,
-            mode="full",
-            seed=0,
-            work=tmp_path / "work",
-            workers=2,
-            report=done.append,
-            bytes_at_once=1000,
-        )
-        assert sum(done) == 250
 
 
 class _Pulled(BaseException):

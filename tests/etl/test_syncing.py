@@ -17,7 +17,6 @@ from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.base.files.atomic import atomic_path, deferred, publish, together, write_text
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.engines.job import Job
-from nvt_torchrec.etl.engines.syncing import Syncer
 from nvt_torchrec.etl.engines.threads import Threads
 from nvt_torchrec.etl.plan import Plan, make_plan
 from nvt_torchrec.etl.run import run
@@ -182,39 +181,6 @@ def test_what_is_noted_is_durable(raw: Path, tmp_path: Path, monkeypatch) -> Non
     monkeypatch.setattr("nvt_torchrec.etl.stages.make_plan", lambda *args, **options: plan)
     run(settings(raw, tmp_path / "out", workers=2))
     assert sorted(noted) == sorted(unit.file for unit in plan.units)
-
-
-def test_an_error_stops_who_adds_and_who_waits(tmp_path: Path, monkeypatch) -> None:
-    noted: list[int] = []
-    fsync, fails = os.fsync, threading.Event()
-
-    def failing(descriptor: int) -> None:
-        if fails.is_set():
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", failing)
-
-    def written(i: int) -> list:
-        with deferred() as waiting:
-            write_text(tmp_path / str(i), "x")
-        return waiting
-
-    def work() -> None:
-        with Syncer(noted.extend, 2) as syncer:
-            syncer.add(written(0), 0)
-            syncer.wait()
-            fails.set()
-            syncer.add(written(1), 1)
-            with pytest.raises(OutputError, match="1: cannot be written"):
-                syncer.wait()
-            with pytest.raises(OutputError, match="1: cannot be written"):
-                syncer.add(written(2), 2)
-
-    with pytest.raises(OutputError, match="1: cannot be written: Input/output error"):
-        work()
-    assert noted == [0]
-    assert [path.name for path in tmp_path.iterdir()] == ["0"]
 
 
 def test_blocks_are_read_ahead(fitted, tmp_path: Path, monkeypatch) -> None:

@@ -18,7 +18,7 @@ from distributed import Client, LocalCluster
 
 from nvt_torchrec.etl.engines.device import workers as device
 from nvt_torchrec.etl.run import run
-from tests.etl.killed_split import stage_of
+from tests.etl.killed import stage_of
 from tests.etl.runs import settings, tree
 from tests.forks import kill_before, was_killed
 from tests.simulator.test_engine import SPEC, simulate, write

@@ -58,7 +58,7 @@ def check(path: Path, texts: list[bytes], spec: FeatureSpec = SPEC) -> None:
     assert_same(merge_runs(card, runs), [host.count_block(block, spec, True) for block in blocks])
 
 
-values = st.sampled_from(["", "0", "1", "ff", "00000001"])
+values = st.sampled_from(["", "0", "1", "ff", "00000001", "80000000", "ffffffff"])
 rows = st.tuples(
     st.sampled_from("01"),
     st.one_of(st.integers(-9, 10**6).map(str), st.sampled_from(["", "x", "0" * (PIECE - 9) + "7"])),
