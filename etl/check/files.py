@@ -1,4 +1,4 @@
-"""Checks of the files and their footers, without reading the data."""
+"""Checks of the files, their footers, the manifest and the workflow, without reading the data."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.base.files.atomic import TEMPORARY
 from nvt_torchrec.etl.check.output import AGAIN, Output
 from nvt_torchrec.etl.output import EXTENDING_FILE, UNFINISHED_FILE, WORK_DIRECTORY
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.schema import SCHEMA_FILE
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+
+_TYPES = "write ids as int32 (or lists of int32), dense features and labels as float32"
+_SAME_COPY = "workflow and data are of different days: restore both from the same copy"
+_OTHER_WORKFLOW = "the data were made with another workflow: restore it, or run the ETL again"
 
 
 def check(output: Output) -> None:
@@ -20,25 +29,25 @@ def check(output: Output) -> None:
     _check_splits(output)
     _check_columns(output)
     _check_metadata(output)
+    description = _check_workflow(output)
+    if output.manifest is not None:
+        _check_parts(output, output.manifest)
+        if output.manifest.format_version == Manifest.VERSION and description is not None:
+            _check_generations(output, output.manifest, description)
 
 
 def _check_unfinished(output: Output) -> None:
-    if (output.path / UNFINISHED_FILE).exists():
-        output.error(
-            "unfinished",
-            output.path / UNFINISHED_FILE,
-            "the run has not finished",
-            "finish it by the same command, or begin again with --restart",
-        )
-    elif (output.path / EXTENDING_FILE).exists():
-        output.note(
-            "unfinished",
-            output.path / EXTENDING_FILE,
-            "a day is being added, or adding it was interrupted; this is the output without it",
-            "finish it by the same `python -m etl extend`",
-        )
-    elif (output.path / WORK_DIRECTORY).exists():
-        output.warning("leftover", output.path / WORK_DIRECTORY, "left by a run", "delete it")
+    unfinished, extending, work = (
+        output.path / name for name in (UNFINISHED_FILE, EXTENDING_FILE, WORK_DIRECTORY)
+    )
+    if unfinished.exists():
+        remedy = "finish it by the same command, or begin again with --restart"
+        output.error("unfinished", unfinished, "the run has not finished", remedy)
+    elif extending.exists():
+        what = "a day is being added, or adding it was interrupted; this is the output without it"
+        output.note("unfinished", extending, what, "finish it by the same `python -m etl extend`")
+    elif work.exists():
+        output.warning("leftover", work, "left by a run", "delete it")
     left = {path for place in (output.path, output.root) for path in place.rglob(f"*{TEMPORARY}")}
     for path in sorted(left):
         if WORK_DIRECTORY not in path.parts:
@@ -59,25 +68,15 @@ def _check_columns(output: Output) -> None:
     wanted = output.schema.arrow if output.schema else None
     for file, footer in output.footers.items():
         schema = footer.schema.to_arrow_schema()
-        if wanted is None:
-            wanted = schema.remove_metadata()
+        wanted = wanted or schema
         for field in wanted:
-            _check_column(output, file, schema, field)
-
-
-def _check_column(output: Output, file: str, schema: pa.Schema, field: pa.Field) -> None:
-    index = schema.get_field_index(field.name)
-    if index < 0:
-        count = schema.names.count(field.name)
-        what = f"occurs {count} times" if count else "missing"
-        output.error("columns", f"{file}: column {field.name}", what, AGAIN)
-    elif not _same_type(schema.field(index).type, field.type):
-        output.error(
-            "columns",
-            f"{file}: column {field.name}",
-            f"{schema.field(index).type} instead of {field.type}",
-            "write ids as int32 (or lists of int32), dense features and labels as float32",
-        )
+            count, where = schema.names.count(field.name), f"{file}: column {field.name}"
+            if count != 1:
+                what = f"occurs {count} times" if count else "missing"
+                output.error("columns", where, what, AGAIN)
+            elif not _same_type(schema.field(field.name).type, field.type):
+                what = f"{schema.field(field.name).type} instead of {field.type}"
+                output.error("columns", where, what, _TYPES)
 
 
 def _same_type(written: pa.DataType, wanted: pa.DataType) -> bool:
@@ -118,3 +117,71 @@ def _check_metadata_file(output: Output, directory: Path, names: dict[str, str])
             what = f"lists {listed[name]} rows in {name}, it has {expected[name]}"
             remedy = "delete it if the files are right, or run the ETL again"
             output.error("_metadata", path, what, remedy)
+
+
+def _check_workflow(output: Output) -> WorkflowDescription | None:
+    """Check the digests of the saved workflow, and that the data were made with it."""
+    path = EtlOutput(output.path).workflow
+    expected = output.manifest.workflow_digest if output.manifest else None
+    if not path.exists():
+        if expected:
+            output.error("workflow", path, "missing, but inference needs it", AGAIN)
+        return None
+    from nvt_torchrec.workflows import compiled  # takes long to import
+    from nvt_torchrec.workflows.description import inspect
+
+    try:
+        description = inspect(path)
+        description.verify()
+        if (path / "compiled").exists():
+            compiled.load(path, verify=True)
+    except ClickLogError as error:
+        output.error("workflow", path, error.what, error.remedy)
+        return None
+    if expected and description.digest != expected:
+        what = f"digest {description.digest[:12]}…, the manifest says {expected[:12]}…"
+        output.error("workflow", path, what, _OTHER_WORKFLOW)
+    if output.schema and description.table_schema != output.schema:
+        what = f"columns or table sizes other than in {output.root / SCHEMA_FILE}"
+        output.error("workflow", path, what, _OTHER_WORKFLOW)
+    return description
+
+
+def _check_parts(output: Output, manifest: Manifest) -> None:
+    """Compare files, bytes, rows and table sizes with the manifest."""
+    listed = {part.file: part for part in manifest.files}
+    existing = {file for files in output.splits.values() for file in files}
+    for name in sorted(listed.keys() - existing):
+        output.error("rows", name, "missing, but listed in the manifest", AGAIN)
+    for name in sorted(existing - listed.keys()):
+        output.error("rows", name, "not in the manifest", "delete it, or else the loader reads it")
+    for name in sorted(listed.keys() & output.footers.keys()):
+        rows, size = output.footers[name].num_rows, (output.root / name).stat().st_size
+        part = listed[name]
+        if rows != part.rows:
+            output.error("rows", name, f"{rows} rows, the manifest says {part.rows}", AGAIN)
+        elif size != part.bytes:
+            output.error("rows", name, f"{size} bytes, the manifest says {part.bytes}", AGAIN)
+    expected = manifest.num_embeddings_per_feature
+    sizes = output.schema.num_embeddings_per_feature if output.schema else expected
+    if sizes != expected:
+        what = f"table sizes {sizes}, the manifest says {expected}"
+        output.error("schema", output.root / SCHEMA_FILE, what, AGAIN)
+
+
+def _check_generations(
+    output: Output, manifest: Manifest, description: WorkflowDescription
+) -> None:
+    """Compare the generation with the workflow's, and check what extensions need."""
+    paths = EtlOutput(output.path)
+    if description.generation != manifest.generation:
+        what = f"generation {description.generation}, the manifest says {manifest.generation}"
+        output.error("generations", paths.workflow, what, _SAME_COPY)
+    elif description.generation is not None and manifest.settings.get("engine") != "nvtabular":
+        from nvt_torchrec.workflows.extension.state import read_state
+
+        try:
+            read_state(paths.extension, description)
+        except ClickLogError as error:
+            what = f"no day can be added: {error.what}"
+            output.warning("generations", paths.extension, what, error.remedy)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import re
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
+from nvt_torchrec.base.errors import BadInputError, ClickLogError
 from nvt_torchrec.etl.output import UNFINISHED_FILE
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
@@ -18,8 +18,6 @@ from nvt_torchrec.formats.schema import SCHEMA_FILE, TableSchema
 from nvt_torchrec.formats.splits import SPLITS
 
 AGAIN = "restore the file, or run the ETL again"
-
-
 #: Severities: training fails or is wrong; training may be wrong; for information only.
 ERROR, WARNING, NOTE = "error", "warning", "note"
 
@@ -56,41 +54,36 @@ class Output:
     Attributes:
         path: The path that was given.
         root: The directory of the splits; the paths of files are relative to it.
-        splits: The parquet files of each split, ``part.2`` before ``part.10``.
+        splits: The parquet files of each split.
         footers: The footers of the files that have a valid one.
         schema: The columns and table sizes; None without a schema.
         manifest: The manifest; None without one that can be read.
         findings: The findings so far.
-        sizes: By file, the table sizes by column when it was written; only for files of which a
-            generation is known.
     """
 
     path: Path
     root: Path
     splits: dict[str, list[str]]
-    footers: dict[str, pq.FileMetaData]
-    schema: TableSchema | None
-    manifest: Manifest | None
-    findings: list[Finding]
-    sizes: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
-
-    @property
-    def split_rule(self) -> dict[str, Any] | None:
-        """The manifest's rule by which rows were split; None by days, and if it is unknown."""
-        rule = self.manifest.split if self.manifest else None
-        return rule if rule and isinstance(rule.get("by"), str) else None
+    footers: dict[str, pq.FileMetaData] = dataclasses.field(default_factory=dict)
+    schema: TableSchema | None = None
+    manifest: Manifest | None = None
+    findings: list[Finding] = dataclasses.field(default_factory=list)
 
     def error(self, kind: str, where: Any, what: str, remedy: str) -> None:
         """Add a finding that training fails on, or is wrong with."""
-        self.findings.append(Finding(ERROR, kind, str(where), what, remedy))
+        self._add(ERROR, kind, where, what, remedy)
 
     def warning(self, kind: str, where: Any, what: str, remedy: str) -> None:
         """Add a finding that training may be wrong with."""
-        self.findings.append(Finding(WARNING, kind, str(where), what, remedy))
+        self._add(WARNING, kind, where, what, remedy)
 
     def note(self, kind: str, where: Any, what: str, remedy: str = "") -> None:
         """Add a finding for information."""
-        self.findings.append(Finding(NOTE, kind, str(where), what, remedy))
+        self._add(NOTE, kind, where, what, remedy)
+
+    def _add(self, severity: str, kind: str, where: Any, what: str, remedy: str) -> None:
+        what = what.removeprefix(f"{where}: ")
+        self.findings.append(Finding(severity, kind, str(where), what, remedy))
 
 
 def find(path: Path) -> Output:
@@ -109,8 +102,8 @@ def find(path: Path) -> Output:
             f"{path}: no parquet file in it, nor in train, valid or test below it",
             "give the OUT of a run, or a directory of splits",
         )
-    output = Output(path, root, splits, {}, None, None, [])
-    for file in [file for files in splits.values() for file in files]:
+    output = Output(path, root, splits)
+    for file in itertools.chain(*splits.values()):
         try:
             output.footers[file] = pq.read_metadata(root / file)
         except (OSError, pa.ArrowException) as error:
@@ -131,14 +124,9 @@ def _find_splits(path: Path) -> tuple[Path, dict[str, list[str]]]:
 
 
 def _parquet_files(directory: Path, root: Path) -> list[str]:
-    """List the files that the loader reads, in its order."""
-    files = [path for path in directory.glob("*.parquet") if path.name[0] not in "._"]
-    files.sort(
-        key=lambda path: [
-            int(word) if word.isdigit() else word for word in re.split(r"(\d+)", path.name)
-        ]
-    )
-    return [str(path.relative_to(root)) for path in files]
+    """List the files that the loader reads."""
+    paths = sorted(path for path in directory.glob("*.parquet") if path.name[0] not in "._")
+    return [str(path.relative_to(root)) for path in paths]
 
 
 def _read_schema(output: Output) -> None:
@@ -175,8 +163,5 @@ def _read_manifest(output: Output) -> None:
         return
     try:
         output.manifest = Manifest.read(file)
-    except SchemaError as error:
-        what = error.what.removeprefix(f"{file}: ")
-        output.warning("manifest", file, f"{what}; it is not used", error.remedy)
-    except BadInputError as error:
-        output.error("manifest", file, error.what.removeprefix(f"{file}: "), error.remedy)
+    except ClickLogError as error:
+        output.error("manifest", file, error.what, error.remedy)

@@ -36,12 +36,11 @@ def check(
         BadInputError: There is nothing to check: no directory, or no parquet file; or the output is
             between two generations.
     """
-    from nvt_torchrec.etl.check import files, records, rows
+    from nvt_torchrec.etl.check import files, rows
     from nvt_torchrec.etl.check.output import find
 
     output = find(Path(path))
     files.check(output)
-    records.check(output)
     rows.check(output, workers=workers, report=report)
     order = {ERROR: 0, WARNING: 1, NOTE: 2}
     return sorted(output.findings, key=lambda finding: order[finding.severity])
@@ -78,15 +77,11 @@ def run(settings: CheckSettings) -> int:
         shown[finding.kind] += 1
         if shown[finding.kind] <= SHOWN:
             print(finding)
-    for finding in {finding.kind: finding for finding in findings}.values():
-        if shown[finding.kind] > SHOWN:
-            more = shown[finding.kind] - SHOWN
-            print(f"{finding.severity}: {finding.kind}: {more} more findings like these")
-    count = Counter(finding.severity for finding in findings)
-    bad = count[ERROR] + count[WARNING]
-    print(
-        f"{settings.output}: {count[ERROR]} errors, {count[WARNING]} warnings"
-        if bad
-        else f"{settings.output}: no problems found"
-    )
+    for kind, count in shown.items():
+        if count > SHOWN:
+            print(f"{kind}: {count - SHOWN} more findings like these")
+    severities = Counter(finding.severity for finding in findings)
+    bad = severities[ERROR] + severities[WARNING]
+    counted = f"{severities[ERROR]} errors, {severities[WARNING]} warnings"
+    print(f"{settings.output}: {counted if bad else 'no problems found'}")
     return 1 if bad else 0

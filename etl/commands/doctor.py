@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -34,52 +33,45 @@ LEAST_DRIVER, LEAST_CAPABILITY = 580, (7, 5)
 _SECONDS = 120
 
 _INSTALL = "make env LOCK=requirements/gpu.txt"
+_SHARED_MEMORY = "docker run --ipc=host, or --shm-size=16g"
+_ANOTHER_GPU = "use another GPU: RAPIDS needs compute capability 7.5"
 _DRIVER = "install NVIDIA's driver 580 or later: sudo apt install nvidia-driver-580-server-open"
 
 # Programs that try a package. The last line that they print is reported; after an error the last
 # line on stderr. `GPUS` is the number that the driver lists.
 _TORCH = """
 import torch
-cuda = torch.cuda.is_available()
-nccl = ".".join(map(str, torch.cuda.nccl.version())) if cuda else "none"
 print(f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}, "
-      f"{torch.cuda.device_count()} GPU(s), NCCL {nccl}", flush=True)
+      f"{torch.cuda.device_count()} GPU(s)", flush=True)
 if GPUS and not torch.version.cuda:
     raise SystemExit("a build for CPUs")
-if GPUS and not cuda:
-    raise SystemExit("torch.cuda.is_available() is false: make nvidia-smi work for this user")
-if cuda:
+if GPUS:
     torch.ones(8, device="cuda").sum().item()
 """
 _FBGEMM = """
 import torch
 from nvt_torchrec.base.versions import FBGEMM_CPU, installed_version
-device = "cuda" if torch.cuda.is_available() else "cpu"
 kind = FBGEMM_CPU if installed_version(FBGEMM_CPU) else "fbgemm-gpu"
-print(f"{kind} {installed_version(kind)}, on a {device}", flush=True)
+print(f"{kind} {installed_version(kind)}", flush=True)
+if GPUS and kind == FBGEMM_CPU:
+    raise SystemExit("a build for CPUs")
 try:
     import fbgemm_gpu
 except OSError as error:  # torch says which library it loads, the cause what that lacks
     raise SystemExit(str(error.__cause__ or error))
-if GPUS and kind == FBGEMM_CPU:
-    raise SystemExit("a build for CPUs")
-order = torch.tensor([1, 0], dtype=torch.int32, device=device)
-lengths = torch.tensor([1, 2], dtype=torch.int32, device=device)
-values = torch.tensor([7, 8, 9], device=device)
-values = torch.ops.fbgemm.permute_1D_sparse_data(order, lengths, values)[1].tolist()
-if values != [8, 9, 7]:
-    raise SystemExit(f"permute_1D_sparse_data gives {values} instead of [8, 9, 7]")
+order, lengths, values = torch.tensor([[1, 0], [1, 1], [7, 8]], device="cuda" if GPUS else "cpu")
+result = torch.ops.fbgemm.permute_1D_sparse_data(order.int(), lengths, values)[1].tolist()
+if result != [8, 7]:
+    raise SystemExit(f"permute_1D_sparse_data gives {result} instead of [8, 7]")
 """
 _CUDF = """
 import nvt_torchrec.nvt_compat, cudf
-from nvt_torchrec.base.versions import installed_version
 from nvt_torchrec.etl.engines.hardware import gpu_count, gpu_memory
-rest = ", ".join(f"{name} {installed_version(name)}" for name in ("dask-cudf-cu13", "dask-cuda"))
-print(f"cuDF {cudf.__version__}, {rest}", flush=True)
+print(f"cuDF {cudf.__version__}", flush=True)
 if not gpu_count():
     raise SystemExit("Numba finds no GPU (it needs libNVVM): the ETL would run on the CPU")
 assert int(cudf.Series([1, 2]).sum()) == 3, "sum"
-print(f"cuDF {cudf.__version__}, {rest}; {gpu_count()} worker(s) of {gpu_memory() >> 30} GiB")
+print(f"cuDF {cudf.__version__}; {gpu_count()} worker(s) of {gpu_memory() >> 30} GiB")
 """
 
 
@@ -100,47 +92,30 @@ class Diagnosis:
     remedy: str = ""
 
 
-def open_driver() -> tuple[list, str]:
-    """Return NVML's handles of all GPUs, and the reason where there are none."""
+def check_driver() -> tuple[int, list[Diagnosis]]:
+    """Return the number of GPUs that NVIDIA's driver lists, and what is wrong with them."""
+    lines, reason = [], "NVML lists none"
     try:
         pynvml.nvmlInit()
-        count = pynvml.nvmlDeviceGetCount()
-        return [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)], "NVML lists none"
+        version = pynvml.nvmlSystemGetDriverVersion()
+        for i in range(pynvml.nvmlDeviceGetCount()):
+            gpu = pynvml.nvmlDeviceGetHandleByIndex(i)
+            capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(gpu))
+            what = f"{pynvml.nvmlDeviceGetName(gpu)}, compute capability "
+            what += ".".join(map(str, capability))
+            lines.append(_at_least(LEAST_CAPABILITY, capability, f"GPU {i}", what, _ANOTHER_GPU))
     except pynvml.NVMLError as error:
-        return [], str(error)
+        reason = str(error)
+    if not lines:
+        return 0, [Diagnosis("GPU", NOTE, f"none ({reason}): the CPU does the work here")]
+    major = int(version.split(".")[0])
+    return len(lines), [*lines, _at_least(LEAST_DRIVER, major, "driver", version, _DRIVER)]
 
 
-def _ask(default: Any, function: Callable, *arguments: Any) -> Any:
-    """Call a function of NVML; return the default where a GPU or a container does not allow it."""
-    try:
-        return function(*arguments)
-    except pynvml.NVMLError:
-        return default
-
-
-def check_driver(gpus: list, reason: str) -> list[Diagnosis]:
-    """Check the GPUs and their driver, and which GPUs are hidden."""
-    if not gpus:
-        return [Diagnosis("GPU", NOTE, f"none ({reason}): the CPU does the work here")]
-
-    def diagnosis(subject: str, what: str, is_old: bool, remedy: str) -> Diagnosis:
-        return Diagnosis(subject, WRONG if is_old else OK, what, remedy if is_old else "")
-
-    lines = []
-    for i, gpu in enumerate(gpus):
-        capability = tuple(_ask((0, 0), pynvml.nvmlDeviceGetCudaComputeCapability, gpu))
-        name = _ask("unknown", pynvml.nvmlDeviceGetName, gpu)
-        words = f"{name}, compute capability {'.'.join(map(str, capability))}"
-        remedy = "use another GPU: RAPIDS needs compute capability 7.5"
-        lines.append(diagnosis(f"GPU {i}", words, capability < LEAST_CAPABILITY, remedy))
-    version = _ask("0 (unknown)", pynvml.nvmlSystemGetDriverVersion)
-    is_old = int(version.split(".")[0].split()[0]) < LEAST_DRIVER
-    lines.append(diagnosis("driver", version, is_old, _DRIVER))
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if hidden is not None and not hidden.startswith("MIG-"):
-        words = f"CUDA_VISIBLE_DEVICES={hidden!r} hides GPUs from all programs"
-        lines.append(Diagnosis("visible", NOTE, words, "unset CUDA_VISIBLE_DEVICES"))
-    return lines
+def _at_least(least: Any, value: Any, subject: str, what: str, remedy: str) -> Diagnosis:
+    if value < least:
+        return Diagnosis(subject, WRONG, what, remedy)
+    return Diagnosis(subject, OK, what)
 
 
 def try_package(subject: str, program: str, gpus: int) -> Diagnosis:
@@ -162,24 +137,6 @@ def try_package(subject: str, program: str, gpus: int) -> Diagnosis:
     return Diagnosis(subject, WRONG, f"{words}: {error}", remedy)
 
 
-def check_rapids(gpus: int, is_installed: bool) -> Diagnosis:
-    """Check that cuDF is installed where there are GPUs, and works."""
-    if is_installed and gpus:
-        return try_package("RAPIDS", _CUDF, gpus)
-    if gpus:
-        return Diagnosis("RAPIDS", WRONG, "not installed: the ETL runs on the CPU", _INSTALL)
-    return Diagnosis("RAPIDS", NOTE, "not needed without a GPU")
-
-
-def check_shared_memory(gpus: int, gigabytes: int) -> list[Diagnosis]:
-    """Check the shared memory that NCCL needs; of a container it is 64 MB by default."""
-    if gpus < 2 or gigabytes >= 1:
-        return []
-    words = f"/dev/shm holds {gigabytes} GiB, NCCL needs some for each GPU"
-    remedy = "docker run --ipc=host, or --shm-size=16g"
-    return [Diagnosis("/dev/shm", WRONG, words, remedy)]
-
-
 def check_stack(check: Callable[[], None], subject: str) -> Diagnosis:
     """Check the versions of packages against the table in :mod:`base.versions`."""
     try:
@@ -191,18 +148,25 @@ def check_stack(check: Callable[[], None], subject: str) -> Diagnosis:
 
 def examine() -> list[Diagnosis]:
     """Check this machine."""
-    handles, reason = open_driver()
-    gpus = len(handles)
-    shared = shutil.disk_usage("/dev/shm").total >> 30 if Path("/dev/shm").is_dir() else 0
-    return [
-        *check_driver(handles, reason),
+    gpus, lines = check_driver()
+    lines += [
         check_stack(check_training_stack, "training"),
         check_stack(check_etl_stack, "ETL"),
         try_package("PyTorch", _TORCH, gpus),
         try_package("FBGEMM", _FBGEMM, gpus),
-        check_rapids(gpus, installed_version("cudf-cu13") is not None),
-        *check_shared_memory(gpus, shared),
     ]
+    if not gpus:
+        lines.append(Diagnosis("RAPIDS", NOTE, "not needed without a GPU"))
+    elif installed_version("cudf-cu13") is None:
+        what = "not installed: the ETL runs on the CPU"
+        lines.append(Diagnosis("RAPIDS", WRONG, what, _INSTALL))
+    else:
+        lines.append(try_package("RAPIDS", _CUDF, gpus))
+    shared = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
+    if gpus > 1 and shared < 1 << 30:  # of a container it is 64 MB by default
+        what = f"/dev/shm holds {shared >> 20} MiB, NCCL needs some for each GPU"
+        lines.append(Diagnosis("/dev/shm", WRONG, what, _SHARED_MEMORY))
+    return lines
 
 
 def report(diagnoses: list[Diagnosis]) -> str:

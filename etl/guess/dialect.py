@@ -67,14 +67,18 @@ class _Attempt:
     rows: list[list[str]]
     first: bool
 
+    @property
+    def good(self) -> bool:
+        """Whether this may be the delimiter."""
+        return self.dialect.fields > 1 and self.share >= _ENOUGH
+
     def rank(self, others: list[_Attempt]) -> tuple:
         """Return what makes one delimiter better than another.
 
         Spaces are within texts and times more often than between fields. The header has as many
         fields as the rows, and the delimiter of a list is in fewer columns than that of the rows.
         """
-        delimiters = {other.dialect.delimiter for other in others}
-        within = delimiters - {self.dialect.delimiter, " "}
+        within = {other.dialect.delimiter for other in others} - {self.dialect.delimiter, " "}
         columns = zip(*self.rows, strict=True)
         mixed = sum(any(each in field for each in within for field in c) for c in columns)
         delimiter, fields = self.dialect.delimiter, self.dialect.fields
@@ -121,31 +125,19 @@ def find_dialect(text: str, path: str, delimiter: str = "") -> Dialect:
                 f"{path}: {name}: {lines[0]:.60}",
                 "convert it to CSV or parquet, with a column for each field",
             )
-    tried = [_try(lines, each) for each in _candidates(text, delimiter)]
-    good = _good(tried)
-    if not good and '"' in text:  # lines in the middle of a field
-        whole = [each for each in _candidates(text, delimiter) if len(each) == 1]
-        tried = [_try_whole(text, each) for each in whole]
-        good = _good(tried)
-    if not good:
-        raise _no_delimiter(tried, lines[0], path)
-    best = max(good, key=lambda attempt: attempt.rank(good))
-    return _with_preamble(best.dialect, text)
-
-
-def _good(tried: list[_Attempt]) -> list[_Attempt]:
-    return [each for each in tried if each.dialect.fields > 1 and each.share >= _ENOUGH]
-
-
-def _no_delimiter(tried: list[_Attempt], line: str, path: str) -> BadInputError:
-    what = "one column"
-    several = [attempt for attempt in tried if attempt.dialect.fields > 1]
-    if several:
-        best = max(several, key=lambda attempt: (attempt.dialect.delimiter != " ", attempt.share))
+    candidates = _candidates(text, delimiter)
+    tried = [_try_lines(lines, each) for each in candidates]
+    if '"' in text and not any(attempt.good for attempt in tried):  # lines amid a field
+        tried = [_try_whole(text, each) for each in candidates if len(each) == 1]
+    good = [attempt for attempt in tried if attempt.good]
+    if good:
+        return _with_preamble(max(good, key=lambda attempt: attempt.rank(good)).dialect, text)
+    what, best = "one column", max(tried, key=lambda attempt: attempt.share, default=None)
+    if best and best.dialect.fields > 1:
         what = f"delimiter {best.dialect.delimiter!r} gives {best.share:.0%} of the lines "
         what += f"{best.dialect.fields} fields, and others different numbers of fields"
-    return BadInputError(
-        f"{path}: {what}: {line:.60}",
+    raise BadInputError(
+        f"{path}: {what}: {lines[0]:.60}",
         "a log has a label and at least one more column; give what separates them with --delimiter",
     )
 
@@ -180,28 +172,6 @@ def has_header(rows: list[list[str]]) -> bool:
     return bool(pairs) and len(named) == len(pairs) and not values
 
 
-def short_header(text: str, dialect: Dialect, rows: list[list[str]]) -> list[str]:
-    """Return the names of a header that has one field less than the rows; [] if there is none.
-
-    Then the rows end with a delimiter, or begin with numbers of rows, as R writes them.
-    """
-    if not dialect.skip_lines:
-        return []
-    above = _split(text.split("\n", dialect.skip_lines)[-2].removesuffix("\r"), dialect.delimiter)
-    names = [field.strip(" \t") for field in above]
-    if len(names) + 1 != dialect.fields or not all(names):
-        return []
-    even = [row for row in rows if len(row) == dialect.fields]
-    first = [row[0] for row in even]
-    if not any(row[-1].strip() for row in even):
-        names, values = [*names, ""], [row[:-1] for row in even]
-    elif len(set(first)) == len(first) > 1:
-        names, values = ["", *names], [row[1:] for row in even]
-    else:
-        return []
-    return names if has_header([list(filter(None, names)), *values]) else []
-
-
 def _is_value(text: str) -> bool:
     """Whether a text is a number, a time or a sign, but no name of a column."""
     return bool(re.fullmatch(r"[-+]?[\d.,:/ TZ-]*\d[\d.,:/ TZ-]*([eE][-+]?\d+)?", text)) or (
@@ -217,7 +187,7 @@ def _candidates(text: str, delimiter: str) -> list[str]:
     return [each for each in _DELIMITERS if each in text and each not in without]
 
 
-def _try(lines: list[str], delimiter: str) -> _Attempt:
+def _try_lines(lines: list[str], delimiter: str) -> _Attempt:
     begins = [line.startswith('"') or f'{delimiter}"' in line for line in lines]
     rows = [
         _split(line, delimiter)

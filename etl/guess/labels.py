@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.etl.guess.sample import SampledFile
+from nvt_torchrec.etl.guess.sample import SampledFile, spec_name
 from nvt_torchrec.etl.guess.values import Profile
 
 _GENERIC = re.compile(r"labels?|targets?|y", re.IGNORECASE)
@@ -162,7 +162,11 @@ def label_rule(column: Profile, path: str) -> tuple[dict[str, Any], str]:
     """
     share = {text: often / max(column.present, 1) for text, often in column.counts.items()}
     extra = f"; {column.missing} rows have none and are malformed" if column.missing else ""
-    rule: dict[str, Any] = {"name": column.name}
+    rule: dict[str, Any] = {"name": spec_name(column.name)}
+    if rule["name"] != column.name:
+        rule["from"] = column.name
+    if column.trim:
+        rule["trim"] = True
     if set(share) <= _BINARY:
         ones = share.get("1", 0) + share.get("1.0", 0)
         return rule, f"0 and 1, {ones:.1%} are 1{extra}"

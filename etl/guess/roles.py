@@ -14,7 +14,7 @@ from nvt_torchrec.etl.guess.labels import (
     why_no_feature,
     without_type,
 )
-from nvt_torchrec.etl.guess.sample import SampledFile, unique_names
+from nvt_torchrec.etl.guess.sample import SampledFile, spec_name, unique_names
 from nvt_torchrec.etl.guess.splits import BIRTHS, choose_split
 from nvt_torchrec.etl.guess.times import to_time
 from nvt_torchrec.etl.guess.values import Profile, fits
@@ -117,7 +117,7 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
         features = [each for each in features if each.name != category.name] + [category]
         unread.pop(category.source, None)
     features.sort(key=lambda feature: feature.kind != "dense")  # as a spec orders them
-    features = _without_clashes(features, [spec_name(rule["name"]) for rule, _ in labels])
+    features = _without_clashes(features, [rule["name"] for rule, _ in labels])
     split, split_why = choose_split(rest, sample)
     return Guess(labels, split, split_why, features, unread, [c.name for c in columns])
 
@@ -333,11 +333,6 @@ def _buckets(column: Profile) -> Feature:
     options = {**_reading(column), "derive": "bucket", "boundaries": sorted(quarters)}
     why = f"the quarter in which {column.name} is; at least one column is a category"
     return Feature(f"{column.name}_bucket", "categorical", options, why, column.name)
-
-
-def spec_name(name: str) -> str:
-    """Return a name that a column of a spec, and a table of a model, can have."""
-    return "".join(c if c.isprintable() and c not in "/." else "_" for c in name) or "column"
 
 
 def _without_clashes(features: list[Feature], labels: list[str]) -> list[Feature]:

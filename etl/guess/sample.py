@@ -23,7 +23,6 @@ from nvt_torchrec.etl.guess.dialect import (
     decode,
     find_dialect,
     has_header,
-    short_header,
     split_rows,
 )
 from nvt_torchrec.etl.guess.values import Profile, fits, has_decimal_commas, profile
@@ -143,10 +142,8 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile
     text, encoding, notes = decode(head, path)
     dialect = find_dialect(text, path, delimiter)
     rows = split_rows(text, dialect)
-    short = short_header(text, dialect, rows)
-    header = bool(short) or has_header(rows)
-    names = short or ([field.strip(" \t") for field in rows[0]] if header else [])
-    rows = rows[1:] if header and not short else rows
+    header = has_header(rows)
+    names = [field.strip(" \t") for field in rows.pop(0)] if header else [""] * dialect.fields
     if not rows:
         raise BadInputError(f"{path}: a header and no rows", "pass a file with rows")
     seen_all = whole and len(rows) <= HEAD_ROWS
@@ -155,31 +152,27 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile
     if not whole and not dialect.quoted_newlines:
         rows += _further(path, len(head), encoding, dialect)
     even = [row for row in rows if len(row) == dialect.fields]
-    empty_end = (whole and head.endswith((b"\n\n", b"\n\r\n"))) or _ends_empty(path)
     columns = list(zip(*even, strict=True))
-    shown = unique_names(names) if names else [""] * dialect.fields
-    usable = bool(names) and not short and shown == names
     decimal = "," if has_decimal_commas(columns) else "."
+    different = unique_names(names)
     profiles = [
         profile(values, name, named=header, decimal=decimal)
-        for name, values in zip(shown, columns, strict=True)
+        for name, values in zip(different, columns, strict=True)
     ]
-    keys = _input_keys(dialect, encoding, header and usable, empty_end)
-    if header and not usable:
-        keys["skip_lines"] = dialect.skip_lines + (not short)
+    by_name = header and different == names
+    keys = _input_keys(dialect, encoding, by_name, _ends_empty(path, head if whole else b""))
+    if header and not by_name:
+        keys["skip_lines"] = dialect.skip_lines + 1
+        notes += ("The header repeats names, so columns are named by position here.",)
     if decimal != ".":
         keys["decimal"] = decimal
-    profiles = _one_separator(profiles, keys)
-    quirk = "has one field less than the rows" if short else "repeats names"
-    if header and not usable:
-        notes += (f"The header {quirk}, so columns are named by position here.",)
     return SampledFile(
-        profiles,
+        _one_separator(profiles, keys),
         len(rows),
         seen_all,
         keys,
         header,
-        positional=not (header and usable),
+        positional=not by_name,
         uneven=len(rows) - len(even),
         notes=notes,
         spread=not path.endswith(_PACKED) and not dialect.quoted_newlines,
@@ -203,13 +196,18 @@ def _further(path: str, begin: int, encoding: str, dialect: Dialect) -> list[lis
     return rows
 
 
-def _ends_empty(path: str) -> bool:
-    """Whether the last line of a file that is not compressed is empty."""
-    filesystem, name = filesystem_of(path)
-    if path.endswith(_PACKED):
-        return False
-    size = filesystem.info(name)["size"]
-    return read_up_to(path, max(0, size - 3), size).endswith((b"\n\n", b"\n\r\n"))
+def _ends_empty(path: str, text: bytes = b"") -> bool:
+    """Whether the last line is empty, given all text; else of files that are not compressed."""
+    if not text and not path.endswith(_PACKED):
+        filesystem, name = filesystem_of(path)
+        size = filesystem.info(name)["size"]
+        text = read_up_to(path, max(0, size - 3), size)
+    return text.endswith((b"\n\n", b"\n\r\n"))
+
+
+def spec_name(name: str) -> str:
+    """Return a name that a column of a spec, and a table of a model, can have."""
+    return "".join(c if c.isprintable() and c not in "/." else "_" for c in name) or "column"
 
 
 def unique_names(names: list[str]) -> list[str]:
@@ -284,7 +282,7 @@ def _of_json(path: str, head: bytes, files: list[str], *, whole: bool) -> Sample
     step = max(1, len(lines) // HEAD_ROWS)
     table, bad = read_lines(lines[::step])
     keys: dict[str, Any] = {"format": "json"}
-    if head.endswith(b"\n\n") or _ends_empty(path):
+    if _ends_empty(path, head if whole else b""):
         keys["skip_empty_lines"] = True
     sample = _of_table(table, files, whole=whole and step == 1, keys=keys, spread=False)
     return dataclasses.replace(sample, uneven=len(bad))

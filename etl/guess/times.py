@@ -9,30 +9,18 @@ from collections.abc import Iterable
 from nvt_torchrec.formats.spec.times import EPOCHS, ISO
 
 _NAMED = re.compile(r"(time|date|day|hour|stamp|birth|dob|(^|_)(ts|at|on|when)$)", re.IGNORECASE)
-#: Patterns with separators: a regular expression, and the format that it suggests.
-_PATTERNS = [
-    (r"\d{4}/\d\d/\d\d", "%Y/%m/%d"),
-    (r"\d{1,2}\.\d{1,2}\.\d{4}", "%d.%m.%Y"),
-    (r"\d{1,2}/\d{1,2}/\d{4}", "%m/%d/%Y"),
-    (r"\d{1,2}/\d{1,2}/\d{4}", "%d/%m/%Y"),
-    (r"\d{1,2}-\d{1,2}-\d{4}", "%d-%m-%Y"),
-    (r"\d{1,2}/\d{1,2}/\d\d", "%m/%d/%y"),
-    (r"\d{1,2}/\d{1,2}/\d\d", "%d/%m/%y"),
-    (r"\d{1,2}\.\d{1,2}\.\d\d", "%d.%m.%y"),
-    (r"\d{1,2}-[A-Za-z]{3}-\d{4}", "%d-%b-%Y"),
-    (r"\d{1,2} [A-Za-z]{3} \d{4}", "%d %b %Y"),
-    (r"[A-Za-z]{3} \d{1,2}, \d{4}", "%b %d, %Y"),
-]
-_CLOCKS = [("", ""), (r" \d{1,2}:\d\d", " %H:%M"), (r" \d{1,2}:\d\d:\d\d", " %H:%M:%S")]
-_CLOCKS += [(r" \d{1,2}:\d\d [AaPp][Mm]", " %I:%M %p")]
-_CLOCKS += [(r" \d{1,2}:\d\d:\d\d [AaPp][Mm]", " %I:%M:%S %p")]
-_SERVER_LOG = re.compile(r"\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [-+]\d{4}")
+_DATES = (
+    "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y",
+    "%d-%b-%Y", "%d %b %Y", "%b %d, %Y",
+)  # fmt: skip
+_CLOCKS = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
+_SERVER_LOG = "%d/%b/%Y:%H:%M:%S %z"
 _ISO = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z| UTC|[-+]\d\d(:?\d\d)?)?)?")
 #: Digits only: how many, and the format.
 _COMPACT = [(8, "%Y%m%d"), (8, "%y%m%d%H"), (10, "%Y%m%d%H"), (12, "%Y%m%d%H%M")]
 _COMPACT += [(14, "%Y%m%d%H%M%S")]
-#: Numbers are taken for times if they lie between these.
-_FIRST, _LAST = (datetime.datetime(year, 1, 1, tzinfo=datetime.UTC) for year in (1990, 2038))
+#: Other texts and numbers are taken for times if they lie between these years.
+_YEARS = range(1990, 2038)
 
 
 def time_format(values: Iterable[str], name: str) -> str | None:
@@ -46,20 +34,14 @@ def time_format(values: Iterable[str], name: str) -> str | None:
     texts = list(values)
     if not texts:
         return None
-    if all(_ISO.fullmatch(text) for text in texts):
-        return ISO if all(_is_iso(text) for text in texts) else None
+    if all(map(_ISO.fullmatch, texts)):
+        return ISO if _all_match(texts, ISO, range(1, 10_000)) else None
     if all(text.isascii() and text.isdigit() for text in texts):
         return _of_digits(texts) if not name or _NAMED.search(name) else None
-    if _SERVER_LOG.fullmatch(texts[0]) and _all_match(texts, "%d/%b/%Y:%H:%M:%S %z"):
-        return "%d/%b/%Y:%H:%M:%S %z"
-    formats = [
-        its_format + suffix
-        for date, its_format in _PATTERNS
-        for clock, suffix in _CLOCKS
-        if re.fullmatch(date + clock, texts[0]) and _all_match(texts, its_format + suffix)
-    ]
+    formats = [_SERVER_LOG, *(date + clock for date in _DATES for clock in _CLOCKS)]
+    matching = [each for each in formats if _all_match(texts, each)]
     # 01/03, 02/03, … may be days of March or of different months: the rows of a log are near
-    return min(formats, key=lambda each: _span(texts, each), default=None)
+    return min(matching, key=lambda each: _span(texts, each), default=None)
 
 
 def to_time(text: str, time_format: str) -> datetime.datetime:
@@ -79,27 +61,15 @@ def _span(texts: list[str], its_format: str) -> datetime.timedelta:
     return max(times) - min(times)
 
 
-def _is_iso(text: str) -> bool:
-    try:
-        to_time(text, ISO)
-    except ValueError:
-        return False
-    return True
-
-
 def _of_digits(texts: list[str]) -> str | None:
     widths = {len(text) for text in texts}
-    for width, its_format in _COMPACT:
-        if widths == {width} and _all_match(texts, its_format):
-            return its_format
-    for its_format in ("epoch_s", "epoch_ms", "epoch_us"):
-        if max(widths) < 20 and _all_match(texts, its_format):
-            return its_format
-    return None
+    formats = [its_format for width, its_format in _COMPACT if widths == {width}]
+    formats += ["epoch_s", "epoch_ms", "epoch_us"]
+    return next((each for each in formats if _all_match(texts, each)), None)
 
 
-def _all_match(texts: list[str], its_format: str) -> bool:
+def _all_match(texts: list[str], its_format: str, years: range = _YEARS) -> bool:
     try:
-        return all(_FIRST <= to_time(text, its_format) < _LAST for text in texts)
+        return all(to_time(text, its_format).year in years for text in texts)
     except (ValueError, OverflowError):
         return False

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 from nvt_torchrec.etl.sample import count_ids, read_sample
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
-from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.formats.workflow_description import Vocabulary, WorkflowDescription
@@ -24,6 +23,8 @@ from nvt_torchrec.formats.workflow_description import Vocabulary, WorkflowDescri
 SAMPLED_ROW_GROUPS, SAMPLED_ROWS = 4, 16 << 10
 #: Bins of a histogram.
 BINS = 24
+#: Keys of a categorical column that limit its vocabulary.
+_LIMITS = ("hash_buckets", "freq_threshold", "max_table_size", "num_buckets", "vocabulary")
 #: Values listed per categorical column.
 TOP = 5
 #: Larger values are left out of histograms, as the width of a bin would overflow.
@@ -35,18 +36,14 @@ class Histogram:
     """A histogram of the finite values of the sampled rows, with bins of equal width.
 
     Attributes:
-        shares: Share of the rows in each bin, float64 [bins]; the sum is 1 − below − above.
+        shares: Share of the rows in each bin, float64 [bins].
         low: Lower end of the axis.
         high: Upper end of the axis.
-        below: Share of the rows below the axis.
-        above: Share of the rows above the axis.
     """
 
     shares: np.ndarray
     low: float
     high: float
-    below: float
-    above: float
 
     @property
     def ends(self) -> list[str]:
@@ -75,10 +72,10 @@ class Categorical:
     Attributes:
         name: The name of the column.
         vocabulary: The name of its vocabulary, which columns may share.
-        policy: The policy of its vocabulary, in words.
-        values: The number of values in its vocabulary; None for a hashed column.
+        policy: The keys of the spec that limit its vocabulary.
         table_size: The rows of its embedding table.
         missing: The share of rows without a value, per split.
+        values: The number of values in its vocabulary; None for a hashed column.
         oov: The share of ids that are out of vocabulary, per split; None for a hashed column.
         values_for_99: The number of most frequent values that make 99 % of the occurrences of
             all values in the vocabulary; None for a hashed column.
@@ -89,12 +86,12 @@ class Categorical:
     name: str
     vocabulary: str
     policy: str
-    values: int | None
     table_size: int
     missing: dict[str, float]
-    oov: dict[str, float] | None
-    values_for_99: int | None
-    top: list[tuple[str, int, float]]
+    values: int | None = None
+    oov: dict[str, float] | None = None
+    values_for_99: int | None = None
+    top: list[tuple[str, int, float]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,57 +119,34 @@ def collect(output: Path, manifest: Manifest, description: WorkflowDescription) 
     ids = count_ids(paths, manifest, [c.name for c in spec.categorical if c.multi_hot])
     categorical = []
     for column in spec.categorical:
-        vocabulary = description.vocabularies[column.name]
+        vocabulary, name = description.vocabularies[column.name], column.name
         values_for_99, top = counted[vocabulary.name]
-        hashed, raw = bool(column.hash_buckets), RAW_TYPES[column.raw]
-        categorical.append(
-            Categorical(
-                name=column.name,
-                vocabulary=vocabulary.name,
-                policy=describe_policy(column),
-                values=None if hashed else vocabulary.values,
-                table_size=vocabulary.table_size,
-                missing=_shares(manifest, "missing", column.name),
-                oov=None
-                if hashed
-                else _shares(manifest, "out_of_vocabulary", column.name, ids.get(column.name)),
-                values_for_99=None if hashed else values_for_99,
-                top=[(raw.log_text(value), count, share) for value, count, share in top],
-            )
+        limits = {key: getattr(column, key) for key in _LIMITS}
+        policy = ", ".join(f"{key} = {value}" for key, value in limits.items() if value)
+        missing = _shares(manifest, "missing", name)
+        described = Categorical(
+            name, vocabulary.name, policy or "every value", vocabulary.table_size, missing
         )
+        if not column.hash_buckets:
+            text = RAW_TYPES[column.raw].log_text
+            described = dataclasses.replace(
+                described,
+                values=vocabulary.values,
+                oov=_shares(manifest, "out_of_vocabulary", name, ids.get(name)),
+                values_for_99=values_for_99,
+                top=[(text(value), count, share) for value, count, share in top],
+            )
+        categorical.append(described)
     sample = read_sample(
         paths, manifest, spec.dense_names, row_groups=SAMPLED_ROW_GROUPS, rows=SAMPLED_ROWS
     )
     dense = []
-    for name, values in sample.items():
-        after = np.sort(
-            values.astype(np.float64)
-        )  # the transform is monotonic: raw values have the same order
-        dense.append(
-            Dense(
-                name=name,
-                missing=_shares(manifest, "missing", name),
-                before=_histogram(undo_transform(after, name, description)),
-                after=_histogram(after),
-            )
-        )
+    for name, sampled in sample.items():
+        after = sampled.astype(np.float64)
+        before = undo_transform(after, name, description)
+        missing = _shares(manifest, "missing", name)
+        dense.append(Dense(name, missing, _histogram(before), _histogram(after)))
     return ReportData(dense, categorical, max(map(len, sample.values()), default=0))
-
-
-def describe_policy(column: CategoricalColumn) -> str:
-    """Describe the vocabulary policy of a column in words."""
-    if column.hash_buckets:
-        return f"hashed into {column.hash_buckets:,} buckets"
-    words = []
-    if column.freq_threshold:
-        words.append(f"values seen {column.freq_threshold}+ times")
-    if column.max_table_size:
-        words.append(f"table of up to {column.max_table_size:,} rows")
-    if column.num_buckets:
-        words.append(f"rest in {column.num_buckets:,} buckets")
-    if column.vocabulary:
-        words.append(f"vocabulary {column.vocabulary}")
-    return ", ".join(words) or "every value"
 
 
 def _shares(
@@ -227,19 +201,15 @@ def undo_transform(values: np.ndarray, name: str, description: WorkflowDescripti
 
 
 def _histogram(values: np.ndarray) -> Histogram:
-    """Make a histogram of ascending values from the 0.5th to the 99th percentile.
+    """Make a histogram from the 0.5th to the 99th percentile.
 
     A wider axis would show outliers only. Values that are not finite are left out.
     """
     values = values[np.abs(values) < _LARGEST]
-    total = len(values)
-    if not total:
-        return Histogram(np.zeros(BINS), 0.0, 1.0, 0.0, 0.0)
-    low, high = (float(values[round((total - 1) * share)]) for share in (0.005, 0.99))
+    if not len(values):
+        return Histogram(np.zeros(BINS), 0.0, 1.0)
+    low, high = np.percentile(values, (0.5, 99), method="nearest").tolist()
     if high <= low:
         high = low + 1
-    edges = np.linspace(low, high, BINS + 1)
-    places = np.searchsorted(values, edges)
-    places[-1] = np.searchsorted(values, high, "right")  # the last bin has both its ends
-    shares = np.diff(places) / total
-    return Histogram(shares, low, high, places[0] / total, 1 - places[-1] / total)
+    counts, _ = np.histogram(values, BINS, (low, high))
+    return Histogram(counts / len(values), low, high)

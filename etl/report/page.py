@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from nvt_torchrec.base.files.atomic import read_json, write_text
 from nvt_torchrec.base.pages.render import render
+from nvt_torchrec.clicklog.readers.days import day_title
 from nvt_torchrec.etl.labels import one_label_remedy, one_label_splits
-from nvt_torchrec.etl.report.data import Categorical, ReportData, collect
+from nvt_torchrec.etl.report.data import Categorical, collect
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
@@ -36,21 +36,11 @@ def write_report(path: Path, manifest: Manifest, description: WorkflowDescriptio
     """
     data = collect(path.parent, manifest, description)
     timings = read_json(EtlOutput(path.parent).timings, "the time that a run took")
-    write_text(path, page(manifest, description, data, timings))
-
-
-def page(
-    manifest: Manifest,
-    description: WorkflowDescription,
-    data: ReportData,
-    timings: dict[str, Any],
-) -> str:
-    """Make the page as HTML; it loads nothing from elsewhere."""
     days = sorted(map(int, manifest["by_day"]))
     by_day = [manifest["by_day"][str(day)] for day in days]
     columns = [*data.dense, *data.categorical]
-    titles = {file["day"]: _title(file["path"]) for file in manifest["inputs"]}
-    return render(
+    titles = {file["day"]: day_title(file["path"]) for file in manifest["inputs"]}
+    page = render(
         Path(__file__).with_name("report.html"),
         manifest=manifest,
         data=data,
@@ -84,12 +74,7 @@ def page(
         versions=description.versions,
         digest=description.digest,
     )
-
-
-def _title(path: str) -> str:
-    from nvt_torchrec.clicklog.readers.days import day_title
-
-    return day_title(path)
+    write_text(path, page)
 
 
 def _split_text(manifest: Manifest) -> str:

@@ -54,16 +54,6 @@ def _rewrite(path: Path, change: Callable[[pa.Table], pa.Table], manifest: bool 
         (output / "manifest.json").write_text(json.dumps(value))
 
 
-def _cast(column: str, kind: pa.DataType) -> Callable[[pa.Table], pa.Table]:
-    def change(table: pa.Table) -> pa.Table:
-        index = table.schema.get_field_index(column)
-        return table.set_column(
-            index, pa.field(column, kind, nullable=False), table[column].cast(kind)
-        )
-
-    return change
-
-
 def test_one_split_of_a_sound_output(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``_metadata`` above it lists other splits too, which nobody asked for."""
     assert bad(sound / SPLIT / "valid") == []
@@ -106,43 +96,27 @@ def test_many_findings_alike_are_counted(output: Path, capsys, monkeypatch) -> N
 # --- values
 
 
-def test_nulls(output: Path) -> None:
-    part = output / SPLIT / "valid" / "part.0.parquet"
-    _rewrite(part, set_value("cat_3", 5, None))
-    assert "row group 0, row 5, column cat_3: a null" in only(output, "nulls")
-
-
-@pytest.mark.parametrize("value", [-1, 10**6])
-def test_id_range(output: Path, value: int) -> None:
+@pytest.mark.parametrize(
+    ("column", "value", "kind", "what"),
+    [
+        ("cat_3", None, "nulls", "a null"),
+        ("cat_25", -1, "id range", "id -1, the table has "),
+        ("cat_25", 10**6, "id range", "id 1000000, the table has "),
+        ("int_12", float("nan"), "not finite", "nan"),
+        ("int_12", float("-inf"), "not finite", "-inf"),
+        ("label", 0.5, "labels", "label 0.5"),
+        ("label", float("nan"), "labels", "label nan"),
+    ],
+)
+def test_values(output: Path, column: str, value: float | None, kind: str, what: str) -> None:
     part = output / SPLIT / "train" / "part.1.parquet"
-    _rewrite(part, set_value("cat_25", 7, value))
-    _rewrite(part, set_value("cat_25", 8, value))
-    size = TableSchema.read(output / SPLIT).table_sizes[25]
-    found = only(output, "id range")
-    assert f"row group 0, row 7, column cat_25: id {value}, the table has {size} rows" in found
-    assert "(2 such in the row group)" in found
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_not_finite(output: Path, value: float) -> None:
-    _rewrite(output / SPLIT / "test" / "part.0.parquet", set_value("int_12", 3, value))
-    found = only(output, "not finite")
-    assert "test/part.0.parquet: row group 0, row 3, column int_12" in found
-
-
-def test_both_infinities_are_seen(output: Path) -> None:
-    part = output / SPLIT / "test" / "part.0.parquet"
-    _rewrite(part, set_value("int_0", 3, float("inf")))
-    _rewrite(part, set_value("int_0", 4, float("-inf")))
-    assert "(2 such in the row group)" in only(output, "not finite")
-
-
-@pytest.mark.parametrize("value", [2.0, -1.0, 0.5, float("nan")])
-def test_labels(output: Path, value: float) -> None:
-    part = output / SPLIT / "train" / "part.0.parquet"
-    zero = pq.read_table(part)["label"].to_pylist().index(0.0)
-    _rewrite(part, set_value("label", zero, value))
-    assert f"row group 0, row {zero}, column label: label {value:g}" in only(output, "labels")
+    zeros = [i for i, label in enumerate(pq.read_table(part)["label"].to_pylist()) if not label]
+    for row in zeros[:2]:
+        _rewrite(part, set_value(column, row, value))
+    message = only(output, kind)
+    place = f"train/part.1.parquet: row group 0, row {zeros[0]}, column {column}: {what}"
+    assert place in message
+    assert "(2 such in the row group)" in message
 
 
 def test_positives_against_the_manifest(output: Path) -> None:
@@ -173,17 +147,16 @@ def test_footer(output: Path) -> None:
     assert any("train/part.0.parquet: not a parquet file" in one for one in bad(output))
 
 
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (_cast("cat_0", pa.int64()), "column cat_0: int64 instead of int32"),
-        (_cast("int_0", pa.float64()), "column int_0: double instead of float"),
-        (lambda table: table.drop_columns(["cat_9"]), "column cat_9: missing"),
-    ],
-)
-def test_columns(output: Path, change, what: str) -> None:
-    _rewrite(output / SPLIT / "valid" / "part.0.parquet", change)
-    assert any(what in one and "valid/part.0.parquet" in one for one in bad(output))
+def test_columns(output: Path) -> None:
+    _rewrite(
+        output / SPLIT / "valid" / "part.0.parquet",
+        lambda table: table.drop_columns(["cat_0", "cat_9"]).append_column(
+            "cat_0", table["cat_0"].cast(pa.int64())
+        ),
+    )
+    messages = [message for message in bad(output) if "valid/part.0.parquet" in message]
+    assert any("column cat_0: int64 instead of int32" in message for message in messages)
+    assert any("column cat_9: missing" in message for message in messages)
 
 
 def test_schema(output: Path) -> None:
@@ -230,20 +203,14 @@ def test_rows_and_files_against_the_manifest(output: Path) -> None:
     assert "lists 90 rows in part.1.parquet, it has 0" in found
 
 
-def test_bytes_against_the_manifest(output: Path) -> None:
-    part = output / SPLIT / "train" / "part.0.parquet"
-    pq.write_table(pq.read_table(part), part, compression="none")
-    assert "bytes, the manifest says" in only(output, "rows")
-
-
 @pytest.mark.parametrize(
     ("change", "what"),
     [
         (lambda value: value["files"][0].update(rows=5), "120 rows, the manifest says 5"),
-        (lambda value: value["files"][0].update(generation=7), "damaged: KeyError(7)"),
         (lambda value: value.update(workflow_digest="0" * 64), "the manifest says 000000000000…"),
         (lambda value: value.update(format_version=99), "format version 99"),
         (lambda value: value.pop("files"), "damaged: files is missing"),
+        (lambda value: value["files"][0].update(bytes=5), "bytes, the manifest says 5"),
     ],
 )
 def test_the_manifest_itself(output: Path, change, what: str) -> None:
@@ -253,11 +220,6 @@ def test_the_manifest_itself(output: Path, change, what: str) -> None:
     found = bad(output)
     assert len(found) == 1, found
     assert what in found[0]
-
-
-def test_unreadable_manifest(output: Path) -> None:
-    (output / "manifest.json").write_text("{")
-    assert "manifest.json: cannot be read as the ETL's manifest" in only(output, "manifest")
 
 
 def test_unfinished_and_leftovers(output: Path) -> None:
@@ -297,6 +259,6 @@ def test_workflow(output: Path) -> None:
     data = bytearray(compiled.read_bytes())
     data[-1] ^= 1
     compiled.write_bytes(data)
-    assert "workflow/compiled: " in only(output, "workflow")
+    assert "workflow/compiled" in only(output, "workflow")
     shutil.rmtree(workflow)
     assert "missing" in only(output, "workflow")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pynvml
 import pytest
@@ -16,45 +18,28 @@ from nvt_torchrec.etl.commands.doctor import NOTE, OK, WRONG
 
 ROOT = Path(__file__).resolve().parents[2]
 
-H200 = {"name": "NVIDIA H200", "capability": (9, 0)}
-OLD = {"name": "Tesla P100-PCIE-16GB", "capability": (6, 0)}
-
-
-class FakeNvml:
-    """NVML of a machine with some GPUs, by name and compute capability; handles are numbers."""
-
-    NVMLError = pynvml.NVMLError
-
-    def __init__(self, gpus, version="580.95.05", error=None) -> None:
-        self.gpus, self.version, self.error = gpus, version, error
-
-    def nvmlInit(self):  # noqa: N802
-        if self.error:
-            raise pynvml.NVMLError(self.error)
-
-    def nvmlDeviceGetCount(self):  # noqa: N802
-        return len(self.gpus)
-
-    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
-        return index
-
-    def nvmlDeviceGetName(self, gpu):  # noqa: N802
-        return self.gpus[gpu]["name"]
-
-    def nvmlDeviceGetCudaComputeCapability(self, gpu):  # noqa: N802
-        return self.gpus[gpu]["capability"]
-
-    def nvmlSystemGetDriverVersion(self):  # noqa: N802
-        return self.version
+H200, OLD = ("NVIDIA H200", (9, 0)), ("Tesla P100-PCIE-16GB", (6, 0))
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch):
-    """Give this machine the GPUs of a :class:`FakeNvml`; returns their handles and the reason."""
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Give this machine GPUs, by name and compute capability, and a driver."""
 
-    def install(gpus, **options):
-        monkeypatch.setattr(doctor, "pynvml", FakeNvml(gpus, **options))
-        return doctor.open_driver()
+    def install(gpus: list, version: str = "580.95.05", error: int = 0) -> None:
+        def initialize() -> None:
+            if error:
+                raise pynvml.NVMLError(error)
+
+        fakes = {
+            "nvmlInit": initialize,
+            "nvmlSystemGetDriverVersion": lambda: version,
+            "nvmlDeviceGetCount": lambda: len(gpus),
+            "nvmlDeviceGetHandleByIndex": lambda i: gpus[i],
+            "nvmlDeviceGetName": lambda gpu: gpu[0],
+            "nvmlDeviceGetCudaComputeCapability": lambda gpu: gpu[1],
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(pynvml, name, fake)
 
     return install
 
@@ -74,27 +59,28 @@ def test_on_this_machine() -> None:
         assert "the CPU does the work" in findings[0].what
 
 
-def test_driver(machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    good = doctor.check_driver(*machine([H200]))
-    assert [(line.subject, line.state, line.what) for line in good] == [
-        ("GPU 0", OK, "NVIDIA H200, compute capability 9.0"), ("driver", OK, "580.95.05")
+def test_driver(machine) -> None:
+    machine([H200] * 2)
+    gpus, good = doctor.check_driver()
+    assert gpus == 2
+    assert [(line.subject, line.state, line.what) for line in good[1:]] == [
+        ("GPU 1", OK, "NVIDIA H200, compute capability 9.0"), ("driver", OK, "580.95.05")
     ]  # fmt: skip
-    assert len(doctor.check_driver(*machine([H200] * 8))) == 8 + 1
-    bad = doctor.check_driver(*machine([OLD], version="535.183.01"))
+    machine([OLD], version="535.183.01")
+    _, bad = doctor.check_driver()
     assert [line.state for line in bad] == [WRONG, WRONG]
     assert "nvidia-driver-580" in bad[1].remedy
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert doctor.check_driver(*machine([H200]))[-1].state == NOTE
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-41b3359c,MIG-65b79fff")
-    assert len(doctor.check_driver(*machine([H200]))) == len(good)
 
 
-def test_no_driver(machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    (line,) = doctor.check_driver(*machine([], error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
-    assert (line.state, "NVML Shared Library Not Found" in line.what) == (NOTE, True)
-    (line,) = doctor.check_driver(*machine([]))
-    assert (line.state, "NVML lists none" in line.what) == (NOTE, True)
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "NVML Shared Library Not Found"),
+     (0, "NVML lists none")],
+)  # fmt: skip
+def test_no_driver(machine, error: int, reason: str) -> None:
+    machine([], error=error)
+    gpus, (line,) = doctor.check_driver()
+    assert (gpus, line.state, reason in line.what) == (0, NOTE, True)
 
 
 @pytest.mark.parametrize(
@@ -125,16 +111,16 @@ def test_builds_for_cpus_are_wrong_where_there_is_a_gpu() -> None:
         assert "a build for CPUs" in doctor.try_package("", program, 1).what
 
 
-def test_rapids() -> None:
-    assert doctor.check_rapids(0, True).state == NOTE
-    assert doctor.check_rapids(1, False).state == WRONG
-
-
-def test_shared_memory() -> None:
-    assert not doctor.check_shared_memory(1, 0)
-    assert not doctor.check_shared_memory(8, 64)
-    (line,) = doctor.check_shared_memory(8, 0)
-    assert (line.state, "--ipc=host" in line.remedy) == (WRONG, True)
+def test_rapids_and_shared_memory(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine([H200] * 2)
+    monkeypatch.setattr(
+        doctor, "try_package", lambda subject, *_: doctor.Diagnosis(subject, OK, "")
+    )
+    monkeypatch.setattr(doctor, "installed_version", lambda name: None)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(total=64 << 20))
+    *_, rapids, shared = doctor.examine()
+    assert (rapids.state, rapids.what) == (WRONG, "not installed: the ETL runs on the CPU")
+    assert "--ipc=host" in shared.remedy
 
 
 def test_packages_that_do_not_fit() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -429,7 +428,6 @@ def _damage(output: Path, change) -> list[str]:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda value: value["files"][0].update(generation=7), "damaged: KeyError(7)"),
         (lambda value: value.update(generation=2), "generation 3, the manifest says 2"),
         (lambda value: value.pop("days"), "damaged: it does not say which days the splits have"),
     ],
@@ -437,23 +435,6 @@ def _damage(output: Path, change) -> list[str]:
 def test_check_finds_damaged_generations(extended, tmp_path: Path, change, what: str) -> None:
     found = _damage(copy_of(extended, tmp_path), change)
     assert any(what in finding for finding in found), found
-
-
-def test_check_knows_the_tables_of_each_generation(extended, tmp_path: Path) -> None:
-    """An id that only a later generation has cannot be in an older part."""
-    output = copy_of(extended, tmp_path)
-    path = output / "criteo_binary" / "split" / "train" / "part.0.parquet"
-    table = pq.read_table(path)
-    largest = workflows.inspect(output / "workflow").vocabularies["cat_3"].table_size - 1
-    ids = table["cat_3"].to_numpy().copy()
-    ids[5] = largest
-    at = table.schema.get_field_index("cat_3")
-    changed = table.set_column(at, table.schema.field(at), pa.array(ids, pa.int32()))
-    pq.write_table(changed, path, compression="none")
-    found = [str(finding) for finding in check(output) if finding.kind == "id range"]
-    assert len(found) == 1
-    assert "train/part.0.parquet: row group 0, row 5, column cat_3" in found[0]
-    assert f"id {largest}, the table" in found[0]
 
 
 def test_check_warns_without_the_state(extended, tmp_path: Path) -> None:

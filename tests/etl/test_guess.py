@@ -203,23 +203,6 @@ def test_numbers_alone_and_with_units(tmp_path: Path) -> None:
     assert guess(str(write(path, rows))).count("numbers with a unit") == 2
 
 
-@pytest.mark.parametrize("side", ["numbers before", "delimiters behind"])
-def test_a_header_with_a_field_less(side: str, tmp_path: Path) -> None:
-    """As R's write.table and some databases write it."""
-    header, *rows = clicks(50)
-    wider = [[f'"{i}"', *row] if side == "numbers before" else [*row, ""] for i, row in
-             enumerate(rows)]  # fmt: skip
-    path = write(tmp_path / "log.csv", [header, *wider])
-    spec = guessed(path)
-    assert (spec.label, spec.input.skip_lines) == ("clicked", 1)
-    assert set(columns_of(spec)) == {"country", "visits", "price"}
-    unread = [""]
-    names = [*unread, *header] if side == "numbers before" else [*header, *unread]
-    assert list(spec.input.columns) == names
-    assert main(["run", "--spec", f"{path}.guess.toml", "--input_path", str(path),
-                 "--output_path", str(tmp_path / "out")]) == 0  # fmt: skip
-
-
 def test_decimal_commas_are_no_lists(tmp_path: Path) -> None:
     rng = random.Random(0)
     rows = [["Kunde", "Umsatz", "Rabatt", "gekauft"]]

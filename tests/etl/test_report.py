@@ -137,27 +137,18 @@ def test_most_frequent_values_and_how_many_make_99_percent(done: tuple[Path, lis
         assert column.values_for_99 == most
 
 
-def test_dense_values_before_are_the_raw_ones(done: tuple[Path, list]):
-    output, days = done
-    train = cut(days)["train"]
-    description = workflows.inspect(output / "workflow")
-    written = read_split(output, "train")
-    for j, name in enumerate(CRITEO.dense_names):
-        raw = [max(int(row[1 + j] or 0), -2) for row in train]
-        got = report_data.undo_transform(written[name].to_numpy(np.float64), name, description)
-        assert got.tolist() == raw
-
-
-@pytest.mark.parametrize("transform", ["log", "normalize"])
-def test_dense_values_before_with_another_transform(tmp_path: Path, transform: str):
+@pytest.mark.parametrize("transform", ["log_normalize", "log", "normalize"])
+def test_dense_values_before_are_the_raw_ones(tmp_path: Path, transform: str):
     days = write_log(tmp_path / "raw", [80, 40])
     spec = dataclasses.replace(CRITEO, dense_transform=transform)
     run(settings(tmp_path / "raw", tmp_path / "out", spec))
     description = workflows.inspect(tmp_path / "out" / "workflow")
-    least = -2 if transform == "log" else -(10**9)
-    raw = [max(int(row[1] or 0), least) for row in days[0]]
-    written = read_split(tmp_path / "out", "train")["int_0"].to_numpy(np.float64)
-    assert report_data.undo_transform(written, "int_0", description).tolist() == raw
+    least = -(10**9) if transform == "normalize" else -2
+    written = read_split(tmp_path / "out", "train")
+    for j, name in enumerate(CRITEO.dense_names):
+        raw = [max(int(row[1 + j] or 0), least) for row in days[0]]
+        values = written[name].to_numpy(np.float64)
+        assert report_data.undo_transform(values, name, description).tolist() == raw
 
 
 def test_a_sample_is_taken_evenly(done: tuple[Path, list], monkeypatch):
@@ -185,33 +176,10 @@ def test_parts_without_rows_are_not_sampled(tmp_path: Path, monkeypatch):
 
 @pytest.mark.parametrize("values", [[], [np.nan, np.inf], [3.0], [1e299, -1e299], [1e308]])
 def test_odd_samples_have_a_histogram(values: list[float]):
-    one = report_data._histogram(np.sort(values))
-    finite = sum(abs(value) < 1e300 for value in values)
-    assert one.shares.sum() + one.below + one.above == pytest.approx(min(1, finite))
-    assert one.high > one.low
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_histograms_are_numpys(whole: bool):
-    values = np.random.default_rng(3).standard_cauchy(10_000)
-    values = np.sort(np.rint(values) if whole else values)
-    one = report_data._histogram(values)
-    counts, edges = np.histogram(values, BINS, (one.low, one.high))
-    np.testing.assert_array_equal(np.rint(one.shares * len(values)), counts)
-    assert (one.low, one.high) == (edges[0], edges[-1])
-    assert np.mean(values < one.low) == one.below <= 0.005
-    assert np.mean(values > one.high) == pytest.approx(one.above)
-    assert one.above <= 0.01 + 1e-9
-
-
-def test_histograms_hold_all_sampled_rows(done: tuple[Path, list]):
-    _, data = data_of(done[0])
-    assert data.sampled_rows == sum(ROWS[:2]) - 2
-    for column in data.dense:
-        for one in (column.before, column.after):
-            assert len(one.shares) == BINS
-            assert one.shares.sum() + one.below + one.above == pytest.approx(1)
-            assert one.high > one.low
+    histogram = report_data._histogram(np.array(values))
+    assert len(histogram.shares) == BINS
+    assert histogram.shares.sum() <= 1
+    assert histogram.high > histogram.low
 
 
 def test_shares_of_list_columns_are_of_ids_and_hashed_columns_have_none(retail: Path):
@@ -265,30 +233,10 @@ def test_a_resumed_run_says_whose_time_it_is(done: tuple[Path, list], tmp_path: 
     assert (output / "report.html").read_bytes() == kept
 
 
-@pytest.mark.parametrize(
-    ("highest", "expected"),
-    [
-        (0, [0, 1]),
-        (1, [0, 0.25, 0.5, 0.75, 1]),
-        (0.256, [0, 0.1, 0.2, 0.3]),
-        (195_841_983, [0, 50e6, 100e6, 150e6, 200e6]),
-        (7, [0, 2, 4, 6, 8]),
-    ],
-)
-def test_ticks_are_round_and_cover_the_highest(highest: float, expected: list):
-    assert ticks_to(highest) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("share", "text"),
-    [(0, "0"), (1e-5, "< 0.1 %"), (0.0344, "3.4 %"), (0.99999, "> 99.9 %"), (1, "100.0 %")],
-)
-def test_small_shares_are_not_zero(share: float, text: str):
-    assert charts.percent(share) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(100, "0.1 KiB"), (2**20, "1.0 MiB"), (96 * 2**30, "96.0 GiB")]
-)
-def test_sizes_have_a_unit(count: int, text: str):
-    assert charts.size(count) == text
+def test_numbers_of_charts_are_short():
+    assert ticks_to(0) == [0, 1]
+    assert ticks_to(0.256) == pytest.approx([0, 0.1, 0.2, 0.3])
+    assert ticks_to(195_841_983) == [0, 50e6, 100e6, 150e6, 200e6]
+    shares = [charts.percent(share) for share in (0, 1e-5, 0.0344, 0.99999, 1)]
+    assert shares == ["0", "< 0.1 %", "3.4 %", "> 99.9 %", "100.0 %"]
+    assert list(map(charts.size, (100, 96 << 30))) == ["0.1 KiB", "96.0 GiB"]
