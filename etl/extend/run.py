@@ -249,8 +249,7 @@ class _Day:
                 self.output,
                 file,
                 workers=self.settings.workers or cores(),
-                limit_rows=self.reading.limit_rows,
-                report=lambda rows, total: bar.update(rows),
+                report=bar.update,
             )
         drift.write(self.next.drift)
         if drift.flags:

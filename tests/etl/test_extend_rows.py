@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
 from nvt_torchrec.etl.commands.check import check
+from nvt_torchrec.etl.drift import Drift
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
@@ -26,7 +27,6 @@ from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, In
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.split import Split
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.workflows.drift import Drift
 from tests.etl.extended import add, add_each, assert_sound, content, copy_of, differences, make_base
 from tests.etl.runs import read_split, settings
 
