@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
-from nvt_torchrec.base.device_check import fall_back
+from nvt_torchrec.base.device import fall_back
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import options

@@ -37,11 +37,10 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
     "base": {"files": set(), "pages": set()},
     "formats": {"spec": set()},
     "clicklog": {
-        "derive": set(),
-        "text": {"derive"},
+        "text": set(),
         "readers": {"text"},
         "in_memory": {"readers", "text"},
-        "synthetic": {"derive"},
+        "synthetic": set(),
     },
     "workflows": {"compiled": set(), "extension": {"compiled"}},
     "etl": {

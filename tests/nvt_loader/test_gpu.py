@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from nvt_torchrec.base.device_check import DeviceError
+from nvt_torchrec.base.device import DeviceError
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from distributed import Client, LocalCluster
 
-from nvt_torchrec.base.device_check import DeviceError
+from nvt_torchrec.base.device import DeviceError
 from nvt_torchrec.base.errors import BadRowError, OutputError
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.etl.commands.check import check

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import rows_to_arrow, string_parts, to_arrow
+from nvt_torchrec.base.arrays import string_parts, to_arrow
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.formats.rows import WORD_BITS, CategoryValues, Jagged, RawRows, bit_of, word_of
@@ -306,12 +306,12 @@ def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
     fields = schema.arrow
     columns = [to_arrow(_present(rows.label, "a label"))]
     if schema.more_labels:
-        columns += rows_to_arrow(_present(rows.more_labels, "a label"))
+        columns += map(to_arrow, _present(rows.more_labels, "a label"))
     if schema.weight:
         columns.append(to_arrow(_present(rows.weight, schema.weight)))
-    columns += rows_to_arrow(rows.dense)
+    columns += map(to_arrow, rows.dense)
     if isinstance(rows.ids, np.ndarray):
-        columns += rows_to_arrow(rows.ids)
+        columns += map(to_arrow, rows.ids)
     else:
         columns += map(_ids_to_arrow, rows.ids, fields.types[len(columns) :])
     return pa.Table.from_arrays(columns, schema=fields)

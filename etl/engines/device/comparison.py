@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.arrays import to_numpy
-from nvt_torchrec.base.device_check import difference
+from nvt_torchrec.base.device import difference
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.base.files.atomic import publish
 from nvt_torchrec.clicklog.readers.raw import Block
