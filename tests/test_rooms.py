@@ -86,7 +86,6 @@ EXCEPTIONS = {
 #: Outside of ``nvt_compat`` and the measurements: the modules that import NVTabular or Merlin.
 NVTABULAR_MODULES = {
     "etl.engines.nvtabular",
-    "workflows.raw_values",
     "workflows.store",
 }
 #: Modules that import ``nvt_compat`` for NVTabular in other modules or processes.

@@ -34,7 +34,7 @@ from nvt_torchrec.workflows.description import inspect
 #: int32 [n], or lists: offsets int32 [n + 1], values int32.
 Ids: TypeAlias = np.ndarray | Jagged
 
-_AGAIN = "make it again with `python -m workflows.compiled {}`"
+_AGAIN = "make it again with `python -m workflows compile {}`"
 _NO_BITS = np.empty(0, np.uint64)
 
 
@@ -107,8 +107,8 @@ class CompiledWorkflow:
             ids = np.empty(rows.categorical.shape, np.int32)
             for word, begin in zip(missing, range(0, len(ids), WORD_BITS), strict=False):
                 columns = slice(begin, begin + WORD_BITS)
-                tables.encode_hex_columns(
-                    rows.categorical[columns], word, self._words, self._places[columns],
+                tables.encode_hex(
+                    rows.categorical[columns], word, 0, self._words, self._places[columns],
                     ids[columns], tallies[columns],
                 )  # fmt: skip
         else:
@@ -190,7 +190,9 @@ class CompiledWorkflow:
         elif values.dtype == np.int64:
             tables.encode_int(values, missing, bit, self._words, place, ids, tally)
         else:
-            tables.encode_hex(values, missing, bit, self._words, place, ids, tally)
+            tables.encode_hex(
+                values[None], missing, bit, self._words, place[None], ids[None], tally[None]
+            )
         return ids
 
 
