@@ -52,13 +52,11 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
             "extend",
             "guess",
             "report",
-            "shuffle",
         },
         "engines": set(),
         "extend": {"engines", "report"},
         "guess": set(),
         "report": set(),
-        "shuffle": set(),
     },
     "nvt_loader": {"parquet": set(), "cpu": {"parquet"}, "cuda": {"cpu", "parquet"}},
     "dlrm": {

@@ -11,7 +11,7 @@ import pytest
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.check.output import NOTE
 from nvt_torchrec.etl.commands.check import check
-from nvt_torchrec.etl.labels import one_label, one_label_remedy
+from nvt_torchrec.etl.manifest import one_label, one_label_remedy
 from tests.logs import random_rows, write_day, write_log
 
 

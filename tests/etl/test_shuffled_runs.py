@@ -17,7 +17,7 @@ from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.check.output import NOTE
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.output import WORK_DIRECTORY
-from nvt_torchrec.etl.shuffle.permutation import permute, round_keys
+from nvt_torchrec.etl.shuffle import permute, round_keys
 from tests.logs import CRITEO, write_day, write_log
 
 ROWS = [130, 70, 40]
@@ -59,7 +59,7 @@ def test_parts_that_may_be_shuffled_are_not_encoded_again(
     output = tmp_path / "out"
     flags = ["--input_path", str(raw), "--output_path", str(output), "--engine", "cpu"]
     with monkeypatch.context() as patch:
-        patch.setattr("nvt_torchrec.etl.shuffle.training_rows.write_part", write)
+        patch.setattr("nvt_torchrec.etl.shuffle.write_part", write)
         assert main(["run", *flags, "--shuffle", "full"]) == 2
     (units,) = output.rglob(f"{WORK_DIRECTORY}/*/{UNITS}")
     shutil.rmtree(units)
