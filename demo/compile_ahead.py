@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from nvt_torchrec.base.errors import ClickLogError, run_command
-from nvt_torchrec.etl.engines.hardware import cores
+from nvt_torchrec.etl.settings import cores
 
 log = logging.getLogger("demo")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,11 @@ def make_manifest(
     results: list[UnitResult],
     sizes: dict[str, int],
     description: WorkflowDescription,
+    *,
+    generation: int = 0,
     split: dict[str, Any] | None = None,
 ) -> Manifest:
-    """Make the manifest of a run; ``python -m etl extend`` adds days to it.
+    """Make the manifest of a run, or of a day that is added; :mod:`etl.extend.stage` joins them.
 
     Args:
         record: The plan of the run, see :func:`etl.state.plan_record`.
@@ -31,27 +34,11 @@ def make_manifest(
         results: The results of all units, in order.
         sizes: The bytes of each part.
         description: The description of the saved workflow.
+        generation: The generation of the workflow.
         split: The rule by which rows were divided, with its cuts; None by days.
     """
-    return Manifest(
-        generation=0,
-        settings=record["settings"],
-        **summed(day_counts(results, description.spec), input_entries(record, days, results)),
-        **identity(description),
-        files=file_entries(results, sizes, generation=0),
-        next_parts={
-            name: sum(r.unit.split == name and r.has_part for r in results) for name in SPLITS
-        },
-        split=split,
-    )
-
-
-def input_entries(
-    record: dict[str, Any], days: list[DayFile], results: list[UnitResult]
-) -> list[InputFile]:
-    """Return the input files with the rows of each."""
     rows = {source: row_counts(of_file) for source, of_file in by_source(results).items()}
-    return [
+    inputs = [
         InputFile(
             day.day,
             day.path,
@@ -61,23 +48,22 @@ def input_entries(
         )
         for day in days
     ]
-
-
-def file_entries(
-    results: list[UnitResult], sizes: dict[str, int], generation: int
-) -> list[PartFile]:
-    """Return the parts that were written, by a workflow of a generation."""
-    return [
-        PartFile(
-            result.unit.file,
-            result.rows,
-            sizes[result.unit.file],
-            result.unit.day,
-            generation,
-        )
-        for result in results
-        if result.has_part
+    files = [
+        PartFile(part.unit.file, part.rows, sizes[part.unit.file], part.unit.day, generation)
+        for part in results
+        if part.has_part
     ]
+    return Manifest(
+        generation=generation,
+        settings=record["settings"],
+        **summed(day_counts(results, description.spec), inputs),
+        num_embeddings_per_feature=description.table_schema.num_embeddings_per_feature,
+        workflow_digest=description.digest,
+        versions=description.versions,
+        files=files,
+        next_parts={name: sum(part.split == name for part in files) for name in SPLITS},
+        split=split,
+    )
 
 
 def row_counts(results: list[UnitResult]) -> dict[str, int]:
@@ -131,16 +117,14 @@ def summed(
 ) -> dict[str, Any]:
     """Return what a manifest says of the rows: by file, by split and by day."""
     days = by_day_and_split.items()
+    by_split = {split: [splits[split] for _, splits in days if split in splits] for split in SPLITS}
     return {
         "inputs": inputs,
         "rows": add_counts([file.rows for file in inputs]),
         "days": {
             split: sorted(int(day) for day, splits in days if split in splits) for split in SPLITS
         },
-        "splits": {
-            split: add_counts([splits[split] for _, splits in days if split in splits])
-            for split in SPLITS
-        },
+        "splits": {split: add_counts(counts) for split, counts in by_split.items() if counts},
         "by_day_and_split": by_day_and_split,
         "by_day": {
             day: {
@@ -152,10 +136,52 @@ def summed(
     }
 
 
-def identity(description: WorkflowDescription) -> dict[str, Any]:
-    """Return what a manifest says of the workflow."""
-    return {
-        "num_embeddings_per_feature": description.table_schema.num_embeddings_per_feature,
-        "workflow_digest": description.digest,
-        "versions": description.versions,
+# ---- splits whose rows all have the same label, which make AUROC undefined
+
+_SORTED = (
+    "most likely the log is sorted by label: splits are cut in the order of the rows, so put the "
+    "rows into random order (`shuf`, without a header line) and run the ETL again"
+)
+#: By the rule of the split; other rules have too few rows in a split.
+_BY = {
+    "days": _SORTED,
+    "time": "most likely the label changed with time: set other times or shares in [split] of the "
+    "spec, and run the ETL again",
+    "files": "put rows of both labels into the files of each split, or change [split] in the spec",
+}
+_FEW = "use more rows, or larger shares of valid and test in [split] of the spec"
+
+
+def one_label(rows: int, positives: int) -> str:
+    """Describe what is wrong with the labels of a split; "" if it has both labels, or no rows."""
+    if not rows or 0 < positives < rows:
+        return ""
+    return f"all {rows:,} rows have label {int(positives > 0)}, so AUROC is not defined"
+
+
+def one_label_splits(splits: dict[str, dict[str, int]]) -> list[str]:
+    """Describe each of a manifest's ``splits`` that has only one label."""
+    problems = {
+        split: one_label(counts["rows"], counts["positives"]) for split, counts in splits.items()
     }
+    return [f"{split}: {what}" for split, what in problems.items() if what]
+
+
+def one_label_remedy(
+    splits: Mapping[str, Mapping[str, int]], rule: Mapping[str, Any] | None
+) -> str:
+    """Return what to do about splits with one label.
+
+    Args:
+        splits: Rows and positives of each split.
+        rule: The manifest's ``split``; None by days.
+    """
+    rows, positives = (
+        sum(split[key] for split in splits.values()) for key in ("rows", "positives")
+    )
+    if len(splits) > 1 and positives in (0, rows):
+        return (
+            f"no row has label {int(positives == 0)}: choose another column, or other values that "
+            "are 1, in [label] of the spec, or use a log with rows of both labels"
+        )
+    return _BY.get((rule or {"by": "days"})["by"], _FEW)

@@ -36,11 +36,9 @@ RESTART = "discard what was done and begin again with --restart"
 #: What a run creates in its output directory.
 OWN = (WORK_DIRECTORY, *NAMES)
 #: Below the directory of a run's state, beside its journal: decompressed days; what was counted;
-#: what NVTabular has counted; the digest of the fitted workflow; where units were cut; the parts
+#: what NVTabular has counted; the digest of the fitted workflow; the parts
 #: until all of them are there; rejected rows by unit; the state of shuffling; Dask's own files.
-COPIES, FIT, CATEGORIES, FITTED_FILE, CUTS_FILE = (
-    "decompressed", "fit", "categories", "fit.json", "cuts.json",
-)  # fmt: skip
+COPIES, FIT, CATEGORIES, FITTED_FILE = "decompressed", "fit", "categories", "fit.json"
 PARTS, REJECTED, SHUFFLE, DASK = "parts", "rejected", "shuffle", "dask"
 #: The times by which a log is split, counted; and the cuts that follow from them.
 TIMES = "times"
@@ -49,15 +47,15 @@ TIMES = "times"
 _DONE = (FITTED_FILE, f"{FIT}/*.npz", f"{UNITS}/*.json", f"{TIMES}/*")
 
 
-def check_output(output: Path, *, restart: bool = False) -> set[str]:
-    """The names in an output directory that a run may use.
+def check_output(output: Path, *, restart: bool = False) -> None:
+    """Check that a run may use an output directory: it is absent, empty, or a run's.
 
     Args:
-        output: absent, empty, or a run's.
-        restart: it may hold no finished run.
+        output: The directory.
+        restart: Whether it may hold no finished run.
 
     Raises:
-        OutputError: it holds something else.
+        OutputError: It holds something else.
     """
     present = {path.name for path in output.iterdir()} if output.is_dir() else set()
     finished = is_finished(output)
@@ -66,7 +64,6 @@ def check_output(output: Path, *, restart: bool = False) -> set[str]:
             f"{output}: holds {', '.join(sorted(present)[:5])}{' (a finished run)' * finished}",
             "choose an empty --output_path, or remove it first",
         )
-    return present
 
 
 @contextlib.contextmanager

@@ -8,10 +8,10 @@ plain pages slow to decode. Page checksums turn a flipped bit into an error inst
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator
+import contextlib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,55 +27,77 @@ DICTIONARY_BYTES = 16 << 10
 
 def write_part(table: pa.Table, path: Path) -> int:
     """Write one part, durably; bytes written. Raises :class:`base.errors.OutputError`."""
-    return write_tables([table], path)
+    with PartWriter(path) as part:
+        part.write(table)
+    return part.size
 
 
-def write_tables(tables: Iterable[pa.Table], path: Path) -> int:
-    """Write one part from tables of one schema, however long each is; bytes written.
+class PartWriter:
+    """A context manager that writes a part from tables of one schema, however long each is.
 
     Row groups have :data:`ROW_GROUP_ROWS` rows, the last one fewer; memory holds no more rows than
-    that.
+    that. Without a table there is no part; if the context ends with an error, none is left.
 
     Args:
-        tables: at least one; if making one raises, no part is left.
-        path: of the part.
+        path: The path of the part.
+
+    Attributes:
+        size: The bytes written, once the context has ended; 0 without a part.
 
     Raises:
-        OutputError: the part cannot be written.
+        OutputError: The part cannot be written.
     """
-    tables = iter(tables)
-    first = next(tables)
-    with atomic_path(path) as temporary:
-        with pq.ParquetWriter(
+
+    def __init__(self, path: Path) -> None:
+        self.size = 0
+        self._path = path
+        self._stack = contextlib.ExitStack()
+        self._writer: pq.ParquetWriter | None = None
+        self._waiting: list[pa.Table] = []
+        self._groups = 0
+
+    def write(self, table: pa.Table) -> None:
+        """Add the rows of a table, which may have none."""
+        if self._writer is None:
+            self._writer = self._open(table.schema)
+        self._waiting.append(table)
+        while sum(map(len, self._waiting)) >= ROW_GROUP_ROWS:
+            joined = pa.concat_tables(self._waiting)
+            self._waiting = [joined.slice(ROW_GROUP_ROWS)]
+            self._write_group(joined.slice(0, ROW_GROUP_ROWS))
+
+    def _open(self, schema: pa.Schema) -> pq.ParquetWriter:
+        temporary = self._stack.enter_context(atomic_path(self._path))
+
+        def note_size() -> None:
+            self.size = temporary.stat().st_size
+
+        self._stack.callback(note_size)
+        writer = pq.ParquetWriter(
             temporary,
-            first.schema,
+            schema,
             compression="none",
             use_dictionary=True,
             dictionary_pagesize_limit=DICTIONARY_BYTES,
             write_page_checksum=True,
-        ) as writer:
-            for group in _row_groups(itertools.chain([first], tables)):
-                writer.write_table(group, row_group_size=ROW_GROUP_ROWS)
-                del group  # so that it is not in memory while the next one is made
-        return temporary.stat().st_size
+        )
+        self._stack.enter_context(writer)
+        self._stack.push(self._write_rest)
+        return writer
 
+    def _write_group(self, group: pa.Table) -> None:
+        self._writer.write_table(group, row_group_size=ROW_GROUP_ROWS)
+        self._groups += 1
 
-def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The same rows in tables of ``ROW_GROUP_ROWS`` rows; an empty table if there are none."""
-    waiting: list[pa.Table] = []
-    rows = groups = 0
-    for table in tables:
-        waiting.append(table)
-        rows += len(table)
-        while rows >= ROW_GROUP_ROWS:
-            joined = pa.concat_tables(waiting)
-            ready, waiting = [joined.slice(0, ROW_GROUP_ROWS)], [joined.slice(ROW_GROUP_ROWS)]
-            del joined
-            yield ready.pop()
-            groups += 1
-            rows -= ROW_GROUP_ROWS
-    if rows or not groups:
-        yield pa.concat_tables(waiting)
+    def _write_rest(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is None and (any(map(len, self._waiting)) or not self._groups):
+            self._write_group(pa.concat_tables(self._waiting))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
 
 
 def write_descriptions(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import DayFile
@@ -87,10 +87,17 @@ class Plan:
         """All blocks, each once."""
         return list(dict.fromkeys(unit.block for unit in self.units))
 
-    def with_blocks(self, change: Callable[[Block], Block]) -> Plan:
-        """Return the plan with other blocks for the same units."""
-        changed = {block: change(block) for block in self.blocks}
-        units = [dataclasses.replace(unit, block=changed[unit.block]) for unit in self.units]
+    @property
+    def divided_blocks(self) -> list[DividedBlock]:
+        """The blocks whose rows go to several splits, each once."""
+        return [block for block in self.blocks if isinstance(block, DividedBlock)]
+
+    def with_blocks(self, changed: dict[DividedBlock, DividedBlock]) -> Plan:
+        """Return the plan with other divided blocks for the same units."""
+        units = [
+            dataclasses.replace(unit, block=changed.get(unit.block, unit.block))
+            for unit in self.units
+        ]
         return dataclasses.replace(self, units=units)
 
     def _steps(self, split: str | None) -> float:
@@ -123,7 +130,6 @@ def make_plan(
     block_bytes: int,
     limit_rows: int | None = None,
     splits: tuple[str, ...] = (),
-    first_parts: dict[str, int] | None = None,
 ) -> Plan:
     """Cut files into units; by the spec's split, the last day becomes valid and test.
 
@@ -137,16 +143,14 @@ def make_plan(
         limit_rows: The number of rows of each day to use, from its begin; None for all.
         splits: The splits of a day that is added to an output, if it is split by days: valid, test,
             or both, which get half of the rows each.
-        first_parts: The number of the first part in each split of such an output; None: 0.
 
     Raises:
         BadRowError: The rows have no label, or another number of fields than the spec.
         BadInputError: A file lacks a column, or a split would get no row.
     """
-    units = _Units(dict(first_parts or dict.fromkeys(SPLITS, 0)), block_bytes)
+    units = _Units(block_bytes)
     if spec.split.by != "days":
         return _make_plan_of_rows(files, spec, units, limit_rows)
-    before = dict(units.next_parts)
     for file in files:
         day, end = _opened(file, spec, limit_rows)
         if file is not files[-1] or len(splits) == 1:
@@ -155,7 +159,7 @@ def make_plan(
             rows = day.count_rows(end)
             only_day = len(files) == 1 and not splits
             units.add_rows(day, end, rows, cut_last_day(rows, only_day=only_day))
-    empty = [split for split in splits or SPLITS if units.next_parts[split] == before[split]]
+    empty = [split for split in splits or SPLITS if not units.next_parts[split]]
     if empty:
         raise BadInputError(
             f"{files[-1].source}: too few rows: none left for {', '.join(empty)}",
@@ -170,8 +174,8 @@ def make_plan(
 class _Units:
     """The units cut so far; ``next_parts`` is the number of the next part of each split."""
 
-    next_parts: dict[str, int]
     block_bytes: int
+    next_parts: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     cut: list[Unit] = dataclasses.field(default_factory=list)
 
     def add_block(self, split: str, day: int, block: Block) -> None:

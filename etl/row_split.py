@@ -6,17 +6,16 @@ So the division depends neither on the engine nor on how the log is cut into blo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.clicklog.text.assemble import take
 from nvt_torchrec.etl.plan import DividedBlock
 from nvt_torchrec.etl.results import LostRowsError
-from nvt_torchrec.etl.shuffle.permutation import mix, round_keys
+from nvt_torchrec.etl.shuffle import mix, round_keys
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.splits import SPLITS
 
@@ -47,27 +46,11 @@ def choose(rows: RawRows, block: DividedBlock, lines_before: int) -> np.ndarray:
         return rule.choose(
             hashes(block.first_row + lines_before + rows.line, rule.seed, block.file)
         )
-    if rows.key is None:
-        raise BadInputError(
-            f"{block.source}: the column by which rows are split was not read",
-            "this is a defect; nothing was written",
-        )
     return rule.choose(rows.key if rule.by == "time" else hashes(rows.key, rule.seed))
 
 
-def training_rows(pieces: Iterable[RawRows], block: Block) -> Iterator[RawRows]:
-    """Yield the rows for training; of a block that is not divided, these are all."""
-    if not isinstance(block, DividedBlock):
-        yield from pieces
-        return
-    lines = 0
-    for rows in pieces:
-        yield take(rows, choose(rows, block, lines) == 0)
-        lines += rows.lines
-
-
 def divided(
-    pieces: Iterable[RawRows], block: Block, splits: Iterable[str]
+    pieces: Iterable[RawRows], block: Block, splits: Sequence[str]
 ) -> Iterator[tuple[RawRows, ...]]:
     """Divide rows of a block into those of each split.
 
@@ -82,29 +65,23 @@ def divided(
     Raises:
         LostRowsError: The reader lost rows.
     """
-    wanted = list(splits)
     lines = 0
     for rows in pieces:
-        check_lines(rows, block)
+        if rows.lines != len(rows) + rows.bad_count:
+            raise LostRowsError(
+                f"{block.source}, bytes {block.begin} to {block.end}: {rows.lines} "
+                f"lines, but {len(rows)} rows and {rows.bad_count} rejected ones",
+                "this is a defect; nothing was written for them",
+            )
         if not isinstance(block, DividedBlock):
             yield (rows,)
             continue
         chosen = choose(rows, block, lines)
         by_split = []
-        for split in wanted:
+        for split in splits:
             taken = take(rows, chosen == SPLITS.index(split))
             if split == block.rule.splits[0]:
                 taken = dataclasses.replace(taken, bad=rows.bad, bad_count=rows.bad_count)
             by_split.append(taken)
         yield tuple(by_split)
         lines += rows.lines
-
-
-def check_lines(rows: RawRows, block: Block) -> None:
-    """Check that every line is a row or a bad row. Raises :class:`LostRowsError`."""
-    if rows.lines != len(rows) + rows.bad_count:
-        raise LostRowsError(
-            f"{block.source}, bytes {block.begin} to {block.end}: {rows.lines} "
-            f"lines, but {len(rows)} rows and {rows.bad_count} rejected ones",
-            "this is a defect; nothing was written for them",
-        )

@@ -21,60 +21,80 @@ RUN_ENGINES = (*ENGINES, "nvtabular")
 ON_BAD_ROWS = ("error", "quarantine")
 SHUFFLES = ("none", "file", "full")
 STATISTICS = ("frozen", "update")
+#: The heading of the flags that a run and an extension have in common.
+_READING = "reading of the days"
+
+
+def cores() -> int:
+    """Count the CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
 
 #: Declares the number of threads of a command.
-threads_flag = functools.partial(
-    flag,
-    "number of threads (default: one per core)",
-    lambda: len(os.sched_getaffinity(0)),
-    least=1,
-)
-_scheduler_flag = functools.partial(
-    flag,
-    "address of a running Dask cluster to use instead of starting one",
-    None,
-    metavar="ADDRESS",
-)
-_on_bad_rows_flag = functools.partial(
-    flag,
-    "stop at the first malformed row, or leave such rows out and keep them in OUT/rejected",
-    "error",
-    choices=ON_BAD_ROWS,
-)
-_max_bad_fraction_flag = functools.partial(
-    flag,
-    "with --on_bad_rows quarantine, stop if more than this share of all rows (of the day that is "
-    "added) is malformed",
-    0.01,
-    least=0,
-    most=1,
-)
-_max_decompressed_flag = functools.partial(
-    flag,
-    "largest size of a compressed day after decompression, which takes place below OUT and is "
-    "deleted afterwards (default: 4 times the size estimated from its first bytes)",
-    None,
-    above=0,
-    most=float("inf"),
-)
-_strict_gpu_flag = functools.partial(
-    flag,
-    "end with an error if a GPU counts or encodes the first block otherwise than the CPU; by "
-    "default a warning says so, and the CPU goes on",
-    False,
-)
+threads_flag = functools.partial(flag, "number of threads (default: one per core)", cores, least=1)
+
+_days_or_since = functools.partial(parse_days, may_be_open=True)
 
 
-def _days(text: str) -> frozenset[int]:
-    return parse_days(text)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReadSettings(Settings):
+    """How days are read, and where: what a run and an extension have in common.
 
+    Raises:
+        SettingsError: A value is not allowed, or settings contradict each other.
+    """
 
-def _days_or_since(text: str) -> frozenset[int]:
-    return parse_days(text, may_be_open=True)
+    # fmt: off
+    workers: int | None = flag(
+        "number of threads or processes (default: one per core; with GPUs, one per GPU)", None,
+        least=1, excludes=("scheduler",), group=_READING
+    )
+    scheduler: str | None = flag(
+        "address of a running Dask cluster to use instead of starting one", None,
+        metavar="ADDRESS", group=_READING
+    )
+    on_bad_rows: str = flag(
+        "stop at the first malformed row, or leave such rows out and keep them in OUT/rejected",
+        "error", choices=ON_BAD_ROWS, group=_READING
+    )
+    max_bad_fraction: float = flag(
+        "with --on_bad_rows quarantine, stop if more than this share of all rows (of the day that "
+        "is added) is malformed", 0.01, least=0, most=1, group=_READING
+    )
+    max_decompressed_gb: float | None = flag(
+        "largest size of a compressed day after decompression, which takes place below OUT and is "
+        "deleted afterwards (default: 4 times the size estimated from its first bytes)", None,
+        above=0, most=float("inf"), group=_READING
+    )
+    strict_gpu: bool = flag(
+        "end with an error if a GPU counts or encodes the first block otherwise than the CPU; by "
+        "default a warning says so, and the CPU goes on", False, group=_READING
+    )
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        # a Dask worker on another machine may have another working directory
+        object.__setattr__(self, "output_path", self.output_path.absolute())
+        super().__post_init__()
+        if self.engine == "cpu" and self.scheduler:
+            raise SettingsError(
+                f"--engine cpu and --scheduler {self.scheduler} are both set",
+                "the cpu engine runs on this machine; use --engine dask for a Dask cluster",
+            )
+
+    @property
+    def threads(self) -> int:
+        """The number of threads of this process."""
+        return self.workers or cores()
+
+    @property
+    def reject(self) -> bool:
+        """Whether bad rows are left out."""
+        return self.on_bad_rows == "quarantine"
 
 
 @dataclasses.dataclass(frozen=True)
-class EtlSettings(Settings):
+class EtlSettings(ReadSettings):
     """The settings of a run. Each field is a flag of ``python -m etl run``.
 
     Raises:
@@ -103,36 +123,16 @@ class EtlSettings(Settings):
         "cannot be extended; auto: dask with a --scheduler or a GPU, else cpu", "auto",
         choices=RUN_ENGINES
     )
-    workers: int | None = flag(
-        "number of threads or processes (default: one per core; with GPUs, one per GPU)", None,
-        least=1, excludes=("scheduler",)
-    )
-    scheduler: str | None = _scheduler_flag()
-    on_bad_rows: str = _on_bad_rows_flag()
-    max_bad_fraction: float = _max_bad_fraction_flag()
     shuffle: str = flag(
         "order of the training rows: as in the log, shuffled within each day, or over all days",
         "none", choices=SHUFFLES
     )
     seed: int = flag("seed of the shuffle", 0, least=0)
-    max_decompressed_gb: float | None = _max_decompressed_flag()
-    strict_gpu: bool = _strict_gpu_flag()
     resume: bool = flag(
         "not needed: a run continues an interrupted one in OUT", False, excludes=("restart",)
     )
     restart: bool = flag("discard an interrupted run in OUT and start again", False)
     # fmt: on
-
-    def __post_init__(self) -> None:
-        # a Dask worker on another machine may have another working directory
-        object.__setattr__(self, "output_path", self.output_path.absolute())
-        super().__post_init__()
-        _check_engine(self.engine, self.scheduler)
-
-    @property
-    def reject(self) -> bool:
-        """Whether bad rows are left out."""
-        return self.on_bad_rows == "quarantine"
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready form, without settings that cannot change the result."""
@@ -157,7 +157,7 @@ def _listed(days: frozenset[int] | None) -> list[int | str] | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class ExtendSettings(Settings):
+class ExtendSettings(ReadSettings):
     """The settings of an extension. Each field is a flag of ``python -m etl extend``.
 
     Raises:
@@ -181,11 +181,11 @@ class ExtendSettings(Settings):
     valid_days: frozenset[int] | None = flag(
         "the days for validation, from now on (default: the first half of the newest day); all "
         "days but these and --test_days are for training and must be earlier; for outputs split "
-        "by days", None, parse=_days, metavar="LIST", needs="--test_days"
+        "by days", None, parse=parse_days, metavar="LIST", needs="--test_days"
     )
     test_days: frozenset[int] | None = flag(
         "the days for test (default: the second half of the newest day); a new day that is in both "
-        "lists is halved", None, parse=_days, metavar="LIST", needs="--valid_days"
+        "lists is halved", None, parse=parse_days, metavar="LIST", needs="--valid_days"
     )
     allow_repeated_day: bool = flag(
         "add a day although its file is a copy of that of an earlier day", False
@@ -212,15 +212,6 @@ class ExtendSettings(Settings):
     engine: str = flag(
         "as in `etl run`: cpu, dask, or auto", "auto", choices=ENGINES
     )
-    workers: int | None = flag(
-        "number of threads or processes (default: one per core)", None, least=1,
-        excludes=("scheduler",)
-    )
-    scheduler: str | None = _scheduler_flag()
-    on_bad_rows: str = _on_bad_rows_flag()
-    max_bad_fraction: float = _max_bad_fraction_flag()
-    max_decompressed_gb: float | None = _max_decompressed_flag()
-    strict_gpu: bool = _strict_gpu_flag()
     resume: bool = flag(
         "without --input_path, finish a switch that was interrupted; otherwise not needed: the "
         "same command continues", False, excludes=("restart",)
@@ -230,9 +221,7 @@ class ExtendSettings(Settings):
     # fmt: on
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "output_path", self.output_path.absolute())
         super().__post_init__()
-        _check_engine(self.engine, self.scheduler)
         if not (self.input_path or self.undo or self.resume):
             raise SettingsError("--input_path is missing", "pass the new day, or its directory")
 
@@ -245,14 +234,6 @@ class ExtendSettings(Settings):
             limit_rows=limit_rows,
             block_mb=self.block_mb or block_mb,
             **{name: getattr(self, name) for name in shared},
-        )
-
-
-def _check_engine(engine: str, scheduler: str | None) -> None:
-    if engine == "cpu" and scheduler:
-        raise SettingsError(
-            f"--engine cpu and --scheduler {scheduler} are both set",
-            "the cpu engine runs on this machine; use --engine dask for a Dask cluster",
         )
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.clicklog.readers.raw import Block, count_rows, read_block_chunks
 from nvt_torchrec.etl.output import TIMES
-from nvt_torchrec.etl.plan import DividedBlock, Plan
+from nvt_torchrec.etl.plan import Plan
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,11 @@ def prepared(
     split = spec.split
     if split.by == "time" and not split.valid_from:
         cuts = _time_cuts(plan, spec, work / TIMES, threads, reject, report)
-        return plan.with_blocks(lambda block: _with_cuts(block, cuts))
+        changed = {
+            block: dataclasses.replace(block, rule=dataclasses.replace(block.rule, cuts=cuts))
+            for block in plan.divided_blocks
+        }
+        return plan.with_blocks(changed)
     if split.by in ("share", "files") and spec.input.format != "parquet":
         return _with_row_numbers(plan, spec, threads)
     return plan
@@ -73,27 +77,14 @@ def prepared(
 
 def _with_row_numbers(plan: Plan, spec: FeatureSpec, threads: int) -> Plan:
     """Count the rows of each divided block; note how many are before it in its file."""
-    blocks = [block for block in plan.blocks if isinstance(block, DividedBlock)]
+    blocks = plan.divided_blocks
     counts = in_order(lambda block: count_rows(block, spec), blocks, threads, "rows")
-    first: dict[Block, int] = {}
-    for _, own in itertools.groupby(zip(blocks, counts, strict=True), lambda b: b[0].source):
-        rows = 0
-        for block, count in own:
-            first[block] = rows
-            rows += count
-
-    def numbered(block: Block) -> Block:
-        if not isinstance(block, DividedBlock):
-            return block
-        return dataclasses.replace(block, first_row=first[block])
-
-    return plan.with_blocks(numbered)
-
-
-def _with_cuts(block: Block, cuts: tuple[int, int]) -> Block:
-    if not isinstance(block, DividedBlock):
-        return block
-    return dataclasses.replace(block, rule=dataclasses.replace(block.rule, cuts=cuts))
+    rows: Counter[str] = Counter()  # so far, by file
+    changed = {}
+    for block, count in zip(blocks, counts, strict=True):
+        changed[block] = dataclasses.replace(block, first_row=rows[block.source])
+        rows[block.source] += count
+    return plan.with_blocks(changed)
 
 
 def _time_cuts(
@@ -148,8 +139,8 @@ def _count_times(
     """Write the distinct times of a block, and how many rows are not later; return its rows."""
     log.debug("begin times %s:%d", block.source, block.begin)
     pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=_CHUNK_BYTES)
-    keys = [_key(rows.key, block) for rows in pieces]
-    times, counts = np.unique(np.concatenate(keys), return_counts=True)
+    keys = np.concatenate([rows.key for rows in pieces])
+    times, counts = np.unique(keys, return_counts=True)
     counted = np.stack([times, np.cumsum(counts)])
     with atomic_path(_file(directory, index)) as temporary, open(temporary, "wb") as file:
         np.save(file, counted, allow_pickle=False)
@@ -158,15 +149,6 @@ def _count_times(
 
 def _rows(counted: np.ndarray) -> int:
     return int(counted[1, -1]) if counted.shape[1] else 0
-
-
-def _key(key: np.ndarray | None, block: Block) -> np.ndarray:
-    if key is None:
-        raise BadInputError(
-            f"{block.source}: the times by which rows are split were not read",
-            "this is a defect; nothing was written",
-        )
-    return key
 
 
 def find_cuts(counted: list[np.ndarray], valid: float, test: float) -> tuple[int, int]:
@@ -239,11 +221,7 @@ def describe(plan: Plan, spec: FeatureSpec) -> dict[str, object]:
         for key, value in dataclasses.asdict(spec.split).items()
         if value not in ("", 0, ())
     }
-    cuts = _cuts_of(plan.blocks)
-    if spec.split.by == "time" and cuts:
+    if spec.split.by == "time":
+        cuts = plan.divided_blocks[0].rule.cuts
         rule["valid_from"], rule["test_from"] = map(format_time, cuts)
     return rule
-
-
-def _cuts_of(blocks: Iterable[Block]) -> tuple[int, ...]:
-    return next((block.rule.cuts for block in blocks if isinstance(block, DividedBlock)), ())

@@ -9,36 +9,89 @@ import contextlib
 import dataclasses
 import logging
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tqdm import tqdm
+
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError
 from nvt_torchrec.base.files.atomic import read_json, write_json
-from nvt_torchrec.base.files.journal import Journal
+from nvt_torchrec.base.files.journal import Journal, refuse_changes
 from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.base.kernels import compile_seconds
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl import output, split_pass, staging
-from nvt_torchrec.etl.engines.hardware import cores
-from nvt_torchrec.etl.engines.job import Report
 from nvt_torchrec.etl.engines.start import start
-from nvt_torchrec.etl.labels import one_label_remedy, one_label_splits
+from nvt_torchrec.etl.finish import quarantine
+from nvt_torchrec.etl.manifest import one_label_remedy, one_label_splits
 from nvt_torchrec.etl.plan import Plan, make_plan
-from nvt_torchrec.etl.progress import RowsBar, StageTimer
 from nvt_torchrec.etl.results import NoTrainingRowsError, UnitResult
 from nvt_torchrec.etl.settings import EtlSettings
-from nvt_torchrec.etl.state import check_cuts, recorded
+from nvt_torchrec.etl.state import begin_or_resume, plan_record, recorded
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 if TYPE_CHECKING:
-    from nvt_torchrec.etl.engines.engine import Engine
+    from nvt_torchrec.etl.engines.engine import Engine, Report
 
 log = logging.getLogger(__name__)
 
 #: Bad rows of a block that are always described: of few rows the share is known soon.
 _LEAST_REJECTED = 10_000
+
+
+class RowsBar(tqdm):
+    """A progress bar on a terminal: rows/s, MB of input per second, time left."""
+
+    def __init__(self, what: str, plan: Plan, split: str | None = None, initial: int = 0) -> None:
+        self.mb_per_row = plan.text_bytes(split) / max(1, plan.estimated_rows(split)) / 1e6
+        total = plan.estimated_rows(split)
+        super().__init__(
+            desc=what, total=total, initial=initial, unit=" rows", unit_scale=True, disable=None
+        )
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        """tqdm's fields, with the speed in MB/s."""
+        value = super().format_dict
+        rate = value["rate"] or (value["n"] - value["initial"]) / max(value["elapsed"], 1e-9)
+        value["postfix"] = f"{rate * self.mb_per_row:.0f} MB/s"
+        return value
+
+
+class StageTimer:
+    """Measures and logs the seconds of each stage, and how many of them compiled loops."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Measure a stage; log how long it took."""
+        begin, compiled = time.perf_counter(), compile_seconds()
+        yield
+        self.seconds[name] = round(time.perf_counter() - begin, 3)
+        compiled = compile_seconds() - compiled
+        words = f", {compiled:.1f} s of it compiling" if compiled >= 0.1 else ""
+        log.info("%s: %.1f s%s", name, self.seconds[name], words)
+
+    def timings(self, *, resumed: bool, rows: int, text_bytes: int) -> dict[str, Any]:
+        """Return what ``timings.json`` holds: seconds by stage, and speeds unless it resumed.
+
+        Args:
+            resumed: Whether an earlier process did a part of the work.
+            rows: The rows read.
+            text_bytes: Their size as text.
+        """
+        work = self.seconds.get("fit", 0.0) + self.seconds.get("transform", 0.0)
+        speeds: dict[str, Any] = {"rows_per_s": None, "text_mb_per_s": None}
+        if work and not resumed:
+            speeds["rows_per_s"] = round(rows / work)
+            speeds["text_mb_per_s"] = round(text_bytes / work / 1e6, 1)
+        return {"resumed": resumed, "seconds": dict(self.seconds), **speeds}
 
 
 @dataclasses.dataclass
@@ -47,6 +100,7 @@ class Stages:
 
     Attributes:
         settings: How rows are read, and the engine.
+        record: What the result depends on, see :func:`etl.state.plan_record`.
         work: The directory of the state.
         target: Where the workflow, its state for extensions and the descriptions are written.
         resumed: Whether an earlier process began.
@@ -54,14 +108,13 @@ class Stages:
     """
 
     settings: EtlSettings
+    record: dict[str, Any]
     work: Path
     target: EtlOutput
-    resumed: bool
     timer: StageTimer = dataclasses.field(default_factory=StageTimer)
 
-    @property
-    def _threads(self) -> int:
-        return self.settings.workers or cores()
+    def __post_init__(self) -> None:
+        self.resumed = begin_or_resume(self.work, self.record, self.settings.output_path)
 
     def _reject(self, plan: Plan) -> bool | int:
         """Return whether bad rows are left out: so many of a block that more cannot be accepted."""
@@ -70,37 +123,32 @@ class Stages:
         most = self.settings.max_bad_fraction * plan.most_rows(self.settings.spec)
         return max(_LEAST_REJECTED, int(most))
 
-    def read(self, days: list[DayFile], **options: Any) -> Plan:
+    def read(self, days: list[DayFile], splits: tuple[str, ...] = ()) -> Plan:
         """Decompress compressed days, and plan the work; see :func:`etl.plan.make_plan`."""
         settings = self.settings
         with self.timer("read the input"):
             return make_plan(
-                staging.staged(days, settings, self.work, self._threads),
+                staging.staged(days, settings, self.work),
                 settings.spec,
                 block_bytes=settings.block_mb << 20,
                 limit_rows=settings.limit_rows,
-                **options,
+                splits=splits,
             )
 
     def divide(self, plan: Plan) -> Plan:
-        """Return the plan with what the division of rows needs; nothing is read by days.
-
-        Raises:
-            BadInputError: The input would be cut in other places than by an earlier process.
-        """
+        """Return the plan with what the division of rows needs; nothing is read by days."""
         spec = self.settings.spec
-        if spec.split.by != "days":
-            with self.timer("split"), RowsBar("split", plan) as bar:
-                plan = split_pass.prepared(
-                    plan,
-                    spec,
-                    self.work,
-                    threads=self._threads,
-                    reject=self._reject(plan),
-                    report=bar.update,
-                )
-        check_cuts(self.work, plan.units, self.settings.input_path)
-        return plan
+        if spec.split.by == "days":
+            return plan
+        with self.timer("split"), RowsBar("split", plan) as bar:
+            return split_pass.prepared(
+                plan,
+                spec,
+                self.work,
+                threads=self.settings.threads,
+                reject=self._reject(plan),
+                report=bar.update,
+            )
 
     def count_and_encode(
         self,
@@ -108,7 +156,7 @@ class Stages:
         counted: str | None,
         write_workflow: Callable[[Engine, Report], WorkflowDescription],
     ) -> list[UnitResult]:
-        """Make the workflow, and encode all units with it.
+        """Make the workflow, encode all units with it, and reject malformed rows.
 
         Args:
             plan: The units.
@@ -143,7 +191,9 @@ class Stages:
                         bar.update(result.lines)
                         results.append(result)
         by_unit = {result.unit: result for result in results}
-        return [by_unit[unit] for unit in plan.units]
+        results = [by_unit[unit] for unit in plan.units]
+        quarantine(results, self.settings, self.work, self.target.rejected)
+        return results
 
     def _check_shuffle(self, train_is_missing: bool) -> None:
         if train_is_missing and Journal(self.work / output.SHUFFLE).begun:
@@ -201,6 +251,19 @@ class Stages:
         except ClickLogError:
             return False
         return True
+
+    def check_inputs(self, days: list[DayFile]) -> None:
+        """Check that the inputs, found again, are what they were at the beginning.
+
+        Raises:
+            OutputError: They were changed.
+        """
+        refuse_changes(
+            self.record,
+            plan_record(self.record["settings"], days),
+            self.settings.output_path,
+            "the inputs were changed during the run; begin again with --restart",
+        )
 
     def finish(
         self, manifest: Manifest, description: WorkflowDescription, plan: Plan, rows: int

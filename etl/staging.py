@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Event
@@ -51,14 +51,13 @@ class CompressedDay:
     limit: int
 
 
-def staged(days: list[DayFile], settings: EtlSettings, work: Path, threads: int) -> list[DayFile]:
+def staged(days: list[DayFile], settings: EtlSettings, work: Path) -> list[DayFile]:
     """The days of a run, the compressed ones as files of text below ``work``.
 
     Args:
         days: as found; gzip, bzip2, xz and zstd by the endings of their names.
         settings: of the run.
         work: directory of the run's state.
-        threads: each decompresses a day.
 
     Raises:
         BadInputError: a file is truncated, not in the format its name says, or becomes much larger
@@ -66,42 +65,40 @@ def staged(days: list[DayFile], settings: EtlSettings, work: Path, threads: int)
         BadRowError: its first rows break the spec.
         OutputError: there is too little room, or the directory cannot be written.
     """
-    names = Counter(Path(day.path).name for day in days)
-    copies = {day: _copy(day, work / COPIES, names) for day in days if day.compressed}
-    left = [day for day, copy in copies.items() if not copy.exists()]
+    packed = [day for day in days if day.compressed]
+    names = Counter(Path(day.path).name for day in packed)
+    copies = {}
+    for day in packed:
+        name = Path(day.path).name
+        prefix = f"{day.day}." if names[name] > 1 else ""  # files of several directories
+        copies[day] = work / COPIES / f"{prefix}{name.rsplit('.', 1)[0]}"
+    left = [day for day in packed if not copies[day].exists()]
     if left:
         for day in left:
             check_first_rows(day, settings.spec, reject=settings.reject)
-        packed = [
-            dataclasses.replace(
-                estimate(day, work / COPIES, settings.max_decompressed_gb), copy=copies[day]
-            )
-            for day in left
-        ]
-        _check_room(packed, work)
-        _decompress_all(packed, min(threads, len(packed)))
-    return [_copied(day, copies[day]) if day in copies else day for day in days]
+        estimates = [estimate(day, copies[day], settings.max_decompressed_gb) for day in left]
+        _check_room(estimates, work)
+        _decompress_all(estimates, min(settings.threads, len(left)))
+    return [
+        dataclasses.replace(day, path=str(copies[day]), size=copies[day].stat().st_size)
+        if day in copies
+        else day
+        for day in days
+    ]
 
 
-def estimate(day: DayFile, directory: Path, max_gb: float | None = None) -> CompressedDay:
+def estimate(day: DayFile, copy: Path, max_gb: float | None = None) -> CompressedDay:
     """Estimate how large a compressed day will be; reads its first bytes.
 
     Args:
         day: the day.
-        directory: for its copy, which has the name of the day without the ending.
+        copy: where its text goes.
         max_gb: limit of its size, whatever the estimate; None: a multiple of the estimate.
     """
     text, packed_bytes, whole = measure_head(day.path)
     size = text if whole else round(day.size * text / packed_bytes)
     limit = MARGIN * size + SPARE_BYTES if max_gb is None else round(max_gb * 1e9)
-    return CompressedDay(day, _copy(day, directory), min(size, limit), limit)
-
-
-def _copy(day: DayFile, directory: Path, names: Mapping[str, int] | None = None) -> Path:
-    """Return the path of a day's copy; ``names`` counts those of all days."""
-    name = Path(day.path).name
-    several = names is not None and names[name] > 1  # files of several directories
-    return directory / f"{f'{day.day}.' if several else ''}{name.rsplit('.', 1)[0]}"
+    return CompressedDay(day, copy, min(size, limit), limit)
 
 
 def _check_room(packed: list[CompressedDay], work: Path) -> None:
@@ -181,7 +178,3 @@ def _too_large(packed: CompressedDay) -> BadInputError:
         f"of text; about {packed.estimate:,} were estimated from its first bytes",
         "if its content is right, set --max_decompressed_gb to how much a day may become",
     )
-
-
-def _copied(day: DayFile, copy: Path) -> DayFile:
-    return dataclasses.replace(day, path=str(copy), size=copy.stat().st_size)

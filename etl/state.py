@@ -8,38 +8,38 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import json
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from queue import SimpleQueue
+from types import TracebackType
+from typing import IO, Any, Generic, Self, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.errors import BadInputError, ClickLogError
+from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.base.files.atomic import (
     Written,
     atomic_path,
     deferred,
     publish,
-    read_json,
-    write_json,
 )
 from nvt_torchrec.base.files.journal import Journal, refuse_changes
 from nvt_torchrec.base.versions import installed_version
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.lines import read_bytes
-from nvt_torchrec.etl.output import CUTS_FILE, PARTS, REJECTED, RESTART
-from nvt_torchrec.etl.parquet import write_tables
+from nvt_torchrec.etl.output import PARTS, REJECTED, RESTART
+from nvt_torchrec.etl.parquet import PartWriter
 from nvt_torchrec.etl.plan import DividedBlock, Unit
 from nvt_torchrec.etl.results import UnitRecord, UnitResult, count_missing
-from nvt_torchrec.etl.row_split import check_lines, divided
+from nvt_torchrec.etl.row_split import divided
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
-from nvt_torchrec.formats.rows import BadRow, RawRows
+from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 log = logging.getLogger(__name__)
@@ -49,111 +49,83 @@ DESCRIBED = 5
 #: Packages of other versions may write other bytes.
 _VERSIONS_OF = ("nvt-torchrec", "pyarrow", "numpy", "numba", "nvtabular", "pandas")
 _MIB, _SAMPLES = 1 << 20, 16
+_Item = TypeVar("_Item")
 
 
-#: Rows read (with labels), what is written for them, and int64 [categorical columns]:
-#: out-of-vocabulary ids.
-Piece: TypeAlias = tuple[RawRows, pa.Table, np.ndarray]
-
-
-def write_unit(unit: Unit, pieces: Iterable[Piece], work: Path) -> tuple[UnitResult, list[Written]]:
-    """Write a unit's part and its rejected rows, to be published before the unit is recorded.
-
-    Args:
-        unit: the unit.
-        pieces: all rows of the unit in their order, in one or more pieces, each of which is made
-            when it is written; if that raises, no file is left.
-        work: directory of the run's state, with the parts.
-
-    Returns:
-        What :func:`record` takes, and the files, which :func:`base.files.atomic.publish` takes.
-
-    Raises:
-        OutputError: a file cannot be written.
-    """
-    tallies: list[dict[str, Any]] = []
-    bad: list[list[Any]] = []
-
-    with deferred() as written, contextlib.ExitStack() as stack:
-        rejected: list[IO[bytes]] = []  # the file, once there is a bad row
-
-        def tables() -> Iterator[pa.Table]:
-            lines = 0
-            for rows, table, oov in pieces:
-                tallies.append(_tally(unit, rows, oov))
-                if rows.bad and not rejected:
-                    temporary = stack.enter_context(atomic_path(rejected_file(work, unit)))
-                    rejected.append(stack.enter_context(open(temporary, "wb")))
-                for row in rows.bad:
-                    _write_rejected(rejected[0], lines + row.line, row)
-                first = rows.bad[: DESCRIBED - len(bad)]
-                bad.extend([lines + row.line, row.reason] for row in first)
-                lines += rows.lines
-                if len(table) or not isinstance(unit.block, DividedBlock):
-                    yield table
-
-        size = _write_part(tables(), work / PARTS / unit.file)
-    sums = {
-        name: np.sum([tally[name] for tally in tallies], axis=0).tolist() for name in tallies[0]
-    }
-    return UnitResult(unit=unit, bad=bad, size=size, **sums), written
+#: What is written for rows, and int64 [categorical columns]: out-of-vocabulary ids.
+Encoded: TypeAlias = tuple[pa.Table, np.ndarray]
 
 
 def write_units(
     units: Sequence[Unit],
     pieces: Iterable[RawRows],
-    encode: Callable[[RawRows], Piece],
+    encode: Callable[[RawRows], Encoded],
     work: Path,
 ) -> tuple[list[UnitResult], list[Written]]:
-    """Write the units of one block, which is read once; see :func:`write_unit`.
+    """Write the parts and rejected rows of the units of one block, which is read once.
 
     Args:
         units: Some or all units of the block.
-        pieces: All rows of the block in their order.
+        pieces: All rows of the block in their order, in one or more pieces, each of which is made
+            when it is written; if that raises, no file is left.
         encode: Encodes rows of one split.
-        work: As in :func:`write_unit`.
+        work: The directory of the run's state, with the parts.
+
+    Returns:
+        What :func:`record` takes, and the files, which :func:`base.files.atomic.publish` takes.
+
+    Raises:
+        OutputError: A file cannot be written.
     """
-    waiting: list[deque[Piece]] = [deque() for _ in units[1:]]
-
-    def of_first() -> Iterator[Piece]:
-        """Yield the pieces of the first unit as they are read; keep those of the others."""
-        for first, *others in divided(pieces, units[0].block, [unit.split for unit in units]):
-            for kept, rows in zip(waiting, others, strict=True):
-                kept.append(encode(rows))
-            yield encode(first)
-
-    results, files = [], []
-    for unit, encoded in zip(units, [of_first(), *map(_consumed, waiting)], strict=True):
-        result, written = write_unit(unit, encoded, work)
-        results.append(result)
-        files += written
-    return results, files
+    with deferred() as written, contextlib.ExitStack() as stack:
+        writers = [_UnitWriter(unit, work, stack) for unit in units]
+        for by_split in divided(pieces, units[0].block, [unit.split for unit in units]):
+            for writer, rows in zip(writers, by_split, strict=True):
+                writer.write(rows, *encode(rows))
+    return [writer.result() for writer in writers], written
 
 
-def _consumed(pieces: deque[Piece]) -> Iterator[Piece]:
-    """Yield the pieces, and keep none of those that were yielded."""
-    while pieces:
-        yield pieces.popleft()
+class _UnitWriter:
+    """Writes the files of a unit piece by piece; the stack, when it ends, completes them."""
 
+    def __init__(self, unit: Unit, work: Path, stack: contextlib.ExitStack) -> None:
+        self._unit, self._rejected_file, self._stack = unit, rejected_file(work, unit), stack
+        self._part = stack.enter_context(PartWriter(work / PARTS / unit.file))
+        self._rejected: IO[bytes] | None = None  # the file, once there is a bad row
+        self._lines = 0
+        self._bad: list[list[Any]] = []
+        self._tallies: list[dict[str, Any]] = []
 
-def _write_part(tables: Iterator[pa.Table], path: Path) -> int:
-    """Write a part unless there are no tables; bytes written."""
-    for first in tables:
-        return write_tables(itertools.chain([first], tables), path)
-    return 0
+    def write(self, rows: RawRows, table: pa.Table, oov: np.ndarray) -> None:
+        if rows.bad and self._rejected is None:
+            temporary = self._stack.enter_context(atomic_path(self._rejected_file))
+            self._rejected = self._stack.enter_context(open(temporary, "wb"))  # noqa: SIM115
+        for row in rows.bad:
+            text = row.text.replace(b"\r", b"").replace(b"\n", b"\\n")
+            line = self._lines + row.line
+            self._rejected.write(b"%d\t%s\t%s\n" % (line, row.reason.encode(), text))
+            if len(self._bad) < DESCRIBED:
+                self._bad.append([line, row.reason])
+        self._lines += rows.lines
+        if len(table) or not isinstance(self._unit.block, DividedBlock):
+            self._part.write(table)
+        self._tallies.append(
+            {
+                "rows": len(rows),
+                "bad_count": rows.bad_count,
+                "positives": np.count_nonzero(rows.label),
+                "dense_missing": count_missing(rows.dense_missing, len(rows.dense)),
+                "null": count_missing(rows.categorical_missing, len(rows.categorical)),
+                "oov": oov,
+            }
+        )
 
-
-def _tally(unit: Unit, rows: RawRows, oov: np.ndarray) -> dict[str, Any]:
-    if not isinstance(unit.block, DividedBlock):  # else checked before it was divided
-        check_lines(rows, unit.block)
-    return {
-        "rows": len(rows),
-        "bad_count": rows.bad_count,
-        "positives": np.count_nonzero(rows.label),
-        "dense_missing": count_missing(rows.dense_missing, len(rows.dense)),
-        "null": count_missing(rows.categorical_missing, len(rows.categorical)),
-        "oov": oov,
-    }
+    def result(self) -> UnitResult:
+        sums = {
+            name: np.sum([tally[name] for tally in self._tallies], axis=0).tolist()
+            for name in self._tallies[0]
+        }
+        return UnitResult(unit=self._unit, bad=self._bad, size=self._part.size, **sums)
 
 
 def finish_units(work: Path, results: list[UnitResult], written: list[Written]) -> list[UnitResult]:
@@ -168,6 +140,78 @@ def record(work: Path, results: list[UnitResult]) -> None:
     Journal(work).add({result.unit.file: result.to_dict() for result in results})
 
 
+def recording(work: Path, ahead: int) -> Syncer[list[UnitResult]]:
+    """Return what records the units of blocks once their files are durable; see :class:`Syncer`."""
+    return Syncer(lambda done: record(work, [unit for block in done for unit in block]), ahead)
+
+
+class Syncer(Generic[_Item]):
+    """A context manager that makes written units of work durable in a thread of its own.
+
+    Units that are added during a sync are synced together afterwards. When the context ends, all
+    units are durable, or the error is raised.
+
+    Args:
+        note: A function that records units as finished. It is called in the syncing thread, with
+            units whose files are durable and in place, in the order in which they were added.
+        ahead: The number of units that may wait for the next sync; :meth:`add` blocks when there
+            are more.
+    """
+
+    def __init__(self, note: Callable[[list[_Item]], object], ahead: int) -> None:
+        self._note = note
+        self._room = threading.Semaphore(ahead)
+        self._waiting: SimpleQueue[tuple[Sequence[Written], _Item]] = SimpleQueue()
+        self._thread = ThreadPoolExecutor(1, "sync")
+        self._error: BaseException | None = None
+
+    def add(self, written: Sequence[Written], unit: _Item) -> None:
+        """Sync a unit's files (see :func:`base.files.atomic.deferred`), then record the unit.
+
+        Raises:
+            OutputError: The files of this unit, or of an earlier one, cannot be written.
+        """
+        self._room.acquire()
+        self._waiting.put((written, unit))
+        self._thread.submit(self._sync)
+        self._raise()
+
+    def wait(self) -> None:
+        """Wait until all added units are durable; raises what :meth:`add` raises."""
+        self._thread.submit(self._sync).result()
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _sync(self) -> None:
+        """Sync and record all units that wait; later calls for the same units find none."""
+        files: list[Written] = []
+        units: list[_Item] = []
+        for _ in range(self._waiting.qsize()):  # without those that are added meanwhile
+            written, unit = self._waiting.get()
+            self._room.release()
+            files += written
+            units.append(unit)
+        try:
+            if units:
+                publish(files)
+                self._note(units)
+        except BaseException as error:
+            self._error = self._error or error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType
+    ) -> None:
+        self._thread.shutdown()
+        if error is None:
+            self._raise()
+
+
 def recorded(work: Path, units: Iterable[Unit]) -> list[UnitResult]:
     """The results of those units that are done, in the order given."""
     records = Journal(work).finished(UnitRecord)
@@ -177,11 +221,6 @@ def recorded(work: Path, units: Iterable[Unit]) -> list[UnitResult]:
 def rejected_file(work: Path, unit: Unit) -> Path:
     """Where a unit's rejected rows are: line in the unit, from 0; reason; the raw line."""
     return work / REJECTED / f"{unit.split}.{unit.part}.tsv"
-
-
-def _write_rejected(file: IO[bytes], line: int, bad: BadRow) -> None:
-    text = bad.text.replace(b"\r", b"").replace(b"\n", b"\\n")
-    file.write(b"%d\t%s\t%s\n" % (line, bad.reason.encode(), text))
 
 
 def plan_record(settings: dict[str, Any], days: list[DayFile]) -> dict[str, Any]:
@@ -234,14 +273,13 @@ def before_resuming(begun: PlanRecord, now: dict[str, Any]) -> dict[str, Any]:
     return before
 
 
-def already_finished(output: Path, now: dict[str, Any], remedy: str) -> Manifest:
-    """Return the manifest of a finished job that is asked for again; its plan must be the same.
+def already_finished(output: Path, now: dict[str, Any]) -> Manifest:
+    """Return the manifest of a finished run that is asked for again; its plan must be the same.
 
     Args:
-        output: What the job wrote.
+        output: What the run wrote.
         now: The plan, see :func:`plan_record`. Versions are not compared: others may read the
             output.
-        remedy: What to do about another plan.
 
     Raises:
         BadInputError: The output is damaged, or an extension of it was interrupted.
@@ -253,28 +291,10 @@ def already_finished(output: Path, now: dict[str, Any], remedy: str) -> Manifest
     inputs = manifest.without_extensions(manifest.fingerprints())
     before = with_defaults({"settings": manifest.settings, "inputs": inputs})
     now = {"settings": now["settings"], "inputs": manifest.without_extensions(now["inputs"])}
+    remedy = "choose another --output_path, or add new days with `python -m etl extend`"
     refuse_changes(before, now, output, remedy)
     log.info("%s: finished already, nothing to do", output)
     return manifest
-
-
-def check_cuts(work: Path, units: Iterable[Unit], input_path: str) -> None:
-    """Refuse to resume a job if its input would be cut into other units than before."""
-    cuts = [[u.file, u.block.source, u.block.begin, u.block.end, *_rule(u)] for u in units]
-    path = work / CUTS_FILE
-    if path.exists() and read_json(path, "the cuts of an unfinished run") != cuts:
-        raise BadInputError(
-            f"{input_path}: the positions of lines changed since the run began, although sizes and "
-            "times of the files are the same",
-            "begin again with --restart",
-        )
-    write_json(path, cuts)
-
-
-def _rule(unit: Unit) -> list[Any]:
-    """What decides which rows of a divided block are in which split, JSON-ready."""
-    block = unit.block
-    return [block.first_row, *block.rule.cuts] if isinstance(block, DividedBlock) else []
 
 
 def with_defaults(plan: dict[str, Any]) -> dict[str, Any]:

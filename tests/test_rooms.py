@@ -46,12 +46,11 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
     "workflows": {"compiled": set(), "extension": {"compiled"}},
     "etl": {
         "check": set(),
-        "commands": {"check", "engines", "extend", "guess", "report", "shuffle"},
+        "commands": {"check", "engines", "extend", "guess", "report"},
         "engines": set(),
         "extend": {"engines", "report"},
         "guess": set(),
         "report": set(),
-        "shuffle": set(),
     },
     "nvt_loader": {"parquet": set(), "cpu": {"parquet"}, "cuda": {"cpu", "parquet"}},
     "dlrm": {

@@ -23,7 +23,7 @@ from benchmarks.etl.verify import DifferentOutputError, compare
 from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table, run_benchmark
 from benchmarks.venvs import BUILD
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.etl.engines.hardware import cores
+from nvt_torchrec.etl.settings import cores
 from nvt_torchrec.formats.spec.toml_file import load_spec
 
 ETL = "TSV to parquet"

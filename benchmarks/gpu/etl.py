@@ -57,7 +57,7 @@ def of_block(
 ) -> Iterator[Result]:
     """Measure each stage of a block on a card alone; ``device`` is the card, as torch names it."""
     from nvt_torchrec.etl.engines.device.blocks import copy_encoded, count_rows
-    from nvt_torchrec.etl.engines.job import Job
+    from nvt_torchrec.etl.engines.engine import Job
     from nvt_torchrec.etl.engines.threads import Threads
     from nvt_torchrec.etl.parquet import write_part
     from nvt_torchrec.workflows import compiled, write_workflow
@@ -76,7 +76,7 @@ def of_block(
         if rows is None:
             raise ValueError(f"{block.source}: malformed, make the data again")
         encoded = workflow.transform(rows.dense, rows.categorical, rows.missing)
-        _, table, _ = copy_encoded(there, rows, encoded, workflow.schema)
+        _, (table, _) = copy_encoded(there, rows, encoded, workflow.schema)
         part = directory / "part.0.parquet"
         works = {
             "read into pinned memory": lambda: lane.read(block),

@@ -66,7 +66,7 @@ if result != [8, 7]:
 """
 _CUDF = """
 import nvt_torchrec.nvt_compat, cudf
-from nvt_torchrec.etl.engines.hardware import gpu_count, gpu_memory
+from nvt_torchrec.etl.engines.device import gpu_count, gpu_memory
 print(f"cuDF {cudf.__version__}", flush=True)
 if not gpu_count():
     raise SystemExit("Numba finds no GPU (it needs libNVVM): the ETL would run on the CPU")

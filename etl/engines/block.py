@@ -19,8 +19,8 @@ from nvt_torchrec.etl.engines.moments import moments
 from nvt_torchrec.etl.engines.runs import Run
 from nvt_torchrec.etl.plan import Unit
 from nvt_torchrec.etl.results import UnitResult, count_missing
-from nvt_torchrec.etl.row_split import training_rows
-from nvt_torchrec.etl.state import Piece, write_units
+from nvt_torchrec.etl.row_split import divided
+from nvt_torchrec.etl.state import Encoded, write_units
 from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.workflows import compiled
@@ -54,7 +54,7 @@ def count_block(block: Block, spec: FeatureSpec, reject: bool | int) -> Run:
     of_pieces = [np.zeros((len(spec.dense), 4))]
     rows_read = 0
     pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=PIECE_BYTES)
-    for rows in training_rows(pieces, block):
+    for (rows,) in divided(pieces, block, ["train"]):
         rows_read += len(rows)
         missing += count_missing(rows.categorical_missing, len(columns))
         for of_column, piece in zip(columns, rows.categorical, strict=True):
@@ -94,6 +94,6 @@ def encode_block(
     return write_units(units, pieces, functools.partial(_encode_rows, workflow), work)
 
 
-def _encode_rows(workflow: CompiledWorkflow, rows: RawRows) -> Piece:
+def _encode_rows(workflow: CompiledWorkflow, rows: RawRows) -> Encoded:
     encoded = workflow.transform(rows)
-    return rows, compiled.to_table(encoded, workflow.schema), encoded.oov
+    return compiled.to_table(encoded, workflow.schema), encoded.oov

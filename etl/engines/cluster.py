@@ -19,7 +19,9 @@ from distributed import Client, KilledWorker, LocalCluster
 from distributed.client import ClosedClientError
 
 from nvt_torchrec.base.errors import ClickLogError, SettingsError
-from nvt_torchrec.etl.engines.hardware import cores, gpu_count, gpu_memory
+from nvt_torchrec.etl.engines.device import gpu_count, gpu_memory
+from nvt_torchrec.etl.output import DASK
+from nvt_torchrec.etl.settings import cores
 
 #: Shares of a GPU's memory: the size of RMM's pool, and when Dask begins to spill to the host.
 POOL_SHARE, SPILL_SHARE = 0.7, 0.8
@@ -35,7 +37,7 @@ class WorkerLostError(ClickLogError):
 
 @contextlib.contextmanager
 def cluster(
-    scheduler: str | None, workers: int | None, directory: Path, shared: Path
+    scheduler: str | None, workers: int | None, work: Path
 ) -> Iterator[tuple[Client, bool]]:
     """Connect to a running cluster, or start one on this machine.
 
@@ -43,8 +45,7 @@ def cluster(
         scheduler: The address of a running Dask cluster that sees the same files; None starts a
             :func:`local_cluster`.
         workers: See :func:`local_cluster`.
-        directory: See :func:`local_cluster`.
-        shared: A directory that every worker must see.
+        work: The directory of the run's state, which every worker must see.
 
     Yields:
         A client of the cluster, and whether its workers have GPUs.
@@ -54,7 +55,7 @@ def cluster(
             the shared directory, or they have GPUs and this machine or the scheduler's has none.
     """
     if not scheduler:
-        with local_cluster(workers, directory) as client:
+        with local_cluster(workers, work / DASK) as client:
             yield client, gpu_count() > 0
         return
     try:
@@ -64,7 +65,7 @@ def cluster(
             f"--scheduler {scheduler}: {error}", "start one with `dask scheduler`"
         ) from error
     with client:
-        yield client, _check_workers(client, f"--scheduler {scheduler}", shared)
+        yield client, _check_workers(client, f"--scheduler {scheduler}", work)
 
 
 def _check_workers(client: Client, name: str, shared: Path) -> bool:

@@ -28,13 +28,13 @@ from nvtabular.ops import Categorify
 
 from nvt_torchrec.clicklog.readers.raw import Block, read_block
 from nvt_torchrec.etl.engines.cluster import readable_errors
-from nvt_torchrec.etl.engines.job import Job, Report
+from nvt_torchrec.etl.engines.engine import Job, Report
 from nvt_torchrec.etl.engines.workers import Workers
 from nvt_torchrec.etl.output import CATEGORIES
 from nvt_torchrec.etl.plan import Unit
 from nvt_torchrec.etl.results import UnitResult
-from nvt_torchrec.etl.row_split import training_rows
-from nvt_torchrec.etl.state import Piece, finish_units, write_units
+from nvt_torchrec.etl.row_split import divided
+from nvt_torchrec.etl.state import Encoded, finish_units, write_units
 from nvt_torchrec.formats.rows import RawRows, empty_rows
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID
@@ -100,7 +100,8 @@ def _merlin_client(client: Client) -> Iterator[None]:
 
 def _read_frame(block: Block, job: Job, gpu: bool):
     """Read the training rows of a block as a frame."""
-    (rows,) = training_rows([read_block(block, job.spec, reject=job.reject)], block)
+    read = read_block(block, job.spec, reject=job.reject)
+    ((rows,),) = divided([read], block, ["train"])
     with contextlib.suppress(ValueError):  # not in a worker
         get_worker().log_event(_PROGRESS, len(rows))
     return to_frame(rows, job.spec, gpu=gpu)
@@ -113,9 +114,9 @@ def encode_block(
     log.debug("begin %s", units[0].file)
     loaded, schema, spec = _load_once(*workflow, gpu)
 
-    def encode(rows: RawRows) -> Piece:
+    def encode(rows: RawRows) -> Encoded:
         table = transform_frame(to_frame(rows, spec, gpu=gpu), loaded, schema, gpu=gpu)
-        return rows, table, _count_oov(table, spec)
+        return table, _count_oov(table, spec)
 
     rows = read_block(units[0].block, spec, reject=job.reject)
     return finish_units(job.work, *write_units(units, [rows], encode, job.work))

@@ -18,12 +18,9 @@ import contextlib
 import dataclasses
 import functools
 import io
-import os
 import re
-import struct
 import threading
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -36,7 +33,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import atomic_path, deferred, delete, remove_temporary
 from nvt_torchrec.base.files.journal import Journal
 from nvt_torchrec.etl.engines.counting import Counts, merge
-from nvt_torchrec.etl.engines.syncing import Syncer
+from nvt_torchrec.etl.state import Syncer
 
 FAN_IN = 8
 #: NumPy parses headers by ``ast``, which Python 3.11 may end with a SystemError ("AST constructor
@@ -95,18 +92,6 @@ def run_name(begin: int, end: int) -> str:
     return f"{begin}-{end}.npz"
 
 
-def _read_entry(path: Path, entry: zipfile.ZipInfo) -> bytes:
-    """Read a file in an archive; it is stored uncompressed."""
-    with path.open("rb") as file:
-        file.seek(entry.header_offset + 26)  # the lengths of the name and of what follows it
-        name, extra = struct.unpack("<HH", file.read(4))
-        file.seek(name + extra, os.SEEK_CUR)
-        data = file.read(entry.file_size)
-    if len(data) != entry.file_size or zlib.crc32(data) != entry.CRC:
-        raise ValueError(f"{entry.filename}: its checksum differs from the one in the archive")
-    return data
-
-
 class RunFile:
     """A run on disk. Its methods raise :class:`BadInputError` if the file is damaged.
 
@@ -117,22 +102,21 @@ class RunFile:
         self.path = path
 
     @functools.cached_property
-    def _entries(self) -> dict[str, zipfile.ZipInfo]:
-        """What is where; read once, as a run of many vocabularies has thousands of entries."""
-        with zipfile.ZipFile(self.path) as archive:
-            return {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+    def _archive(self) -> zipfile.ZipFile:
+        """The open archive: a run of many vocabularies has thousands of entries."""
+        return zipfile.ZipFile(self.path)
 
     @contextlib.contextmanager
     def _damaged(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError, KeyError, EOFError, struct.error, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise BadInputError(
                 f"{self.path}: damaged: {error}", "delete this file and run again"
             ) from error
 
     def _read(self, name: str) -> np.ndarray:
-        file = io.BytesIO(_read_entry(self.path, self._entries[name]))
+        file = io.BytesIO(self._archive.read(f"{name}.npy"))
         np.lib.format.read_magic(file)
         with _HEADERS:
             shape, _, dtype = np.lib.format.read_array_header_1_0(file)
@@ -147,7 +131,7 @@ class RunFile:
         """The counts of one vocabulary; the others are not read."""
         with self._damaged():
             counts = self._read(f"counts_{vocabulary}").astype(np.int64)
-            if f"values_{vocabulary}" in self._entries:
+            if f"values_{vocabulary}.npy" in self._archive.NameToInfo:
                 return Counts(self._read(f"values_{vocabulary}"), counts)
             buffers = [self._read(f"{name}_{vocabulary}") for name in ("offsets", "text")]
         values = pa.LargeStringArray.from_buffers(len(counts), *map(pa.py_buffer, buffers))
@@ -165,7 +149,7 @@ class Runs:
         blocks: how many blocks there are.
         vocabularies: how many vocabularies there are.
         key: a digest of everything the counts depend on.
-        ahead: how many runs may wait for the disk, see :class:`etl.engines.syncing.Syncer`.
+        ahead: how many runs may wait for the disk, see :class:`etl.state.Syncer`.
     """
 
     def __init__(

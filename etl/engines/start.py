@@ -9,10 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nvt_torchrec.etl.engines.device import supports
-from nvt_torchrec.etl.engines.hardware import cores, gpu_count
-from nvt_torchrec.etl.engines.job import Job
-from nvt_torchrec.etl.output import DASK
+from nvt_torchrec.etl.engines.device import gpu_count, supports
 from nvt_torchrec.etl.settings import EtlSettings
 
 if TYPE_CHECKING:
@@ -47,9 +44,11 @@ def start(settings: EtlSettings, work: Path, reject: bool | int) -> Iterator[Eng
         work: The directory of its state.
         reject: Whether malformed rows are left out, or how many of a block at most.
     """
-    job = Job(settings.spec, work, reject, settings.workers or cores(), settings.strict_gpu)
+    # compiles loops on import, which may take half a minute: only once the input was checked
+    from nvt_torchrec.etl.engines.engine import Job
+
+    job = Job(settings.spec, work, reject, settings.threads, settings.strict_gpu)
     if settings.engine == "cpu":
-        # compiles loops on import, which may take half a minute: only once the input was checked
         from nvt_torchrec.etl.engines.threads import Threads
 
         yield Threads(job)
@@ -57,7 +56,7 @@ def start(settings: EtlSettings, work: Path, reject: bool | int) -> Iterator[Eng
     # Dask takes seconds to import: not for the cpu engine, nor for --help
     from nvt_torchrec.etl.engines.cluster import cluster
 
-    with cluster(settings.scheduler, settings.workers, work / DASK, work) as (client, gpu):
+    with cluster(settings.scheduler, settings.workers, work) as (client, gpu):
         if settings.engine == "nvtabular":
             from nvt_torchrec.etl.engines.nvtabular import NVTabular
 

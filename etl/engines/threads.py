@@ -16,13 +16,10 @@ from pathlib import Path
 from nvt_torchrec.base.files.atomic import will_read
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.etl.engines.block import count_block, encode_block
-from nvt_torchrec.etl.engines.engine import Engine
-from nvt_torchrec.etl.engines.fitting import open_runs
-from nvt_torchrec.etl.engines.job import Report
-from nvt_torchrec.etl.engines.syncing import Syncer
+from nvt_torchrec.etl.engines.engine import Engine, Report, open_runs
 from nvt_torchrec.etl.plan import Unit, by_block
 from nvt_torchrec.etl.results import UnitResult
-from nvt_torchrec.etl.state import record
+from nvt_torchrec.etl.state import recording
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.workflows import compiled
 
@@ -65,10 +62,7 @@ class Threads(Engine):
             syncer.add(written, results)
             return results
 
-        def note(durable: list[list[UnitResult]]) -> None:
-            record(job.work, [result for results in durable for result in results])
-
-        with Syncer(note, job.workers) as syncer, _threads(job.workers) as pool:
+        with recording(job.work, job.workers) as syncer, _threads(job.workers) as pool:
             for future in [pool.submit(encode_one, *item) for item in enumerate(groups)]:
                 yield from future.result()
 

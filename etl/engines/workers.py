@@ -22,11 +22,8 @@ from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.etl.engines.block import count_block, encode_block
 from nvt_torchrec.etl.engines.cluster import readable_errors
-from nvt_torchrec.etl.engines.device import comparison
 from nvt_torchrec.etl.engines.device import workers as device
-from nvt_torchrec.etl.engines.engine import Engine
-from nvt_torchrec.etl.engines.fitting import open_runs
-from nvt_torchrec.etl.engines.job import Job, Report
+from nvt_torchrec.etl.engines.engine import Engine, Job, Report, open_runs
 from nvt_torchrec.etl.engines.runs import run_name, write_run
 from nvt_torchrec.etl.output import FIT
 from nvt_torchrec.etl.plan import Unit, by_block
@@ -57,7 +54,7 @@ class Workers(Engine):
         with open_runs(self.job, blocks) as runs:
             report(runs.rows)
             numbered = [(index, blocks[index]) for index in runs.missing]
-        if self._on_cards(blocks) and self._agrees("counting", blocks[0]):
+        if self._on_cards(blocks) and self._agrees("counting", device.compare_counts, blocks[0]):
             results = self._results(device.count_blocks, device.divided(numbered, self.client))
         else:
             results = self._results(_count_block, numbered)
@@ -68,7 +65,7 @@ class Workers(Engine):
         """See :meth:`Engine.encode`."""
         saved = _identified(workflow)
         on_cards = self._on_cards(unit.block for unit in units) and device.has_room(workflow)
-        if on_cards and self._agrees("encoding", units[0], saved):
+        if on_cards and self._agrees("encoding", device.compare_codes, units[0], saved):
             tasks = device.divided(units, self.client)
             results = self._results(device.encode_units, tasks, workflow=saved)
         else:
@@ -83,13 +80,12 @@ class Workers(Engine):
     def _on_cards(self, blocks: Iterable[Block]) -> bool:
         return self.gpu and device.takes(self.job.spec, blocks)
 
-    def _agrees(self, what: str, *first: Any) -> bool:
+    def _agrees(self, what: str, task: Callable[..., str], *first: Any) -> bool:
         """Return whether a worker's card does with the first block what the host does.
 
         Raises:
             DeviceError: It does not, and the settings are strict.
         """
-        task = comparison.TASKS[what]
         why = self.client.submit(task, self.job, *first, pure=False).result()
         if why:
             fall_back(f"{what} on the GPU", why, "the CPU does it", strict=self.job.strict_gpu)

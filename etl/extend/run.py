@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.base.files.journal import changes, refuse_changes
+from nvt_torchrec.base.files.journal import changes
 from nvt_torchrec.base.files.validation import path_inside
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
-from nvt_torchrec.etl.engines.hardware import cores
-from nvt_torchrec.etl.engines.job import Report
 from nvt_torchrec.etl.engines.start import resolve
 from nvt_torchrec.etl.extend.checks import (
     check_extendable,
@@ -35,21 +33,21 @@ from nvt_torchrec.etl.extend.stage import (
     next_manifest,
 )
 from nvt_torchrec.etl.extend.switch import NEXT, switch
-from nvt_torchrec.etl.finish import check_rows, quarantine, without_empty_parts
+from nvt_torchrec.etl.finish import check_rows, without_empty_parts
+from nvt_torchrec.etl.manifest import make_manifest
 from nvt_torchrec.etl.output import named_errors
 from nvt_torchrec.etl.plan import Plan
-from nvt_torchrec.etl.progress import RowsBar
 from nvt_torchrec.etl.results import UnitResult
 from nvt_torchrec.etl.settings import ExtendSettings
-from nvt_torchrec.etl.stages import Stages
-from nvt_torchrec.etl.state import before_resuming, begin_or_resume, plan_record
+from nvt_torchrec.etl.stages import RowsBar, Stages
+from nvt_torchrec.etl.state import before_resuming, plan_record
 from nvt_torchrec.formats.etl_output import PREVIOUS, EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
 
 if TYPE_CHECKING:
-    from nvt_torchrec.etl.engines.engine import Engine
+    from nvt_torchrec.etl.engines.engine import Engine, Report
 
 log = logging.getLogger(__name__)
 
@@ -138,18 +136,21 @@ class _Day:
         """Add the day: make the next generation, and switch the output to it."""
         if not self.settings.allow_repeated_day:
             check_not_repeated(self.day, self.manifest)
-        self.record = plan_record(self._described(), [self.day])
-        self._discard_other_plan()
-        self.work = self.claim.begin()
-        self.next = EtlOutput(self.work / NEXT)
-        resumed = begin_or_resume(self.work, self.record, self.output)
-        self.stages = Stages(self.reading, self.work, self.next, resumed)
-        renamed, first_parts = self._renamed()
-        plan = self.stages.read(
-            [self.day],
-            splits=self.assignment[self.day.day] if self.assignment else (),
-            first_parts=first_parts,
-        )
+        record = plan_record(self._described(), [self.day])
+        begun = self.claim.unfinished_day()
+        if begun and (changed := changes(before_resuming(begun, record), record)):
+            log.warning("begun with other settings or inputs, so beginning again: %s", changed[0])
+            self.claim.end()
+        work = self.claim.begin()
+        self.next = EtlOutput(work / NEXT)
+        self.stages = Stages(self.reading, record, work, self.next)
+        # the new names of parts there are, and the number of each split's next part
+        renamed, first_parts = {}, self.manifest["next_parts"]
+        if self.assignment is not None:
+            files = self.manifest["files"]
+            renamed, first_parts = renamed_parts(files, self.assignment, first_parts)
+        splits = self.assignment[self.day.day] if self.assignment else ()
+        plan = self.stages.read([self.day], splits)
         factor = self.settings.max_rows_factor
         check_row_count(self.day, plan.estimated_rows(), self.manifest, factor)
         plan = self.stages.divide(plan)
@@ -165,17 +166,9 @@ class _Day:
             "train" if self.assignment is None else None,
             lambda engine, report: self._extend_workflow(engine, plan, report),
         )
-        quarantine(
-            results,
-            self.reading.spec,
-            self.work,
-            self.next.rejected,
-            self.settings.max_bad_fraction,
-            shown=self.paths.rejected,
-        )
         self._measure_drift(plan)
         manifest = self._stage(plan, renamed, first_parts, results)
-        switch(self.output, self.work, manifest.generation)
+        switch(self.output, work, manifest.generation)
         self.claim.end()
         counts = manifest["by_day_and_split"][str(self.day.day)]
         rows = ", ".join(f"{split} {count['rows']:,} rows" for split, count in counts.items())
@@ -183,44 +176,27 @@ class _Day:
             "%s: %s is generation %d: %s", self.output, self.day.name, manifest["generation"], rows
         )
 
-    def _discard_other_plan(self) -> None:
-        """Begin again where what was interrupted was another day, file or setting."""
-        begun = self.claim.unfinished_day()
-        if begun is None:
-            return
-        if changed := changes(before_resuming(begun, self.record), self.record):
-            log.warning("begun with other settings or inputs, so beginning again: %s", changed[0])
-            self.claim.end()
-
     def _described(self) -> dict[str, Any]:
         """Return what the result depends on beside the input, JSON-ready."""
-        return {
+        described = {
             "day": self.day.day,
             "generation": self.manifest["generation"] + 1,
             "parent": self.manifest["workflow_digest"],
-            **self._described_days(),
+        }
+        if self.assignment is not None:  # the days of valid and test from now on
+            for split in ("valid", "test"):
+                days = [day for day, splits in self.assignment.items() if split in splits]
+                described[f"{split}_days"] = days
+        described |= {
             "statistics": self.settings.statistics,
             "retire_after_days": self.settings.retire_after_days,
             "limit_rows": self.reading.limit_rows,
             "block_mb": self.reading.block_mb,
             "on_bad_rows": self.settings.on_bad_rows,
-            **({"keep_days": self.settings.keep_days} if self.settings.keep_days else {}),
         }
-
-    def _described_days(self) -> dict[str, list[int]]:
-        """Return the days of valid and test from now on; nothing where rows are divided."""
-        if self.assignment is None:
-            return {}
-        return {
-            f"{split}_days": [day for day, own in self.assignment.items() if split in own]
-            for split in ("valid", "test")
-        }
-
-    def _renamed(self) -> tuple[dict[str, str], dict[str, int]]:
-        """Return the new names of parts there are, and the number of each split's next part."""
-        if self.assignment is None:
-            return {}, self.manifest["next_parts"]
-        return renamed_parts(self.manifest["files"], self.assignment, self.manifest["next_parts"])
+        if self.settings.keep_days:
+            described["keep_days"] = self.settings.keep_days
+        return described
 
     def _extend_workflow(self, engine: Engine, plan: Plan, report: Report) -> WorkflowDescription:
         from nvt_torchrec.workflows.extension.workflow import extend_workflow
@@ -234,7 +210,7 @@ class _Day:
             self.next.extension,
             update_statistics=self.settings.statistics == "update",
             retire_after_days=self.settings.retire_after_days,
-            threads=self.settings.workers or cores(),
+            threads=self.settings.threads,
         )
 
     def _measure_drift(self, plan: Plan) -> None:
@@ -248,7 +224,7 @@ class _Day:
             drift = measure_drift(
                 self.output,
                 file,
-                workers=self.settings.workers or cores(),
+                workers=self.settings.threads,
                 report=bar.update,
             )
         drift.write(self.next.drift)
@@ -270,24 +246,33 @@ class _Day:
         """Make the next generation ready beside OUT; return its manifest."""
         from nvt_torchrec.etl.parquet import write_descriptions
 
+        day, before = self.day, self.manifest
         description = inspect(self.next.workflow)
-        plan, results, new = without_empty_parts(plan, results, first_parts)
-        next_parts = dict(first_parts)
-        for file in new.values():
-            next_parts[file.split("/")[0]] += 1
+        results, new = without_empty_parts(results, first_parts)
+        if not any(result.rows for result in results):
+            raise BadInputError(
+                f"{day.source}: no well-formed row",
+                "correct the file, and begin again with --restart",
+            )
         with self.stages.timer("describe"), named_errors(self.next.splits):
-            dropped = left_out(self.manifest, self.day, self.assignment, self.settings.keep_days)
-            files = [part.file for part in self.manifest.files if part.day not in dropped]
-            splits = link_parts(self.output, self.work, files, renamed, new)
-            without = files_of_days(self.paths.rejected, self.manifest.inputs, dropped)
+            dropped = left_out(before, day, self.assignment, self.settings.keep_days)
+            files = [part.file for part in before.files if part.day not in dropped]
+            splits = link_parts(self.output, self.stages.work, files, renamed, new)
+            without = files_of_days(self.paths.rejected, before.inputs, dropped)
             link_files(self.paths.rejected, self.next.rejected, without)
             link_files(self.paths.drift, self.next.drift, without)
-            sizes = check_rows(plan, results, splits)
-            manifest = next_manifest(
-                self.manifest, self.record, self.day, results, sizes, description,
-                self.assignment, renamed, next_parts, dropped,
+            of_day = make_manifest(
+                self.stages.record, [day], results, check_rows(results, splits), description,
+                generation=before.generation + 1,
             )  # fmt: skip
-            self._check_splits(manifest)
+            manifest = next_manifest(before, of_day, self.assignment, renamed, first_parts, dropped)
+            for split, counts in manifest["splits"].items():
+                if not counts["rows"]:
+                    raise BadInputError(
+                        f"{day.source}: no well-formed row is left for {split}",
+                        "correct the file, or choose other days with --valid_days and "
+                        "--test_days; begin again with --restart",
+                    )
             if dropped:
                 names = ", ".join(map(str, sorted(dropped)))
                 log.info("%s: the parquet of days %s is left out", self.output, names)
@@ -297,26 +282,6 @@ class _Day:
                 description.table_schema,
                 listed_in=self.paths.splits,
             )
-        refuse_changes(
-            self.record,
-            plan_record(self._described(), find_days(self.day.path, {self.day.day})),
-            self.output,
-            "the input was changed while it was added; begin again with --restart",
-        )
-        rows = sum(result.lines for result in results)
-        self.stages.finish(manifest, description, plan, rows)
+        self.stages.check_inputs(find_days(day.path, {day.day}))
+        self.stages.finish(manifest, description, plan, of_day.rows["in"])
         return manifest
-
-    def _check_splits(self, manifest: Manifest) -> None:
-        if not manifest["by_day"][str(self.day.day)]["rows"]:
-            raise BadInputError(
-                f"{self.day.source}: no well-formed row",
-                "correct the file, and begin again with --restart",
-            )
-        for split, counts in manifest["splits"].items():
-            if not counts["rows"]:
-                raise BadInputError(
-                    f"{self.day.source}: no well-formed row is left for {split}",
-                    "correct the file, or choose other days with --valid_days and --test_days; "
-                    "begin again with --restart",
-                )

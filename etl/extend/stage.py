@@ -17,20 +17,11 @@ from typing import Any
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.extend.splits import Assignment, split_and_number
 from nvt_torchrec.etl.extend.switch import NEXT
-from nvt_torchrec.etl.manifest import (
-    add_counts,
-    day_counts,
-    file_entries,
-    identity,
-    input_entries,
-    summed,
-)
+from nvt_torchrec.etl.manifest import add_counts, summed
 from nvt_torchrec.etl.output import PARTS
-from nvt_torchrec.etl.results import UnitResult
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Extension, InputFile, Manifest
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 
 def link_parts(
@@ -103,57 +94,45 @@ def link_files(source: Path, target: Path, without: set[str]) -> None:
 
 def next_manifest(
     before: Manifest,
-    record: dict[str, Any],
-    day: DayFile,
-    results: list[UnitResult],
-    sizes: dict[str, int],
-    description: WorkflowDescription,
+    of_day: Manifest,
     assignment: Assignment | None,
     renamed: dict[str, str],
-    next_parts: dict[str, int],
+    first_parts: dict[str, int],
     dropped: set[int],
 ) -> Manifest:
     """Make the manifest of the next generation.
 
     Args:
         before: The manifest of this generation.
-        record: The plan of the extension, see :func:`etl.state.plan_record`.
-        day: The new day.
-        results: Of its units, in order.
-        sizes: Bytes of each of its parts.
-        description: Of the extended workflow.
+        of_day: That of the new day, as if it were the only one.
         assignment: The splits of the days from now on; None if each row keeps its split.
         renamed: New names of parts there are.
-        next_parts: The number of the next part of each split.
+        first_parts: The number of the day's first part in each split.
         dropped: Days that are left out from now on.
     """
-    assert before.generation is not None
-    generation = before.generation + 1
     by_day_and_split = {
         name: counts
         if assignment is None
         else _moved(counts, assignment.get(int(name), ("train",)))
         for name, counts in before.by_day_and_split.items()
         if int(name) not in dropped
-    } | day_counts(results, description.spec)
+    } | of_day.by_day_and_split
     files = [
         dataclasses.replace(part, file=renamed.get(part.file, part.file))
         for part in before.files
         if part.day not in dropped
-    ] + file_entries(results, sizes, generation)
-    settings = {
-        key: value for key, value in record["settings"].items() if key not in ("day", "generation")
-    }
-    inputs = [file for file in before.inputs if file.day not in dropped]
-    inputs += input_entries(record, [day], results)
+    ] + of_day.files
+    settings = dict(of_day.settings)
+    extension = Extension(settings.pop("generation"), settings.pop("day"), settings)
+    inputs = [file for file in before.inputs if file.day not in dropped] + of_day.inputs
     return dataclasses.replace(
-        before,
-        generation=generation,
-        extensions=[*before.extensions, Extension(generation, day.day, settings)],
+        of_day,
+        settings=before.settings,
+        extensions=[*before.extensions, extension],
         **summed(by_day_and_split, inputs),
-        **identity(description),
         files=sorted(files, key=lambda part: split_and_number(part.file)),
-        next_parts=next_parts,
+        next_parts={split: first_parts[split] + of_day.next_parts[split] for split in SPLITS},
+        split=before.split,
     )
 
 

@@ -68,7 +68,7 @@ def stage_of(output: Path) -> str:
     for stage, pattern in (
         ("finished", "manifest.json"), ("describe", "criteo_binary/split/*/part.*.parquet"),
         ("shuffle", ".work/*/shuffle"), ("transform", ".work/*/fit.json"),
-        ("fit", ".work/*/cuts.json"), ("cut", ".work/*/times/cuts.json"),
+        ("fit", ".work/*/fit"), ("cut", ".work/*/times/cuts.json"),
         ("times", ".work/*/times"), ("input", ".work/*/plan.json"),
     ):  # fmt: skip
         if any(output.glob(pattern)):

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.etl.__main__ import main
-from nvt_torchrec.etl.engines.job import Job
+from nvt_torchrec.etl.engines.engine import Job
 from nvt_torchrec.etl.engines.threads import Threads
 from nvt_torchrec.etl.plan import Plan
 from nvt_torchrec.etl.results import UnitResult

@@ -172,19 +172,18 @@ def test_a_worker_that_dies_is_replaced(raw: Path, whole, cluster: Client) -> No
 def test_a_cluster_that_loses_all_workers(
     raw: Path, tmp_path: Path, cluster: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from nvt_torchrec.etl.engines.nvtabular import NVTabular
+
     monkeypatch.setattr("nvt_torchrec.etl.engines.cluster.LOST_SECONDS", 3)
-    output = tmp_path / "out"
+    output, fit = tmp_path / "out", NVTabular.fit
 
-    def leave() -> None:
-        _wait(lambda: any(output.glob(".work/*/cuts.json")))
-        time.sleep(1)
-        cluster.cluster.scale(0)
+    def left_alone(*arguments):
+        threading.Timer(1, cluster.cluster.scale, [0]).start()
+        return fit(*arguments)
 
-    thread = threading.Thread(target=leave)
-    thread.start()
+    monkeypatch.setattr(NVTabular, "fit", left_alone)
     with pytest.raises(WorkerLostError, match=r"no worker for 3 s\n.*run this again"):
         run(settings(raw, output, engine="nvtabular", scheduler=cluster.scheduler.address))
-    thread.join()
     assert not (output / "manifest.json").exists()
 
 
@@ -200,7 +199,7 @@ def test_a_cluster_that_cannot_do_it(raw: Path, tmp_path: Path, dask_client, mon
         return answer(client, function, *arguments)
 
     monkeypatch.setattr(Client, "run", told)
-    from nvt_torchrec.etl.engines.hardware import gpu_count
+    from nvt_torchrec.etl.engines.device import gpu_count
 
     for given, message in (
         ({os.path.isdir: nowhere}, r"1 of 2 workers do not see .*: 127.0.0.1:1(.|\n)*share"),

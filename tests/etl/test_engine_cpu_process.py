@@ -14,7 +14,7 @@ import json, resource, sys
 from pathlib import Path
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.formats.spec.toml_file import load_spec
-from nvt_torchrec.etl.engines.job import Job
+from nvt_torchrec.etl.engines.engine import Job
 from nvt_torchrec.etl.engines.threads import Threads
 from nvt_torchrec.etl.plan import make_plan
 from nvt_torchrec.workflows.writer import write_workflow

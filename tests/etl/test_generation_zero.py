@@ -11,8 +11,7 @@ import pytest
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.etl.engines import fitting
-from nvt_torchrec.etl.engines.job import Job
+from nvt_torchrec.etl.engines.engine import Job, add_up
 from nvt_torchrec.etl.engines.threads import Threads
 from nvt_torchrec.etl.plan import make_plan
 from nvt_torchrec.etl.run import run
@@ -126,7 +125,7 @@ def test_both_engines_write_the_same_bytes(raw, done: Path, dask_client, tmp_pat
 def test_workers_that_write_elsewhere(raw, tmp_path: Path) -> None:
     blocks = make_plan(find_days(str(raw[0])), SPEC, block_bytes=1 << 20).train_blocks
     with pytest.raises(BadInputError, match=r"2 of 2 blocks were not counted there\n.*same path"):
-        fitting.fit(Job(SPEC, tmp_path), blocks)
+        add_up(Job(SPEC, tmp_path), blocks, lambda *_: None)
 
 
 @pytest.mark.parametrize("lost", ["state.json", "pending.users.parquet"])

@@ -11,7 +11,7 @@ import pytest
 from distributed import LocalCluster
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.etl.engines import cluster, hardware
+from nvt_torchrec.etl.engines import cluster, device
 from nvt_torchrec.etl.engines.start import resolve
 from nvt_torchrec.etl.settings import EtlSettings
 from tests.logs import CRITEO
@@ -45,7 +45,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
     """Make it one with so many GPUs that CUDA shows, of so many bytes, if these are visible."""
 
     def make(shown: int, memory: int = CARD, visible: str | None = None) -> None:
-        monkeypatch.setattr(hardware, "find_spec", lambda name: name)
+        monkeypatch.setattr(device, "find_spec", lambda name: name)
         monkeypatch.setattr("numba.cuda.is_available", lambda: shown > 0)
         monkeypatch.setattr("numba.cuda.gpus", range(shown))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -72,13 +72,13 @@ def machine(monkeypatch: pytest.MonkeyPatch):
 def test_instances_of_a_card_are_gpus(machine, shown: int, visible: str | None, count: int) -> None:
     """CUDA shows a process the first of those that are listed."""
     machine(shown, visible=visible)
-    assert hardware.gpu_count() == count
+    assert device.gpu_count() == count
 
 
 def test_a_driver_that_refuses(machine) -> None:
     machine(0, memory=0)
     with pytest.raises(OSError, match="cuInit: CUDA_ERROR_NO_DEVICE"):
-        hardware.gpu_memory()
+        device.gpu_memory()
 
 
 def test_pools_are_shares_of_an_instance(

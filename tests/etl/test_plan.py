@@ -31,7 +31,7 @@ def _text(plan, split: str) -> bytes:
 
 def _staged(raw: Path, work: Path, spec=CRITEO) -> list:
     work.mkdir(exist_ok=True)
-    return staged(find_days(str(raw)), settings(raw, work, spec), work, threads=2)
+    return staged(find_days(str(raw)), settings(raw, work, spec, workers=2), work)
 
 
 def _joined(rows) -> bytes:
@@ -78,7 +78,7 @@ def test_compressed_days_are_staged(tmp_path: Path) -> None:
     assert days[4].path == str(tmp_path / "raw" / "day_4")
     reported = []
     for day in find_days(str(tmp_path / "raw"))[:4]:
-        decompress(estimate(day, tmp_path / "again"), report=reported.append)
+        decompress(estimate(day, tmp_path / day.name), report=reported.append)
     assert sum(reported) == sum(map(len, texts[:4]))
 
 

@@ -22,7 +22,7 @@ from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.plan import make_plan
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.etl.shuffle.permutation import round_keys
+from nvt_torchrec.etl.shuffle import round_keys
 from nvt_torchrec.etl.split_pass import find_cuts, prepared
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec

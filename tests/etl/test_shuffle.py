@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 import textwrap
@@ -15,11 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import nvt_torchrec.etl.shuffle.training_rows
 from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.etl.parquet import ROW_GROUP_ROWS, write_part
-from nvt_torchrec.etl.shuffle.permutation import permute, round_keys
-from nvt_torchrec.etl.shuffle.training_rows import Part, shuffle
+from nvt_torchrec.etl.shuffle import Part, permute, round_keys, shuffle
 
 SCHEMA = pa.schema(
     [
@@ -170,7 +169,7 @@ def test_interrupted_at_every_file_and_continued(tmp_path: Path, monkeypatch) ->
     shuffle(tmp_path / "whole", parts, work=tmp_path / "whole" / "work", **arguments)
     expected = [(tmp_path / "whole" / part.file).read_bytes() for part in parts]
 
-    replace = nvt_torchrec.etl.shuffle.training_rows.os.replace
+    replace = os.replace
     for when in itertools.product(range(1000), ("before", "after")):
         root = tmp_path / "-".join(map(str, when))
         _write(root, rows)
@@ -209,21 +208,19 @@ def test_a_continued_shuffle_does_not_repeat_what_is_done(tmp_path: Path, monkey
         write_part(table, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr("nvt_torchrec.etl.shuffle.training_rows.write_part", write)
+        patch.setattr("nvt_torchrec.etl.shuffle.write_part", write)
         with pytest.raises(OutputError, match="disk full"):
             shuffle(tmp_path, parts, bytes_at_once=1000, **arguments)
     monkeypatch.setattr(
-        "nvt_torchrec.etl.shuffle.training_rows._scatter", None
+        "nvt_torchrec.etl.shuffle._scatter", None
     )  # it would have to read replaced parts
     with monkeypatch.context() as patch:
         finished = dict.fromkeys(("chunk.0", "bucket.0"), 0.0)
-        patch.setattr(
-            "nvt_torchrec.etl.shuffle.training_rows.Journal.finished", lambda *_: finished
-        )
+        patch.setattr("nvt_torchrec.etl.shuffle.Journal.finished", lambda *_: finished)
         with pytest.raises(BadInputError, match="all rows were scattered is damaged"):
             shuffle(tmp_path, parts, bytes_at_once=1000, **arguments)
     written = ["none"] * 4
-    monkeypatch.setattr("nvt_torchrec.etl.shuffle.training_rows.write_part", write)
+    monkeypatch.setattr("nvt_torchrec.etl.shuffle.write_part", write)
     shuffle(tmp_path, parts, bytes_at_once=1000, **arguments)
     assert 3 <= len(written) - 4 <= 4  # of six; one bucket may be repeated
     assert sorted(_read(tmp_path, parts)) == list(range(300))
@@ -259,8 +256,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
         from pathlib import Path
         import numpy as np, pyarrow as pa
         from nvt_torchrec.etl.parquet import write_part
-        from nvt_torchrec.etl.shuffle.permutation import permute, round_keys
-        from nvt_torchrec.etl.shuffle.training_rows import Part, shuffle
+        from nvt_torchrec.etl.shuffle import Part, permute, round_keys, shuffle
         root, rows = Path(sys.argv[1]), 25_000
         rng = np.random.default_rng(0)
         parts = []

@@ -162,7 +162,7 @@ def test_kernels_of_the_card_equal_the_cpu_engine_bit_by_bit(
 
 
 def test_workers_are_patched_and_have_gpus(client, rapids: bool) -> None:
-    from nvt_torchrec.etl.engines.hardware import gpu_count
+    from nvt_torchrec.etl.engines.device import gpu_count
 
     def supplied() -> bool:
         import sys
@@ -185,7 +185,7 @@ def test_the_memory_is_the_instances(rapids: bool) -> None:
         pytest.skip("a CPU has no device memory")
     import torch
 
-    from nvt_torchrec.etl.engines.hardware import gpu_memory
+    from nvt_torchrec.etl.engines.device import gpu_memory
 
     assert gpu_memory() == torch.cuda.get_device_properties(0).total_memory
 
@@ -217,7 +217,7 @@ def test_spilling(rapids: bool, log, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_all_gpus(rapids: bool, log, tmp_path: Path) -> None:
     """A worker for each, or for each MIG instance that CUDA_VISIBLE_DEVICES lists: same answer."""
-    from nvt_torchrec.etl.engines.hardware import gpu_count
+    from nvt_torchrec.etl.engines.device import gpu_count
 
     if rapids and gpu_count() < 2:
         pytest.skip("one GPU")

@@ -25,7 +25,7 @@ from nvt_torchrec.base.errors import BadRowError, OutputError
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.engines import block as host
-from nvt_torchrec.etl.engines.device import blocks, comparison
+from nvt_torchrec.etl.engines.device import blocks
 from nvt_torchrec.etl.engines.device import workers as device
 from nvt_torchrec.etl.engines.device.blocks import count_block
 from nvt_torchrec.etl.engines.workers import Workers
@@ -175,8 +175,8 @@ def test_lines_longer_than_a_piece_are_parsed_by_the_host(
     lines = path.read_bytes().split(b"\n")
     lines[3] = lines[3].replace(b"\t", b"\t" + b"0" * 500, 1).replace(b"0\t", b"07\t", 1)
     path.write_bytes(b"\n".join(lines))
-    on_card, encode = [], blocks._encode_rows
-    monkeypatch.setattr(blocks, "_encode_rows", lambda *of: on_card.append(of) or encode(*of))
+    on_card, copy = [], blocks.copy_encoded
+    monkeypatch.setattr(blocks, "copy_encoded", lambda *of: on_card.append(of) or copy(*of))
     compare(tmp_path)
     assert len(on_card) == 3  # of 4 parts
 
@@ -185,16 +185,16 @@ def test_a_failed_write_leaves_no_part_and_resume_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "raw", 4)
-    write_part, written = blocks.write_unit, []
+    write_units, written = blocks.write_units, []
 
     def full_at_first(*given):
         written.append(given)
         if len(written) == 1:
             raise OutputError("no space left", "free some")
-        return write_part(*given)
+        return write_units(*given)
 
     monkeypatch.setattr(Workers, "_agrees", lambda *_: True)
-    monkeypatch.setattr(blocks, "write_unit", full_at_first)
+    monkeypatch.setattr(blocks, "write_units", full_at_first)
     with pytest.raises(OutputError, match="no space left"):
         compare(tmp_path)
     wait_for_workers()
@@ -307,8 +307,7 @@ def test_a_card_that_differs_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog, name: str, faulty, match: str
 ) -> None:
     write(tmp_path / "raw", days=3)
-    for module in (comparison, device):
-        monkeypatch.setattr(module, name, faulty)
+    monkeypatch.setattr(device, name, faulty)
     compare(tmp_path)
     assert re.search(match, caplog.text)
     assert caplog.text.count("differs from the CPU's") == 1

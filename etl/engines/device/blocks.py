@@ -6,7 +6,8 @@ A block goes through the card on a lane, a thread with a stream and a pinned buf
 Moments are computed on the host, from the dense columns that the card has parsed: their last bits
 depend on the order of additions, so the cpu engine's function adds up the same pieces. That takes
 a thread about 0.2 s per GB of text, and the copy 60 of a row's 200 bytes in the direction in which
-nothing else of size is copied while fitting.
+nothing else of size is copied while fitting. Counts are those of the host
+(:mod:`etl.engines.counting`): sorting and adding integers has one result.
 """
 
 from __future__ import annotations
@@ -21,25 +22,19 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from nvt_torchrec.base.device import Device
+from nvt_torchrec.base.device import Device, DeviceArray
 from nvt_torchrec.base.files.atomic import Written
 from nvt_torchrec.clicklog.readers.lines import read_into
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.clicklog.text.device.tokenizer import DeviceRows, padded, parse_on_device
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
 from nvt_torchrec.etl.engines import block as host
-from nvt_torchrec.etl.engines.device.counts import (
-    DeviceCounts,
-    count_on_device,
-    merge_on_device,
-    to_device,
-    to_host,
-)
+from nvt_torchrec.etl.engines.counting import Counts
 from nvt_torchrec.etl.engines.moments import moments
 from nvt_torchrec.etl.engines.runs import Run
 from nvt_torchrec.etl.plan import Unit
 from nvt_torchrec.etl.results import LostRowsError, UnitResult
-from nvt_torchrec.etl.state import Piece, write_unit
+from nvt_torchrec.etl.state import Encoded, write_units
 from nvt_torchrec.formats.rows import CategoryValues, RawRows
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
@@ -122,6 +117,55 @@ def _read_only(text: np.ndarray) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
+class DeviceCounts:
+    """Distinct values in ascending order, uint32 [n], and how often each occurred, int64 [n]."""
+
+    values: DeviceArray
+    counts: DeviceArray
+
+
+def count_on_device(
+    device: Device, columns: Sequence[DeviceArray], placeholders: int
+) -> DeviceCounts:
+    """Count the values of the columns that share a vocabulary.
+
+    Args:
+        device: the card.
+        columns: uint32 [n] each; none, for a vocabulary whose values are not counted.
+        placeholders: how many zeros stand for missing values and are not counted.
+    """
+    arrays = device.arrays
+    if not columns:
+        return DeviceCounts(arrays.empty(0, np.uint32), arrays.empty(0, np.int64))
+    together = columns[0] if len(columns) == 1 else arrays.concatenate(columns)
+    values, counts = arrays.unique(together, return_counts=True)
+    counts = counts.astype(np.int64)
+    if placeholders:  # then 0 is the first value
+        counts[0] -= placeholders
+        if not int(counts[0]):
+            values, counts = values[1:], counts[1:]
+    return DeviceCounts(values, counts)
+
+
+def merge_on_device(device: Device, several: Sequence[DeviceCounts]) -> DeviceCounts:
+    """Add up counts, at least one."""
+    arrays = device.arrays
+    some = [counts for counts in several if len(counts.values)]
+    if len(some) < 2:
+        return some[0] if some else several[0]
+    values = arrays.concatenate([counts.values for counts in some])
+    order = arrays.argsort(values)
+    values = values[order]
+    sums = arrays.cumsum(arrays.concatenate([counts.counts for counts in some])[order])
+    last = arrays.concatenate([values[1:] != values[:-1], arrays.ones(1, np.bool_)])
+    places = arrays.flatnonzero(last)
+    until = sums[places]
+    counts = until.copy()
+    counts[1:] -= until[:-1]
+    return DeviceCounts(values[places], counts)
+
+
+@dataclasses.dataclass(frozen=True)
 class DeviceRun:
     """What was counted in a block; see :class:`etl.engines.runs.Run`."""
 
@@ -143,7 +187,10 @@ def count_block(card: Card, block: Block, spec: FeatureSpec, *, reject: bool | i
         rows = card.parse(lane, block, spec)
         if rows is None:
             run = host.count_block(block, spec, reject)
-            there = [to_device(device, counts) for counts in run.counts]
+            there = [
+                DeviceCounts(device.upload(counts.values), device.upload(counts.counts))
+                for counts in run.counts
+            ]
             counted = DeviceRun(run.rows, run.nulls, run.moments, there)
         else:
             counted = count_rows(device, rows, block, spec)
@@ -210,7 +257,8 @@ def merge_runs(card: Card, runs: list[DeviceRun]) -> Run:
     device = card.device
     with card.lane():
         together = zip(*(run.counts for run in runs), strict=True)
-        counts = [to_host(device, merge_on_device(device, list(runs))) for runs in together]
+        merged = [merge_on_device(device, list(runs)) for runs in together]
+        counts = [Counts(device.download(of.values), device.download(of.counts)) for of in merged]
     return Run(
         rows=sum(run.rows for run in runs),
         nulls=np.sum([run.nulls for run in runs], axis=0),
@@ -247,23 +295,19 @@ def encode_unit(
     """
     with card.lane() as lane:
         rows = card.parse(lane, unit.block, workflow.spec)
-        piece = None if rows is None else _encode_rows(card.device, rows, workflow)
-    if piece is None:
+        if rows is not None:
+            codes = workflow.transform(rows.dense, rows.categorical, rows.missing)
+            raw_rows, encoded = copy_encoded(card.device, rows, codes, workflow.schema)
+    if rows is None:
         return host.encode_block((unit,), on_host, work, reject=reject)
-    result, written = write_unit(unit, [piece], work)
-    return [result], written
-
-
-def _encode_rows(device: Device, rows: DeviceRows, workflow: DeviceWorkflow) -> Piece:
-    encoded = workflow.transform(rows.dense, rows.categorical, rows.missing)
-    return copy_encoded(device, rows, encoded, workflow.schema)
+    return write_units([unit], [raw_rows], lambda _: encoded, work)
 
 
 def copy_encoded(
     device: Device, rows: DeviceRows, encoded: DeviceEncoded, schema: TableSchema
-) -> Piece:
-    """Copy encoded rows to the host, as what :func:`etl.state.write_unit` writes."""
+) -> tuple[RawRows, Encoded]:
+    """Copy parsed rows to the host, and what :func:`etl.state.write_units` writes for them."""
     arrays = (rows.label, rows.missing, encoded.dense, encoded.ids)
     label, missing, dense, ids = map(device.download, arrays)
     on_host = EncodedRows(label.astype(np.float32), dense, ids, encoded.null, encoded.oov)
-    return _raw_rows(label, dense, missing, ids), to_table(on_host, schema), encoded.oov
+    return _raw_rows(label, dense, missing, ids), (to_table(on_host, schema), encoded.oov)

@@ -10,18 +10,25 @@ import contextlib
 import functools
 import itertools
 import logging
+import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
+import pyarrow.parquet as pq
 from distributed import Client
 
-from nvt_torchrec.base.device import CudaDevice, Device
+from nvt_torchrec.base.arrays import to_numpy
+from nvt_torchrec.base.device import CudaDevice, Device, difference
+from nvt_torchrec.base.errors import ClickLogError
+from nvt_torchrec.base.files.atomic import publish
 from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.etl.engines import block as host
 from nvt_torchrec.etl.engines.cluster import POOL_SHARE
-from nvt_torchrec.etl.engines.device import supports
+from nvt_torchrec.etl.engines.device import gpu_memory, supports
 from nvt_torchrec.etl.engines.device.blocks import (
     LANES,
     Card,
@@ -29,14 +36,12 @@ from nvt_torchrec.etl.engines.device.blocks import (
     encode_unit,
     merge_runs,
 )
-from nvt_torchrec.etl.engines.hardware import gpu_memory
-from nvt_torchrec.etl.engines.job import Job
-from nvt_torchrec.etl.engines.runs import FAN_IN, run_name, write_run
-from nvt_torchrec.etl.engines.syncing import Syncer
-from nvt_torchrec.etl.output import FIT
+from nvt_torchrec.etl.engines.engine import Job
+from nvt_torchrec.etl.engines.runs import FAN_IN, Run, run_name, write_run
+from nvt_torchrec.etl.output import FIT, PARTS
 from nvt_torchrec.etl.plan import Unit
 from nvt_torchrec.etl.results import UnitResult
-from nvt_torchrec.etl.state import record
+from nvt_torchrec.etl.state import recording
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import CompiledWorkflow
@@ -51,6 +56,8 @@ LANE_THREADS = 2 * LANES
 TASK_BLOCKS = 4 * FAN_IN
 #: The share of a worker's memory pool that vocabularies may take; blocks in flight take the rest.
 VOCABULARY_SHARE = 0.6
+#: By how much dense values may differ, as a share of their magnitude.
+_TOLERANCE = 1e-6
 
 
 def takes(spec: FeatureSpec, blocks: Iterable[Block]) -> bool:
@@ -133,10 +140,7 @@ def encode_units(units: list[Unit], *, job: Job, workflow: tuple[str, str]) -> l
         syncer.add(written, results)
         return results
 
-    def note(durable: list[list[UnitResult]]) -> None:
-        record(job.work, [result for results in durable for result in results])
-
-    with Syncer(note, LANE_THREADS) as syncer:
+    with recording(job.work, LANE_THREADS) as syncer:
         encoded = in_order(encode_one, units, LANE_THREADS, "lane", ahead=len(units))
         return [result for results in encoded for result in results]
 
@@ -150,13 +154,9 @@ def worker_card() -> Card:
         return _card_of(make_device())
 
 
+@functools.lru_cache(maxsize=1)
 def make_device() -> Device:
     """Return the device of this process."""
-    return _cuda_device()
-
-
-@functools.lru_cache(maxsize=1)
-def _cuda_device() -> Device:
     return CudaDevice()
 
 
@@ -173,3 +173,66 @@ def load_once(device: Device, path: str, digest: str) -> tuple[DeviceWorkflow, C
     """
     workflow = compiled.load(path)
     return DeviceWorkflow(device, workflow), workflow
+
+
+# ---- the first block, counted and encoded by the host as well, and compared
+
+
+def compare_counts(job: Job, block: Block) -> str:
+    """Count a block on the card and on the host; return what differs, "" for nothing."""
+
+    def on_card() -> Mapping[str, np.ndarray]:
+        card = worker_card()
+        counted = count_block(card, block, job.spec, reject=job.reject)
+        return _arrays(merge_runs(card, [counted]), job.spec)
+
+    return _difference(
+        on_card, lambda: _arrays(host.count_block(block, job.spec, job.reject), job.spec)
+    )
+
+
+def _arrays(run: Run, spec: FeatureSpec) -> dict[str, np.ndarray]:
+    arrays = {"rows": np.array(run.rows), "nulls": run.nulls, "moments": run.moments}
+    for name, counts in zip(spec.vocabularies, run.counts, strict=True):
+        arrays |= {f"values of {name}": counts.values, f"counts of {name}": counts.counts}
+    return arrays
+
+
+def compare_codes(job: Job, unit: Unit, workflow: tuple[str, str]) -> str:
+    """Encode and write a unit on the card and on the host; return what differs, "" for nothing.
+
+    Args:
+        job: The job.
+        unit: A whole block.
+        workflow: The path of the saved workflow, and the digest of its description.
+    """
+    with tempfile.TemporaryDirectory(dir=job.work, prefix="compared") as temporary:
+        ours, theirs = Path(temporary, "card"), Path(temporary, "host")
+
+        def on_card() -> Mapping[str, np.ndarray]:
+            card = worker_card()
+            there, here = load_once(card.device, *workflow)
+            publish(encode_unit(card, unit, there, here, ours, reject=job.reject)[1])
+            return _columns(ours / PARTS / unit.file)
+
+        def on_host() -> Mapping[str, np.ndarray]:
+            loaded = compiled.load(Path(workflow[0]))
+            publish(host.encode_block((unit,), loaded, theirs, reject=job.reject)[1])
+            return _columns(theirs / PARTS / unit.file)
+
+        return _difference(on_card, on_host)
+
+
+def _columns(part: Path) -> dict[str, np.ndarray]:
+    table = pq.read_table(part)
+    return {name: to_numpy(table[name].combine_chunks()) for name in table.column_names}
+
+
+def _difference(
+    on_card: Callable[[], Mapping[str, Any]], on_host: Callable[[], Mapping[str, Any]]
+) -> str:
+    try:
+        expected = on_host()
+    except ClickLogError:  # the run will raise it, at the row that comes first
+        return ""
+    return difference(on_card, expected, _TOLERANCE)

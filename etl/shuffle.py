@@ -1,22 +1,21 @@
 """Shuffling the rows of the training split in bounded memory.
 
-Row g of the split, counted over its parts in order, moves to position permutation(g)
-(:mod:`etl.shuffle.permutation`): one permutation of all rows (``full``), or one of each day's
-(``file``). The order depends on the seed and the number of rows (of each day), and not on how the
-parts were cut or made. Parts keep their names and row counts.
+Row g of the split, counted over its parts in order, moves to position permutation(g): one
+permutation of all rows (``full``), or one of each day's (``file``). The order depends on the seed
+and the number of rows (of each day), and not on how the parts were cut or made. Parts keep their
+names and row counts.
 
-Two passes over the files, each in threads. *Scatter* reads chunks of consecutive row groups and
-writes each chunk's rows, sorted into buckets, as one file. *Gather* reads one bucket from all those
-files, puts its rows in order and writes the parts it covers. A bucket is some consecutive parts.
-Chunks and buckets have about the same size, which bounds memory, the number of files and the size
-of single reads for any size of split. The state on disk is a journal
-(:mod:`base.files.journal`) and for each chunk a file ``chunk.<i>``: the chunk's rows as Arrow
-IPC messages by bucket, then where each begins. The units of the journal are::
+Consecutive parts are a group. Two passes over the groups, each in threads. *Scatter* reads a group
+and writes its rows, sorted by the group that they move to, as one file. *Gather* reads what moves
+to a group from all those files, puts its rows in order and writes its parts. Groups have about the
+same size, which bounds memory, the number of files and the size of single reads for any size of
+split. The state on disk is a journal (:mod:`base.files.journal`) and for each group a file
+``chunk.<i>``: its rows as Arrow IPC messages by the group that they move to, then where each
+begins. The units of the journal are::
 
     chunk.<i>            the file is there
     scattered          all of them are: the source is not read again
-    bucket.<i>         the parts of this bucket are written
-    shuffled           all parts are
+    bucket.<i>         the parts of this group are written
 """
 
 from __future__ import annotations
@@ -26,10 +25,11 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,9 +38,9 @@ from nvt_torchrec.base.arrays import to_arrow, to_numpy
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import atomic_path
 from nvt_torchrec.base.files.journal import Journal, refuse_changes
+from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.etl.parquet import write_part
-from nvt_torchrec.etl.shuffle.permutation import permute, round_keys
 
 _RESTART = "run with --restart"
 #: Bytes of rows that a thread takes at once: at least, and at most (a part may be larger).
@@ -97,55 +97,50 @@ def shuffle(
         # parts may be replaced already: their rows must not be scattered again
         raise BadInputError(f"{work}: the record that all rows were scattered is damaged", _RESTART)
 
-    def once(unit: str, work: Callable[[], float]) -> float:
+    def once(unit: str, do: Callable[[_Plan, Path, Path, int], float], group: int) -> float:
         """Do the work of a unit, unless it is finished; returns the rows to report."""
         if unit not in finished:
-            finished[unit] = work()
+            finished[unit] = do(plan, directory, work, group)
             journal.add({unit: finished[unit]})
         return finished[unit]
 
-    def scatter(chunk: int) -> float:
-        return once(f"chunk.{chunk}", lambda: _scatter(plan, directory, work, chunk))
+    def scatter(group: int) -> float:
+        return once(f"chunk.{group}", _scatter, group)
 
-    def gather(bucket: int) -> float:
-        return once(f"bucket.{bucket}", lambda: _gather(plan, directory, work, bucket))
+    def gather(group: int) -> float:
+        return once(f"bucket.{group}", _gather, group)
 
-    if "shuffled" in finished:
-        report(plan.rows)
-        return
+    groups = range(len(plan.groups))
     if "scattered" in finished:
         report(plan.rows / 2)
     else:
-        for rows in in_order(scatter, range(len(plan.chunks)), workers, "shuffle"):
+        for rows in in_order(scatter, groups, workers, "shuffle"):
             report(rows)
         journal.add({"scattered": 0})
-    for rows in in_order(gather, range(len(plan.buckets)), workers, "shuffle"):
+    for rows in in_order(gather, groups, workers, "shuffle"):
         report(rows)
-    journal.add({"shuffled": 0})
-    for chunk in range(len(plan.chunks)):
-        _chunk_file(work, chunk).unlink(missing_ok=True)
+    for group in groups:
+        _chunk_file(work, group).unlink(missing_ok=True)
 
 
 @dataclasses.dataclass
 class _Plan:
-    """The cut into chunks and buckets, which depends on the parts' footers; JSON-ready.
+    """The groups, which depend on the parts' footers; JSON-ready.
 
     Attributes:
         settings: mode, seed and parts that :func:`shuffle` was called with.
-        chunks: consecutive row groups: [part, row group, first row, rows] each.
-        buckets: consecutive parts: [first part, last part + 1].
+        groups: [first part, last part + 1] each.
     """
 
     settings: dict[str, Any]
-    chunks: list[list[list[int]]]
-    buckets: list[list[int]]
+    groups: list[list[int]]
 
     def __post_init__(self) -> None:
         self.parts = [Part(*part) for part in self.settings["parts"]]
         self.starts = np.cumsum([0] + [part.rows for part in self.parts])
         self.rows = int(self.starts[-1])
-        # the first row of each bucket, and all rows
-        self.bounds = self.starts[[begin for begin, _ in self.buckets] + [len(self.parts)]]
+        # the first row of each group, and all rows
+        self.bounds = self.starts[[begin for begin, _ in self.groups] + [len(self.parts)]]
         self.segments = self._segments()
 
     def _segments(self) -> list[tuple[int, int, np.ndarray]]:
@@ -172,79 +167,59 @@ class _Plan:
 
 
 def _plan(source: Path, task: dict, journal: Journal, bytes_at_once: int | None) -> _Plan:
-    """The journal's plan, or a new one. Row groups' sizes change when the parts are replaced."""
+    """The journal's plan, or a new one: the sizes of lists change when the parts are replaced."""
     plan = journal.plan(_Plan, _RESTART)
     if plan is not None:
         before, now = {"settings": plan.settings}, {"settings": json.loads(json.dumps(task))}
         refuse_changes(before, now, journal.directory, _RESTART)
         return plan
-    groups = []  # part, row group, first row, rows, bytes
-    sizes = []  # of parts
-    for i, (name, rows, _) in enumerate(task["parts"]):
+    sizes = []
+    for name, rows, _ in task["parts"]:
         footer = _read(source / name, pq.read_metadata)
         if footer.num_rows != rows:
             raise BadInputError(
-                f"{source / name}: {footer.num_rows} rows instead of {rows}",
-                _RESTART,
+                f"{source / name}: {footer.num_rows} rows instead of {rows}", _RESTART
             )
-        of_file, row = [], 0
-        for j in range(footer.num_row_groups):
-            group = footer.row_group(j)
-            of_file.append([i, j, row, group.num_rows, _bytes(group)])
-            row += group.num_rows
-        groups += of_file
-        sizes.append(sum(group[-1] for group in of_file))
+        sizes.append(_bytes(footer))
     if bytes_at_once is None:
         bytes_at_once = min(max(_LEAST, math.isqrt(sum(sizes) * _PIECE)), _MOST)
-    chunks = _consecutive(groups, [group[-1] for group in groups], bytes_at_once)
-    buckets = _consecutive(range(len(sizes)), sizes, bytes_at_once)
-    plan = _Plan(
-        task,
-        [[group[:4] for group in chunk] for chunk in chunks],
-        [[bucket[0], bucket[-1] + 1] for bucket in buckets],
-    )
+    groups: list[list[int]] = []
+    total = 0
+    for i, size in enumerate(sizes):
+        if not groups or total + size > bytes_at_once:
+            groups.append([i, i])
+            total = 0
+        groups[-1][1] = i + 1
+        total += size
+    plan = _Plan(task, groups)
     journal.begin(dataclasses.asdict(plan))
     return plan
 
 
-def _bytes(group: pq.RowGroupMetaData) -> int:
-    """Memory of a row group: 4 bytes for each value, and for each list."""
-    columns = [group.column(i) for i in range(group.num_columns)]
-    lists = sum("." in column.path_in_schema for column in columns)
-    return 4 * (sum(column.num_values for column in columns) + lists * group.num_rows)
+def _bytes(footer: pq.FileMetaData) -> int:
+    """Memory of a part: 4 bytes for each value, and for each list."""
+    total = 0
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            total += column.num_values + ("." in column.path_in_schema) * group.num_rows
+    return 4 * total
 
 
-def _consecutive(items: Iterable, sizes: list[int], limit: int) -> list[list]:
-    """Cut items into lists with sizes of up to ``limit``; a larger item has a list of its own."""
-    lists, total = [], 0
-    for item, size in zip(items, sizes, strict=True):
-        if not lists or total + size > limit:
-            lists.append([])
-            total = 0
-        lists[-1].append(item)
-        total += size
-    return lists
-
-
-def _scatter(plan: _Plan, source: Path, work: Path, chunk: int) -> float:
-    """Write the rows of a chunk by bucket; returns half of their number."""
-    groups = plan.chunks[chunk]
-    rows = sum(group[3] for group in groups)
-    tables = []
-    for part in sorted({group[0] for group in groups}):
-        indices = [group[1] for group in groups if group[0] == part]
-        tables.append(
-            _read(
-                source / plan.parts[part].file,
-                lambda path, indices=indices: pq.ParquetFile(
-                    path, page_checksum_verification=True
-                ).read_row_groups(indices, use_threads=False),
-            )
+def _scatter(plan: _Plan, source: Path, work: Path, group: int) -> float:
+    """Write the rows of a group by the group that they move to; returns half of their number."""
+    tables = [
+        _read(
+            source / part.file,
+            lambda path: pq.ParquetFile(path, page_checksum_verification=True).read(
+                use_threads=False
+            ),
         )
-    begin = int(plan.starts[groups[0][0]]) + groups[0][2]
-    positions = plan.positions(begin, begin + rows)
-    buckets = np.searchsorted(plan.bounds, positions, side="right") - 1
-    order = np.argsort(buckets.astype(np.uint32), kind="stable")
+        for part in plan.parts[slice(*plan.groups[group])]
+    ]
+    begin, end = plan.bounds[group : group + 2].tolist()
+    positions = plan.positions(begin, end)
+    targets = np.searchsorted(plan.bounds, positions, side="right") - 1
+    order = np.argsort(targets.astype(np.uint32), kind="stable")
     batch = _one_batch(
         pa.concat_tables(tables).append_column(
             pa.field("", pa.int64(), nullable=False), to_arrow(positions)
@@ -252,10 +227,10 @@ def _scatter(plan: _Plan, source: Path, work: Path, chunk: int) -> float:
     )
     del tables
     batch = batch.take(to_arrow(order))
-    cuts = np.searchsorted(buckets[order], np.arange(len(plan.buckets) + 1))
+    cuts = np.searchsorted(targets[order], np.arange(len(plan.groups) + 1))
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     with (
-        atomic_path(_chunk_file(work, chunk)) as temporary,
+        atomic_path(_chunk_file(work, group)) as temporary,
         pa.OSFile(str(temporary), "wb") as file,
     ):
         stream = pa.ipc.new_stream(file, batch.schema, options=options)
@@ -267,17 +242,26 @@ def _scatter(plan: _Plan, source: Path, work: Path, chunk: int) -> float:
             offsets.append(file.tell())
         stream.close()
         file.write(np.array(offsets, "<i8").tobytes())
-    return rows / 2
+    return (end - begin) / 2
 
 
-def _gather(plan: _Plan, directory: Path, work: Path, bucket: int) -> float:
-    """Write the parts of a bucket; returns half of their rows."""
-    begin, end = int(plan.bounds[bucket]), int(plan.bounds[bucket + 1])
-    parts = range(*plan.buckets[bucket])
-    schema = _read(directory / plan.parts[parts[0]].file, pq.read_schema)
+def _gather(plan: _Plan, directory: Path, work: Path, group: int) -> float:
+    """Write the parts of a group; returns half of their rows."""
+    begin, end = plan.bounds[group : group + 2].tolist()
+
+    schema = _read(directory / plan.parts[plan.groups[group][0]].file, pq.read_schema)
     moving = schema.append(pa.field("", pa.int64(), nullable=False))
-    pieces = [_piece(plan, work, chunk, bucket, moving) for chunk in range(len(plan.chunks))]
-    table = pa.Table.from_batches([piece for piece in pieces if piece], moving)
+
+    def moved_here(path: Path) -> list[pa.RecordBatch]:
+        with open(path, "rb") as file:
+            file.seek(8 * (group - len(plan.groups) - 1), os.SEEK_END)
+            first, last = np.frombuffer(file.read(16), "<i8").tolist()
+            file.seek(first)
+            message = file.read(last - first)
+            return [pa.ipc.read_record_batch(message, moving)] if message else []
+
+    pieces = [_read(_chunk_file(work, i), moved_here) for i in range(len(plan.groups))]
+    table = pa.Table.from_batches(itertools.chain(*pieces), moving)
     del pieces
     positions = np.concatenate([np.empty(0, np.int64), *map(to_numpy, table[""].chunks)])
     order = np.full(end - begin, -1)
@@ -289,33 +273,15 @@ def _gather(plan: _Plan, directory: Path, work: Path, bucket: int) -> float:
         )
     batch = _one_batch(table.select(schema.names))
     del table
-    for part in parts:
+    for part in range(*plan.groups[group]):
         cut = slice(*(plan.starts[part : part + 2] - begin))
         rows = batch.take(to_arrow(order[cut]))
         write_part(pa.Table.from_batches([rows], schema), directory / plan.parts[part].file)
     return (end - begin) / 2
 
 
-def _piece(
-    plan: _Plan, work: Path, chunk: int, bucket: int, schema: pa.Schema
-) -> pa.RecordBatch | None:
-    """The rows of a chunk that go to a bucket; None if there are none."""
-
-    def read(path: Path) -> pa.RecordBatch | None:
-        with open(path, "rb") as file:
-            index = 8 * (len(plan.buckets) + 1 - bucket)
-            file.seek(-index, os.SEEK_END)
-            first, last = np.frombuffer(file.read(16), "<i8").tolist()
-            file.seek(first)
-            return (
-                pa.ipc.read_record_batch(file.read(last - first), schema) if first < last else None
-            )
-
-    return _read(_chunk_file(work, chunk), read)
-
-
-def _chunk_file(work: Path, chunk: int) -> Path:
-    return work / f"chunk.{chunk}"
+def _chunk_file(work: Path, group: int) -> Path:
+    return work / f"chunk.{group}"
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
@@ -328,3 +294,63 @@ def _read(path: Path, read: Callable[[Path], Any]) -> Any:
         return read(path)
     except (OSError, pa.ArrowException) as error:
         raise BadInputError(f"{path}: cannot be read: {error}", _RESTART) from error
+
+
+# A keyed pseudo-random permutation of [0, n), evaluated element by element in constant memory.
+#
+# A Feistel network on pairs (left, right) of numbers below a = ⌈√n⌉ permutes [0, a²); walking along
+# its cycle until the result is below n makes it a permutation of [0, n), with hardly ever a second
+# step as a² < n + 2√n + 1. Both are from Black and Rogaway, "Ciphers with Arbitrary Finite Domains"
+# (CT-RSA 2002). Luby and Rackoff (1988) show that four rounds with random round functions cannot be
+# told from a random permutation; here are eight, with a mixing function that is only good.
+
+ROUNDS = 8
+
+
+def round_keys(*seed: int) -> np.ndarray:
+    """uint64 [ROUNDS] from non-negative integers, by NumPy's ``SeedSequence``."""
+    return np.random.SeedSequence(seed).generate_state(ROUNDS, np.uint64)
+
+
+def permute(begin: int, end: int, n: int, keys: np.ndarray) -> np.ndarray:
+    """The images of ``begin … end - 1`` under the permutation of [0, n) that ``keys`` select.
+
+    Args:
+        begin, end: 0 ≤ begin ≤ end ≤ n.
+        n: size of the domain, below 2**62.
+        keys: uint64 [ROUNDS]; see :func:`round_keys`.
+
+    Returns:
+        int64 [end - begin].
+    """
+    side = math.isqrt(max(n - 1, 0)) + 1
+    return _permute(begin, end, np.uint64(n), np.uint64(side), keys)
+
+
+@compiled()
+def _permute(begin, end, n, side, keys):
+    images = np.empty(end - begin, np.int64)
+    for i in range(end - begin):
+        x = np.uint64(begin + i)
+        while True:
+            left, right = x // side, x % side
+            for key in keys:
+                # a 32-bit hash, scaled to [0, side) by a multiplication
+                mixed = ((mix(right ^ key) >> np.uint64(32)) * side) >> np.uint64(32)
+                mixed += left
+                if mixed >= side:
+                    mixed -= side
+                left, right = right, mixed
+            x = left * side + right
+            if x < n:
+                break
+        images[i] = np.int64(x)
+    return images
+
+
+@numba.njit(inline="always")
+def mix(x):
+    """The finalizer of MurmurHash3 (Appleby): every bit in moves about half of the bits out."""
+    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return x ^ (x >> np.uint64(33))

@@ -1,1 +1,0 @@
-"""Shuffling of the training rows in bounded memory."""
