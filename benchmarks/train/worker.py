@@ -85,6 +85,7 @@ def _flags(args: argparse.Namespace) -> list[str]:
         "limit_train_batches": str(args.warm_up + args.steps + 1),
         "limit_val_batches": "1",
         "limit_test_batches": "1",
+        "validation_freq_within_epoch": "1000000",  # at the end, as dlrm_main by default
     }
     return [part for name, value in values.items() for part in (f"--{name}", value)]
 
