@@ -60,7 +60,6 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
         "optim": {"settings"},
         "reporting": {"launch", "settings"},
         "settings": set(),
-        "sharding": {"launch", "optim", "settings"},
     },
     "inference": {
         "commands": {"export", "model", "publish", "server"},
