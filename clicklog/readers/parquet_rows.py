@@ -151,13 +151,12 @@ def read_parquet(
         begins = [0, *ends[:-1]]
         groups = [i for i in range(len(ends)) if begins[i] < end and begin < ends[i]]
         at = begins[groups[0]] if groups else end
-        tables = parquet.iter_batches(
-            chunk_rows or max(1, end - at), row_groups=groups, columns=names, use_threads=False
-        )
-        if chunk_rows is None:  # in one chunk, though batches may end with row groups
-            batches = list(tables)
-            schema = batches[0].schema if batches else parquet.schema_arrow
-            tables = iter([pa.Table.from_batches(batches, schema)])
+        if chunk_rows is None:
+            tables = [parquet.read_row_groups(groups, columns=names, use_threads=False)]
+        else:
+            tables = parquet.iter_batches(
+                chunk_rows, row_groups=groups, columns=names, use_threads=False
+            )
         for table in tables:
             chunk = table.slice(max(begin - at, 0), max(end - max(at, begin), 0))
             at += len(table)

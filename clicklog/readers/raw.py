@@ -113,19 +113,10 @@ def check_label(label: bool, source: str, spec: FeatureSpec) -> None:
     if label:
         return
     wanted = [name for name in spec.sources(label=True) if name not in spec.sources(label=False)]
-    what = f"rows without the field{'s' * (len(wanted) > 1)} {', '.join(wanted)}"
-    if spec.is_plain and not spec.input.columns:
-        what = f"rows of {len(spec.columns) - 1} fields"
-    if spec.input.format in ("json", "parquet") or spec.input.header:
-        what = f"not all of the columns {', '.join(wanted)}, which training reads, are there"
-        what = what if len(wanted) > 1 else f"no column {wanted[0]}"
-    elif len(wanted) > 1:
-        what += ", which training reads"
-    what += ", so there is no label" if len(wanted) == 1 else ""
     remedy = "correct the names in the spec, or pass data with labels to train on"
     if any(f"/{name}=" in source for name in wanted):
         remedy = "convert it to parquet: of text, values in the names of directories are no columns"
-    raise BadRowError(f"{source}: {what}", remedy)
+    raise BadRowError(f"{source}: rows without {', '.join(wanted)}, which training reads", remedy)
 
 
 def read_block(

@@ -198,11 +198,10 @@ def parse_chunks(
             head = bytes(as_utf8(chunk.head, spec.input.encoding))
             remedy = OPEN_QUOTE_REMEDY if chunk.open_quote else TOO_LONG_REMEDY
             bad.append(BadRow(before, str(chunk), "", head, remedy))
-            before += 1
         else:
             texts.append(chunk)
-            if len(chunks) > 1:
-                before += rows_in(chunk, spec)
+        if len(chunks) > 1:
+            before += rows_in(chunk, spec)
     text = texts[0] if len(texts) == 1 else b"".join(texts)
     if spec.input.format == "json":
         from nvt_torchrec.clicklog.readers.json_rows import parse_json

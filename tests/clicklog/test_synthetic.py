@@ -18,6 +18,7 @@ from nvt_torchrec.clicklog.synthetic.model import (
     MEDIANS,
     MISSING_COUNT,
     MISSING_VALUE,
+    PAIRS,
     SHARES,
     SIGNAL,
     Rows,
@@ -187,14 +188,15 @@ def test_the_signal_is_shared_out_as_planned() -> None:
         np.concatenate([getattr(rows, name) for rows in drawn], axis=-1)
         for name in ("dense", "categorical", "label")
     )
+    additive, pairs = model.terms[: -len(PAIRS)], model.terms[-len(PAIRS) :]
+    of_kind = {"dense": additive[:13], "categorical": additive[13:], "interactions": pairs}
     for kind, share in SHARES.items():
-        terms = tuple(term for term in model.terms if term.kind == kind)
+        terms = of_kind[kind]
         part = dataclasses.replace(model, terms=terms).logits(dense, categorical)
         assert part.std() == pytest.approx(SIGNAL * share**0.5, rel=0.06)
     assert label.mean() == pytest.approx(0.256, rel=0.1)
     auroc = roc_auc_score(label, np.concatenate(logits))
     assert 0.80 < auroc < 0.84
-    additive = tuple(term for term in model.terms if term.kind != "interactions")
     main_effects = dataclasses.replace(model, terms=additive).logits(dense, categorical)
     assert roc_auc_score(label, main_effects) < auroc - 0.03
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nvt_torchrec.base.errors import OutputError, SettingsError
+from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.clicklog.synthetic.log import synthesize
 from nvt_torchrec.clicklog.synthetic.model import SyntheticSettings
 from tests.clicklog.directories import contents
@@ -56,12 +56,6 @@ def test_a_failed_write_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 # ---- settings and command line
-
-
-def test_workers_out_of_range(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="workers = 0"):
-        synthesize(tmp_path / "raw", SETTINGS, workers=0)
-    assert not (tmp_path / "raw").exists()
 
 
 def test_command_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd) -> None:
