@@ -174,8 +174,12 @@ def read_block_chunks(
             error = bad_row_error(
                 rows, source, first_line(block, spec) + lines_before, unit_of(spec)
             )
-            if reject:
-                raise too_many_bad_rows(error, bad)
+            if reject:  # the rest of the log cannot matter
+                raise BadRowError(
+                    f"{error.what}\n{bad:,} rows of this block are malformed, which is more than "
+                    "--max_bad_fraction allows of the whole input",
+                    "correct the file or the spec, or allow more with --max_bad_fraction",
+                )
             raise error
         lines_before += rows.lines
         yield rows
@@ -204,15 +208,6 @@ def unit_of(spec: FeatureSpec) -> str:
     """What :func:`first_line` counts: "line" or "row"."""
     rows = spec.input.format == "parquet" or spec.input.quoted_newlines
     return "row" if rows else "line"
-
-
-def too_many_bad_rows(error: BadRowError, bad: int) -> BadRowError:
-    """Return the error of a block with so many bad rows that the rest of the log cannot matter."""
-    return BadRowError(
-        f"{error.what}\n{bad:,} rows of this block are malformed, which is more than "
-        "--max_bad_fraction allows of the whole input",
-        "correct the file or the spec, or allow more with --max_bad_fraction",
-    )
 
 
 def bad_row_error(rows: RawRows, source: str, first: int, unit: str = "line") -> BadRowError:

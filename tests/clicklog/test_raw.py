@@ -72,6 +72,8 @@ def test_a_file_that_shrank(tmp_path: Path) -> None:
         read_bytes(str(tmp_path / "day_0"), 0, size + 1)
     with pytest.raises(BadInputError, match=f"{size} bytes instead of {size + 1}"):
         read_into(str(tmp_path / "day_0"), 2, size + 1, memoryview(bytearray(size)))
+    with pytest.raises(BadInputError, match=f"{size} bytes instead of {size + 1}"):
+        read_block(Block(str(tmp_path / "day_0"), 0, size + 1, "x"), CRITEO)
     with pytest.raises(BadInputError, match="cannot be read"):
         read_block(Block(str(tmp_path / "none"), 0, 1, "none"), CRITEO)
 
