@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.parquet_footer import DECOMPRESSED, Footer, columns_of_leaves, footer_of
 from nvt_torchrec.clicklog.readers.lines import filesystem_of
 from nvt_torchrec.clicklog.readers.parquet_values import convert_array, fits, type_remedy, wanted
@@ -226,21 +226,19 @@ def table_to_rows(
     return assemble(spec, converted, text or as_json, rows=len(table), label=label, reject=reject)
 
 
-def convert_column(array: pa.Array, read: Read, source: str) -> Converted:
+def convert_column(array: pa.Array, read: Read) -> Converted:
     """Check and convert a column that is in memory, as :func:`read_parquet` does.
 
     Args:
         array: [n], of any type that can hold the values that are read.
         read: How the column is read.
-        source: Names the array in errors.
 
     Raises:
-        BadInputError: The array is of another type.
+        SchemaError: The array is of another type.
     """
     if not fits(array.type, read):
-        raise BadInputError(
-            f"{source}: column {read.source} is of type {array.type}, not {wanted(read)}",
-            "convert it first",
+        raise SchemaError(
+            f"column {read.source} is of type {array.type}, not {wanted(read)}", "convert it first"
         )
     return convert_array(array, read)
 
