@@ -156,8 +156,6 @@ def test_a_day_that_adds_nothing(line: Path, tmp_path: Path) -> None:
     description = extend(line / "2", tmp_path / "3", day(8, cat_0={7: 1}))
     assert description.digest == workflows.inspect(line / "2" / "workflow").digest
     assert description.ancestor(description.digest).number == 3
-    with pytest.raises(SchemaError, match=r"state of generation 2 .*the workflow is generation 3"):
-        read_state(line / "2" / "extension", description)
 
 
 @pytest.mark.parametrize(
