@@ -4,7 +4,7 @@ The loops read columns of the loader's own types with one value a row, none miss
 are plain or hold indices, not compressed or compressed by a codec that Arrow has. All columns are
 read in one call without the interpreter lock. Where there is a dictionary, its values are checked
 instead of those of each row. Anything else, and anything broken, is left to
-:mod:`nvt_loader.parquet.arrow_reader`.
+:mod:`nvt_loader.parquet.decoder`.
 """
 
 from __future__ import annotations
@@ -98,9 +98,7 @@ class PageReader:
             return None
         checked = largest >= columns.limits
         state = cursors, table, first_page, chunks
-        return OpenRowGroup(
-            self._dataset, self._checker, columns, file, state, checked, owner, self._values
-        )
+        return OpenRowGroup(self._checker, columns, file, state, checked, owner, self._values)
 
 
 @dataclasses.dataclass
@@ -108,7 +106,7 @@ class OpenRowGroup:
     """Hands out the rows of a row group, from the first to the last.
 
     Attributes:
-        dataset, checker: The data, and the checks of its columns.
+        checker: The checks of the columns.
         columns: The column chunks that are read here.
         file: The number of the row group's file.
         state: Cursors, pages, first pages and column chunks, as the loops take them.
@@ -118,7 +116,6 @@ class OpenRowGroup:
         broken: Whether rows could not be read; then none can be any more.
     """
 
-    dataset: Dataset
     checker: Checker
     columns: ColumnChunks
     file: int
