@@ -151,11 +151,11 @@ def produce_blocks(
 
 def _difference(build: Callable[[], Block], host: Block) -> str:
     """Return how a block that is built on a device differs from the host's; "" if it does not."""
-    return difference(lambda: _arrays(build()), _arrays(host))
 
+    def arrays(block: Block) -> dict[str, np.ndarray]:
+        return {name: tensor.cpu().numpy() for name, tensor in block.tensors.items()}
 
-def _arrays(block: Block) -> dict[str, np.ndarray]:
-    return {name: tensor.cpu().numpy() for name, tensor in block.tensors.items()}
+    return difference(lambda: arrays(build()), arrays(host))
 
 
 def _extents(

@@ -26,9 +26,6 @@ from nvt_torchrec.nvt_loader.parquet.dictionary_indices import CURSOR_FIELDS
 from nvt_torchrec.nvt_loader.parquet.page_values import open_columns, read_into, read_rows
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Buffers, RowChunk, Target
 
-#: Row groups of which it is kept where their columns lie.
-ROW_GROUPS = 1024
-
 #: Codecs by their numbers in parquet.thrift.
 CODECS = {0: None, 1: "snappy", 6: "zstd"}
 
@@ -60,7 +57,6 @@ class PageReader:
 
     def __init__(self, dataset: Dataset, checker: Checker) -> None:
         self._dataset, self._checker = dataset, checker
-        self._known: dict[int, ColumnChunks | None] = {}  # by row group
         self._bytes, self._values = Buffers(), Buffers()
 
     def open(self, row_group: int, footer: Footer) -> OpenRowGroup | None:
@@ -72,19 +68,14 @@ class PageReader:
         Raises:
             OSError: The file cannot be read.
         """
-        known = self._known
-        if row_group not in known:
-            if len(known) >= ROW_GROUPS:
-                known = self._known = {}
-            known[row_group] = _column_chunks(self._dataset, self._checker, row_group, footer)
-        columns = known[row_group]
+        columns = _column_chunks(self._dataset, self._checker, row_group, footer)
         if columns is None:
             return None
         file = self._dataset.row_groups[row_group].file
         memory = self._bytes.take(sum(size for _, size in columns.byte_ranges))
         if not _read(self._dataset.path(file), columns.byte_ranges, memory):
             return None
-        chunks = columns.chunks.copy()
+        chunks = columns.chunks
         chunks[:, pages.ADDRESS] += memory.ctypes.data
         table, first_page = _find_pages(chunks)
         if table is None or not _verify_checksums(table, memory):
