@@ -13,7 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from nvt_torchrec import workflows
-from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.etl_output import EtlOutput
@@ -21,7 +21,7 @@ from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.spec.split import Split
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows.drift import Drift
-from tests.etl.extended import add, assert_sound, content, copy_of, differences, make_base
+from tests.etl.extended import add, assert_sound, content, copy_of, differences, make_base, refused
 from tests.etl.runs import QUARANTINE, read_split, settings
 from tests.etl.split_logs import (
     NAMES,
@@ -262,19 +262,11 @@ def test_drift_compares_no_day_with_rows_of_the_same_days(raw: Path, bases, tmp_
     assert [own.then for own in unseen] == [[], *(own.now for own in unseen[:-1])]
 
 
-def _refused(output: Path, path: Path, match: str, **options) -> None:
-    before = content(output)
-    with pytest.raises((BadInputError, SettingsError), match=match) as caught:
-        add(output, path, **options)
-    assert caught.value.remedy
-    assert differences(before, content(output)) == []
-
-
 def test_days_of_splits_are_refused(raw: Path, bases, tmp_path: Path) -> None:
     for name in SPLITS_OF_ROWS:
         output = copy_of(bases[name], tmp_path / name)
         what = rf"--test_days: .* is split by {name}(.|\n)*leave both out"
-        _refused(output, raw, what, valid_days={3}, test_days={4})
+        refused(output, raw, what, valid_days={3}, test_days={4})
 
 
 def test_a_day_behind_the_cuts(raw: Path, bases, tmp_path: Path) -> None:
@@ -282,7 +274,7 @@ def test_a_day_behind_the_cuts(raw: Path, bases, tmp_path: Path) -> None:
     output = copy_of(bases["time"], tmp_path)
     write(tmp_path / "raw", {3: 30}, later=1000)
     what = r'day 3: no row is before 1970-01-01 00:10(.|\n)*later valid_from(.|\n)*by = "days"'
-    _refused(output, tmp_path / "raw" / "day_3.csv", what)
+    refused(output, tmp_path / "raw" / "day_3.csv", what)
     # nothing was left behind
     assert add(output, raw / "day_3.csv")["generation"] == 1
 
@@ -297,7 +289,7 @@ def test_splits_that_would_change_are_refused(raw: Path, tmp_path: Path) -> None
         output = tmp_path / by
         days = None if by == "files" else frozenset({0, 1, 2})
         run(settings(raw, output, spec_with(split), days=days))
-        _refused(output, raw / "day_3.csv", what)
+        refused(output, raw / "day_3.csv", what)
 
 
 def test_parquet(tmp_path: Path) -> None:

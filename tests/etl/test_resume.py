@@ -23,7 +23,7 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.state import plan_record
 from nvt_torchrec.formats.manifest import Manifest
 from tests.etl.extended import content
-from tests.etl.runs import QUARANTINE, assert_is, change_json, settings, tree
+from tests.etl.runs import QUARANTINE, assert_is, change_json, failing, settings, tree
 from tests.etl.split_logs import SHARES_OF_TIME, spec_with, write
 from tests.forks import seen_by
 from tests.logs import CRITEO, ROWS, pack, write_day, write_log
@@ -153,26 +153,19 @@ def test_restart_discards(unfinished, monkeypatch) -> None:
     (raw / "day_1.gz").unlink()
     (before,) = (output / ".work").iterdir()
     (before / "parts" / "train" / "part.77.parquet").write_text("of the old run")
-    seen, rmdir = [], os.rmdir
-
-    def remember(*arguments) -> None:
-        seen.extend((output / ".work").iterdir())
-        raise OutputError("stop here")
+    with failing("nvt_torchrec.etl.run.move_parts", OutputError("stop here")):
+        run(settings(raw, output, restart=True))
+    (again,) = (output / ".work").iterdir()
+    assert again != before
+    rmdir = os.rmdir
 
     def written_meanwhile(path, **options) -> None:
-        if path == before.name:
-            (before / "late").write_text("")
+        if path == again.name:
+            (again / "late").write_text("")
         rmdir(path, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr("nvt_torchrec.etl.run.move_parts", remember)
-        with pytest.raises(OutputError, match="stop here"):
-            run(settings(raw, output, restart=True))
-        assert before not in seen
-        patch.undo()
-        patch.setattr(os, "rmdir", written_meanwhile)
-        before = seen[0]
-        run(settings(raw, output, restart=True))
+    monkeypatch.setattr(os, "rmdir", written_meanwhile)
+    run(settings(raw, output, restart=True))
     assert_is(output, days)
     assert not list(output.rglob("part.77*"))
 
