@@ -86,7 +86,6 @@ def _flags(args: argparse.Namespace) -> list[str]:
         "validation_freq_within_epoch": "10000",  # evaluations are not measured
         "limit_val_batches": "1",
         "limit_test_batches": "1",
-        "validation_freq_within_epoch": "1000000",  # at the end, as dlrm_main by default
     }
     return [part for name, value in values.items() for part in (f"--{name}", value)]
 
