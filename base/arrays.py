@@ -19,16 +19,6 @@ def to_arrow(values: np.ndarray) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
-def rows_to_arrow(values: np.ndarray) -> list[pa.Array]:
-    """Convert each row of numbers [k, n], without a copy if they are contiguous."""
-    values = np.ascontiguousarray(values)
-    kind = pa.from_numpy_dtype(values.dtype)
-    count, length = values.shape
-    buffer, size = pa.py_buffer(values), values.itemsize * length
-    cut = (buffer.slice(k * size, size) for k in range(count))
-    return [pa.Array.from_buffers(kind, length, [None, row]) for row in cut]
-
-
 def to_numpy(array: pa.Array) -> np.ndarray:
     """Return the numbers [n] of a primitive array (not bool), without a copy.
 
@@ -56,11 +46,7 @@ def mask_to_numpy(mask: pa.BooleanArray) -> np.ndarray:
 
 def null_mask(array: pa.Array) -> np.ndarray:
     """Return where an array is null, bool [n]."""
-    bits = array.is_null().buffers()[1]
-    if bits is None:
-        return np.zeros(len(array), bool)
-    mask = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little", count=len(array))
-    return mask.view(bool)
+    return mask_to_numpy(array.is_null())
 
 
 def string_parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:

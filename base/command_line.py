@@ -141,12 +141,6 @@ def _declared(settings_class: type) -> list[tuple[dataclasses.Field, Rules]]:
     return [(field, field.metadata["rules"]) for field in fields if "rules" in field.metadata]
 
 
-def _default(field: dataclasses.Field) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
-
-
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are :class:`SettingsError`, and that leaves defaults to dataclasses."""
 
@@ -204,9 +198,10 @@ def add_arguments(parser: Parser, *settings_classes: type) -> None:
 def _add(group: Any, field: dataclasses.Field, rules: Rules, hint: Any) -> None:
     if isinstance(hint, types.UnionType):
         hint = next(kind for kind in typing.get_args(hint) if kind is not types.NoneType)
-    default, text = _default(field) if hint in _TYPES else None, rules.text
+    computed = field.default_factory is not dataclasses.MISSING
+    default, text = None if computed or hint not in _TYPES else field.default, rules.text
     if default not in (dataclasses.MISSING, None, "", ()) and "default" not in text:
-        text += f" (default: {_short(default)})"
+        text += f" (default: {as_text(default)})"
     text = text.replace("%", "%%")
     if hint is bool:
         group.add_argument(f"--{field.name}", action="store_true", help=text)
@@ -225,12 +220,6 @@ def _add(group: Any, field: dataclasses.Field, rules: Rules, hint: Any) -> None:
         group.add_argument(field.name, **optional, **options)
     else:
         group.add_argument(f"--{field.name}", required=required, **options)
-
-
-def _short(value: Any) -> Any:
-    if isinstance(value, tuple) and len(value) > 5 and len(set(value)) == 1:
-        return f"{len(value)} times {value[0]}"
-    return as_text(value)
 
 
 def parse(

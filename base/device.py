@@ -1,17 +1,26 @@
-"""A card: arrays on it, and kernels that work on them.
+"""A card: arrays on it, kernels that work on them, and the comparison of both with the host.
 
 Code for a card takes a :class:`Device`, so that tests can give it NumPy's arrays and numba's
-simulator instead (``tests/clicklog/simulated.py``). Importing this module needs no card, and
+simulator instead (``tests/simulator/device.py``). Importing this module needs no card, and
 neither CuPy nor numba.cuda.
+
+What a card computes has been tried with stand-ins only, so each run compares the first part of its
+work with the host's: a difference or an error is a warning, after which the run goes on with the
+host's code, or, where the user asks for that, an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+
+from nvt_torchrec.base.errors import ClickLogError
+
+log = logging.getLogger(__name__)
 
 #: An array on the card: CuPy's, or in tests NumPy's.
 DeviceArray: TypeAlias = Any
@@ -115,3 +124,62 @@ def kernel(function: Callable) -> Any:
     from numba import cuda
 
     return cuda.jit(function)
+
+
+class DeviceError(ClickLogError):
+    """Code for a card fails, or computes something else than the host's."""
+
+
+def difference(
+    device: Callable[[], Mapping[str, np.ndarray]],
+    host: Mapping[str, np.ndarray],
+    tolerance: float = 0.0,
+) -> str:
+    """Return how the arrays of a card differ from the host's; "" if they do not.
+
+    Args:
+        device: Computes the arrays on the card and copies them to the host. An error of any kind
+            is a difference.
+        host: The same arrays, by name.
+        tolerance: By how much floats may differ, as a share of their magnitude or of 1.
+    """
+    try:
+        computed = device()
+        for name, expected in host.items():
+            array = computed[name]
+            if (array.dtype, array.shape) != (expected.dtype, expected.shape):
+                shapes = [f"{a.dtype} {list(a.shape)}" for a in (array, expected)]
+                return f"{name} is {' instead of '.join(shapes)}"
+            same = array == expected
+            if tolerance and expected.dtype.kind == "f":
+                same |= np.isclose(array, expected, tolerance, tolerance, equal_nan=True)
+            if not same.all():
+                at = np.unravel_index(np.argmin(same), same.shape)
+                place = ", ".join(map(str, at))
+                return (
+                    f"{name}[{place}] is {array[at]} instead of {expected[at]} "
+                    f"({np.count_nonzero(~same)} of {same.size} values differ)"
+                )
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def fall_back(what: str, why: str, instead: str, *, strict: bool) -> None:
+    """Warn that the host's code takes over.
+
+    Args:
+        what: What failed on the card.
+        why: The difference or error.
+        instead: What is done from now on.
+        strict: Raise an error instead.
+
+    Raises:
+        DeviceError: ``strict`` is set.
+    """
+    if strict:
+        raise DeviceError(
+            f"{what} differs from the CPU's: {why}",
+            "report this; without --strict_gpu the CPU takes over",
+        )
+    log.warning("%s differs from the CPU's: %s\n  -> %s; please report this", what, why, instead)

@@ -103,12 +103,7 @@ def exit_status(
         report(f"error: {error}")
         return 2
     except BaseException as error:
-        end = interrupts.expected_end(error)
-        if end is None:
+        status = interrupts.report_end(error, report)
+        if status is None:
             raise
-        status, message = end
-        if message:
-            report(message)
-        if isinstance(error, OSError):  # perhaps of stdout, which Python flushes at its end
-            interrupts.discard_output()
         return status

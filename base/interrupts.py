@@ -13,6 +13,7 @@ import os
 import resource  # now: when memory is short, it may not be loaded any more
 import sys
 import time
+from _collections_abc import Callable  # is loaded already, unlike collections.abc
 from types import TracebackType
 
 #: Exit statuses: of SIGINT and SIGPIPE as shells report them, and of all errors that a user can act
@@ -43,6 +44,19 @@ def expected_end(error: BaseException) -> tuple[int, str] | None:
         what = f"{error.filename or 'the output'}: {error.strerror}"
         return DISK_FULL, f"error: {what}\n  -> free space there, or write elsewhere"
     return None
+
+
+def report_end(error: BaseException, report: Callable[[str], object]) -> int | None:
+    """Report an error that is not a defect; return the exit status, None for a defect."""
+    end = expected_end(error)
+    if end is None:
+        return None
+    status, message = end
+    if message:
+        report(message)
+    if isinstance(error, OSError):  # perhaps of stdout, which Python flushes at its end
+        discard_output()
+    return status
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -112,17 +126,11 @@ def _excepthook(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     global _interrupted
-    end = expected_end(error)
-    if end is None:
+    status = report_end(error, print_error)
+    if status is None:
         sys.__excepthook__(kind, error, trace)
-        return
-    status, message = end
-    if message:
-        print_error(message)
-    if isinstance(error, OSError):
-        discard_output()
     # C code that Ctrl-C interrupts also calls this, and then raises another error.
-    _interrupted = _interrupted or status == INTERRUPTED
+    _interrupted |= status == INTERRUPTED
 
 
 def _unraisablehook(unraisable: sys.UnraisableHookArgs) -> None:

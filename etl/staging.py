@@ -22,7 +22,7 @@ from tqdm import tqdm
 from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.base.files.atomic import atomic_path
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.clicklog.readers.lines import read_stream, unpacked_head
+from nvt_torchrec.clicklog.readers.lines import measure_head, read_stream
 from nvt_torchrec.clicklog.readers.stream import check_first_rows
 from nvt_torchrec.etl.output import COPIES
 from nvt_torchrec.etl.settings import EtlSettings
@@ -95,8 +95,8 @@ def estimate(day: DayFile, copy: Path, max_gb: float | None = None) -> Compresse
         copy: where its text goes.
         max_gb: limit of its size, whatever the estimate; None: a multiple of the estimate.
     """
-    text, packed_bytes, whole = unpacked_head(day.path)
-    size = len(text) if whole else round(day.size * len(text) / packed_bytes)
+    text, packed_bytes, whole = measure_head(day.path)
+    size = text if whole else round(day.size * text / packed_bytes)
     limit = MARGIN * size + SPARE_BYTES if max_gb is None else round(max_gb * 1e9)
     return CompressedDay(day, copy, min(size, limit), limit)
 

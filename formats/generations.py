@@ -50,7 +50,7 @@ class Generation:
         where = f"generation {self.number}"
         if not _DIGEST.fullmatch(self.digest):
             raise ValueError(f"{where}: {self.digest!r:.80} is not a digest")
-        if not self.days or self.days[0] < 0 or not _increase(self.days):
+        if not self.days or self.days[0] < 0 or list(self.days) != sorted(set(self.days)):
             raise ValueError(f"{where}: its days {list(self.days)!r:.80} do not increase from 0")
         if min(self.values.values(), default=0) < 0 or min(self.reused.values(), default=0) < 0:
             raise ValueError(f"{where}: a number of values or ids is below 0")
@@ -95,10 +95,6 @@ def check_lineage(lineage: Sequence[Generation], digest: str, values: Mapping[st
             raise ValueError("the digest of the last generation is not that of the workflow")
         if lineage[-1].values != dict(values):
             raise ValueError("the last generation has other numbers of values than the workflow")
-
-
-def _increase(days: Sequence[int]) -> bool:
-    return all(a < b for a, b in itertools.pairwise(days))
 
 
 def reused_table(reused: Mapping[str, np.ndarray]) -> pa.Table:

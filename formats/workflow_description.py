@@ -88,16 +88,10 @@ class Vocabulary:
 
         from nvt_torchrec.base.arrays import to_numpy
 
-        return to_numpy(*self._read(workflow, {f"{self.name}_size": pa.int64()}))
+        return to_numpy(*self.read(workflow, {f"{self.name}_size": pa.int64()}))
 
-    def read(self, workflow: Path, *, text: bool) -> list[pa.Array]:
-        """Read the values, of text or integers, and how often each occurred."""
-        import pyarrow as pa
-
-        kind = pa.string() if text else pa.int64()
-        return self._read(workflow, {self.name: kind, f"{self.name}_size": pa.int64()})
-
-    def _read(self, workflow: Path, kinds: dict[str, pa.DataType]) -> list[pa.Array]:
+    def read(self, workflow: Path, kinds: dict[str, pa.DataType]) -> list[pa.Array]:
+        """Read columns of the file of the values. Raises :class:`BadInputError`."""
         file = workflow / self.file
         columns = read_columns(file, kinds, COPY_AGAIN)
         if len(columns[0]) != self.values:
@@ -274,8 +268,12 @@ class WorkflowDescription:
         Raises:
             BadInputError: The file is missing or damaged.
         """
-        text = RAW_TYPES[column.raw].is_text
-        values, counts = self.vocabularies[column.name].read(self.path, text=text)
+        import pyarrow as pa
+
+        vocabulary = self.vocabularies[column.name]
+        kind = pa.string() if RAW_TYPES[column.raw].is_text else pa.int64()
+        kinds = {vocabulary.name: kind, f"{vocabulary.name}_size": pa.int64()}
+        values, counts = vocabulary.read(self.path, kinds)
         return values, counts
 
     def oov_ids(self, column: CategoricalColumn, ids: np.ndarray) -> np.ndarray:

@@ -34,7 +34,7 @@ from nvt_torchrec.base.errors import OutputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.atomic import TEMPORARY, atomic_path, locked, output_errors, together
 from nvt_torchrec.base.files.journal import Journal, refuse_changes
 from nvt_torchrec.base.threads import in_order
-from nvt_torchrec.clicklog.in_memory.remedies import of_fitted_spec, say_fitted
+from nvt_torchrec.clicklog.in_memory.errors import of_fitted_spec, say_fitted
 from nvt_torchrec.clicklog.readers.lines import filesystem_of
 from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
 from nvt_torchrec.clicklog.readers.text_rows import header_lines

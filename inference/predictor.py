@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
-from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
+from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError, of_fitted_spec, with_remedy
 from nvt_torchrec.clicklog.in_memory.frames import read_columns, read_dicts
-from nvt_torchrec.clicklog.in_memory.remedies import of_fitted_spec, with_remedy
 from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.formats.rows import Jagged, RawRows
 from nvt_torchrec.formats.spec.columns import InputFormat

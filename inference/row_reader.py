@@ -46,7 +46,8 @@ class RowReader:
     """Reads rows that are dicts, with parsers that are made once for a spec that reads plainly."""
 
     def __init__(self, spec: FeatureSpec) -> None:
-        self._spec = spec
+        self._columns, self._is_hex = spec.categorical, spec.is_criteo_format
+        self._dtype = dense_dtype(spec)
         self._dense = [_field(j, column) for j, column in enumerate(spec.dense)]
         self._categorical = [_field(j, column) for j, column in enumerate(spec.categorical)]
 
@@ -57,23 +58,21 @@ class RowReader:
             MissingColumnError: A row lacks a column.
             InvalidRowError: A column cannot hold a value.
         """
-        spec, count = self._spec, len(rows)
+        count, width = len(rows), len(self._columns)
         dense, dense_missing = self._fields(rows, self._dense)
         flat, missing = self._fields(rows, self._categorical)
-        numbers = np.array(dense, dense_dtype(spec)).reshape(count, len(spec.dense))
-        width = len(spec.categorical)
         categorical: np.ndarray | list[CategoryValues]
-        if spec.is_criteo_format:
+        if self._is_hex:
             categorical = np.array(flat, np.uint32).reshape(count, width).T
         else:
             categorical = [
                 category_values(flat[j::width], column.raw, multi_hot=column.multi_hot)
-                for j, column in enumerate(spec.categorical)
+                for j, column in enumerate(self._columns)
             ]
         return RawRows(
             label=None,
-            dense=numbers.T,
-            dense_missing=mask_of_rows(dense_missing, len(spec.dense)),
+            dense=np.array(dense, self._dtype).reshape(count, len(self._dense)).T,
+            dense_missing=mask_of_rows(dense_missing, len(self._dense)),
             categorical=categorical,
             categorical_missing=mask_of_rows(missing, width),
             line=np.arange(count),

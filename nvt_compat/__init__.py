@@ -6,12 +6,10 @@ removed, and patches functions in memory. Each module says which names were remo
 were wrong, and can be deleted alone once upstream does not need it:
 
 =================  =======================================================================
-``settings``       configuration of Dask and pandas that the old code needs
-``dask_names``     names that were removed from ``dask.dataframe``
-``frozen``         collections with fixed keys, for graphs written against key names
+this one           configuration of Dask and pandas that the old code needs
+``dask_names``     names that were removed from ``dask.dataframe``, and collections with fixed keys
 ``merlin_io``      merlin-core's reader and writer of datasets
-``cudf_names``     names that were removed from cuDF and dask-cuDF (where cuDF is installed)
-``cudf_strings``   strings on cuDF: counting, and transfer between processes
+``cudf_names``     where cuDF is installed: names that were removed, and strings
 ``lists``          list columns of pandas frames
 ``hashes``         the same hash on the CPU and on the GPU
 ``values``         wrong values that the released NVTabular returns silently
@@ -30,18 +28,38 @@ from nvt_torchrec.base.versions import check_etl_stack
 
 check_etl_stack()
 
-from nvt_torchrec.nvt_compat import settings  # noqa: E402
+import warnings  # noqa: E402
 
-settings.apply()
+import dask  # noqa: E402
+import pandas as pd  # noqa: E402
 
-from nvt_torchrec.nvt_compat import cudf_names, cudf_strings, dask_names  # noqa: E402
+dask.config.set(
+    {
+        # Dask would turn object columns into pyarrow strings, unknown to Merlin's schemas.
+        "dataframe.convert-string": False,
+        # It would fuse small partitions of a parquet file; Merlin relies on their number.
+        "optimization.tune.active": False,
+    }
+)
+# pandas 3 reads strings as dtype `str`; Merlin maps `object` to its string type.
+pd.set_option("future.infer_string", False)
+# Merlin warns that unused frameworks or a GPU are missing, pyarrow of deprecated calls.
+for _message in (
+    "Tensorflow dtype mappings did not load",
+    "Triton dtype mappings did not load",
+    "Initializing an NVTabular Dataset in CPU mode",
+    "promote has been superseded",
+):
+    warnings.filterwarnings("ignore", message=_message)
+# The Dask workers that this process will start import this package first.
+_preload = list(dask.config.get("distributed.worker.preload", None) or [])
+if __name__ not in _preload:
+    dask.config.set({"distributed.worker.preload": [*_preload, __name__]})
+
+from nvt_torchrec.nvt_compat import cudf_names, dask_names, hashes, lists  # noqa: E402
 
 dask_names.apply()
 cudf_names.apply()
-cudf_strings.apply()
-
-from nvt_torchrec.nvt_compat import hashes, lists  # noqa: E402
-
 lists.apply()
 hashes.apply()
 

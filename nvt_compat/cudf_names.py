@@ -1,6 +1,13 @@
-"""Names removed from cuDF and dask-cuDF between 23.8 and 26.10, and calls that changed.
+"""Names removed from cuDF and dask-cuDF between 23.8 and 26.10, calls that changed, and strings.
 
-Nothing is patched without cuDF, or where Merlin finds no GPU and does not use cuDF.
+Nothing is patched without cuDF, or where Merlin finds no GPU and does not use cuDF. The dtype of
+strings is pandas' ``str``:
+
+* Groups of strings could not be counted by ``agg("size")``, which makes all vocabularies: cuDF
+  compares the lower-case name with upper-case names.
+* Lists of strings could not be sent between processes: cuDF sends the elements' dtype as its name,
+  ``str``, which pandas reads as NumPy's dtype, because ``future.infer_string`` is off.
+
 ``tests/nvt_compat/test_rapids.py`` compares the patches with the sources of cuDF's wheels;
 ``tests/gpu`` runs them on a GPU.
 """
@@ -8,26 +15,26 @@ Nothing is patched without cuDF, or where Merlin finds no GPU and does not use c
 from __future__ import annotations
 
 import functools
+import inspect
 from importlib.util import find_spec
 
-from nvt_torchrec.nvt_compat.patching import edit, supply
+from nvt_torchrec.nvt_compat.patching import PatchError, edit, supply
 
-
-def on_gpu() -> bool:
-    """Whether Merlin uses cuDF here."""
-    if find_spec("cudf") is None:
-        return False
-    from merlin.core.has_gpu import HAS_GPU
-
-    return HAS_GPU
+import numpy as np
+import pandas as pd
 
 
 def apply() -> None:
     """Supply the names, then patch ``merlin.core.dispatch``, which everything else imports."""
-    if not on_gpu():
+    if find_spec("cudf") is None:
+        return
+    from merlin.core.has_gpu import HAS_GPU
+
+    if not HAS_GPU:
         return
     import cudf
     import dask_cudf
+    from cudf.core.groupby import groupby
 
     _supply_columns()
     supply(cudf.DataFrame, from_pandas=staticmethod(cudf.from_pandas))
@@ -36,11 +43,15 @@ def apply() -> None:
     supply(dask_cudf, from_dask_dataframe=lambda ddf: ddf.to_backend("cudf"))
     supply(dask_cudf.DataFrame, to_dask_dataframe=lambda self: self.to_backend("pandas"))
     patch_dispatch()
+    is_unsupported = groupby._is_unsupported_agg_for_type
+    _expect(is_unsupported.dispatch(pd.StringDtype), "_STRING_AGGS")
+    allow_size(is_unsupported)
+    _expect(cudf.ListDtype.deserialize, 'header["element-type"]')
+    keep_strings(cudf.ListDtype)
 
 
 def _supply_columns() -> None:
     import cudf
-    import numpy as np
     import pylibcudf as plc
     from cudf.core import column
     from cudf.core.column import ColumnBase, ListColumn
@@ -104,3 +115,30 @@ def patch_dispatch() -> None:
             'if s.dtype.kind == "O":\n            s = s.str.htoi()',
         ),
     )
+
+
+def allow_size(is_unsupported) -> None:
+    """Make cuDF's check, a ``functools.singledispatch``, allow "size" for strings."""
+    by_name = is_unsupported.dispatch(pd.StringDtype)
+
+    def check(dtype: pd.StringDtype, aggregation: str) -> bool:
+        return aggregation != "size" and by_name(dtype, aggregation)
+
+    is_unsupported.register(pd.StringDtype, check)
+
+
+def keep_strings(list_dtype: type) -> None:
+    """Make lists of strings keep their type when they are deserialized."""
+    by_name = list_dtype.deserialize.__func__
+
+    def deserialize(cls: type, header: dict, frames: list):
+        if isinstance(header["element-type"], str) and header["element-type"] == "str":
+            return cls(pd.StringDtype(na_value=np.nan))
+        return by_name(cls, header, frames)
+
+    list_dtype.deserialize = classmethod(deserialize)
+
+
+def _expect(function, text: str) -> None:
+    if text not in inspect.getsource(function):
+        raise PatchError(f"nvt_compat: cuDF's {function.__qualname__} is not as expected: {text!r}")

@@ -1,16 +1,90 @@
-"""Names removed from ``dask.dataframe`` when expressions replaced legacy collections (2025.1)."""
+"""Names removed from ``dask.dataframe`` when expressions replaced legacy collections (2025.1).
+
+Until then a Dask DataFrame was a graph with the keys ``(ddf._name, i)``, and Merlin and NVTabular
+write graphs that use those keys. Today a Dask DataFrame is an expression, whose graph, with other
+keys, is made when it is computed.
+
+:func:`freeze` optimizes an expression once and adds the old keys to its graph as aliases.
+:func:`new_dd_object` does the reverse: it makes a DataFrame of a graph with such keys.
+"""
 
 from __future__ import annotations
 
 import sys
 import types
+from typing import Any
 
-from nvt_torchrec.nvt_compat.frozen import new_dd_object
 from nvt_torchrec.nvt_compat.patching import supply
 
 import dask.dataframe as dd
+from dask._task_spec import Alias
 from dask.dataframe import core, dispatch, multi, shuffle
-from dask.dataframe.dask_expr import _shuffle
+from dask.dataframe.dask_expr import FrameBase, _expr, _shuffle
+from dask.dataframe.dask_expr._collection import new_collection
+from dask.dataframe.dask_expr.io.io import FromGraph
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.tokenize import tokenize
+
+
+class BlockwiseLayer(MaterializedLayer):
+    """A layer in which no output partition depends on more than one input partition."""
+
+
+class Frozen:
+    """A graph with the keys ``(_name, i)``, with the methods that ``HighLevelGraph`` needs."""
+
+    def __init__(self, frame: FrameBase) -> None:
+        self._name, self._meta = frame._name, frame._meta
+        self.npartitions, self.divisions = frame.npartitions, frame.divisions
+        expression = frame.expr.simplify().lower_completely().fuse()
+        if expression.npartitions != frame.npartitions:
+            raise RuntimeError(
+                f"Dask's optimizer changed {frame.npartitions} partitions into "
+                f"{expression.npartitions}; graphs that use their keys would be wrong"
+            )
+        tasks = dict(expression.__dask_graph__())
+        for i, (lowered, key) in enumerate(
+            zip(frame.__dask_keys__(), expression.__dask_keys__(), strict=True)
+        ):
+            for old in {(self._name, i), lowered} - {key}:
+                tasks[old] = Alias(old, key)
+        blockwise = all(isinstance(part, _expr.Blockwise) for part in expression.walk())
+        layer = (BlockwiseLayer if blockwise else MaterializedLayer)(tasks)
+        self.dask = HighLevelGraph({self._name: layer}, {self._name: set()})
+
+    def __dask_graph__(self) -> HighLevelGraph:
+        return self.dask
+
+    def __dask_layers__(self) -> tuple[str, ...]:
+        return (self._name,)
+
+    def __dask_keys__(self) -> list[tuple[str, int]]:
+        return [(self._name, i) for i in range(self.npartitions)]
+
+    def __dask_tokenize__(self) -> tuple[str, str]:
+        return ("frozen", self._name)
+
+
+def freeze(collection: Any) -> Any:
+    """Return a :class:`Frozen` of a DataFrame, and anything else unchanged."""
+    return Frozen(collection) if isinstance(collection, FrameBase) else collection
+
+
+class FreezingHighLevelGraph(HighLevelGraph):
+    """``HighLevelGraph`` that freezes the DataFrames a layer depends on."""
+
+    @classmethod
+    def from_collections(cls, name, layer, dependencies=()) -> HighLevelGraph:
+        """See ``HighLevelGraph.from_collections``."""
+        return HighLevelGraph.from_collections(name, layer, [freeze(d) for d in dependencies])
+
+
+def new_dd_object(dsk, name, meta, divisions, parent_meta=None) -> FrameBase:
+    """Make a DataFrame of a graph with the keys ``(name, i)``; Dask has removed this function."""
+    divisions = tuple(divisions)
+    keys = [(name, i) for i in range(len(divisions) - 1)]
+    graph = FromGraph(dict(dsk), meta, divisions, keys, name, _determ_token=tokenize(name))
+    return new_collection(graph)
 
 
 def _calculate_divisions(df, by, repartition, npartitions, ascending=True, **kwargs):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nvt_torchrec.nvt_compat.frozen import BlockwiseLayer, FreezingHighLevelGraph, freeze
+from nvt_torchrec.nvt_compat.dask_names import BlockwiseLayer, FreezingHighLevelGraph, freeze
 from nvt_torchrec.nvt_compat.patching import PatchError, replace
 
 import dask.dataframe as dd

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nvt_torchrec.base.device_check import difference
+from nvt_torchrec.base.device import difference
 from nvt_torchrec.nvt_loader import plan as planning
 from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, Block, LoaderBatch, ShardRows
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder

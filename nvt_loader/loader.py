@@ -12,6 +12,7 @@ Functions given to ``map`` and ``transforms`` take and return such a batch, not 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
-from nvt_torchrec.base.device_check import fall_back
+from nvt_torchrec.base.device import fall_back
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import options
@@ -28,10 +29,10 @@ from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cuda.builders import choose_builder
 from nvt_torchrec.nvt_loader.epoch import EpochIterator, Order, Position, produce_blocks
 from nvt_torchrec.nvt_loader.memory import Budget, Demand, device_bytes, divide_memory
+from nvt_torchrec.nvt_loader.parquet.arrow_reader import count_kept
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.nvt_loader.plan import WINDOW_ROWS, Plan, default_virtual_shards
-from nvt_torchrec.nvt_loader.selection import Selection
-from nvt_torchrec.nvt_loader.state import STATE_VERSION, check_state
+from nvt_torchrec.nvt_loader.selection import Selection, select
 
 
 class KJTLoader:
@@ -134,32 +135,30 @@ class KJTLoader:
     ) -> None:
         if isinstance(shuffle, bool):
             shuffle = "rows" if shuffle else "none"
-        options.check_options(shuffle, rank, world_size, undersampling_rate)
-        options.check_least(0, seed=seed)
-        options.check_least(
-            1,
+        options.check_options(
+            shuffle,
+            rank,
+            world_size,
+            undersampling_rate,
+            seed,
             batch_size=batch_size,
             shuffle_window=shuffle_window,
             limit_batches=limit_batches,
             decode_threads=decode_threads,
         )
-        dataset = read_dataset(path, schema, label or "")
-        self._dataset = options.configure(
-            dataset,
-            selection=selection,
-            table_sizes=table_sizes,
-            hash_indices=hash_indices,
-            undersampling=None if undersampling_rate is None else (undersampling_rate, seed),
-        )
-        self._schema = schema or TableSchema.read(dataset.directory)
-        if table_sizes is not None:
-            sizes = self._dataset.schema.table_sizes
-            self._schema = dataclasses.replace(self._schema, table_sizes=sizes)
+        dataset = read_dataset(path, schema, label or "", table_sizes)
+        options.check_manifest(dataset)
+        if selection is not None:
+            dataset = select(dataset, selection)
+        dataset = dataclasses.replace(dataset, hash_indices=hash_indices)
+        if undersampling_rate is not None:
+            dataset = count_kept(dataset, undersampling_rate, seed)
+        self._dataset = dataset
         self._fingerprint = self._dataset.fingerprint()
         self._order = Order(shuffle, seed, rank, world_size)
         self._device = options.choose_device(device)
         self._batch_size, self._memory = batch_size, loader_memory
-        self._threads = decode_threads or min(2, options.processors())
+        self._threads = decode_threads or min(2, len(os.sched_getaffinity(0)))
         global_batch = batch_size * world_size
         if virtual_shards is None:
             virtual_shards = default_virtual_shards(global_batch)
@@ -181,7 +180,7 @@ class KJTLoader:
     @property
     def schema(self) -> TableSchema:
         """Columns and table sizes of the data."""
-        return self._schema
+        return self._dataset.stored
 
     input_schema = output_schema = schema
 
@@ -296,7 +295,7 @@ class KJTLoader:
             )
         finished = step == len(self) and step > 0
         return {
-            "version": STATE_VERSION,
+            "version": options.STATE_VERSION,
             **self._identity(),
             "virtual_shards": self._plan.virtual_shards,
             "epoch": position.epoch + 1 if finished else position.epoch,
@@ -312,7 +311,7 @@ class KJTLoader:
             SchemaError: The data have changed since the state was written.
             SettingsError: A setting has changed, or the state has another version.
         """
-        check_state(state, self._identity(), self._dataset.directory)
+        options.check_state(state, self._identity(), self._dataset.directory)
         self._plan = dataclasses.replace(self._plan, virtual_shards=state["virtual_shards"])
         self._next = Position(state["epoch"], state["step"], state["step"])
         self._current = None
@@ -347,24 +346,23 @@ class KJTLoader:
         """The most bytes of a GPU that an iterator takes; 0 on a CPU."""
         if self._device.type == "cpu":
             return 0
-        demand, on_device = self._demand()
-        return device_bytes(self._dataset, demand, self._budget(), on_device=on_device)
+        on_device = self._builder.on_device
+        return device_bytes(self._dataset, self._demand(), self._budget(), on_device=on_device)
 
-    def _demand(self) -> tuple[Demand, bool]:
-        """Return what this rank has to hold, and whether row groups are decoded on its device."""
+    def _demand(self) -> Demand:
+        """Return what this rank has to hold."""
         order = self._order
-        demand = Demand.of_rank(
+        return Demand.of_rank(
             self._plan,
             order.rank,
             order.world_size,
             shuffled=order.shuffle == "rows",
             threads=self._threads,
         )
-        return demand, self._builder.on_device
 
     def _budget(self) -> Budget:
-        demand, on_device = self._demand()
-        return divide_memory(self._dataset, self._memory, demand, on_device=on_device)
+        on_device = self._builder.on_device
+        return divide_memory(self._dataset, self._memory, self._demand(), on_device=on_device)
 
     def _identity(self) -> dict[str, Any]:
         """Return what must be the same in a state and the loader that loads it."""

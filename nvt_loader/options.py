@@ -1,10 +1,8 @@
-"""Options of the loader and their checks, and checks that no row is lost or repeated."""
+"""Checks of the loader: of its options, of a state, and that no row is lost or repeated."""
 
 from __future__ import annotations
 
-import dataclasses
-import os
-from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,16 +11,21 @@ import torch.distributed as dist
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
-from nvt_torchrec.nvt_loader.parquet.arrow_reader import count_kept
 from nvt_torchrec.nvt_loader.parquet.dataset import REWRITE, Dataset
 from nvt_torchrec.nvt_loader.plan import SHUFFLES, Plan
-from nvt_torchrec.nvt_loader.selection import Selection, select
 
 
 def check_options(
-    shuffle: str, rank: int, world_size: int, undersampling_rate: float | None
+    shuffle: str,
+    rank: int,
+    world_size: int,
+    undersampling_rate: float | None,
+    seed: int,
+    **counts: int | None,
 ) -> None:
     """Check options of :class:`nvt_loader.loader.KJTLoader`, each within its range.
+
+    ``counts`` are at least 1 where they are given.
 
     Raises:
         SettingsError: One is out of its range.
@@ -35,52 +38,11 @@ def check_options(
         raise SettingsError(f"shuffle = {shuffle!r}", f"choose one of {', '.join(SHUFFLES)}")
     if undersampling_rate is not None and not 0 <= undersampling_rate <= 1:
         raise SettingsError(f"undersampling_rate = {undersampling_rate}", "choose 0 … 1")
-
-
-def check_least(least: int, **settings: int | None) -> None:
-    """Raise :class:`SettingsError` if a setting that is given is less than ``least``."""
-    for name, value in settings.items():
-        if value is not None and value < least:
-            raise SettingsError(f"{name} = {value}", f"choose {least} or more")
-
-
-def configure(
-    dataset: Dataset,
-    table_sizes: Iterable[int] | None,
-    selection: Selection | None,
-    **options: Any,
-) -> Dataset:
-    """Check a dataset against the ETL's manifest, and add a loader's options.
-
-    Args:
-        dataset: The files and columns.
-        table_sizes: Rows of the embedding tables; None: the schema's.
-        selection: The files to read; None: all.
-        options: Further fields of the dataset.
-
-    Raises:
-        SchemaError: The split has another number of rows than the manifest says.
-        SettingsError: Another number of table sizes than of columns.
-    """
-    schema = dataset.schema
-    if table_sizes is not None:
-        sizes = tuple(table_sizes)
-        if len(sizes) != len(schema.categorical):
-            raise SettingsError(
-                f"{len(sizes)} table sizes for {len(schema.categorical)} categorical columns",
-                "give one size for each column",
-            )
-        schema = dataclasses.replace(schema, table_sizes=sizes)
-    check_manifest(dataset)
-    if selection is not None:
-        dataset = select(dataset, selection)
-    dataset = dataclasses.replace(dataset, schema=schema, **options)
-    return dataset if dataset.undersampling is None else count_kept(dataset)
-
-
-def processors() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if seed < 0:
+        raise SettingsError(f"seed = {seed}", "choose 0 or more")
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise SettingsError(f"{name} = {value}", "choose 1 or more")
 
 
 def choose_device(device: torch.device | str | None) -> torch.device:
@@ -134,3 +96,36 @@ def check_sum(rows: int, plan: Plan, first_step: int, world_size: int) -> None:
             f"the ranks together got {rows} rows in this epoch, {expected} were planned",
             "did every rank finish its epoch, and are all on the same data?",
         )
+
+
+#: Since version 2 of a loader's state shards begin at row groups, windows are permuted in another
+#: way. The number of virtual shards is part of it, because it once depended on the world size.
+STATE_VERSION = 2
+
+
+def check_state(state: dict[str, Any], mine: dict[str, Any], directory: Path) -> None:
+    """Refuse a state of other data or settings.
+
+    Raises:
+        SchemaError: The data have changed since the state was written.
+        SettingsError: A setting has changed, or the state has another version.
+    """
+    if state.get("version") != STATE_VERSION:
+        raise SettingsError(
+            f"loader state of version {state.get('version')}, not {STATE_VERSION}",
+            "resume with the version of this project that wrote it",
+        )
+    then, now = state["data"], mine["data"]
+    changed = [f"{key} {then[key]} → {now[key]}" for key in now if then[key] != now[key]]
+    if changed:
+        raise SchemaError(
+            f"{directory}: the data have changed since the loader state was written: "
+            f"{', '.join(changed)}",
+            "resume on the same files, or start a new run",
+        )
+    for key, value in mine.items():
+        if state[key] != value:
+            raise SettingsError(
+                f"{key} = {value}, but {state[key]} in the loader state",
+                "resume with the same settings; batch_size * world_size counts, not the world size",
+            )

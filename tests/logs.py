@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import math
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.toml_file import load_spec
 
 CRITEO = load_spec()
+#: Of the days of most logs.
+ROWS = [60, 50, 41]
+#: By the ending of a compressed file's name.
+COMPRESS = {
+    "gz": lambda data: gzip.compress(data, 1),
+    "bz2": lambda data: bz2.compress(data, 1),
+    "xz": lambda data: lzma.compress(data, preset=0),
+    "zst": lambda data: pa.compress(data, "zstd", asbytes=True),
+}
 
 
 def random_rows(rows: int, seed: int, spec: FeatureSpec = CRITEO) -> list[list[str]]:
@@ -43,6 +56,14 @@ def write_log(directory: Path, rows_per_day: list[int], seed: int = 0) -> list[l
     for day, rows in enumerate(days):
         write_day(directory / f"day_{day}", rows)
     return days
+
+
+def pack(path: Path, ending: str = "gz") -> Path:
+    """Replace a file by a compressed one."""
+    packed = path.with_name(f"{path.name}.{ending}")
+    packed.write_bytes(COMPRESS[ending](path.read_bytes()))
+    path.unlink()
+    return packed
 
 
 class Reference:

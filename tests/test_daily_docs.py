@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.shell import ROOT, free_port, started
+
 PAGE = ROOT / "docs" / "daily.md"
 #: Seconds; it takes two minutes on two idle cores.
 _TIMEOUT = 1800
@@ -45,46 +41,13 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     """Run the page from top to bottom; return what each block printed."""
     directory = tmp_path_factory.mktemp("week")
     (directory / "train_torchrec.py").symlink_to(ROOT / "train_torchrec.py")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {
-        **os.environ,
-        **{"PATH": path, "PYTHONPATH": str(ROOT), "PORT": str(port), "CUDA_VISIBLE_DEVICES": ""},
-    }
     log = directory / "printed.log"
-    with (
-        open(log, "w") as file,
-        subprocess.Popen(
-            ["bash", "-c", script()],
-            cwd=directory,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # the server of the page is one of its processes
-        ) as shell,
-    ):
-        try:
-            status = shell.wait(timeout=_TIMEOUT - 60)
-        finally:
-            end_session(shell.pid)
+    with started(directory, ["bash", "-c", script()], log, PORT=free_port()) as shell:
+        status = shell.wait(timeout=_TIMEOUT - 60)
     output = log.read_text(encoding="utf-8")
     assert status == 0, output[-5000:]
     pieces = re.split(r"^== block (\d+)\n", output, flags=re.MULTILINE)[1:]
     return {int(i): text for i, text in zip(pieces[::2], pieces[1::2], strict=True)}
-
-
-def end_session(session: int) -> None:
-    """Kill the processes of a session that are left."""
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session:
-                os.kill(int(name), 9)
-        except (OSError, ValueError, IndexError):
-            continue
 
 
 def test_the_page_has_commands_and_output() -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.etl.extended import differences
 from tests.etl.runs import tree
-from tests.test_runbook import BEGIN, ROOT, begin, run
+from tests.shell import run, started
+from tests.test_runbook import BEGIN, begin
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -25,24 +24,11 @@ _KILLS = 5  # of a morning; after them it is left alone
 
 def _killed(directory: Path, script: str, seconds: float) -> bool:
     """Run a script; kill all its processes after some seconds. Return whether that was needed."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    with (
-        open(directory / "printed.log", "w") as log,
-        subprocess.Popen(
-            ["bash", "-c", script],
-            cwd=directory,
-            env=environment,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        ) as process,
-    ):
-        try:
+    try:
+        with started(directory, ["bash", "-c", script], directory / "printed.log") as process:
             status = process.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return True
+    except subprocess.TimeoutExpired:
+        return True
     assert status == 0, (directory / "printed.log").read_text()[-3000:]
     return False
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.test_daily_docs import PAGE, ROOT, end_session, shape
+from tests.shell import ROOT, free_port, run, started
+from tests.test_daily_docs import PAGE, shape
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -91,22 +89,6 @@ def sections() -> dict[str, list[tuple[str, str]]]:
     return {title: block.findall(body) for title, _, body in titled if block.search(body)}
 
 
-def run(directory: Path, script: str) -> tuple[int, str]:
-    """Run a script where the operator works; return status and output."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=directory,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout
-
-
 def begin(directory: Path) -> Path:
     """Make the model of the first days, and the scripts of docs/daily.md."""
     (directory / "train_torchrec.py").symlink_to(ROOT / "train_torchrec.py")
@@ -122,26 +104,11 @@ def begin(directory: Path) -> Path:
 def job(tmp_path_factory: pytest.TempPathFactory):
     """The directory of the daily job, with a server."""
     directory = begin(tmp_path_factory.mktemp("job"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     command = [sys.executable, "-m", "inference", "serve", "--bundle", "SERVED/current"]
-    with (
-        open(directory / "serve.log", "w") as log,
-        subprocess.Popen(
-            [*command, "--port", str(port)],
-            cwd=directory,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        ) as server,
-    ):
-        try:
-            yield directory
-        finally:
-            server.send_signal(signal.SIGTERM)
-            end_session(server.pid)
+    command += ["--port", free_port()]
+    with started(directory, command, directory / "serve.log") as server:
+        yield directory
+        server.send_signal(signal.SIGTERM)
 
 
 def test_each_section_has_a_failure() -> None:

@@ -118,7 +118,7 @@ def test_another_project_uses_it(environment: Path, project: Path) -> None:
         (sys.executable, ROOT),  # installed with --editable
     ):
         version, file, kind = run(python, "use.py", cwd=project).split()
-        assert (version, kind) == (nvt_torchrec.__version__, "nvt_torchrec.workflows.raw_values")
+        assert (version, kind) == (nvt_torchrec.__version__, "nvt_torchrec.workflows.store")
         assert Path(file).is_relative_to(place)
 
 

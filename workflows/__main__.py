@@ -1,4 +1,4 @@
-"""Show the contents of a saved workflow."""
+"""Show the contents of a saved workflow, or compile it again."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from nvt_torchrec.base.errors import run_command
 COMMANDS = {
     "inspect": (
         "nvt_torchrec.workflows.report",
-        "show operators, vocabularies, statistics, line of descent, sizes on disk and table sizes",
+        "show vocabularies, statistics, line of descent, sizes on disk and table sizes",
     ),
     "lookup": (
         "nvt_torchrec.workflows.lookup",
         "show what an id of a column stands for, or which id a value has",
+    ),
+    "compile": (
+        "nvt_torchrec.workflows.compiled.builder",
+        "make the hash tables beside a workflow again",
     ),
 }
 #: Subcommand of an earlier version → what to use instead.

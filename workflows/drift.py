@@ -1,8 +1,11 @@
-"""Drift: how far a day is from those that a workflow was fitted on, and what chance explains.
+"""Drift: the cells in which values are counted, and by how much chance makes counts differ.
 
 ``python -m etl drift`` compares a day, and the server the rows of the last hour, by the functions
-of this module; :mod:`workflows.drift_cells` says what is counted. Neither imports NVTabular, Dask
-or pandas.
+of this module, which imports neither NVTabular, Dask nor pandas.
+
+Cells of a dense column are ten bins at the deciles of the training rows, in the values that the
+model sees: transformed, missing ones filled. Cells of a categorical column are :class:`Buckets` of
+its vocabulary by frequency.
 
 Population stability index (PSI). For the shares q of a first and p of a second sample over the
 same cells, PSI = Σ (p − q) · ln(p / q) (Siddiqi, Credit Risk Scorecards, 2006; it is the symmetric
@@ -23,22 +26,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.base.files.artifact import Format
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.formats.rows import Jagged
+from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.workflows.compiled.workflow import Ids
 
-FORMAT = Format("nvt-torchrec drift", 2, "a result of `python -m etl drift`")
 #: A count, and the total that it is out of.
 Share = tuple[int, int]
-
-# ---- what chance explains
-
+#: Bins of a dense column, and buckets of frequent values. Ten is customary for the PSI.
+BINS = BUCKETS = 10
+#: The bucket of rare values and those out of vocabulary; that of padding and null, never compared.
+REST, ABSENT = BUCKETS, BUCKETS + 1
+#: Occurrences, in the half that decides, from which on a value is frequent. The order of rarer
+#: values is mostly chance.
+LEAST_COUNT = 10
+#: The most values in the buckets of frequent values, which bounds the memory.
+MOST_VALUES = 1 << 16
 #: Rows that a cell must be expected to have in the smaller sample; others are merged with their
 #: neighbours. With 5, the usual bound for Pearson's statistic, limits of small error rates are
 #: exceeded far too often: ln(p / q) is steep where p is near 0.
@@ -115,74 +123,6 @@ def chi_squared_limit(freedom: int, error_rate: float) -> float:
     return float(chdtri(freedom, error_rate))
 
 
-# ---- measures of a day
-
-
-@dataclasses.dataclass(frozen=True)
-class Thresholds(Settings):
-    """How much may change before a day is flagged, flags of ``python -m etl drift``.
-
-    Raises:
-        SettingsError: A value is out of its range.
-    """
-
-    # fmt: off
-    psi: float = flag("largest PSI of a column", 0.2, least=0, most=math.inf)
-    missing_rate: float = flag(
-        "largest change of a column's share of rows without a value, up or down", 0.05, least=0,
-        most=math.inf
-    )
-    unseen_share: float = flag(
-        "largest increase of a column's share of values out of vocabulary", 0.05, least=0,
-        most=math.inf
-    )
-    label_rate: float = flag(
-        "largest relative change of the label rate, beyond the range of the days before", 0.2,
-        least=0, most=math.inf
-    )
-    row_count: float = flag(
-        "largest relative change of the number of rows, beyond the range of the days before", 0.3,
-        least=0, most=math.inf
-    )
-    malformed_share: float = flag(
-        "largest increase of the share of malformed rows", 0.01, least=0, most=math.inf
-    )
-    false_alarm_rate: float = flag(
-        "probability that a day without drift is flagged by chance, over all measures", 0.01,
-        above=0, most=0.5
-    )
-    ignore: tuple[str, ...] = flag("columns that are not compared", ())
-    # fmt: on
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON-ready form, None for infinity."""
-        values = dataclasses.asdict(self) | {"ignore": list(self.ignore)}
-        return {name: None if value == math.inf else value for name, value in values.items()}
-
-
-@dataclasses.dataclass(frozen=True)
-class Counted:
-    """What was counted in the training days, or in the day that is compared with them.
-
-    Attributes:
-        cells: Rows, or values, in each cell by column.
-        missing: Rows without a value, of all, by column.
-        unseen: Values out of vocabulary, of all that are present, by categorical column that is
-            not hashed; of the training days, in days that the workflow was not fitted on. Columns
-            of which nothing is known are left out.
-        days: Rows with label 1, and all rows, of each day; (None, rows) of days without labels.
-        malformed: Malformed rows, of all.
-        whole: Whether the days were read to their end, so that their rows can be compared.
-    """
-
-    cells: dict[str, np.ndarray]
-    missing: dict[str, Share]
-    unseen: dict[str, Share]
-    days: list[tuple[int | None, int]]
-    malformed: Share
-    whole: bool = True
-
-
 @dataclasses.dataclass(frozen=True)
 class Measure:
     """One number of a day beside the same number of the training days.
@@ -215,143 +155,54 @@ class Measure:
         return f"{self.column} {self.name}".lstrip()
 
 
-@dataclasses.dataclass(frozen=True)
-class Drift:
-    """The comparison of a day with what a workflow was fitted on, ``OUT/drift/day_N.json``.
-
-    Equal inputs give equal files.
-
-    Attributes:
-        day: The number of the day.
-        name: The name of the file of this result, ``day_24``.
-        input: Path of the raw file.
-        rows: Well-formed rows that were compared.
-        generation: The workflow's; None for a workflow without generations.
-        workflow_digest: The digest of the workflow.
-        baseline_days: The days that were counted.
-        thresholds: The :class:`Thresholds`; None for infinity.
-        flags: What is flagged, as "cat_3 PSI" or "label rate".
-        measures: What was measured: of the day, then of each column.
-    """
-
-    day: int
-    name: str
-    input: str
-    rows: int
-    generation: int | None
-    workflow_digest: str
-    baseline_days: list[int]
-    thresholds: dict[str, Any]
-    flags: list[str]
-    measures: list[Measure]
-
-    def measure(self, name: str, column: str = "") -> Measure | None:
-        """Return a measure, for example ``drift.measure("PSI", "cat_3")``; None without it."""
-        same = (m for m in self.measures if (m.name, m.column) == (name, column))
-        return next(same, None)
-
-    def write(self, directory: Path) -> Path:
-        """Write the result as JSON, and return its path. Raises :class:`OutputError`."""
-        file = directory / f"{self.name}.json"
-        FORMAT.write(file, dataclasses.asdict(self))
-        return file
-
-    @classmethod
-    def read(cls, file: Path) -> Drift:
-        """Read a result.
-
-        Raises:
-            BadInputError: The file is missing or damaged.
-            SchemaError: Another version of this program wrote it.
-        """
-        remedy = "delete it, or compare the day again with `python -m etl drift`"
-        return FORMAT.read(cls, file, remedy)
-
-
-def compare(now: Counted, then: Counted, thresholds: Thresholds) -> list[Measure]:
-    """Compare a day with the training days: the measures of the day, then of each column.
-
-    All measures share the false alarm rate equally (Bonferroni's correction), so a day without
-    drift is flagged with at most this probability, however many columns there are.
-    """
-    tests = len(now.cells) + len(now.missing) + len(now.unseen) + 3
-    chance = thresholds.false_alarm_rate / tests
-    ((positives, rows),) = now.days
-    results = []
-    if positives is not None:
-        days = [(count, total) for count, total in then.days if count is not None and total]
-        counts = [positives, rows], [sum(values) for values in zip(*days, strict=True)]
-        limit = thresholds.label_rate
-        results.append(_rate("label rate", counts, (positives, rows), days, limit, chance))
-    # Of a single day nothing is known of how days differ, and it may be a log of many days.
-    if now.whole and then.whole and len(then.days) > 1:
-        before = [total for _, total in then.days]
-        # Rows come at many moments of a day, at each of them with a small probability.
-        moments = 1000 * (rows + sum(before))
-        days, counts = [(total, moments) for total in before], ([rows], before)
-        results.append(_rate("rows", counts, (rows, moments), days, thresholds.row_count, chance))
-    limit = thresholds.malformed_share
-    results.append(_share("malformed rows", "", now.malformed, then.malformed, limit, chance))
-    for name in then.cells:
-        if name in thresholds.ignore:
-            continue
-        results.append(_psi(name, now.cells[name], then.cells[name], thresholds.psi, chance))
-        missing = now.missing[name], then.missing[name]
-        limit = thresholds.missing_rate
-        results.append(_share("missing rate", name, *missing, limit, chance, size=abs))
-        if name in now.unseen:
-            unseen = now.unseen[name], then.unseen.get(name)
-            limit = thresholds.unseen_share
-            results.append(_share("unseen share", name, *unseen, limit, chance))
-    return results
-
-
-def _psi(column: str, now: np.ndarray, then: np.ndarray, limit: float, chance: float) -> Measure:
+def measure_psi(
+    column: str, now: np.ndarray, then: np.ndarray, limit: float, chance: float
+) -> Measure:
+    """Measure the PSI of a column; ``limit`` is what must be exceeded beside chance."""
     index, by_chance = population_stability(then, now, chance)
     limit = max(limit, by_chance)
-    counts = now.tolist(), then.tolist()
-    return Measure("PSI", column, *counts, index, _finite(limit), index > limit)
+    cells = now.tolist(), then.tolist()
+    return Measure("PSI", column, *cells, index, _finite(limit), index > limit)
 
 
-def _share(
+def measure_share(
     name: str,
     column: str,
     now: Share,
-    then: Share | None,
+    days: list[Share],
     limit: float,
     chance: float,
-    size: Callable[[float], float] = float,
+    *,
+    relative: bool = False,
+    rises: bool = False,
 ) -> Measure:
-    change, flagged = None, False
-    if then is not None and then[1] and now[1]:
-        change = now[0] / now[1] - then[0] / then[1]
-        flagged = size(change) > limit and differ(now, then, chance)
-    return Measure(name, column, list(now), list(then or ()), change, _finite(limit), flagged)
+    """Measure the change of a share beyond the range that it had in earlier days.
 
+    Shares differ between days, on week-ends for example, by more than chance. So a day is compared
+    with the day that had the nearest share, and the change is 0 within their range.
 
-def _rate(
-    name: str,
-    counts: tuple[list[int], list[int]],
-    now: Share,
-    days: Sequence[Share],
-    limit: float,
-    chance: float,
-) -> Measure:
-    """Measure the relative change of a rate beyond the range that it had in earlier days.
-
-    Rates differ between days, on week-ends for example, by more than chance. So a day is compared
-    with the day that had the nearest rate, and the change is 0 within their range.
+    Args:
+        name: The name of the measure.
+        column: The column; "" for the day as a whole.
+        now: The share.
+        days: That of each earlier day, or of all of them; none if nothing is known.
+        limit: The largest change that is not flagged.
+        chance: The probability of a flag for samples of the same distribution.
+        relative: Measure the change as a part of the share of all days.
+        rises: Flag only a larger share.
     """
     change, flagged = None, False
-    mean = sum(count for count, _ in days) / max(1, sum(total for _, total in days))
-    if mean and now[1]:
-        rate = now[0] / now[1]
-        nearest = min(days, key=lambda day: abs(rate - day[0] / day[1]))
-        rates = [count / total for count, total in days]
-        beyond = not min(rates) <= rate <= max(rates)
-        change = (rate - nearest[0] / nearest[1]) / mean if beyond else 0.0
-        flagged = abs(change) > limit and differ(now, nearest, chance)
-    return Measure(name, "", *counts, change, _finite(limit), flagged)
+    then = [sum(values) for values in zip(*days, strict=True)]
+    days = [day for day in days if day[1]]
+    unit = then[0] / then[1] if relative and days else 1.0
+    if days and now[1] and unit:
+        shares = [count / total for count, total in days]
+        share = now[0] / now[1]
+        nearest = min(max(share, min(shares)), max(shares))
+        change = (share - nearest) / unit
+        exceeds = (change if rises else abs(change)) > limit
+        flagged = exceeds and differ(now, days[shares.index(nearest)], chance)
+    return Measure(name, column, list(now), then, change, _finite(limit), flagged)
 
 
 def _finite(value: float) -> float | None:
@@ -365,3 +216,127 @@ def compared(spec: FeatureSpec) -> frozenset[str]:
     """
     columns = [*spec.dense, *spec.categorical]
     return frozenset(c.name for c in columns if c.derive is None or c.derive.reads != "time")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bins:
+    """Bins of a dense column at the deciles of a sample.
+
+    A value is in bin k if it is greater than k edges. Where values repeat, so do edges, and bins
+    between them are empty.
+
+    Attributes:
+        edges: float32 [BINS − 1].
+        counts: int64 [BINS], the values of the sample in each bin.
+    """
+
+    edges: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def make(cls, sample: np.ndarray) -> Bins:
+        """Make the bins of some values, float32 [n]."""
+        shares = np.arange(1, BINS) / BINS
+        edges = np.quantile(sample, shares, method="inverted_cdf").astype(np.float32)
+        bins = cls(edges, np.zeros(BINS, np.int64))
+        _count_bins(sample, edges, bins.counts)
+        return bins
+
+    def count(self, values: np.ndarray) -> np.ndarray:
+        """Count values, float32 [n], in each bin: int64 [BINS]."""
+        counts = np.zeros(BINS, np.int64)
+        _count_bins(values, self.edges, counts)
+        return counts
+
+
+@compiled("void(float32[::1], float32[::1], int64[::1])")
+def _count_bins(values, edges, counts):
+    for i in range(len(values)):
+        bin_ = 0
+        for k in range(len(edges)):
+            bin_ += np.int64(values[i] > edges[k])
+        counts[bin_] += 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Buckets:
+    """The values of a vocabulary in a few buckets by the frequency that they had when counted.
+
+    The most frequent values are in :data:`BUCKETS` buckets of about equal share, and the rest,
+    which is rare or out of vocabulary, in one more.
+
+    Values that are chosen for their high counts have high counts by chance, too: on another day
+    their share is lower without any shift (regression to the mean; for values seen once see Good,
+    The population frequencies of species, Biometrika 40, 1953). So the counts are split: each
+    occurrence is put into one of two halves at random. One half decides which values are in which
+    bucket, the other one, which is independent of it, how large the share of each bucket is (data
+    thinning: Neufeld et al., Journal of Machine Learning Research 25, 2024). The shares are then
+    unbiased, even that of the rest, whose values another day may have seen for the first time.
+
+    Attributes:
+        of_ids: uint8 [n], the bucket of each id; larger ids are in that of the last one, the rest.
+        counts: int64 [BUCKETS + 1], how often the values of each bucket occurred in the half of
+            the rows that decides on the shares.
+    """
+
+    of_ids: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def make(cls, counts: np.ndarray, first: int, unseen: int) -> Buckets:
+        """Make the buckets of counted ids.
+
+        Args:
+            counts: How often each id occurred, int64 [n], in the order of the ids.
+            first: The first id.
+            unseen: How often values without an id of their own occurred.
+        """
+        rng = np.random.default_rng(0)  # the same split every time
+        frequent = np.flatnonzero(counts >= LEAST_COUNT)  # others cannot be in the head
+        rare = unseen + int(counts.sum()) - int(counts[frequent].sum())
+        deciding = rng.binomial(counts[frequent], 0.5)
+        measuring = counts[frequent] - deciding
+        head = np.argsort(-deciding, kind="stable")[:MOST_VALUES]  # of equal counts, smaller ids
+        head = head[deciding[head] >= LEAST_COUNT]
+        rest = int(measuring.sum()) - int(measuring[head].sum())
+        total = int(deciding[head].sum()) + rest + rare // 2  # only buckets of equal share need it
+        before = np.cumsum(deciding[head]) - deciding[head]
+        buckets = np.minimum(before * BUCKETS // max(1, total), BUCKETS - 1)
+        sums = np.zeros(BUCKETS + 1, np.int64)
+        np.add.at(sums, buckets, measuring[head])
+        sums[REST] = rest + int(rng.binomial(rare, 0.5))
+        ids = first + frequent[head]
+        of_ids = np.full(max(first, int(ids.max(initial=0)) + 1) + 1, REST, np.uint8)
+        of_ids[:FIRST_OOV_ID] = ABSENT
+        of_ids[ids] = buckets
+        return cls(of_ids, sums)
+
+    def count(self, ids: Ids) -> np.ndarray:
+        """Count the ids of a column in each bucket but :data:`ABSENT`: int64 [BUCKETS + 1]."""
+        counts = np.zeros(BUCKETS + 2, np.int64)
+        _count_buckets(ids.values if isinstance(ids, Jagged) else ids, self.of_ids, counts)
+        return counts[:ABSENT]
+
+
+@compiled("void(int32[::1], uint8[::1], int64[::1])", nogil=False)  # a few microseconds
+def _count_buckets(ids, of_ids, counts):
+    last = len(of_ids) - 1
+    for i in range(len(ids)):
+        counts[of_ids[min(np.int64(ids[i]), last)]] += 1
+
+
+def read_buckets(description: WorkflowDescription) -> dict[str, Buckets]:
+    """Read the buckets of all vocabularies of a saved workflow.
+
+    Hashed columns have no counts, so they are left out.
+
+    Raises:
+        BadInputError: A vocabulary is damaged.
+    """
+    result = {}
+    for name, (column, *_) in description.spec.vocabularies.items():
+        if not column.hash_buckets:
+            vocabulary = description.vocabularies[column.name]
+            counts, unseen = vocabulary.read_counts(description.path), vocabulary.observed["oov"]
+            result[name] = Buckets.make(counts, column.reserved_ids, unseen)
+    return result

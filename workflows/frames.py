@@ -33,13 +33,7 @@ def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False) -> pd.DataF
         spec: The columns.
         gpu: Return a ``cudf.DataFrame`` on the current device.
     """
-    if gpu:
-        import cudf
-
-        return cudf.DataFrame.from_arrow(to_table(rows, spec).combine_chunks())
-    import pandas as pd
-
-    return pd.DataFrame(_columns(rows, spec, _to_pandas), copy=False)
+    return _frame(_columns(rows, spec, _to_arrow if gpu else _to_pandas), gpu)
 
 
 def features_to_frame(features: Features, unchanged: Collection[str], *, gpu: bool) -> pd.DataFrame:
@@ -55,6 +49,10 @@ def features_to_frame(features: Features, unchanged: Collection[str], *, gpu: bo
         name: np.asarray(values, np.float32) if name in unchanged else convert(values, missing)
         for name, (values, missing) in features.items()
     }
+    return _frame(columns, gpu)
+
+
+def _frame(columns: dict[str, Any], gpu: bool) -> pd.DataFrame:
     if gpu:
         import cudf
 

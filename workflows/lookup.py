@@ -79,12 +79,12 @@ def id_of(path: Path | str, column: str, text: str) -> Meaning:
     """
     description = inspect(path)
     spec = _column(description, column)
-    if not text and spec.multi_hot:
-        raise SettingsError(
-            f"column {column} holds lists: a missing list is an empty list and has no id",
-            "pass a value of a list",
-        )
     if not text:
+        if spec.multi_hot:
+            raise SettingsError(
+                f"column {column} holds lists: a missing list is an empty list and has no id",
+                "pass a value of a list",
+            )
         return meaning_of(path, column, NULL_ID)
     try:
         value = RAW_TYPES[spec.raw].from_log_text(text)
@@ -92,13 +92,9 @@ def id_of(path: Path | str, column: str, text: str) -> Meaning:
         raise SettingsError(f"column {column}: {text!r}: {error}") from None
     alone = strings([value]) if isinstance(value, str) else to_arrow(np.array([value]))
     if not spec.hash_buckets:
-        values, counts = description.read_values(spec)
-        row = pc.index(values, alone[0]).as_py()
+        row = pc.index(description.read_values(spec)[0], alone[0]).as_py()
         if row >= 0:
-            shown = RAW_TYPES[spec.raw].log_text(value)
-            return Meaning(spec.reserved_ids + row, "value", shown, counts[row].as_py())
-    if spec.oov_ids == 1:
-        return meaning_of(path, column, FIRST_OOV_ID)
+            return meaning_of(path, column, spec.reserved_ids + row)
     from nvt_torchrec.base.hashing import murmur3_int, murmur3_string  # imports Numba
 
     hashed = murmur3_string(alone) if isinstance(value, str) else murmur3_int(np.array([value]))

@@ -8,13 +8,12 @@ from pathlib import Path
 from nvt_torchrec.formats.day_names import day_text
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.workflow_description import FORMAT, WorkflowDescription
-from nvt_torchrec.workflows import nodes
-from nvt_torchrec.workflows.description import graph_of, inspect
+from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.lookup import SavedWorkflow
 
 
 def report(path: Path | str) -> str:
-    """Return operators, vocabularies, out-of-vocabulary policy, statistics and sizes as text.
+    """Return vocabularies, out-of-vocabulary policy, statistics, descent and sizes as text.
 
     Raises:
         BadInputError, SchemaError: See :func:`workflows.description.inspect`.
@@ -23,7 +22,6 @@ def report(path: Path | str) -> str:
     description = inspect(path)
     sections = [
         _head(path, description),
-        "operators\n" + table(_operators(description)),
         "categorical columns\n" + table(_categorical(description)),
     ]
     if description.spec.dense:
@@ -71,39 +69,6 @@ def days_text(days: Sequence[int]) -> str:
             runs.append([day, day])
     texts = [[day_text(day) for day in dict.fromkeys(run)] for run in runs]
     return ", ".join((".." if "-" in text[0] else "-").join(text) for text in texts)
-
-
-def _operators(description: WorkflowDescription) -> list[list[str]]:
-    rows = [["node", "operator", "columns", ""]]
-    for record in graph_of(description)["nodes"]:
-        kind = record["op_class"]
-        names = _shortened(record["selector"]["names"])
-        rows.append([str(record["id"]), kind.rsplit(".", 1)[-1], names, _parameters(record)])
-    return rows
-
-
-def _parameters(record: nodes.Record) -> str:
-    """Return the relevant parameters of an operator."""
-    params = record["op_params"]
-    match record["op_class"]:
-        case nodes.CATEGORIFY:
-            limits = {name: params[name] for name in ("freq_threshold", "max_size")}
-            limits["num_buckets"] = next(iter((params["num_buckets"] or {}).values()), 0)
-            return ", ".join(f"{name} = {limit}" for name, limit in limits.items() if limit)
-        case nodes.FILL:
-            return f"missing = {params['fill_val']}"
-        case nodes.CLIP:
-            return f"at least {params['min_value']}"
-        case nodes.LAMBDA:
-            return f"{params['f']['module']}.{params['f']['qualname']}"
-        case nodes.NORMALIZE:
-            return "to mean 0, standard deviation 1"
-    return ""
-
-
-def _shortened(names: list[str]) -> str:
-    shown = ", ".join(names)
-    return shown if len(shown) <= 60 else f"{names[0]} … {names[-1]} ({len(names)} columns)"
 
 
 def _categorical(description: WorkflowDescription) -> list[list[str]]:
@@ -186,6 +151,6 @@ SETTINGS = (SavedWorkflow,)
 
 
 def run(saved: SavedWorkflow) -> None:
-    """Print operators, vocabularies, statistics and sizes."""
+    """Print vocabularies, statistics and sizes."""
     saved.verify()
     print(report(saved.workflow))

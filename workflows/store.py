@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import nvt_torchrec.nvt_compat  # noqa: F401
 
@@ -23,15 +24,17 @@ from merlin.dag.ops.selection import SelectionOp
 from merlin.io.worker import clean_worker_cache
 from merlin.schema import ColumnSchema, Schema
 from nvtabular import ColumnSelector, Workflow, ops
+from nvtabular.ops.operator import Operator
 from nvtabular.workflow.node import WorkflowNode
 
 from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.clicklog.in_memory.frames import check_columns, read_features
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import functions, nodes
 from nvt_torchrec.workflows.description import graph_of, inspect
-from nvt_torchrec.workflows.raw_values import RawWorkflow, ReadRawValues
+from nvt_torchrec.workflows.frames import features_to_frame
 from nvt_torchrec.workflows.vocabulary import OBSERVED, FittedVocabulary, finish
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 
@@ -173,7 +176,7 @@ def load(path: Path | str, *, label: bool = True, raw: bool = True) -> Workflow:
         label: Whether labels and weight are passed through (training), or there are none
             (inference).
         raw: Whether it takes columns of the raw log, as text or as typed values, which its first
-            nodes read by the spec (:class:`workflows.raw_values.ReadRawValues`). Without, it takes
+            nodes read by the spec (:class:`workflows.store.ReadRawValues`). Without, it takes
             frames of :func:`workflows.frames.to_frame`.
 
     Raises:
@@ -191,14 +194,12 @@ def load(path: Path | str, *, label: bool = True, raw: bool = True) -> Workflow:
     workflow = realize(records, path, spec if raw else None)
     # NVTabular caches vocabularies by path, which may have contained another workflow.
     clean_worker_cache()
-    names = [name for record in records for name in _selected(record)]
+    columns = _schema(
+        [column for record in records if _selected(record) for column in record["input_schema"]]
+    )
     if raw:
-        sources = dict.fromkeys(source for name in names for source in spec.sources_of(name))
-        return workflow.fit_schema(Schema([ColumnSchema(source) for source in sources]))
-    columns = [
-        column for record in records if _selected(record) for column in record["input_schema"]
-    ]
-    return workflow.fit_schema(Schema(_schema(columns)))
+        columns = list(map(ColumnSchema, ReadRawValues(spec, columns).sources))
+    return workflow.fit_schema(Schema(columns))
 
 
 def _selected(record: nodes.Record) -> list[str]:
@@ -270,3 +271,58 @@ def _schema(columns: list[nodes.Record]) -> list[ColumnSchema]:
         )
         for column in columns
     ]
+
+
+class ReadRawValues(Operator):
+    """Read columns of the log by the rules of a feature spec; pandas or cuDF, on the host.
+
+    Raises:
+        SchemaError: ``transform``: a column has a type that cannot hold the raw type.
+        InvalidRowError: ``transform``: a value is malformed; row and column are named.
+    """
+
+    def __init__(self, spec: FeatureSpec, columns: Sequence[ColumnSchema]) -> None:
+        """Read ``columns``, features or labels and weight of ``spec``."""
+        super().__init__()
+        self._spec = spec
+        self._columns = Schema(list(columns))
+        self._mapping = {column.name: spec.sources_of(column.name) for column in columns}
+
+    @property
+    def sources(self) -> list[str]:
+        """The columns of the log that are read."""
+        return list(dict.fromkeys(source for own in self._mapping.values() for source in own))
+
+    def transform(self, col_selector: ColumnSelector, df: Any) -> Any:
+        """Return the typed columns, with the index of ``df``."""
+        features = read_features(df, self._spec, self._columns.column_names)
+        gpu = not isinstance(df, pd.DataFrame)
+        frame = features_to_frame(features, nodes.passed_through(self._spec), gpu=gpu)
+        frame.index = df.index
+        return frame
+
+    def column_mapping(self, col_selector: ColumnSelector) -> dict[str, list[str]]:
+        """Return the columns of the log that each column is read or derived from."""
+        return self._mapping
+
+    def compute_output_schema(
+        self, input_schema: Schema, col_selector: ColumnSelector, prev_output_schema: Any = None
+    ) -> Schema:
+        """Return the types of what is read, whatever those of the input are."""
+        return self._columns
+
+
+class RawWorkflow(nvtabular.Workflow):
+    """A Workflow that names the columns of the log which its input lacks.
+
+    Raises:
+        MissingColumnError: ``transform``: a column that is read is not there.
+    """
+
+    def _transform_df(self, df: Any) -> Any:
+        check_columns(df.columns, self._input_columns())
+        return super()._transform_df(df)
+
+    def _transform_impl(self, dataset: Any, capture_dtypes: bool = False) -> Any:
+        check_columns(dataset.to_ddf().columns, self._input_columns())
+        return super()._transform_impl(dataset, capture_dtypes)

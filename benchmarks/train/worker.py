@@ -83,6 +83,7 @@ def _flags(args: argparse.Namespace) -> list[str]:
     values = MODEL | {
         "batch_size": str(args.batch_size),
         "limit_train_batches": str(args.warm_up + args.steps + 1),
+        "validation_freq_within_epoch": "10000",  # evaluations are not measured
         "limit_val_batches": "1",
         "limit_test_batches": "1",
     }

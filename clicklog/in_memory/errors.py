@@ -1,11 +1,25 @@
-"""Errors about rows in memory. They derive from the errors of :mod:`base.errors`."""
+"""Errors about rows in memory, and what to do about rows that a served workflow refuses.
+
+The errors derive from those of :mod:`base.errors`. The spec of a served workflow is fixed, so a
+remedy that names keys of the spec says when they take effect.
+"""
 
 from __future__ import annotations
 
-from nvt_torchrec.base.errors import BadRowError, SchemaError
+import contextlib
+from collections.abc import Iterator
+
+from nvt_torchrec.base.errors import BadInputError, BadRowError, SchemaError
+from nvt_torchrec.clicklog.text.remedies import value_remedy
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.spec.raw_types.base import EMPTY_ITEM, MESSAGES, NULL_ITEM, RANGE, SYNTAX
+from nvt_torchrec.formats.spec.reading import Read
 
 #: The message for a value of a list column that is no list.
 NOT_A_LIST = "expected a list or a missing value"
+_SPEC = "the spec"
+_WITH_NEW_RUN = "with another ETL run and training"
 
 
 class InvalidRowError(BadRowError):
@@ -46,3 +60,51 @@ def no_such_key(row: int, column: str) -> MissingColumnError:
     return MissingColumnError(
         f"row {row} has no column {column}", "a missing value is null", column, row
     )
+
+
+@contextlib.contextmanager
+def of_fitted_spec() -> Iterator[None]:
+    """Say in errors about a file that the spec whose keys they name is that of a workflow."""
+    try:
+        yield
+    except (BadInputError, SchemaError) as error:
+        error.remedy = say_fitted(error.remedy)
+        error.args = error.what, error.remedy
+        raise
+
+
+def say_fitted(remedy: str) -> str:
+    """Add to a remedy that names keys of the spec when they take effect."""
+    if _SPEC not in remedy:
+        return remedy
+    return f"{remedy}; its keys take effect {_WITH_NEW_RUN}: until then, write files as it says"
+
+
+def with_remedy(error: InvalidRowError, spec: FeatureSpec) -> InvalidRowError:
+    """Return the error of a value in rows in memory, with what to do about it."""
+    for read in spec.read_plan(label=False).reads:
+        remedy = _remedy(error.reason, read) if read.source == error.column else ""
+        if remedy:
+            return InvalidRowError(error.row, error.column, error.reason, remedy)
+    return error
+
+
+def _remedy(reason: str, read: Read) -> str:
+    """Return what to do about a value of a column, or "" if its reason is not the column's."""
+    if reason.endswith(NOT_A_LIST):
+        return "pass a list of its values"
+    kind = RAW_TYPES[read.raw]
+    codes = {kind.syntax: SYNTAX, kind.range: RANGE}
+    codes |= {MESSAGES[code]: NULL_ITEM for code in (EMPTY_ITEM, NULL_ITEM)}
+    code = next((code for message, code in codes.items() if reason.endswith(message)), 0)
+    if code == SYNTAX:
+        instead = f"{kind.syntax.replace('expected', 'pass', 1)} (null)"
+        # no key of the spec takes a number for a text
+        return instead if kind.is_text else f"{instead}, or {keys_of(read)}"
+    hint = value_remedy(read, code) if code else ""
+    return f"{hint}, which takes effect {_WITH_NEW_RUN}" if _SPEC in hint else hint
+
+
+def keys_of(read: Read) -> str:
+    """Return the keys of the spec to try for a value of another type, and when they take effect."""
+    return f"{value_remedy(read, SYNTAX)}, which takes effect {_WITH_NEW_RUN}"

@@ -14,9 +14,10 @@ from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.clicklog.in_memory.errors import (
     InvalidRowError,
     MissingColumnError,
+    keys_of,
     no_such_key,
+    with_remedy,
 )
-from nvt_torchrec.clicklog.in_memory.remedies import keys_of, with_remedy
 from nvt_torchrec.clicklog.in_memory.values import (
     convert_values,
     has_rules,
@@ -28,15 +29,14 @@ from nvt_torchrec.clicklog.readers.parquet_values import fields_of_column, is_te
 from nvt_torchrec.clicklog.text.assemble import assemble, feature
 from nvt_torchrec.clicklog.text.convert import Converted, convert_lists, fields_of
 from nvt_torchrec.formats.rows import CategoryValues, RawRows
-from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.raw_types.base import is_missing
+from nvt_torchrec.formats.spec.raw_types.integers import EXACT
 from nvt_torchrec.formats.spec.reading import Read
 
 #: By name, the values [n] of a column and where they are missing, bool [n].
 Features = dict[str, tuple[CategoryValues, np.ndarray]]
-#: By bytes of a float type, the largest integer up to which it holds all integers.
-_EXACT = {2: 2**11, 4: 2**24}
 
 
 def read_columns(columns: Any, spec: FeatureSpec) -> RawRows:
@@ -55,12 +55,7 @@ def read_columns(columns: Any, spec: FeatureSpec) -> RawRows:
     reads = spec.read_plan(label=False).reads
     converted = _convert_reads(columns, reads, spec)
     count = len(converted[0].code)
-    rows = assemble(spec, converted, lambda row: b"", rows=count, label=False, reject=False)
-    if rows.bad:
-        bad = rows.bad[0]
-        reason = bad.what.removeprefix(f"column {bad.column}: ")
-        raise InvalidRowError(bad.line, bad.column, reason)
-    return rows
+    return assemble(spec, converted, lambda row: b"", rows=count, label=False, reject=False)
 
 
 def read_features(columns: Any, spec: FeatureSpec, names: Sequence[str]) -> Features:
@@ -83,22 +78,11 @@ def read_features(columns: Any, spec: FeatureSpec, names: Sequence[str]) -> Feat
     }
     if plan.weight is not None:
         places[spec.weight] = (plan.weight,)
-    columns_of_features: list[DenseColumn | CategoricalColumn] = [*spec.dense, *spec.categorical]
-    described = {column.name: column for column in columns_of_features}
+    described = {column.name: column for column in spec.features}
     places |= dict(zip(spec.feature_names, (*plan.dense, *plan.categorical), strict=True))
     needed = sorted({index for name in names for index in places[name]})
     reads = [plan.reads[index] for index in needed]
     converted = dict(zip(needed, _convert_reads(columns, reads, spec), strict=True))
-    for read, column in zip(reads, converted.values(), strict=True):
-        wrong = column.code > 0
-        if read.raw == "weight":
-            wrong |= column.missing
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            code = int(column.code[row])
-            reason = RAW_TYPES[read.raw].message(code) if code else "a weight must not be missing"
-            error = InvalidRowError(row, read.source, f"{column.show(row)}: {reason}")
-            raise with_remedy(error, spec)
     features = {}
     for name in names:
         sources = [converted[index] for index in places[name]]
@@ -120,7 +104,7 @@ def check_columns(names: Iterable[str], sources: Sequence[str]) -> None:
 
 
 def _convert_reads(columns: Any, reads: Sequence[Read], spec: FeatureSpec) -> list[Converted]:
-    """Convert columns as they are read; a wrong value has a code."""
+    """Convert columns as they are read, and check each value."""
     names, get = _opened(columns)
     sources = list(dict.fromkeys(read.source for read in reads))
     check_columns(names, sources)
@@ -136,7 +120,18 @@ def _convert_reads(columns: Any, reads: Sequence[Read], spec: FeatureSpec) -> li
     if not isinstance(columns, Mapping):
         text |= {read.source for read in reads if not RAW_TYPES[read.raw].is_text}
     separator = spec.input.list_separator
-    return [_convert(arrays[r.source], r, separator, text=r.source in text) for r in reads]
+    converted = [_convert(arrays[r.source], r, separator, text=r.source in text) for r in reads]
+    for read, column in zip(reads, converted, strict=True):
+        wrong = column.code > 0
+        if read.raw == "weight":
+            wrong |= column.missing
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            code = int(column.code[row])
+            reason = RAW_TYPES[read.raw].message(code) if code else "a weight must not be missing"
+            error = InvalidRowError(row, read.source, f"{column.show(row)}: {reason}")
+            raise with_remedy(error, spec)
+    return converted
 
 
 def read_dicts(rows: Sequence[Mapping[str, Any]], spec: FeatureSpec) -> RawRows:
@@ -245,7 +240,7 @@ def _of_objects(values: list) -> pa.Array | list:
 
 
 def _check_exact(array: pa.Array, name: str) -> None:
-    limit = _EXACT.get(array.type.bit_width // 8)
+    limit = EXACT.get(array.type.bit_width // 8)
     if not limit:
         return
     large = np.flatnonzero((np.abs(to_numpy(array)) > limit) & ~null_mask(array))

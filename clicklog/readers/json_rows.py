@@ -20,12 +20,10 @@ from nvt_torchrec.clicklog.readers.parquet_rows import (
     partition_values,
     table_to_rows,
 )
-from nvt_torchrec.clicklog.text.line_layout import LineLayout
+from nvt_torchrec.clicklog.text.line_layout import HEAD_BYTES, LineLayout
 from nvt_torchrec.formats.rows import BadRow, RawRows, with_bad_rows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
-#: The text whose keys tell which columns a file has: missing values may have no key.
-HEAD_BYTES = 1 << 20
 #: Arrow's parser ends the process at some thousand objects or lists within each other.
 _MOST_BRACKETS = 500
 

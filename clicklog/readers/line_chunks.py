@@ -12,13 +12,7 @@ from typing import IO
 
 import numpy as np
 
-from nvt_torchrec.clicklog.text.row_ends import (
-    NO_LIMIT,
-    OPEN_ON_LINE,
-    OPEN_TO_END,
-    TOO_LONG,
-    skip_rows,
-)
+from nvt_torchrec.clicklog.text.row_ends import OPEN_ON_LINE, OPEN_TO_END, TOO_LONG, skip_rows
 
 #: Bytes that are kept of a line that is too long.
 KEPT_BYTES = 1024
@@ -184,7 +178,7 @@ def _rows(
     array, stop = np.frombuffer(text, np.uint8), len(text)
     at = first
     while True:
-        at, _, why = skip_rows(array, at, stop, final, limit, ord(delimiter), NO_LIMIT, NO_LIMIT)
+        at, why = skip_rows(array, at, stop, final, limit, ord(delimiter))
         if first < at:
             yield text[first:at]
         if why not in (TOO_LONG, OPEN_ON_LINE, OPEN_TO_END):

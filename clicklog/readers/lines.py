@@ -9,10 +9,9 @@ import itertools
 import lzma
 import zlib
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO
 
 import fsspec
-import numpy as np
 import pyarrow as pa
 from fsspec.compression import compr
 from fsspec.utils import infer_compression
@@ -24,7 +23,7 @@ from nvt_torchrec.formats.spec.columns import InputFormat
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SCAN_BYTES = 8 << 20
 _LINE_BYTES = 64 << 10  # nearly every line ends within them
-#: The most compressed bytes, and decompressed bytes, that :func:`unpacked_head` reads.
+#: The most compressed bytes, and decompressed bytes, that :func:`measure_head` reads.
 _HEAD_PACKED, _HEAD_TEXT = 1 << 20, 64 << 20
 
 
@@ -102,26 +101,6 @@ def read_chunks(
             )
         except EndedEarlyError as error:
             raise _shrank(path, error.args[0], end) from None
-
-
-def count_newlines(text: np.ndarray) -> int:
-    """Count the newlines in a uint8 array, in steps that stay in the processor's cache."""
-    steps = range(0, len(text), _LINE_BYTES)
-    return sum(int(np.count_nonzero(text[at : at + _LINE_BYTES] == 10)) for at in steps)
-
-
-def count_lines(path: str, begin: int, end: int) -> int:
-    """Count the lines in the bytes ``[begin, end)``; a last line without newline counts."""
-    lines, last = 0, 10
-    with _opened(path) as file:
-        file.seek(begin)
-        for at in range(begin, end, _SCAN_BYTES):
-            data = file.read(min(_SCAN_BYTES, end - at))
-            if len(data) != min(_SCAN_BYTES, end - at):
-                raise _shrank(path, at + len(data), end)
-            lines += count_newlines(np.frombuffer(data, np.uint8))
-            last = data[-1]
-    return lines + (last != 10)
 
 
 def cut_lines(path: str, begin: int, end: int, block_bytes: int) -> list[tuple[int, int]]:
@@ -221,81 +200,58 @@ def after_preamble(file: IO[bytes], skip_lines: int, comment: str = "") -> tuple
     Returns:
         The bytes read beyond them, how many bytes came before, and how many lines were skipped.
     """
-    head, gone, at, mark = b"", 0, 0, comment.encode()
-    wanted = _LINE_BYTES if skip_lines or comment else len(BYTE_ORDER_MARK)
-    while len(head) < len(BYTE_ORDER_MARK) and (chunk := file.read(wanted - len(head))):
-        head += chunk
-    if head.startswith(BYTE_ORDER_MARK):
-        at = len(BYTE_ORDER_MARK)
-    lines = 0
-    while True:
-        if lines >= skip_lines:
-            while len(head) - at < len(mark) and (chunk := file.read(_LINE_BYTES)):
-                head += chunk
-            if not mark or not head.startswith(mark, at):
-                return head[at:], gone + at, lines
-        while (newline := head.find(b"\n", at)) < 0:
-            gone += len(head)
-            head, at = file.read(_LINE_BYTES), 0
-            if not head:
-                return b"", gone, lines
-        at, lines = newline + 1, lines + 1
+    begin = lines = 0
+    part = file.readline(_LINE_BYTES)  # of a line, which may be longer
+    if part.startswith(BYTE_ORDER_MARK):
+        begin, part = len(BYTE_ORDER_MARK), part.removeprefix(BYTE_ORDER_MARK)
+    within_line = False
+    while part and (
+        within_line or lines < skip_lines or (comment and part.startswith(comment.encode()))
+    ):
+        within_line = not part.endswith(b"\n")
+        begin += len(part)
+        lines += not within_line
+        part = file.readline(_LINE_BYTES)
+    return part, begin, lines
 
 
-def unpacked_head(path: str) -> tuple[bytes, int, bool]:
-    """Read the beginning of a compressed file's text.
+def measure_head(path: str) -> tuple[int, int, bool]:
+    """Decompress the beginning of a compressed file.
 
     Returns:
-        At most :data:`_HEAD_TEXT` bytes of text; the number of compressed bytes read for it, about
-        :data:`_HEAD_PACKED` at most; and whether this is the whole file.
+        How many bytes of text there are in it, at most about :data:`_HEAD_TEXT`; its compressed
+        bytes, about :data:`_HEAD_PACKED` at most; and whether this is the whole file.
 
     Raises:
         BadInputError: As :func:`read_stream`.
     """
-    text = bytearray()
-    with _stream(path, small_reads=True) as (file, packed):
-        while packed.tell() < _HEAD_PACKED and len(text) < _HEAD_TEXT:
-            if not (chunk := file.read(_LINE_BYTES)):
-                return bytes(text), packed.tell(), True
-            text += chunk
-        return bytes(text), packed.tell(), False
-
-
-class _SmallReads(io.RawIOBase):
-    """A file that reads at most 8 KiB at once, however much a decompressor asks for."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(min(len(buffer), 8 << 10))
-        buffer[: len(data)] = data
-        return len(data)
+    text = read = 0
+    with _stream(path) as (file, packed):
+        while chunk := file.read(_LINE_BYTES):
+            if packed.tell() > read:  # some read far ahead: the text so far was in what was read
+                if read >= _HEAD_PACKED:
+                    return text, read, False
+                read = packed.tell()
+            text += len(chunk)
+            if text >= _HEAD_TEXT:
+                return text, read, False
+        return text, packed.tell(), True
 
 
 @contextlib.contextmanager
-def _stream(path: str, *, small_reads: bool = False) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Open a file and yield the decompressed file and the file itself.
-
-    Args:
-        small_reads: Read little ahead, so that the position in the file itself tells how many
-            compressed bytes the text took. isal reads 512 KiB otherwise.
-    """
+def _stream(path: str) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """Open a file and yield the decompressed file and the file itself."""
     filesystem, name = filesystem_of(path)
     kind = infer_compression(path)
     try:
         with filesystem.open(name, "rb") as file:
             if path.endswith(".zst"):  # fsspec needs one more package for it, Arrow does not
                 with pa.CompressedInputStream(file, "zstd") as stream:
-                    yield stream, file
+                    yield io.BufferedReader(stream), file
             elif kind is None:
                 yield file, file
             else:
-                packed = _SmallReads(file) if small_reads else file
-                with compr[kind](packed, mode="rb") as stream:
+                with compr[kind](file, mode="rb") as stream:
                     yield stream, file
     except FileNotFoundError:
         raise BadInputError(f"{path}: no such file", "check the path") from None

@@ -12,7 +12,6 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine
 from nvt_torchrec.clicklog.readers.lines import (
-    count_newlines,
     filesystem_of,
     read_stream,
     stream_chunks,
@@ -22,17 +21,14 @@ from nvt_torchrec.clicklog.readers.raw import Block, bad_row_error, check_label,
 from nvt_torchrec.clicklog.readers.text_rows import (
     PARQUET_MAGIC,
     first_layout,
-    head_bytes,
     header_lines,
     parse_chunks,
     rows_in,
 )
-from nvt_torchrec.clicklog.text.line_layout import LineLayout
+from nvt_torchrec.clicklog.text.fast_rows import count_newlines
+from nvt_torchrec.clicklog.text.line_layout import HEAD_BYTES, LineLayout
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-
-#: Of empty lines between rows, how many are parsed at once.
-_EMPTY_LINES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,18 +111,20 @@ def stream_unparsed(path: str, spec: FeatureSpec, *, block_bytes: int) -> Iterat
 def _without_empty_end(
     chunks: Iterator[memoryview | LongLine],
 ) -> Iterator[memoryview | LongLine]:
-    """Yield chunks but for the empty lines at the end of the last one, which may be gigabytes."""
+    """Yield chunks but for the empty lines at the end of the last one."""
     empty = 0
     for chunk in chunks:
-        end = 1 if isinstance(chunk, LongLine) else without_empty_lines(chunk)
-        if end:
-            while empty:
-                part = min(empty, _EMPTY_LINES)
-                yield memoryview(b"\n" * part)
-                empty -= part
-            yield chunk if isinstance(chunk, LongLine) else chunk[:end]
-        if not isinstance(chunk, LongLine):
-            empty += count_newlines(np.frombuffer(chunk[end:], np.uint8))
+        if isinstance(chunk, LongLine):
+            kept, rest = chunk, memoryview(b"")
+        else:
+            end = without_empty_lines(chunk)
+            kept, rest = chunk[:end], chunk[end:]
+        if isinstance(kept, LongLine) or len(kept):
+            if empty:
+                yield memoryview(b"\n" * empty)
+            yield kept
+            empty = 0
+        empty += count_newlines(np.frombuffer(rest, np.uint8))
 
 
 def _stream_parquet(path: str, spec: FeatureSpec, block_bytes: int) -> Iterator[UnparsedRows]:
@@ -157,7 +155,7 @@ def check_first_rows(day: DayFile, spec: FeatureSpec, *, reject: bool) -> None:
                 "set another format in the [input] of the spec, or fetch the file again",
             )
         return
-    unparsed = next(stream_unparsed(day.path, spec, block_bytes=head_bytes(spec)), None)
+    unparsed = next(stream_unparsed(day.path, spec, block_bytes=HEAD_BYTES), None)
     if unparsed is not None:
         check_label(unparsed.label, day.source, spec)
         unparsed.parse(reject=reject)

@@ -10,28 +10,22 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine
-from nvt_torchrec.clicklog.readers.lines import (
-    count_lines,
-    count_newlines,
-    cut_lines,
-    find_preamble,
-    read_chunks,
-)
+from nvt_torchrec.clicklog.readers.lines import cut_lines, find_preamble, read_chunks
+from nvt_torchrec.clicklog.text.fast_rows import count_newlines
 from nvt_torchrec.clicklog.text.line_layout import (
+    HEAD_BYTES,
     LineLayout,
     layout_of,
     plain_layout,
     plain_layouts,
 )
 from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG
-from nvt_torchrec.clicklog.text.row_ends import NO_LIMIT, count_rows, skip_rows
+from nvt_torchrec.clicklog.text.row_ends import row_begins
 from nvt_torchrec.clicklog.text.tokenizer import as_utf8, parse_rows
 from nvt_torchrec.formats.rows import BadRow, RawRows, with_bad_rows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 PARQUET_MAGIC = b"PAR1"
-#: The first lines of a file, which tell its header and whether its rows have a label.
-_HEAD_BYTES = 1 << 16
 _SCAN_BYTES = 8 << 20
 #: What to do about a line that is too long, other than to leave it out.
 TOO_LONG_REMEDY = (
@@ -44,48 +38,31 @@ OPEN_QUOTE_REMEDY = (
 )
 
 
-def head_bytes(spec: FeatureSpec) -> int:
-    """Return how much of a file tells which columns it has and whether its rows have a label."""
-    if spec.input.format == "json":
-        from nvt_torchrec.clicklog.readers.json_rows import HEAD_BYTES
-
-        return HEAD_BYTES
-    return _HEAD_BYTES
+def header_lines(spec: FeatureSpec, path: str) -> int:
+    """Return how many lines of a text file come before its first row."""
+    return int(bool(spec.input.header)) + find_preamble(path, spec.input)[1]
 
 
-def header_lines(spec: FeatureSpec, path: str = "") -> int:
-    """Lines of a text file before its first row; those with ``comment`` only if it is given."""
-    comments = path and spec.input.comment
-    skipped = find_preamble(path, spec.input)[1] if comments else spec.input.skip_lines
-    return int(bool(spec.input.header)) + skipped
-
-
-def rows_in(text: bytes | memoryview, spec: FeatureSpec) -> int:
+def rows_in(text: memoryview | LongLine, spec: FeatureSpec) -> int:
     """Count the rows of whole lines, the last one with or without its newline."""
-    if spec.input.quoted_newlines:
-        return count_rows(text, spec.input.delimiter)
+    if isinstance(text, LongLine):
+        return 1
+    if spec.input.quotes:
+        return len(row_begins(text, spec.input.quotes)) - 1
     return count_newlines(np.frombuffer(text, np.uint8)) + (text[-1:] != b"\n")
 
 
 def count_file_rows(path: str, begin: int, end: int, spec: FeatureSpec) -> int:
     """Count the rows in the bytes ``[begin, end)``, at whose ends rows or the file end."""
-    if not spec.input.quoted_newlines:
-        return count_lines(path, begin, end)
-    pieces = _pieces(path, begin, end, spec)
-    return sum(1 if isinstance(piece, LongLine) else rows_in(piece, spec) for _, piece in pieces)
+    return sum(rows_in(piece, spec) for _, piece in _pieces(path, begin, end, spec))
 
 
 def offset_of_row(path: str, row: int, begin: int, end: int, spec: FeatureSpec) -> int:
     """Return the byte at which row ``row`` (from 0, at ``begin``) begins; ``end`` without one."""
-    if row <= 0:
-        return begin
     for at, piece in _pieces(path, begin, end, spec):
-        if row == 0:
-            return at
-        rows = 1 if isinstance(piece, LongLine) else rows_in(piece, spec)
+        rows = rows_in(piece, spec)
         if row < rows:
-            assert not isinstance(piece, LongLine)
-            return at + _skip(piece, spec, row, NO_LIMIT)
+            return at + int(_begins(piece, spec)[row])
         row -= rows
     return end
 
@@ -98,32 +75,22 @@ def cut_text(
     Where a row with line breaks in quotes begins depends on all quotes before it, so such text is
     read from where a row is known to begin.
     """
-    if not spec.input.quoted_newlines:
+    if not spec.input.quotes:
         return cut_lines(path, begin, end, block_bytes)
-    cuts = [begin]
-    nominal = begin + block_bytes
+    cuts, last = [begin], 0
     for at, piece in _pieces(path, begin, end, spec):
-        if at >= nominal:
-            cuts.append(at)
-            nominal += -(-(at + 1 - nominal) // block_bytes) * block_bytes
-        if isinstance(piece, LongLine):
-            continue
-        while at + len(piece) > nominal:
-            row = _skip(piece, spec, NO_LIMIT, nominal - at)
-            if row == len(piece):  # it ends with the piece, and the next one may go on there
-                break
-            cuts.append(at + row)
-            nominal += -(-(at + row + 1 - nominal) // block_bytes) * block_bytes
+        begins = at + _begins(piece, spec)
+        multiple = (begins - begin) // block_bytes
+        cuts += begins[np.diff(multiple, prepend=last) > 0].tolist()
+        last = multiple[-1]
     return list(itertools.pairwise([*cuts, end])) if begin < end else []
 
 
-def _skip(piece: memoryview, spec: FeatureSpec, most: int, until: int) -> int:
-    """Return where the first row begins after ``most`` rows, or from the byte ``until`` on."""
-    text = np.frombuffer(piece, np.uint8)
-    if not spec.input.quoted_newlines:
-        return int(np.flatnonzero(text == 10)[most - 1]) + 1
-    delimiter = ord(spec.input.delimiter)
-    return skip_rows(text, 0, len(text), True, NO_LIMIT, delimiter, most, until)[0]
+def _begins(piece: memoryview | LongLine, spec: FeatureSpec) -> np.ndarray:
+    """Return where each row of a piece begins, int64 [n]."""
+    if isinstance(piece, LongLine):
+        return np.zeros(1, np.int64)
+    return row_begins(piece, spec.input.quotes)[:-1].astype(np.int64)
 
 
 def _pieces(
@@ -150,7 +117,7 @@ def file_layout(path: str, size: int, source: str, spec: FeatureSpec) -> LineLay
         BadRowError: Its first lines have another number of fields than the spec.
     """
     begin = find_preamble(path, spec.input)[0]
-    chunks = read_chunks(path, begin, size, head_bytes(spec), spec.input)
+    chunks = read_chunks(path, begin, size, HEAD_BYTES, spec.input)
     layout = first_layout(chunks, source, spec)[1]
     return dataclasses.replace(layout, begin=begin + layout.begin)
 

@@ -27,8 +27,6 @@ from nvt_torchrec.clicklog.synthetic.model import (
     BLOCK_ROWS,
     MISSING_COUNT,
     MISSING_VALUE,
-    SHARES,
-    SIGNAL,
     ClickModel,
     Rows,
     SyntheticSettings,
@@ -38,7 +36,7 @@ from nvt_torchrec.formats.splits import SPLITS, cut_last_day
 
 #: Written last, beside the days.
 SUMMARY_FILE = "synthetic.json"
-SUMMARY_VERSION = 1
+SUMMARY_VERSION = 2
 
 _BINS_PER_UNIT, _LARGEST_LOGIT = 2_048, 16
 
@@ -111,9 +109,9 @@ def synthesize(
         workers: The number of threads; each writes one day at a time.
 
     Returns:
-        The content of ``synthetic.json``: settings, rows, positives, columns, the planted model,
-        and the score of the oracle (:meth:`OracleScore.summary`) on each file and on each of
-        train, valid and test (:func:`formats.splits.cut_last_day`).
+        The content of ``synthetic.json``: settings, rows, positives, and the score of the oracle
+        (:meth:`OracleScore.summary`) on each file and on each of train, valid and test
+        (:func:`formats.splits.cut_last_day`).
 
     Raises:
         OutputError: The directory exists and is not empty, or cannot be written.
@@ -207,22 +205,6 @@ def _summary(model: ClickModel, days: list[dict[str, OracleScore]]) -> dict[str,
         "rows": sum(file["rows"] for file in files),
         "positives": sum(file["positives"] for file in files),
         "files": files,
-        "cardinalities": list(model.settings.cardinalities),
-        "model": {
-            "bias": _rounded(model.bias),
-            "logit_std": SIGNAL,
-            "variance_shares": SHARES,
-            "terms": [
-                {
-                    "kind": term.kind,
-                    "columns": list(term.columns),
-                    "weight": _rounded(term.weight),
-                    "centres": [_rounded(centre) for centre in term.centres],
-                    "scales": [_rounded(scale) for scale in term.scales],
-                }
-                for term in model.terms
-            ],
-        },
         "oracle": {split: score.summary() for split, score in oracle.items()},
     }
 

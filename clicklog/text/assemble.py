@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import mask_to_arrow
-from nvt_torchrec.clicklog.derive.columns import derive, hash_texts
 from nvt_torchrec.clicklog.text.convert import Converted, describe_value
+from nvt_torchrec.clicklog.text.derive import derive, hash_texts
 from nvt_torchrec.clicklog.text.remedies import correct_or, value_remedy
 from nvt_torchrec.formats.rows import (
     DESCRIBED_BAD_ROWS,

@@ -26,7 +26,7 @@ from nvt_torchrec.clicklog.text.convert import convert, convert_lists, describe_
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
 from nvt_torchrec.clicklog.text.line_layout import LineLayout
 from nvt_torchrec.clicklog.text.remedies import line_remedy
-from nvt_torchrec.clicklog.text.row_ends import row_ends
+from nvt_torchrec.clicklog.text.row_ends import row_begins
 from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows, describes
 from nvt_torchrec.formats.spec.columns import InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
@@ -234,7 +234,7 @@ def _split_quoted(
     if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
         character = _unused(text)
         text, replaced[character] = re.sub(rb"\r(?!\n)", character, text), b"\r"
-    begins = _row_begins(text, delimiter if newlines else b"")
+    begins = row_begins(text, delimiter.decode() if newlines else "")
     code, where = np.zeros(len(begins) - 1, np.uint8), np.ones(len(begins) - 1, np.int32)
     if fields > 1:  # Arrow takes an empty line as a row of empty fields
         size = np.diff(begins)
@@ -256,16 +256,6 @@ def _unused(text: bytes) -> bytes:
         if character not in text:
             return character
     raise BadInputError("a text with every control character", "check that it is the right file")
-
-
-def _row_begins(text: bytes, delimiter: bytes) -> np.ndarray:
-    """Return int32 [n + 1]; with a delimiter, quoted fields may contain line breaks."""
-    buffer = np.frombuffer(text, np.uint8)
-    if delimiter:
-        ends = row_ends(buffer, delimiter[0])
-    else:
-        ends = np.flatnonzero(buffer == _NEWLINE).astype(np.int32)
-    return np.concatenate([np.zeros(1, np.int32), ends + np.int32(1)])
 
 
 def _well_quoted(text: bytes, begins: np.ndarray, delimiter: bytes) -> np.ndarray:

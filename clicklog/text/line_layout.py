@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import json
 import re
 import shlex
-from collections.abc import Iterator
-
-import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG, FIRST_LINES, HEADER
-from nvt_torchrec.clicklog.text.row_ends import NO_LIMIT, skip_rows
+from nvt_torchrec.clicklog.text.row_ends import row_begins
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
+#: How much text tells which columns a file has and whether its rows have a label: of JSON, missing
+#: values may have no key.
+HEAD_BYTES = 1 << 20
 #: How many lines decide whether there is a label, so that one malformed line does not.
-MOST_LINES = 100
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_MOST_LINES = 100
 #: With what files begin that are no text.
 _UTF_16, _ZIP = (b"\xff\xfe", b"\xfe\xff"), b"PK\x03\x04"
 _COMPRESSED = {
@@ -90,7 +90,8 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     check_text(head, source)
     if not spec.input.header:
         return _layout_by_count(head, source, spec)
-    names = header_names(head, spec)
+    first = _first_lines(head, spec)[0]
+    names = [name.strip() for name in split_line(first, spec)]
     label = set(spec.sources(label=True)) <= set(names)
     columns = spec.sources(label=label)
     for name in columns:
@@ -103,7 +104,7 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
                 f"{source}: column {name} is not in the header",
                 f"{_where_else(name, names)}; {HEADER}",
             )
-    return LineLayout(tuple(names), label, len(first_line_of(head, spec)) + 1)
+    return LineLayout(tuple(names), label, len(first) + 1)
 
 
 def _by_position(names: list[str], spec: FeatureSpec) -> str:
@@ -125,7 +126,7 @@ def _where_else(name: str, names: list[str]) -> str:
 def _layout_by_count(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     """Return the layout whose number of fields most lines have."""
     layouts = plain_layouts(spec)
-    lines = list(first_lines(head, spec))
+    lines = _first_lines(head, spec)
     whole = lines[:-1] or lines  # the last one may be cut
     counts = [len(split_line(line, spec)) for line in whole]
     best = max(layouts, key=lambda layout: counts.count(len(layout.fields)))
@@ -142,11 +143,6 @@ def _layout_by_count(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
         f"{source}, line 1: {counts[0]} {kind} field{'s' * (counts[0] != 1)}",
         f"{needed} are needed{less}: {', '.join(names[:2])} … {names[-1]}; {remedy}",
     )
-
-
-def first_line_of(head: bytes, spec: FeatureSpec) -> bytes:
-    """Return the first line (or row with quoted line breaks) of a text, without its newline."""
-    return next(first_lines(head, spec), b"")
 
 
 def check_text(head: bytes, source: str) -> None:
@@ -186,37 +182,18 @@ def check_text(head: bytes, source: str) -> None:
 def is_json(head: bytes) -> bool:
     """Return whether a text begins with an object in its first line."""
     try:
-        line = head.removeprefix(_BYTE_ORDER_MARK).split(b"\n", 1)[0]
-        return isinstance(json.loads(line), dict)
+        return isinstance(json.loads(head.split(b"\n", 1)[0]), dict)
     except (ValueError, RecursionError):
         return False
 
 
-def header_names(head: bytes, spec: FeatureSpec) -> list[str]:
-    """Return the names in the header with which a text begins, without spaces around them."""
-    first = first_line_of(head, spec).removeprefix(_BYTE_ORDER_MARK)
-    return [name.strip() for name in split_line(first, spec)]
-
-
-def first_lines(head: bytes, spec: FeatureSpec) -> Iterator[bytes]:
-    """Yield the first :data:`MOST_LINES` lines of a text, then what follows them."""
-    if not spec.input.quoted_newlines:
-        yield from head.split(b"\n", MOST_LINES)
-        return
-    text, delimiter = np.frombuffer(head, np.uint8), ord(spec.input.delimiter)
-    begin = len(_BYTE_ORDER_MARK) * head.startswith(_BYTE_ORDER_MARK)
-    first = 0
-    for _ in range(MOST_LINES):
-        limit = spec.input.max_line_kb << 10
-        at, rows, _ = skip_rows(text, begin, len(text), True, limit, delimiter, 1, NO_LIMIT)
-        if not rows:  # too long, or a quote that is not closed
-            at = head.find(b"\n", begin) + 1 or len(head)
-        whole = head[first:at]
-        yield whole.removesuffix(b"\n")
-        first = begin = at
-        if not whole.endswith(b"\n"):
-            return
-    yield head[first:]
+def _first_lines(head: bytes, spec: FeatureSpec) -> list[bytes]:
+    """Return the first lines (or rows with quoted line breaks) of a text, then what follows."""
+    if not spec.input.quotes:
+        return head.split(b"\n", _MOST_LINES)
+    begins = row_begins(head, spec.input.quotes)[: _MOST_LINES + 1].tolist()
+    rows = [head[begin:end].removesuffix(b"\n") for begin, end in itertools.pairwise(begins)]
+    return [*rows, head[begins[-1] :]]
 
 
 def split_line(line: bytes, spec: FeatureSpec) -> list[str]:

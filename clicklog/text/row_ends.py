@@ -15,14 +15,13 @@ _NEWLINE, _QUOTE = 10, 34
 _EACH = np.uint64(0x0101010101010101)
 
 
-#: Why :func:`skip_rows` stopped: as it was told; the row needs more text; it is too long; its
-#: quote is not closed, and it ends with its first line, or is the rest of the text.
+#: Why :func:`skip_rows` stopped: at the end; the row needs more text; it is too long; its quote is
+#: not closed, and it ends with its first line, or is the rest of the text.
 STOPPED, UNFINISHED, TOO_LONG, OPEN_ON_LINE, OPEN_TO_END = range(5)
-NO_LIMIT = 2**62
 
 
 @compiled()
-def skip_rows(buffer, at, stop, final, limit, delimiter, most, until):
+def skip_rows(buffer, at, stop, final, limit, delimiter):
     """Skip rows whose quoted fields may contain line breaks.
 
     A row may have ``limit`` bytes without its end. If a quote on its first line is not closed
@@ -36,30 +35,26 @@ def skip_rows(buffer, at, stop, final, limit, delimiter, most, until):
         final: Whether the file, or another whole number of rows, ends there too.
         limit: Bytes of a row.
         delimiter: The byte between fields.
-        most: How many rows to skip.
-        until: Skip no row that begins here or later.
 
     Returns:
-        Where the next row begins, the number of rows skipped, and why it stopped.
+        Where the next row begins, and why it stopped.
     """
-    rows = 0
     start = at
-    while start < stop and start < until and rows < most:
+    while start < stop:
         last = min(stop, start + limit + 1)  # the line break may come after `limit` bytes
         at, ended, quoted, first_line, newline = _end_of_row(buffer, start, last, stop, delimiter)
         if not ended:
             # a doubled quote may go on in further text
             if not final and stop - start <= limit + 2:
-                return start, rows, UNFINISHED
+                return start, UNFINISHED
             if quoted and first_line and newline >= 0:
-                return start, rows, OPEN_ON_LINE
+                return start, OPEN_ON_LINE
             if stop - start > limit:
-                return start, rows, TOO_LONG
+                return start, TOO_LONG
             if quoted:
-                return start, rows, OPEN_TO_END
-        rows += 1
+                return start, OPEN_TO_END
         start = at
-    return start, rows, STOPPED
+    return start, STOPPED
 
 
 @compiled()
@@ -114,25 +109,33 @@ def _next_mark(buffer, at, last):
     return at
 
 
-def count_rows(text: bytes | memoryview, delimiter: str) -> int:
-    """Count the rows of a text, whole ones with closed quotes; quotes may contain line breaks."""
+def row_begins(text: bytes | memoryview, quotes: str) -> np.ndarray:
+    """Return int32 [n + 1], where each of the rows begins and the last one ends.
+
+    Args:
+        text: Whole rows, the last one with or without its newline.
+        quotes: The delimiter of text whose quoted fields may contain line breaks; "" of other text.
+    """
     buffer = np.frombuffer(text, np.uint8)
-    return skip_rows(buffer, 0, len(buffer), True, NO_LIMIT, ord(delimiter), NO_LIMIT, NO_LIMIT)[1]
+    if quotes:
+        return _row_begins(buffer, ord(quotes))
+    begins = np.flatnonzero(buffer == _NEWLINE) + 1
+    end = [len(buffer)] if len(buffer) and buffer[-1] != _NEWLINE else []
+    return np.concatenate([[0], begins, end]).astype(np.int32)
 
 
 @compiled()
-def row_ends(buffer, delimiter):
-    """Return int32 [rows], where each row's line break is; the text ends with one."""
+def _row_begins(buffer, delimiter):
     size = len(buffer)
-    ends = np.empty(64, np.int32)
-    count = 0
+    begins = np.zeros(64, np.int32)
+    count = 1
     at = 0
     while at < size:
         at, ended, _, _, _ = _end_of_row(buffer, at, size, size, delimiter)
-        if not ended:  # a quote that is not closed: the rest is one row
+        if not ended:  # the last row has no newline, or a quote that is not closed
             at = size
-        if count == len(ends):
-            ends = np.append(ends, np.empty(count, np.int32))
-        ends[count] = at - 1
+        if count == len(begins):
+            begins = np.append(begins, np.empty(count, np.int32))
+        begins[count] = at
         count += 1
-    return ends[:count]
+    return begins[:count]

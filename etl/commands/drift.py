@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, ClassVar
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.pages.charts import percent
-from nvt_torchrec.etl.settings import threads_flag
+from nvt_torchrec.etl.settings import Thresholds, threads_flag
 from nvt_torchrec.formats.day_names import name_of
 from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.workflows.drift import Drift, Measure, Thresholds
+from nvt_torchrec.formats.manifest import Manifest
 
 if TYPE_CHECKING:
     from nvt_torchrec.clicklog.readers.days import DayFile
+    from nvt_torchrec.etl.drift import Drift
+    from nvt_torchrec.workflows.drift import Measure
 
 log = logging.getLogger(__name__)
 
@@ -64,25 +66,25 @@ def run(settings: DriftSettings, thresholds: Thresholds) -> int:
     """
     from tqdm import tqdm
 
-    from nvt_torchrec.etl.drift import measure_drift, read_manifest, result_name
+    from nvt_torchrec.etl.drift import Drift, measure_drift, result_name
 
     output = EtlOutput(settings.output_path)
     output.check_whole()
-    day = find_day(settings.input)
-    days = {extension.day for extension in read_manifest(output).extensions}
+    day, manifest = find_day(settings.input), Manifest.read(output.manifest)
+    days = {extension.day for extension in manifest.extensions}
     if added := day.day in days and settings.output is None:
         file = output.drift / f"{result_name(day.source)}.json"
         drift = Drift.read(file)
         log.info("%s was extended by %s: what was measured before", output.root, day.name)
     else:
-        with tqdm(desc="drift", unit=" rows", unit_scale=True, disable=None) as bar:
-
-            def report(rows: int, total: int | None) -> None:
-                bar.total = total
-                bar.update(rows)
-
+        about = max(counts["rows"] for counts in manifest.by_day.values())
+        with tqdm(desc="drift", total=about, unit=" rows", unit_scale=True, disable=None) as bar:
             drift = measure_drift(
-                output.root, day, thresholds=thresholds, workers=settings.workers, report=report
+                output.root,
+                day,
+                thresholds=thresholds,
+                workers=settings.workers,
+                report=bar.update,
             )
         file = drift.write(settings.output or output.drift)
     print(as_text(drift, all_columns=settings.all_columns))

@@ -45,12 +45,14 @@ class GuessSettings(Settings):
 SETTINGS = (GuessSettings,)
 
 
-def guess(path: str, *, label: str = "", delimiter: str = "", head_mb: int = HEAD_MB) -> str:
-    """Return a first spec for a log as TOML; the same log gives the same text.
+def guess(
+    path: str, *, label: str = "", delimiter: str = "", head_mb: int = HEAD_MB
+) -> tuple[str, str]:
+    """Return a first spec for a log as TOML, and the input that it is for; always the same ones.
 
     Args:
         path: A file of text, also compressed, or parquet, or a directory or glob of such files;
-            local or a URL.
+            local or a URL. Of a file that is a day of a log, the input is all of its days.
         label: The name of the label's column, or its number from 1 on; "" to find it.
         delimiter: What is between the fields of text; "" to find it.
         head_mb: MiB of text to read from the beginning.
@@ -58,11 +60,6 @@ def guess(path: str, *, label: str = "", delimiter: str = "", head_mb: int = HEA
     Raises:
         BadInputError: The file cannot be read, or no column can be the label.
     """
-    return _guess(path, label, delimiter, head_mb)[0]
-
-
-def _guess(path: str, label: str, delimiter: str, head_mb: int) -> tuple[str, str]:
-    """Return a spec, and the input that it is made for: all days of a log, if there are more."""
     from nvt_torchrec.etl.guess.roles import assign
     from nvt_torchrec.etl.guess.sample import take_sample
     from nvt_torchrec.etl.guess.toml_text import to_toml
@@ -81,20 +78,16 @@ def run(settings: GuessSettings) -> None:
     from nvt_torchrec.base.errors import OutputError
     from nvt_torchrec.base.files.atomic import output_errors, write_text
 
-    if settings.output and settings.output.exists():
-        raise OutputError(
-            f"{settings.output}: exists already", "choose another --output, or delete it"
-        )
+    output, path = settings.output, settings.input_path
+    if output and output.exists():
+        raise OutputError(f"{output}: exists already", "choose another --output, or delete it")
     delimiter = settings.delimiter.replace("\\t", "\t")
-    text, input_path = _guess(settings.input_path, settings.label, delimiter, settings.head_mb)
-    if settings.output is None:
+    text, path = guess(path, label=settings.label, delimiter=delimiter, head_mb=settings.head_mb)
+    if output is None:
         print(text, end="")
         return
-    with output_errors(settings.output):
-        write_text(settings.output, text)
-    logger.info("wrote %s; review it, then run:", settings.output)
-    logger.info(
-        "python -m etl run --spec %s --input_path %s --output_path OUT",
-        settings.output,
-        shlex.quote(input_path),
-    )
+    with output_errors(output):
+        write_text(output, text)
+    logger.info("wrote %s; review it, then run:", output)
+    command = "python -m etl run --spec %s --input_path %s --output_path OUT"
+    logger.info(command, output, shlex.quote(path))

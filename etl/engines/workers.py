@@ -17,7 +17,7 @@ from typing import Any
 from distributed import Client, Future
 from distributed.client import ClosedClientError
 
-from nvt_torchrec.base.device_check import fall_back
+from nvt_torchrec.base.device import fall_back
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.etl.engines.block import count_block, encode_block

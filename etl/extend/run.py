@@ -225,8 +225,7 @@ class _Day:
                 self.output,
                 file,
                 workers=self.settings.threads,
-                limit_rows=self.reading.limit_rows,
-                report=lambda rows, total: bar.update(rows),
+                report=bar.update,
             )
         drift.write(self.next.drift)
         if drift.flags:

@@ -8,16 +8,15 @@ from collections import Counter
 from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.etl.guess.labels import (
+from nvt_torchrec.etl.guess.label_and_split import (
+    BIRTHS,
     choose_labels,
+    choose_split,
     label_rule,
     why_no_feature,
-    without_type,
 )
 from nvt_torchrec.etl.guess.sample import SampledFile, spec_name, unique_names
-from nvt_torchrec.etl.guess.splits import BIRTHS, choose_split
-from nvt_torchrec.etl.guess.times import to_time
-from nvt_torchrec.etl.guess.values import Profile, fits
+from nvt_torchrec.etl.guess.values import Profile
 
 #: Words in the names of integers that stand for things; the second ones unless it is a measure.
 _CODE_WORDS = re.compile("ids?|code|type|category|categorical|cat|class|level|hash|key")
@@ -41,6 +40,9 @@ _ENOUGH_ROWS = 100
 _LARGE = 1_000_000
 #: Buckets of values that never stop coming.
 _BUCKETS = 100_000
+#: What becomes of the columns of Criteo's logs.
+_COUNT = ("dense", {}, "a count")
+_HASH = ("categorical", {"raw": "hex32"}, "hexadecimal")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,25 +96,27 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
         BadInputError: no column looks like a label, or none is left for features.
     """
     places, possible = choose_labels(sample, path, label)
-    at = places[0]
-    columns = _named(sample, at)
+    criteo = _is_criteo(sample, places[0])
+    columns = sample.columns if sample.named else _named(sample.columns, places[0], criteo)
     labels = [label_rule(columns[j], path) for j in places]
     if possible:
         labels[0] = (labels[0][0], f"{labels[0][1]}; also possible: {', '.join(possible)}")
+    rest = [column for j, column in enumerate(columns) if j not in places]
     features: list[Feature] = []
     unread: dict[str, str] = {}
     for j, column in enumerate(columns):
         if j in places:
             continue
-        reason = why_no_feature(column, [columns[j] for j in places])
-        if not reason:
-            added, reason = _features(column, sample, is_criteo=_is_criteo(sample, at))
-            features += added
-        if reason:
-            unread[column.name or f"column {j + 1}"] = reason
-    rest = [c for j, c in enumerate(columns) if j not in places]
+        if criteo:
+            made = [_feature(column, *(_COUNT if j < 14 else _HASH))]
+        else:
+            made = _features(column, [columns[i] for i in places], sample)
+        if isinstance(made, str):
+            unread[column.name or f"column {j + 1}"] = made
+        else:
+            features += made
     if not any(feature.kind == "categorical" for feature in features):
-        able = [c for c in rest if c.name and not why_no_feature(c, [columns[at]])]
+        able = [c for c in rest if c.name and not why_no_feature(c, [columns[places[0]]])]
         category = _one_category(able, path)
         features = [each for each in features if each.name != category.name] + [category]
         unread.pop(category.source, None)
@@ -122,29 +126,11 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
     return Guess(labels, split, split_why, features, unread, [c.name for c in columns])
 
 
-def _named(sample: SampledFile, label: int) -> list[Profile]:
-    """Give names to the columns of a file without a header."""
-    if any(column.name for column in sample.columns):
-        return sample.columns
-    seen: Counter[str] = Counter()
-    result = []
-    for j, column in enumerate(sample.columns):
-        dense = _is_criteo(sample, label) and 0 < j < 14
-        kind = column.kind if column.kind in ("int", "float", "time", "empty") else "cat"
-        if column.multi_hot or (kind == "int" and not dense and _is_code(column)):
-            kind = "cat"
-        name = "label" if j == label else f"{kind}_{seen[kind]}"
-        if j != label:
-            seen[kind] += 1
-        result.append(dataclasses.replace(column, name=name))
-    return result
-
-
 def _is_criteo(sample: SampledFile, label: int) -> bool:
     """Whether the columns are those of Criteo's logs: then all 13 counts are dense."""
     kinds = [column.kind for column in sample.columns]
     return (
-        not sample.header
+        not sample.named
         and not sample.input.get("format")
         and label == 0
         and len(kinds) == 40
@@ -154,29 +140,40 @@ def _is_criteo(sample: SampledFile, label: int) -> bool:
     )
 
 
-def _features(
-    column: Profile, sample: SampledFile, *, is_criteo: bool
-) -> tuple[list[Feature], str]:
-    """Return what becomes of a column, and the reason if it is nothing."""
-    if is_criteo and column.name.startswith("int_"):
-        return [_feature(column, "dense", {}, "a count")], ""
-    if is_criteo:
-        return [_feature(column, "categorical", {"raw": "hex32"}, "hexadecimal")], ""
+def _named(columns: list[Profile], label: int, criteo: bool) -> list[Profile]:
+    """Give names to the columns of a file without a header."""
+    seen: Counter[str] = Counter()
+    result = []
+    for j, column in enumerate(columns):
+        kind = column.kind if column.kind in ("int", "float", "time", "empty") else "cat"
+        if criteo:
+            kind = "int" if j < 14 else "cat"
+        elif column.multi_hot or (kind == "int" and _is_code(column)):
+            kind = "cat"
+        name = "label" if j == label else f"{kind}_{seen[kind]}"
+        seen[kind] += j != label
+        result.append(dataclasses.replace(column, name=name))
+    return result
+
+
+def _features(column: Profile, labels: list[Profile], sample: SampledFile) -> list[Feature] | str:
+    """Return what becomes of a column, or the reason why nothing does."""
+    if reason := why_no_feature(column, labels):
+        return reason
     if not column.name:
-        return [], "it has no name"
+        return "it has no name"
     if column.kind == "empty":
-        return [], column.unread or "no values in the rows that were read"
+        return column.unread or "no values in the rows that were read"
     if column.kind == "time":
         return _of_time(column, sample)
     if _names_rows(column):
-        return [], "all values are distinct, so nothing can be learned from them"
+        return "all values are distinct, so nothing can be learned from them"
     if column.distinct == 1 and column.rows > 1 and not column.missing:
-        return [], f"always {next(iter(column.counts))!r:.40}"
-    if column.kind == "float" or (
-        column.kind == "int" and not column.multi_hot and not _is_code(column)
-    ):
-        return [_dense(column)], ""
-    return [_categorical(column)], ""
+        return f"always {next(iter(column.counts))!r:.40}"
+    number = column.kind == "float" or (column.kind == "int" and not column.multi_hot)
+    if number and not (column.kind == "int" and _is_code(column)):
+        return [_dense(column)]
+    return [_categorical(column)]
 
 
 def _names_rows(column: Profile) -> bool:
@@ -185,29 +182,26 @@ def _names_rows(column: Profile) -> bool:
         return False
     if column.multi_hot or column.kind == "float":
         return False
-    if column.kind != "int" or _is_named_code(column.name):
+    if column.kind != "int" or _is_named_code(column):
         return True
-    numbers = [column.number(text) for text in column.counts]  # in the order of the rows
-    return numbers == sorted(numbers)
+    return column.numbers == sorted(column.numbers)
 
 
-def _is_named_code(name: str) -> bool:
+def _is_named_code(column: Profile) -> bool:
     """Whether integers of this name stand for things."""
-    words = [word.lower() for word in re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
-    if any(map(_CODE_WORDS.fullmatch, words)) or _ANONYMOUS.fullmatch(without_type(name)):
+    words = [word.lower() for word in re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+", column.name)]
+    if any(map(_CODE_WORDS.fullmatch, words)) or _ANONYMOUS.fullmatch(column.plain_name):
         return True
-    return any(map(_THING_WORDS.fullmatch, words)) and not _MEASURES.search(name)
+    return any(map(_THING_WORDS.fullmatch, words)) and not _MEASURES.search(column.name)
 
 
 def _is_code(column: Profile) -> bool:
     """Whether integers are names of things, not quantities."""
-    if not fits(column.least, "int32") or not fits(column.most, "int32"):
-        return True
-    if _is_named_code(column.name):
+    if not column.fits("int32") or _is_named_code(column):
         return True
     if column.distinct <= 10 and column.present >= 1000:
         return True
-    positive = sorted(n for n in map(column.number, column.counts) if n >= 0)
+    positive = sorted(number for number in column.numbers if number >= 0)
     if not positive or _MEASURES.search(column.name):
         return False
     even = positive[len(positive) // 2] > 0.2 * positive[-1]  # counts are mostly small
@@ -223,16 +217,6 @@ def _is_code(column: Profile) -> bool:
     )
 
 
-def _reading(column: Profile) -> dict[str, Any]:
-    keys = {
-        "nulls": list(column.nulls),
-        "trim": column.trim,
-        "lenient": column.lenient,
-        "thousands": column.thousands,
-    }
-    return {key: value for key, value in keys.items() if value}
-
-
 def _feature(
     column: Profile, kind: str, options: dict[str, Any], why: str, name: str = ""
 ) -> Feature:
@@ -240,10 +224,9 @@ def _feature(
 
 
 def _dense(column: Profile) -> Feature:
-    whole = column.kind == "int" and not column.floating
-    whole = whole and fits(column.least, "int32") and fits(column.most, "int32")
+    whole = column.kind == "int" and not column.floating and column.fits("int32")
     options: dict[str, Any] = {} if whole else {"raw": "float"}
-    options |= _reading(column)
+    options |= column.reading
     shape = "counts"
     if column.least < -2 or column.most <= 1:  # a logarithm would flatten them
         options["transform"] = "normalize"
@@ -254,25 +237,21 @@ def _dense(column: Profile) -> Feature:
 
 def _categorical(column: Profile) -> Feature:
     raw, kind = column.kind, {"hex32": "hexadecimal", "int": "integers"}.get(column.kind, "texts")
-    if raw == "int" and not (fits(column.least, "int") and fits(column.most, "int")):
+    if raw == "int" and not column.fits("int"):
         raw, kind = "string", "integers of more than 53 bits"
     if raw == "string" and all(map(_WITH_UNIT.fullmatch, column.counts)):
         kind = "texts (numbers with a unit, which is not read: without it, they could be dense)"
-    options: dict[str, Any] = {"raw": raw}
-    reading = _reading(column)
+    options: dict[str, Any] = {"raw": raw, **column.reading}
     if raw == "string":
-        reading.pop("lenient", None)
-        reading.pop("thousands", None)
-    options |= reading
+        options = {key: options[key] for key in ("raw", "nulls", "trim") if key in options}
     if column.multi_hot:
         options["multi_hot"] = True
         kind = f"lists of {kind}"
-    often = column.distinct / max(column.present, 1)
     if column.present >= _ENOUGH_ROWS and not column.multi_hot:
-        if often > 0.9:
+        if column.often < 1 / 0.9:
             options["hash_buckets"] = _BUCKETS
             kind += ", most occur only once: hashed"
-        elif often > 0.4:
+        elif column.often < 1 / 0.4:
             options["freq_threshold"] = 2
             kind += ", many occur only once"
     return _feature(column, "categorical", options, kind)
@@ -286,28 +265,26 @@ def _says(column: Profile, kind: str) -> str:
     return ", ".join(words)
 
 
-def _of_time(column: Profile, sample: SampledFile) -> tuple[list[Feature], str]:
+def _of_time(column: Profile, sample: SampledFile) -> list[Feature] | str:
     """Return hour and weekday of a time; of a date the weekday; of a birth the age."""
     options: dict[str, Any] = {"time_format": column.time_format} if column.time_format else {}
-    options |= {key: item for key, item in _reading(column).items() if key in ("nulls", "trim")}
-    times = [to_time(text, column.time_format) for text in column.counts]
+    options |= column.reading
+    times = list(map(column.time, column.counts))
     first, last = min(times), max(times)
     why = f"times from {first:%Y-%m-%d} to {last:%Y-%m-%d}"
     if BIRTHS.search(column.name):
         age = {"raw": "float", "derive": "age", "reference": f"{last:%Y-%m-%d}", **options}
-        return [_feature(column, "dense", age, why, f"{column.name}_age")], ""
+        return [_feature(column, "dense", age, why, f"{column.name}_age")]
     values = {"hour": {t.hour for t in times}, "weekday": {t.weekday() for t in times}}
     if all((t.hour, t.minute) == (0, 0) for t in times):
         values.pop("hour")
     if sample.whole and not sample.days:
         values = {kind: seen for kind, seen in values.items() if len(seen) > 1}
-    if not values:
-        return [], "always the same hour and weekday"
     names = {kind: f"{column.name}_{kind}" for kind in values} | {column.name: "hour_of_day"}
     return [
         _feature(column, "categorical", {"derive": kind, **options}, why, names[kind])
         for kind in values
-    ], ""
+    ] or "always the same hour and weekday"
 
 
 def _one_category(able: list[Profile], path: str) -> Feature:
@@ -328,9 +305,9 @@ def _one_category(able: list[Profile], path: str) -> Feature:
 
 def _buckets(column: Profile) -> Feature:
     """Return the quarter in which a number is, as a category."""
-    numbers = sorted(column.number(text) for text in column.counts)
+    numbers = sorted(column.numbers)
     quarters = {numbers[len(numbers) * k // 4] for k in (1, 2, 3)}
-    options = {**_reading(column), "derive": "bucket", "boundaries": sorted(quarters)}
+    options = {**column.reading, "derive": "bucket", "boundaries": sorted(quarters)}
     why = f"the quarter in which {column.name} is; at least one column is a category"
     return Feature(f"{column.name}_bucket", "categorical", options, why, column.name)
 

@@ -25,7 +25,7 @@ from nvt_torchrec.etl.guess.dialect import (
     has_header,
     split_rows,
 )
-from nvt_torchrec.etl.guess.values import Profile, fits, has_decimal_commas, profile
+from nvt_torchrec.etl.guess.values import Profile, has_decimal_commas, profile
 from nvt_torchrec.formats.day_names import name_of
 from nvt_torchrec.formats.spec.split import Split
 
@@ -44,27 +44,26 @@ class SampledFile:
 
     Attributes:
         columns: in the order of the file.
-        rows: how many were looked at.
-        whole: whether they are all rows of the file.
-        input: the keys of ``[input]``, in the order in which they are written.
-        header: whether the file names its columns.
-        positional: whether the spec names columns by position.
-        uneven: the number of rows with another number of fields.
-        notes: what else should be said.
+        whole: whether the rows are all rows of the file.
         spread: whether they come from all parts of the file.
+        input: the keys of ``[input]``, in the order in which they are written.
+        positional: whether the spec names columns by position.
+        notes: what else should be said.
         days: the directory or glob whose files are days, this one among them; "" if there is none.
     """
 
     columns: list[Profile]
-    rows: int
     whole: bool
+    spread: bool
     input: dict[str, Any]
-    header: bool
     positional: bool = False
-    uneven: int = 0
     notes: tuple[str, ...] = ()
-    spread: bool = False
     days: str = ""
+
+    @property
+    def named(self) -> bool:
+        """Whether the file names its columns."""
+        return any(column.name for column in self.columns)
 
 
 def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
@@ -79,16 +78,15 @@ def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
         BadInputError: it is missing, empty, of another format, or has one column.
     """
     files, days = _files(path)
-    first = files[0] if files else path
-    head, whole = _head(first, head_bytes)
+    head, whole = _head(files[0], head_bytes)
     if not head.strip():
-        raise BadInputError(f"{first}: empty file", "pass a file with rows")
+        raise BadInputError(f"{files[0]}: empty file", "pass a file with rows")
     if head[:4] == b"PAR1":
-        sample = _of_parquet(first, files)
+        sample = _of_parquet(files)
     elif is_json(head):
-        sample = _of_json(first, head, files, whole=whole)
+        sample = _of_json(files, head, whole)
     else:
-        sample = _of_text(first, head, whole, delimiter)
+        sample = _of_text(files[0], head, whole, delimiter)
     if len(files) > 1:
         sample = dataclasses.replace(sample, whole=False, spread=False)
     return dataclasses.replace(sample, days=days)
@@ -149,41 +147,35 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile
     seen_all = whole and len(rows) <= HEAD_ROWS
     rest = rows[HEAD_ROWS:]
     rows = rows[:HEAD_ROWS] + rest[:: max(1, len(rest) // FURTHER_ROWS)]
-    if not whole and not dialect.quoted_newlines:
+    spread = not path.endswith(_PACKED) and not dialect.quoted_newlines
+    if spread and not whole:
         rows += _further(path, len(head), encoding, dialect)
     even = [row for row in rows if len(row) == dialect.fields]
     columns = list(zip(*even, strict=True))
     decimal = "," if has_decimal_commas(columns) else "."
     different = unique_names(names)
     profiles = [
-        profile(values, name, named=header, decimal=decimal)
+        profile(values, name, decimal=decimal)
         for name, values in zip(different, columns, strict=True)
     ]
     by_name = header and different == names
-    keys = _input_keys(dialect, encoding, by_name, _ends_empty(path, head if whole else b""))
     if header and not by_name:
-        keys["skip_lines"] = dialect.skip_lines + 1
+        dialect = dataclasses.replace(dialect, skip_lines=dialect.skip_lines + 1)
         notes += ("The header repeats names, so columns are named by position here.",)
+    keys = _input_keys(dialect, encoding, by_name, _ends_empty(path, head, whole))
     if decimal != ".":
         keys["decimal"] = decimal
-    return SampledFile(
-        _one_separator(profiles, keys),
-        len(rows),
-        seen_all,
-        keys,
-        header,
-        positional=not by_name,
-        uneven=len(rows) - len(even),
-        notes=notes,
-        spread=not path.endswith(_PACKED) and not dialect.quoted_newlines,
-    )
+    notes += _malformed(len(rows) - len(even))
+    return SampledFile(_one_separator(profiles, keys), seen_all, spread, keys, not by_name, notes)
+
+
+def _malformed(rows: int) -> tuple[str, ...]:
+    return (f"{rows} more rows are malformed as lines, see --on_bad_rows.",) * bool(rows)
 
 
 def _further(path: str, begin: int, encoding: str, dialect: Dialect) -> list[list[str]]:
-    """Return rows from some places behind the head; of compressed files none."""
+    """Return rows from some places behind the head."""
     filesystem, name = filesystem_of(path)
-    if path.endswith(_PACKED):
-        return []
     size = filesystem.info(name)["size"]
     plain = dataclasses.replace(dialect, comment="", skip_lines=0)
     rows = []
@@ -196,13 +188,13 @@ def _further(path: str, begin: int, encoding: str, dialect: Dialect) -> list[lis
     return rows
 
 
-def _ends_empty(path: str, text: bytes = b"") -> bool:
-    """Whether the last line is empty, given all text; else of files that are not compressed."""
-    if not text and not path.endswith(_PACKED):
+def _ends_empty(path: str, head: bytes, whole: bool) -> bool:
+    """Whether the last line is empty; of a compressed file only if its head is the whole of it."""
+    if not whole and not path.endswith(_PACKED):
         filesystem, name = filesystem_of(path)
         size = filesystem.info(name)["size"]
-        text = read_up_to(path, max(0, size - 3), size)
-    return text.endswith((b"\n\n", b"\n\r\n"))
+        head = read_up_to(path, max(0, size - 3), size)
+    return head.endswith((b"\n\n", b"\n\r\n"))
 
 
 def spec_name(name: str) -> str:
@@ -256,8 +248,8 @@ def _input_keys(dialect: Dialect, encoding: str, header: bool, empty_end: bool) 
     return keys
 
 
-def _of_parquet(path: str, files: list[str]) -> SampledFile:
-    filesystem, name = filesystem_of(path)
+def _of_parquet(files: list[str]) -> SampledFile:
+    filesystem, name = filesystem_of(files[0])
     try:
         with filesystem.open(name, "rb") as file, pq.ParquetFile(file) as parquet:
             total = parquet.metadata.num_rows
@@ -268,42 +260,34 @@ def _of_parquet(path: str, files: list[str]) -> SampledFile:
                 batches += itertools.islice(parquet.iter_batches(FURTHER_ROWS, row_groups=group), 1)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadInputError(
-            f"{path}: cannot be read as parquet: {error}", "fetch it again"
+            f"{files[0]}: cannot be read as parquet: {error}", "fetch it again"
         ) from error
     if not total:
-        raise BadInputError(f"{path}: no rows", "pass a file with rows")
-    table = pa.Table.from_batches(batches)
-    whole, keys = len(batches[0]) == total, {"format": "parquet"}
-    return _of_table(table, files, whole=whole, keys=keys, spread=groups > 1)
+        raise BadInputError(f"{files[0]}: no rows", "pass a file with rows")
+    keys = {"format": "parquet"}
+    profiles = _of_table(pa.Table.from_batches(batches), files, keys)
+    return SampledFile(profiles, len(batches[0]) == total, groups > 1, keys)
 
 
-def _of_json(path: str, head: bytes, files: list[str], *, whole: bool) -> SampledFile:
+def _of_json(files: list[str], head: bytes, whole: bool) -> SampledFile:
     lines = head.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n").split(b"\n")
     step = max(1, len(lines) // HEAD_ROWS)
     table, bad = read_lines(lines[::step])
     keys: dict[str, Any] = {"format": "json"}
-    if _ends_empty(path, head if whole else b""):
+    if _ends_empty(files[0], head, whole):
         keys["skip_empty_lines"] = True
-    sample = _of_table(table, files, whole=whole and step == 1, keys=keys, spread=False)
-    return dataclasses.replace(sample, uneven=len(bad))
+    profiles = _of_table(table, files, keys)
+    return SampledFile(profiles, whole and step == 1, False, keys, notes=_malformed(len(bad)))
 
 
-def _of_table(
-    table: pa.Table,
-    files: list[str],
-    *,
-    whole: bool,
-    keys: dict[str, Any],
-    spread: bool,
-) -> SampledFile:
+def _of_table(table: pa.Table, files: list[str], keys: dict[str, Any]) -> list[Profile]:
     """Return what the rows of a table show; names of directories are columns as well."""
     profiles = [p for field in table.schema for p in _of_array(table.column(field.name), field)]
     partitions = [partition_values(path) for path in files]
     for name in set.intersection(*map(set, partitions)) - set(table.schema.names):
         values = [partitions[i % len(files)][name] or "" for i in range(max(len(table), 1))]
         profiles.append(profile(values, name, lists=False))
-    profiles = _one_separator(profiles, keys)
-    return SampledFile(profiles, len(table), whole, keys, header=True, spread=spread)
+    return _one_separator(profiles, keys)
 
 
 def _of_array(array: pa.ChunkedArray | pa.Array, field: pa.Field) -> list[Profile]:
@@ -332,9 +316,10 @@ def _of_array(array: pa.ChunkedArray | pa.Array, field: pa.Field) -> list[Profil
     if is_text and scalars.kind in ("int", "float") and not scalars.multi_hot:
         scalars = dataclasses.replace(scalars, kind="string")
     if numbers and scalars.kind != "empty":
-        exact = pa.types.is_decimal(held) or fits(scalars.most, "int")
+        exact = pa.types.is_decimal(held) or scalars.fits("int")
         kind = "int" if scalars.kind == "int" and exact else "float"  # ids where some are missing
-        scalars = dataclasses.replace(scalars, kind=kind, lenient=False, floating=True)
+        reading = {key: value for key, value in scalars.reading.items() if key != "lenient"}
+        scalars = dataclasses.replace(scalars, kind=kind, reading=reading, floating=True)
     return [scalars]
 
 
@@ -354,9 +339,7 @@ def _of_lists(values: list[Any], name: str, held: pa.DataType) -> Profile:
         kind="empty" if unread else kind,
         rows=len(values),
         missing=sum(not each for each in values),
-        trim=False,
-        lenient=False,
-        nulls=(),
+        reading={},
         multi_hot=True,
         unread=unread,
     )

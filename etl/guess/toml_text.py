@@ -40,13 +40,10 @@ def to_toml(guess: Guess, sample: SampledFile, path: str) -> str:
 def _about(sample: SampledFile, path: str) -> str:
     name = path.rstrip("/").rsplit("/", 1)[-1]
     part = "all" if sample.whole else "some"
-    text = (
-        f"First spec for {_shown(name)}, made from {part} of its rows ({sample.rows:,}). Review "
-        "it. Counts and shares are of these rows."
+    return (
+        f"First spec for {_shown(name)}, made from {part} of its rows "
+        f"({sample.columns[0].rows:,}). Review it. Counts and shares are of these rows."
     )
-    if sample.uneven:
-        text += f" {sample.uneven} of them are malformed as lines, see --on_bad_rows."
-    return text
 
 
 def _shown(text: str) -> str:

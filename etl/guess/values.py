@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import functools
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
-from nvt_torchrec.etl.guess.times import time_format
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.raw_types.base import LARGEST_FLOAT32
+from nvt_torchrec.formats.spec.times import EPOCHS, ISO
 
 #: Texts that mean a missing value in any column, and those that do so among numbers only.
 NULLS = ("?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "\\N", "None")
@@ -25,6 +28,19 @@ _EXCHANGED = str.maketrans(",.", ".,")
 _SEPARATORS = "|,;^ "
 #: Of the texts of a column of numbers, the share that may be too large to be read.
 _FEW = 0.01
+#: Names of columns whose numbers may be times.
+_TIMES = re.compile(r"(time|date|day|hour|stamp|birth|dob|(^|_)(ts|at|on|when)$)", re.IGNORECASE)
+_DATES = (
+    "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y",
+    "%d-%b-%Y", "%d %b %Y", "%b %d, %Y",
+)  # fmt: skip
+_CLOCKS = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
+_SERVER_LOG = "%d/%b/%Y:%H:%M:%S %z"
+_ISO = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z| UTC|[-+]\d\d(:?\d\d)?)?)?")
+#: Formats of digits only, by how many there are.
+_COMPACT = {8: ["%Y%m%d", "%y%m%d%H"], 10: ["%Y%m%d%H"], 12: ["%Y%m%d%H%M"], 14: ["%Y%m%d%H%M%S"]}
+#: Texts and numbers that are not ISO are taken for times if they lie between these years.
+_YEARS = range(1990, 2038)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,38 +52,33 @@ class Profile:
         kind: "empty", "int", "float", "hex32", "time", "string" or, of lists, their items' kind.
         rows: how many were seen.
         counts: how often each value was seen, without missing ones and spaces around.
-        nulls: the texts that mean a missing value.
         missing: how many values are missing.
-        trim: whether values have spaces around them.
-        lenient: whether integers are written as +5 or 260.0, numbers as +5.0.
-        thousands: the character between groups of digits; "" where there are none.
+        reading: how values are written, as keys of the spec: nulls, trim, lenient, thousands.
         decimal: the decimal point of the file's numbers.
-        time_format: of times; None for parquet's own.
+        time_format: of times; "" for parquet's own.
         separator: of lists in text.
         floating: whether the file holds floats, though these are integers.
         multi_hot: whether values are lists.
         unread: why the column cannot be read; "" if it can.
-        least: of numbers, the smallest.
-        most: the largest.
     """
 
     name: str
     kind: str
     rows: int
     counts: Counter[str]
-    nulls: tuple[str, ...] = ()
     missing: int = 0
-    trim: bool = False
-    lenient: bool = False
-    thousands: str = ""
+    reading: dict[str, Any] = dataclasses.field(default_factory=dict)
     decimal: str = "."
     time_format: str = ""
     separator: str = ""
     floating: bool = False
     multi_hot: bool = False
     unread: str = ""
-    least: float = 0
-    most: float = 0
+
+    @property
+    def plain_name(self) -> str:
+        """The name without what RecBole's files add: ``rating`` of ``rating:float``."""
+        return re.sub(r":(token|float)(_seq)?$", "", self.name)
 
     @property
     def distinct(self) -> int:
@@ -79,72 +90,90 @@ class Profile:
         """The number of values that are not missing."""
         return self.rows - self.missing
 
+    @property
+    def often(self) -> float:
+        """How often a value is there, on average."""
+        return self.present / max(self.distinct, 1)
+
+    @functools.cached_property
+    def numbers(self) -> list[float]:
+        """The distinct numbers in the order of the rows."""
+        return list(map(self.number, self.counts))
+
+    @property
+    def least(self) -> float:
+        """The smallest number."""
+        return min(self.numbers)
+
+    @property
+    def most(self) -> float:
+        """The largest number."""
+        return max(self.numbers)
+
     def number(self, text: str) -> float:
         """Return the number that a text is, which may group its digits."""
-        return float(_with_point(text, self.decimal).replace(",", ""))
+        text = _with_point(text, self.decimal).replace(",", "")
+        return int(text) if _INT.fullmatch(text) else float(text)
+
+    def fits(self, raw: str) -> bool:
+        """Whether all numbers are within the limits of a raw type."""
+        return RAW_TYPES[raw].contains(self.least) and RAW_TYPES[raw].contains(self.most)
+
+    def time(self, text: str) -> datetime.datetime:
+        """Return the time that a text is."""
+        return to_time(text, self.time_format)
 
 
-def profile(
-    values: Sequence[str],
-    name: str,
-    *,
-    named: bool = True,
-    lists: bool = True,
-    decimal: str = ".",
-) -> Profile:
+def profile(values: Sequence[str], name: str, *, lists: bool = True, decimal: str = ".") -> Profile:
     """Return what a column of texts is.
 
     Args:
         values: of each row; "" where missing.
-        name: of the column.
-        named: whether the file names its columns.
+        name: of the column; "" if it has none.
         lists: whether a text may be a list of values.
         decimal: the decimal point of numbers.
     """
     raw = Counter(values)
-    trim = any(value != value.strip(" \t") for value in raw)
     counts: Counter[str] = Counter()
     for value, often in raw.items():
         counts[value.strip(" \t")] += often
     counts.pop("", None)
     nulls = _null_texts(counts, decimal)
+    reading: dict[str, Any] = {"nulls": nulls} if nulls else {}
+    if any(value != value.strip(" \t") for value in raw):
+        reading["trim"] = True
     counts = Counter({text: often for text, often in counts.items() if text not in nulls})
     missing = len(values) - sum(counts.values())
-    texts = Profile(name, "empty", len(values), counts, nulls, missing, trim, decimal=decimal)
+    texts = Profile(name, "empty", len(values), counts, missing, reading, decimal)
     if not counts:
         return texts
-    format = time_format(counts, name if named else "")
+    format = time_format(list(counts), name)
     if format is not None:
         return dataclasses.replace(texts, kind="time", time_format=format)
     numbers = _as_numbers(texts) or _as_hex(texts)
     if numbers:
         return numbers
     separator = _list_separator(counts) if lists else ""
-    if not separator:
-        return dataclasses.replace(texts, kind="string")
+    return _as_lists(texts, separator) if separator else dataclasses.replace(texts, kind="string")
+
+
+def _as_lists(texts: Profile, separator: str) -> Profile:
     items: Counter[str] = Counter()
-    spaces = False
-    for text, often in counts.items():
+    reading = texts.reading
+    for text, often in texts.counts.items():
         for item in items_of(text, separator):
             items[item.strip()] += often
-            spaces = spaces or item != item.strip()
-    of_items = dataclasses.replace(
-        texts,
-        kind="string",
-        counts=items,
-        trim=trim or spaces,
-        separator=separator,
-        multi_hot=True,
-    )
-    numbers = _as_numbers(of_items) or _as_hex(of_items)
-    if numbers and numbers.kind != "float" and not numbers.lenient:
-        return dataclasses.replace(
-            of_items, kind=numbers.kind, least=numbers.least, most=numbers.most
-        )
-    if any(map(_in_brackets, counts)):
+            if item != item.strip():
+                reading = {**reading, "trim": True}
+    changes = {"reading": reading, "separator": separator, "multi_hot": True}
+    lists = dataclasses.replace(texts, kind="string", counts=items, **changes)
+    numbers = _as_numbers(lists) or _as_hex(lists)
+    if numbers and numbers.kind != "float" and "lenient" not in numbers.reading:
+        return dataclasses.replace(lists, kind=numbers.kind)
+    if any(map(_in_brackets, texts.counts)):
         why = f"lists of texts in brackets: write them without, with {separator} between"
-        return dataclasses.replace(of_items, kind="empty", unread=why)
-    return of_items
+        return dataclasses.replace(lists, kind="empty", unread=why)
+    return lists
 
 
 def _in_brackets(text: str) -> bool:
@@ -178,7 +207,7 @@ def _with_point(text: str, decimal: str) -> str:
     return text.translate(_EXCHANGED) if decimal == "," else text
 
 
-def _null_texts(counts: Counter[str], decimal: str) -> tuple[str, ...]:
+def _null_texts(counts: Counter[str], decimal: str) -> list[str]:
     """Return the texts among the values that mean a missing value."""
     codes = sum(bool(re.fullmatch("[A-Z]{2}", text)) for text in counts) > len(counts) / 2
     nulls = {text for text in NULLS if text in counts and not (text == "NA" and codes)}
@@ -193,7 +222,7 @@ def _null_texts(counts: Counter[str], decimal: str) -> tuple[str, ...]:
         ]
         if len(large) <= max(1, _FEW * len(others)) < len(others):
             nulls |= set(large)
-    return tuple(sorted(nulls))
+    return sorted(nulls)
 
 
 def _as_numbers(of: Profile) -> Profile | None:
@@ -205,20 +234,16 @@ def _as_numbers(of: Profile) -> Profile | None:
     if grouped:
         texts = [text.replace(",", "") for text in texts]
     whole = all(map(_LENIENT_INT.fullmatch, texts))
-    plain = _INT if whole else _FLOAT
     if not whole and not all(_FLOAT.fullmatch(text.removeprefix("+")) for text in texts):
         return None
-    numbers = [int(text) if _INT.fullmatch(text) else float(text) for text in texts]
-    if max(map(abs, numbers)) > LARGEST_FLOAT32:
+    if max(map(abs, of.numbers)) > LARGEST_FLOAT32:
         return None
-    return dataclasses.replace(
-        of,
-        kind="int" if whole else "float",
-        lenient=not all(map(plain.fullmatch, texts)),
-        thousands={".": ",", ",": "."}[of.decimal] if grouped else "",
-        least=min(numbers),
-        most=max(numbers),
-    )
+    reading = dict(of.reading)
+    if not all(map((_INT if whole else _FLOAT).fullmatch, texts)):
+        reading["lenient"] = True
+    if grouped:
+        reading["thousands"] = of.decimal.translate(_EXCHANGED)
+    return dataclasses.replace(of, kind="int" if whole else "float", reading=reading)
 
 
 def _as_hex(of: Profile) -> Profile | None:
@@ -254,6 +279,51 @@ def _list_separator(counts: Counter[str]) -> str:
     return ""
 
 
-def fits(value: float, raw: str) -> bool:
-    """Whether a number is within the limits of a raw type."""
-    return RAW_TYPES[raw].contains(value)
+def time_format(texts: list[str], name: str) -> str | None:
+    """Return the format of a column's times, as a spec writes it; None if they are no times.
+
+    Args:
+        texts: the column's values that are not missing, each once, at least one.
+        name: the column's name: digits are taken for a time if it suggests this or is "".
+    """
+    if all(map(_ISO.fullmatch, texts)):
+        return ISO if _times(texts, ISO, range(1, 10_000)) else None
+    digits = all(text.isascii() and text.isdigit() for text in texts)
+    if digits and name and not _TIMES.search(name):
+        return None
+    formats = [_SERVER_LOG, *(date + clock for date in _DATES for clock in _CLOCKS)]
+    if digits:
+        widths = {len(text) for text in texts}
+        formats = [*(_COMPACT.get(widths.pop(), []) if len(widths) == 1 else []), *EPOCHS]
+    read = {format: times for format in formats if (times := _times(texts, format))}
+    if digits:
+        return next(iter(read), None)
+    # 01/03, 02/03, … may be days of March or of different months: the rows of a log are near
+    return min(read, key=lambda format: max(read[format]) - min(read[format]), default=None)
+
+
+def _times(
+    texts: list[str], time_format: str, years: range = _YEARS
+) -> list[datetime.datetime] | None:
+    """Return times; None if some text is none, or lies in another year."""
+    times = []
+    try:
+        for text in texts:
+            times.append(to_time(text, time_format))
+            if times[-1].year not in years:
+                return None
+    except (ValueError, OverflowError):
+        return None
+    return times
+
+
+def to_time(text: str, time_format: str) -> datetime.datetime:
+    """Return a time, UTC. Raises ValueError."""
+    if time_format in EPOCHS:
+        since = datetime.timedelta(microseconds=int(text) * EPOCHS[time_format])
+        return datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + since
+    if time_format == ISO:
+        time = datetime.datetime.fromisoformat(text.removesuffix(" UTC"))
+    else:
+        time = datetime.datetime.strptime(text, time_format)
+    return time if time.tzinfo else time.replace(tzinfo=datetime.UTC)

@@ -94,12 +94,9 @@ class FeatureSpec:
                     f"the spec has {count} {kind} columns", f"use at most {MAX_COLUMNS}"
                 )
         names = self.columns
-        for name in names:
+        for name in (*names, *self.vocabularies):
             _check_name(name)
-        for name in self.vocabularies:
-            _check_name(name)
-        every: list[DenseColumn | CategoricalColumn] = [*self.dense, *self.categorical]
-        for column in every:
+        for column in self.features:
             if self.input.decimal == column.reading.thousands == ",":
                 raise SettingsError(
                     f'column {column.name}: thousands = ",", but decimal = "," in [input]',
@@ -109,7 +106,7 @@ class FeatureSpec:
         if twice:
             raise SettingsError(f"column names used twice: {', '.join(twice)}")
         label = self.label_rules[0].column if self.label_rules else self.label
-        for column in every:
+        for column in self.features:
             if label in column.reading.sources:
                 raise SettingsError(
                     f"column {column.name} is made of {label}, from which the label comes",
@@ -129,6 +126,11 @@ class FeatureSpec:
         """All columns of the output: labels, weight, dense, categorical."""
         weight = [self.weight] if self.weight else []
         return [*self.labels, *weight, *self.dense_names, *self.categorical_names]
+
+    @property
+    def features(self) -> tuple[DenseColumn | CategoricalColumn, ...]:
+        """The dense columns, then the categorical ones."""
+        return (*self.dense, *self.categorical)
 
     @property
     def labels(self) -> list[str]:
@@ -195,8 +197,7 @@ class FeatureSpec:
     def sources_of(self, name: str) -> list[str]:
         """Return the columns of the file that an output column is read or derived from."""
         rules = {rule.name: [rule.column] for rule in self.label_rules}
-        features: list[DenseColumn | CategoricalColumn] = [*self.dense, *self.categorical]
-        read = {column.name: list(column.reading.sources) for column in features}
+        read = {column.name: list(column.reading.sources) for column in self.features}
         return rules.get(name) or read.get(name) or [name]
 
     def file_columns(self, *, label: bool) -> list[str]:
@@ -211,9 +212,8 @@ class FeatureSpec:
     @property
     def is_plain(self) -> bool:
         """Whether each output column is one column of the file, read without rules of its own."""
-        columns: list[DenseColumn | CategoricalColumn] = [*self.dense, *self.categorical]
         ruled = self.label_rules or self.weight or self.split.column or self.input.decimal != "."
-        return not ruled and all(c.reading == AS_IT_IS and c.derive is None for c in columns)
+        return not ruled and all(c.reading == AS_IT_IS and c.derive is None for c in self.features)
 
     @property
     def dense_names(self) -> list[str]:
@@ -228,7 +228,7 @@ class FeatureSpec:
     @property
     def feature_names(self) -> list[str]:
         """Names of the dense columns, then of the categorical ones."""
-        return [*self.dense_names, *self.categorical_names]
+        return [column.name for column in self.features]
 
     @property
     def vocabularies(self) -> dict[str, tuple[CategoricalColumn, ...]]:
@@ -246,12 +246,11 @@ class FeatureSpec:
         They are tab-separated without a header; dense columns are int32, categorical columns hold
         one hex32 value in each row, and a mask of missing values is one word.
         """
-        text = InputFormat(max_line_kb=self.input.max_line_kb)
-        separator = self.input.list_separator
+        line, separator = self.input.max_line_kb, self.input.list_separator
         return (
             self.is_plain
             and max(len(self.dense), len(self.categorical)) <= WORD_BITS
-            and dataclasses.replace(text, list_separator=separator) == self.input
+            and InputFormat(max_line_kb=line, list_separator=separator) == self.input
             and all(column.raw == "int32" for column in self.dense)
             and all(column.raw == "hex32" and not column.multi_hot for column in self.categorical)
         )

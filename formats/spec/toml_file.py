@@ -136,11 +136,9 @@ _DERIVATION = ("derive", "time_format", "reference", "boundaries")
 
 def shipped_specs() -> dict[str, Any]:
     """Return the specs that come with this package, by name; paths may be inside an archive."""
-    folder = resources.files(
-        "nvt_torchrec.formats.spec.presets"
-    )  # data only: nothing is imported from there
-    files = (file for file in folder.iterdir() if file.name.endswith(".toml"))
-    return {file.name.removesuffix(".toml"): file for file in sorted(files, key=lambda f: f.name)}
+    files = (resources.files("nvt_torchrec.formats.spec") / "presets").iterdir()
+    named = {file.name.removesuffix(".toml"): file for file in files}
+    return {name: named[name] for name in sorted(named)}
 
 
 def load_spec(path: Path | str | None = None) -> FeatureSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -82,7 +83,8 @@ class Service:
     def __init__(self, served: Served, settings: ServerSettings) -> None:
         self.served, self._settings, self.draining = served, settings, False
         self.metrics = ServerMetrics(served.predictor.spec.categorical_names)
-        self.metrics.drift.watch(served.predictor.workflow)
+        watch, workflow = self.metrics.drift.watch, served.predictor.workflow
+        threading.Thread(target=watch, args=(workflow,), name="drift", daemon=True).start()
         self.batcher = Batcher(self.metrics.observe)
         self._parsers = ThreadPoolExecutor(_PARSER_THREADS, "parser")
         self._reloader: Reloader | None = None
@@ -107,9 +109,8 @@ class Service:
 
     def serve(self, served: Served) -> None:
         """Serve a model from the next request on, and measure drift from its workflow's values."""
-        watching = self.metrics.drift.watch(served.predictor.workflow)
         before, self.served = self.served, served
-        watching.join()
+        self.metrics.drift.watch(served.predictor.workflow)
         self.metrics.serves(served, before)
         self.metrics.reloads.inc()
 

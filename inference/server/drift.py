@@ -7,15 +7,19 @@ for the whole server.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections import Counter
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
+from typing import TypeAlias
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Gauge, Metric
+from prometheus_client import CollectorRegistry, Gauge, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
 from nvt_torchrec.base.errors import BadInputError
@@ -23,17 +27,22 @@ from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.workflows.compiled.workflow import CompiledWorkflow, EncodedRows
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.drift import compared, population_stability
-from nvt_torchrec.workflows.drift_cells import BUCKETS, Buckets, read_buckets
+from nvt_torchrec.workflows.drift import (
+    BUCKETS,
+    Buckets,
+    compared,
+    population_stability,
+    read_buckets,
+)
 
 log = logging.getLogger(__name__)
+
+#: Returns the time in seconds.
+Clock: TypeAlias = Callable[[], float]
 
 #: The probability with which a column's index exceeds ``inference_psi_limit`` without a shift.
 ERROR_RATE = 1e-4
 _NORMAL_LIMIT = NormalDist().inv_cdf(1 - ERROR_RATE / 2)
-_COUNTS, _ROWS, _SUMS = (
-    "inference_window_values", "inference_window_rows", "inference_window_dense_sum",
-)  # fmt: skip
 _BUCKET_NAMES = [*(f"{10 * i}-{10 * (i + 1)}" for i in range(BUCKETS)), "rest"]
 #: Parts of the window, the oldest of which is dropped at once.
 _SLOTS = 12
@@ -52,7 +61,7 @@ class Window:
 
     Args:
         spec: The spec of the rows.
-        buckets: The buckets of the vocabularies, see :func:`workflows.drift_cells.read_buckets`.
+        buckets: The buckets of the vocabularies, see :func:`workflows.drift.read_buckets`.
         seconds: The length of the window.
         clock: Returns the time in seconds.
 
@@ -62,11 +71,7 @@ class Window:
     """
 
     def __init__(
-        self,
-        spec: FeatureSpec,
-        buckets: dict[str, Buckets],
-        seconds: float,
-        clock: Callable[[], float],
+        self, spec: FeatureSpec, buckets: dict[str, Buckets], seconds: float, clock: Clock
     ) -> None:
         columns = compared(spec)
         self._vocabulary_of = {
@@ -74,7 +79,7 @@ class Window:
             for j, column in enumerate(spec.categorical)
             if column.name in columns and column.vocabulary_name in buckets
         }
-        self.buckets = {name: buckets[name] for name in dict.fromkeys(self._vocabulary_of.values())}
+        self.buckets = {name: buckets[name] for name in self._vocabulary_of.values()}
         self.dense = [name for name in spec.normalized_names if name in columns]
         self._places = [spec.dense_names.index(name) for name in self.dense]
         self._slot_s, self._clock = seconds / _SLOTS, clock
@@ -140,43 +145,29 @@ class DriftMetrics:
     """
 
     def __init__(
-        self,
-        registry: CollectorRegistry,
-        window_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        self, registry: CollectorRegistry, window_s: float, clock: Clock = time.monotonic
     ) -> None:
         self.registry, self._window_s, self._clock = registry, window_s, clock
         self._watched: CompiledWorkflow | None = None
         self._window: Window | None = None
-        self._counts, self._rows, self._sums = (
-            Gauge(name, text, labels, multiprocess_mode="livesum", registry=registry)
-            for name, text, labels in (
-                (
-                    _COUNTS,
-                    "Values in the sliding window by vocabulary and bucket: the most frequent 0 to "
-                    "10 % of the training values, …, and the rest (rare and out of vocabulary)",
-                    ["column", "bucket"],
-                ),
-                (_ROWS, "Rows in the sliding window", []),
-                (_SUMS, "Sum of the normalized values of the sliding window", ["column"]),
-            )
+        gauge = functools.partial(Gauge, multiprocess_mode="livesum", registry=registry)
+        self._counts = gauge(
+            "inference_window_values",
+            "Values in the sliding window by vocabulary and tenth of the training values",
+            ["column", "bucket"],
+        )
+        self._rows = gauge("inference_window_rows", "Rows in the sliding window")
+        self._sums = gauge(
+            "inference_window_dense_sum",
+            "Sum of the normalized values in the window",
+            ["column"],
         )
 
-    def watch(self, workflow: CompiledWorkflow) -> threading.Thread:
-        """Begin a new window for a workflow.
-
-        Its vocabularies are read in a thread, which is returned. Until it ends, nothing is counted.
-        """
+    def watch(self, workflow: CompiledWorkflow) -> None:
+        """Read the vocabularies of a workflow, and begin a new window; until then count nothing."""
         self._window, self._watched = None, workflow
-        thread = threading.Thread(
-            target=self._read, args=(workflow,), name="drift baseline", daemon=True
-        )
-        thread.start()
-        return thread
-
-    def _read(self, workflow: CompiledWorkflow) -> None:
         try:
-            buckets = read_buckets(workflow.path, inspect(workflow.path))
+            buckets = read_buckets(inspect(workflow.path))
         except BadInputError as error:
             log.error("drift is not measured: %s", error)
             return
@@ -201,59 +192,41 @@ class DriftMetrics:
             for bucket, value in zip(_BUCKET_NAMES, values.tolist(), strict=True):
                 self._counts.labels(name, bucket).set(value)
 
-    def with_psi(self, registry: CollectorRegistry) -> _WithPsi:
-        """Return a registry with all metrics of another one, and the index computed from them."""
-        return _WithPsi(registry, self._window)
+    def page(self, registry: CollectorRegistry) -> bytes:
+        """Return the text for Prometheus: all metrics of a registry, and the indices."""
+        metrics = list(registry.collect())
+        if (window := self._window) is not None:
+            metrics += _indices(window, metrics)
+        return generate_latest(types.SimpleNamespace(collect=lambda: metrics))
 
 
-class _WithPsi:
-    """The part of a registry that ``generate_latest`` needs."""
-
-    def __init__(self, registry: CollectorRegistry, window: Window | None) -> None:
-        self._registry = registry
-        self._buckets = {} if window is None else window.buckets
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metrics, and those made of them."""
-        read: dict[str, dict[tuple[str, str], float]] = {_COUNTS: {}, _ROWS: {}, _SUMS: {}}
-        for metric in self._registry.collect():
-            yield metric
-            if metric.name in read:
-                read[metric.name] = {
-                    (sample.labels.get("column", ""), sample.labels.get("bucket", "")): sample.value
-                    for sample in metric.samples
-                }
-        stability = {}
-        for name, buckets in self._buckets.items():
-            counts = [read[_COUNTS].get((name, bucket), 0) for bucket in _BUCKET_NAMES]
-            now = np.array(counts, np.int64)
-            stability[name] = population_stability(buckets.counts, now, ERROR_RATE)
-        yield _gauge(
-            "inference_psi",
-            "Population stability index of the values in the sliding window, against the training "
-            "days",
-            {name: psi for name, (psi, _) in stability.items()},
-        )
-        yield _gauge(
-            "inference_psi_limit",
-            f"What the index exceeds by chance, without a shift, with a probability of "
-            f"{ERROR_RATE:g}",
-            {name: limit for name, (_, limit) in stability.items()},
-        )
-        if not read[_SUMS]:
-            return
-        rows = read[_ROWS]["", ""]
-        yield _gauge(
-            "inference_dense_mean",
-            "Mean of the dense values in the sliding window, in standard deviations of the "
-            "training days from their mean",
-            {name: total / rows if rows else 0.0 for (name, _), total in read[_SUMS].items()},
-        )
-        yield GaugeMetricFamily(
-            "inference_dense_mean_limit",
-            f"What it exceeds by chance, up or down, with a probability of {ERROR_RATE:g}",
-            value=_NORMAL_LIMIT / math.sqrt(rows) if rows else math.inf,
-        )
+def _indices(window: Window, metrics: list[Metric]) -> list[Metric]:
+    """Compute what follows from the counts of a window, which ``metrics`` has of all processes."""
+    values = Counter(  # 0 of a window that has begun just now
+        {
+            (sample.name, sample.labels.get("column"), sample.labels.get("bucket")): sample.value
+            for metric in metrics
+            for sample in metric.samples
+        }
+    )
+    rows = values["inference_window_rows", None, None]
+    means, indices, limits = {}, {}, {}
+    for name in window.dense:
+        means[name] = values["inference_window_dense_sum", name, None] / max(rows, 1)
+    for name, buckets in window.buckets.items():
+        counts = [values["inference_window_values", name, bucket] for bucket in _BUCKET_NAMES]
+        then, now = buckets.counts, np.array(counts, np.int64)
+        indices[name], limits[name] = population_stability(then, now, ERROR_RATE)
+    limit = _NORMAL_LIMIT / math.sqrt(rows) if rows else math.inf
+    by_chance = f"exceeds without a shift with a probability of {ERROR_RATE:g}"
+    psi = "Population stability index of the sliding window against the training days"
+    mean = "Mean in the sliding window, in standard deviations of the training days"
+    return [
+        _gauge("inference_psi", psi, indices),
+        _gauge("inference_psi_limit", f"What the index {by_chance}", limits),
+        _gauge("inference_dense_mean", mean, means),
+        GaugeMetricFamily("inference_dense_mean_limit", f"What it {by_chance}", value=limit),
+    ]
 
 
 def _gauge(name: str, text: str, values: dict[str, float]) -> GaugeMetricFamily:

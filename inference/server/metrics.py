@@ -12,7 +12,6 @@ from prometheus_client import (
     Gauge,
     Histogram,
     ProcessCollector,
-    generate_latest,
 )
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -116,7 +115,7 @@ class ServerMetrics:
         if self.shared:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)
-        return generate_latest(self.drift.with_psi(registry))
+        return self.drift.page(registry)
 
     def observe(self, batch: Batch) -> None:
         """Count a scored batch."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -35,30 +35,21 @@ class LoaderBatch(Batch):
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         """Copy the batch to ``device``."""
-        weights = self.weights
-        if weights is not None:
-            weights = weights.to(device=device, non_blocking=non_blocking)
-        return self._with(super().to(device, non_blocking), weights)
+        return self._each(lambda part: part.to(device=device, non_blocking=non_blocking))
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the memory until the work that is queued on ``stream`` by then is done."""
-        super().record_stream(stream)
-        if self.weights is not None:
-            self.weights.record_stream(stream)
+        self._each(lambda part: part.record_stream(stream))
 
     def pin_memory(self) -> Self:
         """Copy the batch to page-locked memory."""
-        weights = None if self.weights is None else self.weights.pin_memory()
-        return self._with(super().pin_memory(), weights)
+        return self._each(lambda part: part.pin_memory())
 
-    def _with(self, batch: Batch, weights: torch.Tensor | None) -> Self:
-        fields = {
-            "dense_features": batch.dense_features,
-            "sparse_features": batch.sparse_features,
-            "labels": batch.labels,
-            "weights": weights,
-        }
-        return dataclasses.replace(self, **fields)
+    def _each(self, function: Callable[[Any], Any]) -> Self:
+        """Return the batch with what a function makes of each part."""
+        names = ("dense_features", "sparse_features", "labels", "weights")
+        parts = {name: part for name in names if (part := getattr(self, name)) is not None}
+        return dataclasses.replace(self, **{name: function(parts[name]) for name in parts})
 
 
 @dataclasses.dataclass(frozen=True)

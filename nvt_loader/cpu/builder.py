@@ -66,7 +66,12 @@ class CpuBuilder:
             return empty_block(self._dataset, steps, torch.device("cpu"))
         if not self._dataset.jagged:
             return self._build_flat(steps, batch, sources)
-        parts = self._take(steps, sources)
+
+        def take(source: ShardRows) -> list[RowChunk]:
+            return [chunk for rows in self._rows(source, steps) for chunk in rows.chunks()]
+
+        parts = self._share(take, sources)
+        self._decode_ahead(sources)
         drawn = [source.drawn for source in sources]
         return build_jagged(self._dataset, parts, drawn, steps, batch, self.tensors)
 
@@ -91,17 +96,6 @@ class CpuBuilder:
         self._share(fill, sources)
         self._decode_ahead(sources)
         return FlatBlock(labels, dense, ids)
-
-    def _take(self, steps: int, sources: list[ShardRows]) -> list[list[RowChunk]]:
-        def take(source: ShardRows) -> list[RowChunk]:
-            return [chunk for rows in self._rows(source, steps) for chunk in rows.chunks()]
-
-        if any(source.order or source.reader.left < steps * source.width for source in sources):
-            parts = self._share(take, sources)
-        else:  # everything is decoded
-            parts = list(map(take, sources))
-        self._decode_ahead(sources)
-        return parts
 
     def _rows(self, source: ShardRows, steps: int) -> Iterable[Any]:
         """Take a source's rows for some steps; if they are shuffled, only this rank's, in order."""

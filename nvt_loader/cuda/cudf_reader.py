@@ -129,7 +129,8 @@ class CudfReader:
             nulls = column.null_count() or child.null_count()
             if nulls:
                 raise SchemaError(f"{path}: column {name} holds {nulls} null values", FILL_REMEDY)
-        floats = self._floats([columns[name] for name in [schema.label, *schema.dense]])
+        floats = [columns[name] for name in [schema.label, *schema.dense]]
+        floats = self._stacked(floats, torch.float32)
         single = [columns[name] for name in schema.categorical if name not in self._lists]
         ids = self._ids(single) if single else floats[:, :0].to(torch.int32)
         lists = tuple(self._list(columns[name]) for name in schema.multi_hot)
@@ -140,16 +141,13 @@ class CudfReader:
         offsets = self._tensor([view.offsets()]).view(-1)
         return offsets, self._ids([view.child()]).view(-1)
 
-    def _floats(self, columns: list[Any]) -> torch.Tensor:
-        """Convert columns to float32 [rows, columns]."""
-        return self._stacked(columns, torch.float32)
-
     def _ids(self, columns: list[Any]) -> torch.Tensor:
         """Convert columns to int32 or int64 [rows, columns]."""
         narrow = all(column.type().id() == plc.TypeId.INT32 for column in columns)
         return self._stacked(columns, torch.int32 if narrow else torch.int64)
 
     def _stacked(self, columns: list[Any], dtype: torch.dtype) -> torch.Tensor:
+        """Convert columns to one type, [rows, columns]."""
         if len({column.type().id() for column in columns}) == 1:
             return self._tensor(columns).to(dtype)
         return torch.cat([self._tensor([column]).to(dtype) for column in columns], dim=1)

@@ -100,8 +100,9 @@ def _sampled(dataset: Dataset, row_group: int) -> np.ndarray:
     return keep_rows(rows, rate, seed=seed, row_group=row_group)
 
 
-def count_kept(dataset: Dataset) -> Dataset:
-    """Count the rows of each row group that undersampling keeps, by all labels."""
+def count_kept(dataset: Dataset, rate: float, seed: int) -> Dataset:
+    """Undersample, and count the rows of each row group that are kept, by all labels."""
+    dataset = dataclasses.replace(dataset, undersampling=(rate, seed))
     label = dataset.schema.label
     kept, cuts, number, file = [], {}, -1, None
     for i, group in enumerate(dataset.row_groups):

@@ -40,8 +40,9 @@ class Dataset:
 
     Attributes:
         directory: The split's directory.
-        schema: The columns that are read, and table sizes: one label, and the weight of the rows
-            as the first dense column.
+        stored: The columns of the files, and table sizes.
+        schema: Those that are read: one label, and the weight of the rows as the first dense
+            column.
         files: The parquet files, ``part.2`` before ``part.10``.
         sizes: The files' sizes in bytes.
         row_groups: All row groups in the order of the files.
@@ -49,10 +50,10 @@ class Dataset:
         undersampling: Share of the negative rows that is kept, and the seed; None keeps all.
         kept: Rows of each row group that undersampling keeps.
         cuts: Row group → which of its rows (after undersampling) are read; of others all are.
-        weighted: Whether the first dense column is the weight of the rows.
     """
 
     directory: Path
+    stored: TableSchema
     schema: TableSchema
     files: tuple[Path, ...]
     sizes: tuple[int, ...]
@@ -61,7 +62,6 @@ class Dataset:
     undersampling: tuple[float, int] | None = None
     kept: tuple[int, ...] | None = None
     cuts: dict[int, Range] = dataclasses.field(default_factory=dict)
-    weighted: bool = False
 
     @property
     def rows(self) -> np.ndarray:
@@ -76,6 +76,11 @@ class Dataset:
         """Return where the rows of a slice of what is delivered lie in the row group."""
         begin, _ = self.cuts.get(part.row_group, (0, 0))
         return RowGroupSlice(part.row_group, begin + part.begin, begin + part.end)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the first dense column is the weight of the rows."""
+        return bool(self.stored.weight)
 
     @property
     def jagged(self) -> bool:
@@ -155,6 +160,7 @@ def read_dataset(
     path: Path | str,
     schema: TableSchema | None = None,
     label: str = "",
+    table_sizes: Iterable[int] | None = None,
 ) -> Dataset:
     """Read a split's schema and the footers of its files.
 
@@ -162,26 +168,29 @@ def read_dataset(
         path: A directory of parquet files, or one file.
         schema: The columns; by default what ``.merlin/schema.json`` beside the files says.
         label: The label to read; "" for the main one.
+        table_sizes: Rows of the embedding tables, instead of the schema's.
 
     Raises:
         BadInputError: There is no such directory, no parquet file or no schema in it, or a file
             has no readable footer.
-        SchemaError: A column is missing from a file, or its type cannot be converted.
+        SchemaError: A column is missing from a file, its type cannot be converted, or there is
+            another number of table sizes than of columns.
         SettingsError: There is no such label.
     """
     path = Path(path)
     directory = path.parent if path.is_file() else path
     files = _files(path)
-    given = schema or TableSchema.read(directory)
-    schema = columns_to_read(given, label)
+    stored = schema or TableSchema.read(directory)
+    if table_sizes is not None:
+        stored = dataclasses.replace(stored, table_sizes=tuple(table_sizes))
+    schema = columns_to_read(stored, label)
     row_groups = [
         RowGroup(number, index, rows)
         for number, file in enumerate(files)
         for index, rows in enumerate(read_footer(file, schema).rows.tolist())
     ]
     sizes = tuple(file.stat().st_size for file in files)
-    weighted = bool(given.weight)
-    return Dataset(directory, schema, tuple(files), sizes, tuple(row_groups), weighted=weighted)
+    return Dataset(directory, stored, schema, tuple(files), sizes, tuple(row_groups))
 
 
 def _files(directory: Path) -> list[Path]:

@@ -135,7 +135,7 @@ def test_the_help_has_types_and_defaults():
     for part in (
         "SOURCE what to read",
         "--rows N rows of a batch (default: 32)",
-        "--sizes N,N,… layers (default: 6 times 4)",
+        "--sizes N,N,… layers (default: 4,4,4,4,4,4)",
         "--kind {plain,mixed} 100 % of the kinds (default: plain)",
         "--output OUT what to write",
     ):

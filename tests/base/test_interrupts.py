@@ -17,7 +17,7 @@ from nvt_torchrec.base.interrupts import expected_end
 ROOT = Path(__file__).parents[2]
 COMMANDS = {
     "etl": "etl run --engine cpu --input_path none --output_path none",
-    "compiled": "nvt_torchrec.workflows.compiled none",
+    "workflows": "workflows compile none",
     "inference": "inference predict --bundle none --input none --output none",
     "train": "train_torchrec.py --binary_path none",
     "demo": "demo --ranks 1 --output /dev/null/none",

@@ -113,7 +113,7 @@ def test_a_log_is_what_it_is_as_parquet(tmp_path: Path) -> None:
     parts = []
     for name in ("log.jsonl", "log.parquet"):
         path, spec, out = tmp_path / name, tmp_path / f"{name}.toml", tmp_path / f"{name}.out"
-        spec.write_text(guess(str(path)))
+        spec.write_text(guess(str(path))[0])
         flags = ["--spec", str(spec), "--input_path", str(path), "--output_path", str(out)]
         assert main(["run", *flags, "--engine", "cpu"]) == 0
         splits = out / "criteo_binary" / "split"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.clicklog.readers.lines import count_lines, cut_lines, read_bytes, read_into
+from nvt_torchrec.clicklog.readers.lines import cut_lines, read_bytes, read_into
 from nvt_torchrec.clicklog.readers.raw import (
     Block,
     first_line,
@@ -19,7 +19,7 @@ from nvt_torchrec.clicklog.readers.raw import (
     read_block,
     read_block_chunks,
 )
-from nvt_torchrec.clicklog.readers.text_rows import offset_of_row
+from nvt_torchrec.clicklog.readers.text_rows import count_file_rows, offset_of_row
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from tests.logs import CRITEO, random_rows, write_day, write_log
 from tests.spec_logs import stream_rows
@@ -61,7 +61,7 @@ def test_blocks_are_whole_lines_and_cover_the_file(
     assert "".join(text[begin:end] for begin, end in blocks) == text
     assert all(text[end - 1] == "\n" for _, end in blocks[:-1])
     assert all(end - begin < block_bytes + 42 for begin, end in blocks)
-    assert count_lines(str(path), 0, len(text)) == len(lines)
+    assert count_file_rows(str(path), 0, len(text), CRITEO) == len(lines)
     offsets = [offset_of_row(str(path), line, 0, len(text), CRITEO) for line in range(len(lines))]
     assert [text[at:].split("\n")[0] for at in offsets] == ["x" * (n + 1) for n in lines]
     assert offset_of_row(str(path), len(lines) + 1, 0, len(text), CRITEO) == len(text)

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.derive.columns import derive, hash_texts
 from nvt_torchrec.clicklog.readers.parquet_rows import read_parquet
+from nvt_torchrec.clicklog.text.derive import derive, hash_texts
 from nvt_torchrec.clicklog.text.line_layout import layout_of, plain_layout, plain_layouts
 from nvt_torchrec.clicklog.text.tokenizer import parse_rows
 from nvt_torchrec.formats.rows import empty_rows

@@ -208,7 +208,7 @@ def test_only_the_first_bad_rows_are_described_without_reject() -> None:
 
 
 def test_header_in_any_order_with_further_columns() -> None:
-    head = '\ufeffextra,ids,hashes,"tags",name,brand,hash,price,n,click,more\r\n'.encode()
+    head = b'extra,ids,hashes,"tags",name,brand,hash,price,n,click,more\r\n'
     layout = layout_of(head + b"...", "day_0.csv", CSV)
     assert layout.label
     assert layout.begin == len(head)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from nvt_torchrec.etl.check.output import NOTE
-from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.extend.run import extend
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from tests.etl.findings import bad
 from tests.etl.runs import settings, tree
 from tests.logs import random_rows, write_day
 
@@ -65,13 +63,6 @@ def add(output: Path, input_path: Path | str, **options: Any) -> dict[str, Any]:
     return extend(ExtendSettings(output_path=output, input_path=str(input_path), **options))
 
 
-def add_each(output: Path, raw: Path, days: Iterable[int], **options: Any) -> dict[str, Any]:
-    """Extend an output by one day after another, each with a command of its own."""
-    for day in days:
-        manifest = add(output, raw / f"day_{day}", **options)
-    return manifest
-
-
 def content(output: Path) -> dict[str, bytes]:
     """The files of an output, wherever it is: HugeCTR's lists have absolute paths."""
     own = str(output.resolve()).encode()
@@ -85,10 +76,4 @@ def differences(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
 
 def assert_sound(output: Path) -> None:
     """``etl check`` finds nothing wrong."""
-    found = [
-        str(finding)
-        for finding in check(output)
-        # rows of few columns are equal by chance
-        if finding.severity != NOTE
-    ]
-    assert not found, found
+    assert bad(output) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.engines.engine import Job
 from nvt_torchrec.etl.engines.threads import Threads
 from nvt_torchrec.etl.plan import Plan
@@ -26,12 +28,19 @@ from tests.logs import CRITEO, Reference
 
 #: Files that tell of the run rather than of its result.
 OF_THE_RUN = {"timings.json", "report.html"}
+#: Options by which some bad rows are left out.
+QUARANTINE = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.1}
 
 
 def settings(raw: Path, output: Path, spec=CRITEO, **options: Any) -> EtlSettings:
     """Settings of a run with the cpu engine, or of dask with ``scheduler``."""
     options.setdefault("engine", "dask" if "scheduler" in options else "cpu")
     return EtlSettings(str(raw), output, spec, **options)
+
+
+def etl_run(raw: Path, output: Path, *flags: str) -> int:
+    """Run the command; return its exit status."""
+    return main(["run", "--input_path", str(raw), "--output_path", str(output), *flags])
 
 
 def fit(
@@ -95,6 +104,13 @@ def tree(output: Path) -> dict[str, bytes]:
         for path in sorted(output.rglob("*"))
         if path.is_file() and path.name not in OF_THE_RUN
     }
+
+
+def change_json(file: Path, change: Callable[[dict], object]) -> None:
+    """Change what a file says."""
+    value = json.loads(file.read_text())
+    change(value)
+    file.write_text(json.dumps(value))
 
 
 def write_parquet(path: Path, spec: FeatureSpec, rows: RawRows) -> None:

@@ -11,10 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.arrays import to_arrow
-from nvt_torchrec.etl.check.output import NOTE
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.formats.schema import TableSchema
-from tests.etl.findings import bad, only, set_value
+from tests.etl.findings import bad, findings, only, set_value
 
 
 def _elsewhere(directory: Path, splits: dict[str, int], seed: int = 0, ids: int = 1000) -> Path:
@@ -102,7 +101,7 @@ def test_ids_of_another_type(tmp_path: Path, ids: pa.Array) -> None:
     schema.write(directory)
     label = pa.array([0.0, 1.0], pa.float32())
     pq.write_table(pa.table({"label": label, "item": ids}), directory / "0.parquet")
-    found = [one for one in check(directory) if one.severity != NOTE]
+    found = findings(directory)
     assert all("column item" in one.where for one in found)
     assert {one.kind for one in found} == {"columns", "nulls"}
 

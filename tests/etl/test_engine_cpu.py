@@ -136,44 +136,18 @@ def test_row_groups_are_those_of_one_table(tmp_path: Path, monkeypatch) -> None:
     assert results[0].size == part.stat().st_size
 
 
-@pytest.fixture
-def bad_log(tmp_path: Path) -> tuple[Plan, list[list[list[str]]]]:
+def test_the_first_bad_row_is_named(tmp_path: Path, monkeypatch) -> None:
     days = [random_rows(60, 1), random_rows(40, 2), random_rows(4, 3)]
     days[0][31][4] = "x1"  # line 32
     days[0][33] = ["0", "1"]
     days[1][7][20] = "zz"
     for number, rows in enumerate(days):
         write_day(tmp_path / "raw" / f"day_{number}", rows)
-    return plan_of(tmp_path / "raw", block_bytes=3000), days
-
-
-def test_the_first_bad_row_is_named(bad_log, tmp_path: Path, monkeypatch) -> None:
-    plan, _ = bad_log
+    plan = plan_of(tmp_path / "raw", block_bytes=3000)
     monkeypatch.setattr(block_functions, "PIECE_BYTES", 700)
     for workers in (1, 4):
         with pytest.raises(BadRowError, match=r"day_0, line 32: .*int_3.*'x1'"):
             fit(plan.train_blocks, CRITEO, tmp_path / f"fit{workers}", workers=workers)
-
-
-def test_bad_rows_are_left_out_and_numbered(bad_log, tmp_path: Path, monkeypatch) -> None:
-    plan, days = bad_log
-    monkeypatch.setattr(block_functions, "PIECE_BYTES", 700)
-    fitted = fit(plan.train_blocks, CRITEO, tmp_path / "fit", reject=True)
-    good = [row for i, row in enumerate(days[0]) if i not in (31, 33)]
-    good += [row for i, row in enumerate(days[1]) if i != 7]
-    reference = Reference(good)
-    assert vocabulary(fitted, "cat_25")[0] == list(reference.ids[25])
-    assert fitted.statistics["int_3"]["mean"] == pytest.approx(reference.mean[3])
-    write_workflow(tmp_path / "workflow", CRITEO, fitted)
-    results = encode(plan, tmp_path / "workflow", tmp_path, reject=True)
-    first = {}  # lines of each day before the unit
-    bad = []
-    for result in results:
-        begin = first.get(result.unit.day, 0)
-        bad += [(result.unit.day, begin + line) for line, _ in result.bad]
-        first[result.unit.day] = begin + result.lines
-    assert bad == [(0, 31), (0, 33), (1, 7)]
-    assert sum(result.rows for result in results) == 101
 
 
 def test_no_row_at_all(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import logging
 import os
@@ -39,7 +38,8 @@ from tests.etl.extended import (
     make_base,
     write_days,
 )
-from tests.etl.runs import read_split, settings
+from tests.etl.runs import QUARANTINE, change_json, read_split, settings
+from tests.logs import pack
 
 ROWS = {0: 60, 1: 50, 2: 41, 3: 45, 4: 52, 5: 38}
 NEW = (3, 4, 5)
@@ -68,9 +68,7 @@ def extended(raw, base, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"statistics": "update"},
-        {"retire_after_days": 1},
+        {"statistics": "update", "retire_after_days": 1},
         {"valid_days": {4}, "test_days": {5}},
         {"valid_days": {5}, "test_days": {3, 4, 5}},
     ],
@@ -292,19 +290,22 @@ def test_a_log_of_one_day_can_be_extended(raw, tmp_path: Path) -> None:
     assert len(read_split(output, "train")) == 60
 
 
-def test_a_compressed_day_with_bad_rows(raw, base, extended, tmp_path: Path) -> None:
-    output, new = copy_of(base, tmp_path), tmp_path / "new"
+def test_a_compressed_day_with_bad_rows(raw, base, tmp_path: Path) -> None:
+    """Rejected rows of earlier days stay; without the bad row, the day is what it was."""
+    mine = tmp_path / "raw"
+    shutil.copytree(raw[0], mine)
+    with open(mine / "day_1", "a") as file:
+        file.write("bad row\n")
+    output = make_base(mine, tmp_path / "out", **QUARANTINE)
     lines = (raw[0] / "day_3").read_bytes().splitlines(keepends=True)
-    lines.insert(7, b"bad row\n")
-    new.mkdir()
-    (new / "day_3.gz").write_bytes(gzip.compress(b"".join(lines)))
-    manifest = add(output, new, on_bad_rows="quarantine", max_bad_fraction=0.1)
-    assert manifest["rows"] == {"in": 197, "out": 196, "rejected": 1}
+    (mine / "day_3").write_bytes(b"".join([*lines[:7], b"bad row\n", *lines[7:]]))
+    manifest = add(output, pack(mine / "day_3"), **QUARANTINE)
+    assert manifest["rows"] == {"in": 198, "out": 196, "rejected": 2}
     assert manifest["inputs"][-1]["rows"] == {"in": 46, "out": 45, "rejected": 1}
+    assert {path.name for path in (output / "rejected").iterdir()} == {"day_1.tsv", "day_3.gz.tsv"}
     rejected = (output / "rejected" / "day_3.gz.tsv").read_bytes().splitlines()
     assert rejected[1].split(b"\t")[1:] == [b"8", b"1 field instead of 7", b"bad row"]
     assert_sound(output)
-    # without the bad row, the day is what it was
     other = copy_of(base, tmp_path / "other")
     add(other, raw[0] / "day_3")
     found, expected = (
@@ -312,19 +313,6 @@ def test_a_compressed_day_with_bad_rows(raw, base, extended, tmp_path: Path) -> 
         for one in (output, other)
     )
     pd.testing.assert_frame_equal(found, expected)
-
-
-def test_rejected_rows_of_earlier_days_stay(raw, tmp_path: Path) -> None:
-    mine = tmp_path / "raw"
-    shutil.copytree(raw[0], mine)
-    for day in ("day_1", "day_4"):
-        with open(mine / day, "a") as file:
-            file.write("bad row\n")
-    options = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.1}
-    output = make_base(mine, tmp_path / "out", **options)
-    add(output, mine, **options)
-    assert {path.name for path in (output / "rejected").iterdir()} == {"day_1.tsv", "day_4.tsv"}
-    assert_sound(output)
 
 
 def test_the_settings_of_the_run_hold(tmp_path: Path) -> None:
@@ -391,16 +379,6 @@ def test_the_run_says_that_it_is_finished(raw, base, extended, tmp_path: Path, c
         run(settings(directory, every_day, SMALL))
 
 
-def test_resuming_what_is_finished_does_nothing(raw, extended, caplog) -> None:
-    before = content(extended)
-    for path in (raw[0], raw[0] / "day_4"):
-        with caplog.at_level(logging.INFO):
-            assert add(extended, path)["generation"] == 3
-        assert "nothing to do" in caplog.text
-        caplog.clear()
-    assert differences(before, content(extended)) == []
-
-
 def test_command_line(raw, base, tmp_path: Path, capsys) -> None:
     output = copy_of(base, tmp_path)
     flags = ["--output_path", str(output), "--input_path", str(raw[0]), "--days", "3-4"]
@@ -417,14 +395,6 @@ def test_command_line(raw, base, tmp_path: Path, capsys) -> None:
     assert_sound(output)
 
 
-def _damage(output: Path, change) -> list[str]:
-    file = output / "manifest.json"
-    value = json.loads(file.read_text())
-    change(value)
-    file.write_text(json.dumps(value))
-    return [str(finding) for finding in check(output) if finding.severity == ERROR]
-
-
 @pytest.mark.parametrize(
     ("change", "what"),
     [
@@ -433,7 +403,9 @@ def _damage(output: Path, change) -> list[str]:
     ],
 )
 def test_check_finds_damaged_generations(extended, tmp_path: Path, change, what: str) -> None:
-    found = _damage(copy_of(extended, tmp_path), change)
+    output = copy_of(extended, tmp_path)
+    change_json(output / "manifest.json", change)
+    found = [str(finding) for finding in check(output) if finding.severity == ERROR]
     assert any(what in finding for finding in found), found
 
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
 from nvt_torchrec.etl.commands.check import check
+from nvt_torchrec.etl.drift import Drift
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
@@ -26,9 +27,8 @@ from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, In
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.split import Split
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.workflows.drift import Drift
-from tests.etl.extended import add, add_each, assert_sound, content, copy_of, differences, make_base
-from tests.etl.runs import read_split, settings
+from tests.etl.extended import add, assert_sound, content, copy_of, differences, make_base
+from tests.etl.runs import QUARANTINE, read_split, settings
 
 SPEC = FeatureSpec(
     "label",
@@ -135,10 +135,8 @@ def test_the_splits_are_those_of_a_run_over_all_days(
     rows = _write(directory / "raw", {0: ROWS[0], 1: ROWS[1], 2: ROWS[2]} | days)
     output = copy_of(bases[name], directory)
     options = {"workers": workers, "max_rows_factor": float("inf")}
-    if at_once:
-        add(output, directory / "raw", **options)
-    else:
-        add_each_csv(output, directory / "raw", days, **options)
+    for group in [days] if at_once else [{day} for day in days]:
+        add(output, directory / "raw", days=group, **options)
     run(settings(directory / "raw", directory / "fresh", _with(name), workers=workers))
     found = _rows_of(output)
     assert found == _rows_of(directory / "fresh")
@@ -149,11 +147,6 @@ def test_the_splits_are_those_of_a_run_over_all_days(
             expected = [ids.get(rows[row][column], 2) for row in found[split]]
             assert read_split(output, split)[column].tolist() == expected
     assert_sound(output)
-
-
-def add_each_csv(output: Path, raw: Path, days, **options) -> None:
-    for day in days:
-        add(output, raw / f"day_{day}.csv", **options)
 
 
 @pytest.mark.parametrize("name", SPLITS_OF_ROWS)
@@ -275,14 +268,13 @@ def test_a_day_without_training_rows(bases, tmp_path: Path) -> None:
 def test_bad_rows_are_rejected_once(raw: Path, bases, tmp_path: Path) -> None:
     """Also where days are directories, whose files have one name."""
     output = copy_of(bases["share"], tmp_path)
-    options = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.2}
     for day in (3, 4):
         lines = (raw / f"day_{day}.csv").read_text().splitlines()
         lines[day * 2 : day * 2] = ["bad", "worse"]
         own = tmp_path / "new" / f"day={day}"
         own.mkdir(parents=True)
         (own / "clicks.csv").write_text("\n".join(lines) + "\n")
-        manifest = add(output, own / "clicks.csv", **options)
+        manifest = add(output, own / "clicks.csv", **QUARANTINE)
         assert manifest["inputs"][-1]["rows"] == {
             "in": ROWS[day] + 2, "out": ROWS[day], "rejected": 2
         }  # fmt: skip
@@ -299,7 +291,7 @@ def test_bad_rows_are_rejected_once(raw: Path, bases, tmp_path: Path) -> None:
 def test_without_any_well_formed_row(raw: Path, bases, tmp_path: Path) -> None:
     output = copy_of(bases["share"], tmp_path)
     (tmp_path / "day_3.csv").write_text(",".join(NAMES) + "\nbad\n")
-    options = {"on_bad_rows": "quarantine", "max_bad_fraction": 1.0, "max_rows_factor": 99.0}
+    options = QUARANTINE | {"max_bad_fraction": 1.0, "max_rows_factor": 99.0}
     with pytest.raises(BadInputError, match=r"day_3\.csv: no well-formed row"):
         add(output, tmp_path / "day_3.csv", **options)
     assert add(output, raw / "day_3.csv", restart=True)["generation"] == 1
@@ -366,7 +358,8 @@ def test_parquet(tmp_path: Path) -> None:
         file.unlink()
     spec = dataclasses.replace(_with("share"), input=InputFormat(format="parquet"))
     output = make_base(raw, tmp_path / "out", spec)
-    add_each(output, raw, [f"{day}.parquet" for day in NEW])
+    for day in NEW:
+        add(output, raw / f"day_{day}.parquet")
     run(settings(raw, tmp_path / "fresh", spec))
     assert _rows_of(output) == _rows_of(tmp_path / "fresh")
     assert_sound(output)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nvt_torchrec.etl.__main__ import main
-from tests.logs import write_log
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.etl.runs import etl_run
+from tests.shell import ROOT, run
 
 
 @pytest.mark.parametrize("name", ["clicks.csv", "clicks.parquet"])
@@ -28,15 +23,13 @@ def test_without_a_spec_guess_is_named(tmp_path: Path, capsys, name: str) -> Non
         path.write_text("click,user\n1,a\n0,b\n")
     else:
         pq.write_table(pa.table({"click": pa.array([1, 0])}), path)
-    assert main(["run", "--input_path", str(path), "--output_path", str(tmp_path / "out")]) == 2
+    assert etl_run(path, tmp_path / "out") == 2
     assert f"`python -m etl guess {path} --output spec.toml`" in capsys.readouterr().err
 
 
-def test_the_next_command_is_printed(tmp_path: Path, caplog) -> None:
-    write_log(tmp_path / "raw", [20, 10])
-    flags = ["--input_path", str(tmp_path / "raw"), "--output_path", str(tmp_path / "out")]
+def test_the_next_command_is_printed(raw: Path, tmp_path: Path, caplog) -> None:
     with caplog.at_level(logging.INFO):
-        assert main(["run", *flags, "--engine", "cpu"]) == 0
+        assert etl_run(raw, tmp_path / "out", "--engine", "cpu") == 0
     splits = tmp_path / "out" / "criteo_binary" / "split"
     assert caplog.messages[-1] == f"python train_torchrec.py --binary_path {splits}"
 
@@ -61,11 +54,8 @@ def test_the_readme_makes_a_model_of_a_log(tmp_path: Path) -> None:
     names = r"(?<![\w/])(clicks\.csv|spec\.toml|OUT|CKPT|scores\.parquet)"
     script = re.sub(names, lambda match: str(tmp_path / match[1]), "\n".join(commands))
     script = script.replace("CKPT\n", f"CKPT --log_path {tmp_path / 'log'}\n")
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-e", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    status, printed = run(ROOT, f"set -e\n{script}")
+    assert status == 0, printed
     scores = pq.read_table(tmp_path / "scores.parquet")["probability"].to_numpy()
     assert len(scores) == count
     assert scores[clicked].mean() > scores[~clicked].mean() + 0.05

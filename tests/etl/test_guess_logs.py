@@ -15,8 +15,8 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.guess import guess
-from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.spec.toml_file import load_spec
+from tests.etl.runs import etl_run
+from tests.etl.test_guess import guessed, guessed_with_text
 
 ROWS = 300
 Row = Callable[[random.Random, int], list[object]]
@@ -248,18 +248,11 @@ SAMPLES = {
 }
 
 
-def guessed(path: Path) -> tuple[FeatureSpec, str]:
-    text = guess(str(path))
-    spec = path.parent / "spec.toml"
-    spec.write_text(text)
-    return load_spec(spec), " ".join(text.replace("\n#", " ").split())
-
-
 @pytest.mark.parametrize("name", SAMPLES)
 def test_samples(name: str, tmp_path: Path) -> None:
     sample = SAMPLES[name]
     path = sample.write(tmp_path / "raw" / "log.csv")
-    spec, text = guessed(path)
+    spec, text = guessed_with_text(path)
     raw = {c.name: f"{'lists of ' * c.multi_hot}{c.raw}" for c in spec.categorical if not c.derive}
     assert list(spec.labels) == sample.labels.split("|")
     assert raw == sample.raw
@@ -267,9 +260,9 @@ def test_samples(name: str, tmp_path: Path) -> None:
     assert spec.split.by == sample.split
     for comment in sample.comments:
         assert comment in text
-    flags = ["--spec", str(path.parent / "spec.toml"), "--input_path", str(path)]
-    flags += ["--on_bad_rows", "quarantine", "--max_bad_fraction", "0.03"]
-    assert main(["run", *flags, "--output_path", str(tmp_path / "out")]) == 0
+    flags = ["--on_bad_rows", "quarantine", "--max_bad_fraction", "0.03"]
+    spec_file = path.parent / "spec.toml"
+    assert etl_run(path, tmp_path / "out", "--spec", str(spec_file), *flags) == 0
 
 
 @pytest.mark.parametrize(
@@ -295,28 +288,28 @@ def test_files_of_days_are_split_by_days(form: str, tmp_path: Path) -> None:
         SAMPLES["bank marketing"].write(tmp_path / "raw" / f"clicks-{day}.csv")
     raw = tmp_path / "raw"
     given = {"file": raw / "clicks-2024-10-31.csv", "directory": raw, "glob": raw / "clicks-*"}
-    spec, text = guessed(given[form])
+    spec, text = guessed_with_text(given[form])
     assert spec.split.by == "days"
-    flags = ["--spec", str(given[form].parent / "spec.toml"), "--output_path", str(tmp_path / "o")]
-    given = text.partition(": pass ")[2].partition(" as --input_path")[0]
-    assert main(["run", "--input_path", given, *flags]) == 0
+    days = text.partition(": pass ")[2].partition(" as --input_path")[0]
+    spec_file = given[form].parent / "spec.toml"
+    assert etl_run(days, tmp_path / "out", "--spec", str(spec_file)) == 0
 
 
 def test_parts_of_one_table_are_no_days(tmp_path: Path) -> None:
     for part in range(2):
         SAMPLES["bank marketing"].write(tmp_path / "raw" / f"part-0000{part}.csv")
-    assert guessed(tmp_path / "raw")[0].split.by == "share"
+    assert guessed(tmp_path / "raw").split.by == "share"
 
 
 def test_times_are_cut_so_that_days_can_be_added(tmp_path: Path) -> None:
     rows = [f"{i % 2},{i % 7},2024-01-{1 + i // 10:02d} {i % 24:02d}:00:00" for i in range(300)]
     path = tmp_path / "log.csv"
     path.write_text("".join(f"{row}\n" for row in ["click,site,at", *rows]))
-    spec, _ = guessed(path)
+    spec, _ = guessed_with_text(path)
     assert (spec.split.valid_from, spec.split.test_from) == ("2024-01-25", "2024-01-28")
     day = [row.replace("2024-01-01", "2024-01-02") for row in rows[:10]]  # all of one weekday
     path.write_text("".join(f"{row}\n" for row in ["click,site,at", *day]))
-    spec, text = guessed(path)
+    spec, text = guessed_with_text(path)
     assert "at_hour" in spec.categorical_names
     assert "at_weekday" not in text
 
@@ -326,7 +319,7 @@ def test_mixed_encodings_are_mentioned(tmp_path: Path) -> None:
     path.write_bytes(
         b"click,city\n" + "1,Köln\n0,Bonn\n".encode() * 9 + "1,Köln\n".encode("latin-1")
     )
-    spec, text = guessed(path)
+    spec, text = guessed_with_text(path)
     assert spec.input.encoding == "latin-1"
     assert "1 lines are not UTF-8" in text
     assert "Mixed encodings: 9 lines are UTF-8" in text
@@ -351,7 +344,7 @@ def test_parquet_as_warehouses_write_it(tmp_path: Path) -> None:
             pa.table(table), folder / f"part-0000{part}-{uuid.UUID(int=part)}-c000.snappy.parquet"
         )
         (folder / "_SUCCESS").touch()
-    spec, text = guessed(tmp_path / "raw")
+    spec, text = guessed_with_text(tmp_path / "raw")
     raw = {c.name: f"{'lists of ' * c.multi_hot}{c.raw}" for c in spec.categorical}
     assert raw == {
         "visitor": "int",
@@ -364,6 +357,6 @@ def test_parquet_as_warehouses_write_it(tmp_path: Path) -> None:
     }
     assert spec.dense_names == ["spent"]
     assert "gaps: its lists hold nulls" in text
-    flags = ["--spec", str(tmp_path / "spec.toml"), "--input_path", str(tmp_path / "raw")]
-    assert main(["run", *flags, "--output_path", str(tmp_path / "out")]) == 0
+    spec_file = tmp_path / "spec.toml"
+    assert etl_run(tmp_path / "raw", tmp_path / "out", "--spec", str(spec_file)) == 0
     assert main(["check", str(tmp_path / "out")]) == 0

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.etl.guess.times import time_format
-from nvt_torchrec.etl.guess.values import profile
+from nvt_torchrec.etl.guess.values import profile, time_format
 
 
 @pytest.mark.parametrize(

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from nvt_torchrec.etl.__main__ import main
-from nvt_torchrec.etl.check.output import NOTE
-from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.manifest import one_label, one_label_remedy
+from nvt_torchrec.etl.run import run
+from tests.etl.findings import findings
+from tests.etl.runs import settings
 from tests.logs import random_rows, write_day, write_log
 
 
-def _run(raw: Path, output: Path) -> int:
-    flags = ["--engine", "cpu", "--input_path", str(raw), "--output_path", str(output)]
-    return main(["run", *flags])
-
-
 def _found(output: Path) -> list[tuple[str, str, str]]:
-    return [
-        (one.severity, Path(one.where).name, one.what)
-        for one in check(output)
-        if one.severity != NOTE
-    ]
+    return [(one.severity, Path(one.where).name, one.what) for one in findings(output)]
 
 
 @pytest.mark.parametrize("clicks", [10, 35, 80])
@@ -39,7 +30,7 @@ def test_one_sorted_file(clicks: int, tmp_path: Path, caplog, capsys) -> None:
     labels = {name: {row[0] for row in own} for name, own in splits.items()}
     one = {name: own.pop() for name, own in labels.items() if len(own) == 1}
     assert len(one) == 2
-    assert _run(tmp_path / "day_0", tmp_path / "out") == 0
+    run(settings(tmp_path / "day_0", tmp_path / "out"))
     report = (tmp_path / "out" / "report.html").read_text()
     expected = []
     for name, label in one.items():
@@ -61,7 +52,7 @@ def test_elsewhere_made_data_and_both_labels(tmp_path: Path, caplog) -> None:
     for row in days[2][:20]:
         row[0] = "1"
     write_day(tmp_path / "raw" / "day_2", days[2])
-    assert _run(tmp_path / "raw", tmp_path / "out") == 0
+    run(settings(tmp_path / "raw", tmp_path / "out"))
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(tmp_path / "out" / "criteo_binary" / "split", elsewhere)
     what = "all 20 rows have label 1, so AUROC is not defined"
@@ -69,10 +60,9 @@ def test_elsewhere_made_data_and_both_labels(tmp_path: Path, caplog) -> None:
     caplog.clear()
     days[2][0][0] = "0"
     write_day(tmp_path / "raw" / "day_2", days[2])
-    assert _run(tmp_path / "raw", tmp_path / "both") == 0
+    manifest = run(settings(tmp_path / "raw", tmp_path / "both"))
     assert "warning" not in caplog.text
     assert _found(tmp_path / "both") == []
-    manifest = json.loads((tmp_path / "both" / "manifest.json").read_text())
     assert manifest["splits"]["valid"]["positives"] == 19
     assert one_label(0, 0) == ""
 
@@ -89,18 +79,3 @@ def test_the_remedy_suits_the_split() -> None:
     # shuffling does not help a log that has one label only
     assert "no row has label 0: choose another column" in remedy([10, 10, 10], by="share")
     assert "no row has label 1" in remedy([0, 0, 0])
-
-
-@pytest.mark.parametrize(
-    "change",
-    [lambda value: value.pop("splits"), lambda value: value.update(split={"by": []})],
-)
-def test_a_damaged_manifest_is_a_finding(tmp_path: Path, change) -> None:
-    """The check of labels and of equal rows does without what the manifest lacks."""
-    write_log(tmp_path / "raw", [60, 50, 40])
-    assert _run(tmp_path / "raw", tmp_path / "out") == 0
-    file = tmp_path / "out" / "manifest.json"
-    manifest = json.loads(file.read_text())
-    change(manifest)
-    file.write_text(json.dumps(manifest))
-    assert {severity for severity, *_ in _found(tmp_path / "out")} <= {"error"}

@@ -13,9 +13,10 @@ from nvt_torchrec import workflows
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.extended import add
 from tests.etl.findings import bad
-from tests.etl.runs import cut, read_split, settings
+from tests.etl.runs import QUARANTINE, cut, read_split, settings
 from tests.weighted_logs import write_weighted_log
 
 ROWS = [400, 300, 201]
@@ -29,14 +30,11 @@ def log(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture(scope="module", params=["cpu", "nvtabular"])
-def output(log, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def output(log, request, engine_options, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of each engine."""
-    options = {"engine": request.param}
-    if request.param == "nvtabular":
-        options["scheduler"] = request.getfixturevalue("dask_client").scheduler.address
     raw, spec, _ = log
     path = tmp_path_factory.mktemp("etl") / "out"
-    run(settings(raw, path, spec, days=frozenset({0, 1, 2}), **options))
+    run(settings(raw, path, spec, days=frozenset({0, 1, 2}), **engine_options(request.param)))
     return path
 
 
@@ -46,7 +44,7 @@ def expected(days: list[pd.DataFrame], split: str) -> np.ndarray:
     return np.array([[row["rating"] >= 4, row["bought"], row["w"]] for row in rows], np.float32)
 
 
-@pytest.mark.parametrize("split", ["train", "valid", "test"])
+@pytest.mark.parametrize("split", SPLITS)
 def test_values(log, output: Path, split: str) -> None:
     _, spec, days = log
     found = read_split(output, split)
@@ -94,7 +92,6 @@ def test_malformed_ones_are_rejected(log, tmp_path: Path, column: str, value: st
         frame = days[day].astype(str)
         frame.loc[7, column] = value
         frame.to_csv(tmp_path / "raw" / f"day_{day}.csv", index=False)
-    options = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.1}
-    manifest = run(settings(tmp_path / "raw", tmp_path / "out", spec, **options))
+    manifest = run(settings(tmp_path / "raw", tmp_path / "out", spec, **QUARANTINE))
     assert manifest["rows"] == {"in": 700, "out": 698, "rejected": 2}
     assert bad(tmp_path / "out") == []

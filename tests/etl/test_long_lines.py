@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from nvt_torchrec.base.errors import BadRowError
-from nvt_torchrec.etl.__main__ import main
-from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.run import run
-from tests.etl.runs import assert_is, settings, tree
-from tests.logs import write_log
+from tests.etl.findings import bad
+from tests.etl.runs import QUARANTINE, assert_is, etl_run, settings
+from tests.logs import ROWS, write_log
 
-ROWS = [60, 50, 41]
 ZEROS = 64 << 20
 
 
@@ -27,8 +25,7 @@ def test_zeros_at_the_end_of_a_day(tmp_path: Path) -> None:
     what = f"a line of 67,108,864 bytes from byte {size:,} on"
     with pytest.raises(BadRowError, match=rf"day_1, line 51: {what}"):
         run(settings(tmp_path / "raw", tmp_path / "out", block_mb=1))
-    allow = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.1, "block_mb": 1}
-    manifest = run(settings(tmp_path / "raw", tmp_path / "out", **allow))
+    manifest = run(settings(tmp_path / "raw", tmp_path / "out", block_mb=1, **QUARANTINE))
     assert manifest["rows"] == {"in": 152, "out": 151, "rejected": 1}
     assert_is(tmp_path / "out", days)
     (rejected,) = (tmp_path / "out" / "rejected").iterdir()
@@ -36,7 +33,7 @@ def test_zeros_at_the_end_of_a_day(tmp_path: Path) -> None:
     path, line, reason, raw = row.split(b"\t")
     assert (path, line, raw) == (str(day).encode(), b"51", bytes(1024))
     assert reason.startswith(what.encode())
-    assert [one for one in check(tmp_path / "out") if one.severity == "error"] == []
+    assert bad(tmp_path / "out") == []
 
 
 def test_the_flag(tmp_path: Path, capsys) -> None:
@@ -47,20 +44,16 @@ def test_the_flag(tmp_path: Path, capsys) -> None:
         lines = text.splitlines()
         lines[7] += " " * 5000  # no hexadecimal digits
         (tmp_path / "raw" / f"day_{day}").write_text("\n".join(lines) + "\n")
-    flags = ["--input_path", str(tmp_path / "raw"), "--engine", "cpu", "--on_bad_rows"]
-    flags += ["quarantine", "--max_bad_fraction", "0.1", "--output_path"]
+    flags = ["--engine=cpu", "--on_bad_rows=quarantine", "--max_bad_fraction=0.1"]
     reasons = []
     for name, kb in (("short", "4"), ("long", "6")):
-        assert main(["run", *flags, str(tmp_path / name), "--max_line_kb", kb]) == 0
+        assert etl_run(tmp_path / "raw", tmp_path / name, *flags, "--max_line_kb", kb) == 0
         text = (tmp_path / name / "rejected" / "day_0.tsv").read_bytes()
         reasons.append(text.splitlines()[1].split(b"\t")[2])
     assert b"where at most 4,096 are read" in reasons[0]
     assert b"hexadecimal" in reasons[1]
     left = [[row for i, row in enumerate(day) if i != 7] for day in rows]
     assert_is(tmp_path / "short", left)
-    ids = [one for one in tree(tmp_path / "short") if "part." in one]
-    assert {one: tree(tmp_path / "short")[one] for one in ids} == {
-        one: tree(tmp_path / "long")[one] for one in ids
-    }
-    assert main(["run", *flags, str(tmp_path / "no"), "--max_line_kb", "0"]) == 2
+    assert_is(tmp_path / "long", left)
+    assert etl_run(tmp_path / "raw", tmp_path / "no", "--max_line_kb", "0") == 2
     assert "max_line_kb = 0" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import gzip
+import copy
 from pathlib import Path
 
 import pandas as pd
@@ -11,33 +11,32 @@ from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.text import delimited, tokenizer
 from nvt_torchrec.etl.drift import measure_drift
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.formats.spec.toml_file import load_spec
-from tests.etl.runs import assert_is, cut, read_split, settings, tree
-from tests.logs import CRITEO, Reference, write_day, write_log
-
-ROWS = [60, 50, 41]
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> list:
-    return write_log(tmp_path_factory.mktemp("log") / "raw", ROWS)
+from tests.etl.runs import QUARANTINE, assert_is, cut, read_split, settings, tree
+from tests.logs import CRITEO, Reference, pack, write_day
 
 
 @pytest.fixture(scope="module", params=["cpu", "dask"])
-def options(request: pytest.FixtureRequest) -> dict:
-    if request.param == "cpu":
-        return {"engine": "cpu"}
-    return {"scheduler": request.getfixturevalue("dask_client").scheduler.address}
+def options(request: pytest.FixtureRequest, engine_options) -> dict:
+    return engine_options(request.param)
+
+
+@pytest.fixture(scope="module")
+def days(log) -> list:
+    return log[1]
+
+
+@pytest.fixture
+def described(monkeypatch) -> list[int]:
+    """An item for each row whose number of fields is described."""
+    seen, describe = [], delimited.describe_count
+    monkeypatch.setattr(delimited, "describe_count", lambda *a: seen.append(1) or describe(*a))
+    return seen
 
 
 def _write(directory: Path, days: list) -> Path:
     for number, rows in enumerate(days):
         write_day(directory / f"day_{number}", rows)
     return directory
-
-
-def _copy(days: list) -> list:
-    return [[list(row) for row in rows] for rows in days]
 
 
 def _rejected(output: Path) -> dict[str, list[list[bytes]]]:
@@ -56,26 +55,26 @@ def _written(directory: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("day", [0, 2], ids=["in fit", "in transform"])
-def test_a_bad_row_stops_the_run(log, options, tmp_path: Path, day: int) -> None:
-    days = _copy(log)
-    days[day][30][5] = "1.5"
-    raw, output = _write(tmp_path / "raw", days), tmp_path / "out"
+def test_a_bad_row_stops_the_run(days, options, tmp_path: Path, day: int) -> None:
+    bad = copy.deepcopy(days)
+    bad[day][30][5] = "1.5"
+    raw, output = _write(tmp_path / "raw", bad), tmp_path / "out"
     with pytest.raises(BadRowError, match=rf"day_{day}, line 31: column int_4: '1.5'"):
         run(settings(raw, output, **options))
     assert not (output / "manifest.json").exists()
-    _write(raw, log)
+    _write(raw, days)
     if not any(output.iterdir()):  # nothing was done: a fit with Dask is one unit
         run(settings(raw, output, **options))
     else:  # corrected, the input is another
         with pytest.raises(OutputError, match=rf"day_{day} size: \d+ before, \d+ now"):
             run(settings(raw, output, **options))
         run(settings(raw, output, **options, restart=True))
-    assert_is(output, log)
+    assert_is(output, days)
     assert not (output / ".unfinished").exists()
 
 
-def test_bad_rows_can_be_left_out(log, options, tmp_path: Path) -> None:
-    days = _copy(log)
+def test_bad_rows_can_be_left_out(days, options, tmp_path: Path) -> None:
+    days = copy.deepcopy(days)
     days[1][10][0] = "7"
     days[2][40].append("\ufffd more")
     raw, output = _write(tmp_path / "raw", days), tmp_path / "out"
@@ -106,14 +105,13 @@ def test_bad_rows_can_be_left_out(log, options, tmp_path: Path) -> None:
     )
 
 
-def test_many_bad_rows(log, options, tmp_path: Path) -> None:
-    """All of them are kept, with their lines counted over the parts of a compressed file."""
-    days = _copy(log)
+def test_many_bad_rows(days, options, tmp_path: Path, monkeypatch) -> None:
+    """All are kept, with lines counted over the blocks of a compressed file and pieces of these."""
+    monkeypatch.setattr("nvt_torchrec.etl.engines.block.PIECE_BYTES", 100_000)
+    days = copy.deepcopy(days)
     days[1] = (days[1] + [["x"]] * 150 + days[1]) * 60
     raw, output = _write(tmp_path / "raw", days), tmp_path / "out"
-    text = (raw / "day_1").read_bytes()
-    (raw / "day_1").unlink()
-    (raw / "day_1.gz").write_bytes(gzip.compress(text))
+    pack(raw / "day_1")
     quarantine = settings(raw, output, **options, on_bad_rows="quarantine", block_mb=1)
     match = r"9000 of 15101 rows \(59.60%\).*max_bad_fraction 0.01; most in .*day_1.gz, 9000 of"
     with pytest.raises(BadRowError, match=rf"{match} 15000:\n  line 51: 1 field instead of 40\n"):
@@ -130,76 +128,47 @@ def test_many_bad_rows(log, options, tmp_path: Path) -> None:
     wrong = [1 + i for i, row in enumerate(days[1]) if row == ["x"]]
     assert [int(line[1]) for line in lines] == wrong
     assert {line[3] for line in lines} == {b"x"}
+    assert_is(output, [days[0], [row for row in days[1] if row != ["x"]], days[2]])
 
 
-def test_quarantine_after_an_error_keeps_what_was_done(log, tmp_path: Path) -> None:
+def test_quarantine_after_an_error_keeps_what_was_done(days, tmp_path: Path) -> None:
     """What is done had no bad rows; the other way round it might have had some."""
-    days = _copy(log)
+    days = copy.deepcopy(days)
     days[2][40][3] = "zwölf"
     raw = _write(tmp_path / "raw", days)
     with pytest.raises(BadRowError, match="zwölf"):
         run(settings(raw, tmp_path / "out"))
     done = _written(tmp_path / "out" / ".work")
     assert done
-    allow = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.1}
     strict = settings(raw, tmp_path / "other", on_bad_rows="quarantine", max_bad_fraction=0)
     with pytest.raises(BadRowError, match="max_bad_fraction"):
         run(strict)
     with pytest.raises(OutputError, match="on_bad_rows: 'quarantine' before, 'error' now"):
         run(settings(raw, tmp_path / "other"))
-    run(settings(raw, tmp_path / "whole", **allow))
-    run(settings(raw, tmp_path / "out", **allow))
+    run(settings(raw, tmp_path / "whole", **QUARANTINE))
+    run(settings(raw, tmp_path / "out", **QUARANTINE))
     assert _written(tmp_path / "out" / "criteo_binary").items() >= done.items()
     got = {k: v.replace(b"/out/", b"/whole/") for k, v in tree(tmp_path / "out").items()}
     assert got == tree(tmp_path / "whole")
     assert _rejected(tmp_path / "out")["day_2.tsv"][0][3] == "\t".join(days[2][40]).encode()
 
 
-def test_csv_with_a_header_and_crlf(tmp_path: Path) -> None:
-    """Line numbers count the header; the raw line comes without its line end."""
-    (tmp_path / "spec.toml").write_text(
-        '[input]\nformat = "csv"\n[[dense]]\nnames = ["x"]\nraw = "float"\n'
-        '[[categorical]]\nnames = ["shop"]\nraw = "string"\n'
-        '[[categorical]]\nnames = ["tags"]\nraw = "int"\nmulti_hot = true\n'
-    )
-    lines = [f"{i % 2},{i}.5,shop{i % 3},{i}|{i + 1}" for i in range(10)]
-    lines[4] = "0,zero,shop1,1|2"
-    text = "\r\n".join(["label,x,shop,tags", *lines, ""])
-    for day in range(3):
-        path = tmp_path / "raw" / f"day_{day}.csv"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(text.encode())
-    spec = load_spec(tmp_path / "spec.toml")
-    allow = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.1}
-    manifest = run(settings(tmp_path / "raw", tmp_path / "out", spec, **allow))
-    assert manifest["rows"] == {"in": 30, "out": 27, "rejected": 3}
-    (file, line, reason, raw) = _rejected(tmp_path / "out")["day_1.csv.tsv"][0]
-    assert (file, line, raw) == (str(tmp_path / "raw/day_1.csv").encode(), b"6", lines[4].encode())
-    assert b"column x: 'zero'" in reason
-
-
-def test_very_many_bad_rows_end_the_run_soon(log, tmp_path: Path, monkeypatch) -> None:
+def test_very_many_bad_rows_end_the_run_soon(days, tmp_path: Path, described, monkeypatch) -> None:
     """Not all of them are described, and the other blocks are not read to the end."""
-    raw = _write(tmp_path / "raw", log)
+    raw = _write(tmp_path / "raw", days)
     with open(raw / "day_0", "ab") as file:
         file.write(b"x\n" * 2_000_000)
-    described, read = [], []
-    describe, parse = delimited.describe_count, tokenizer._parse
-    monkeypatch.setattr(delimited, "describe_count", lambda *a: described.append(1) or describe(*a))
+    read, parse = [], tokenizer._parse
     monkeypatch.setattr(tokenizer, "_parse", lambda *a: read.append(len(a[0])) or parse(*a))
     with pytest.raises(BadRowError, match=r"line 61: 1 field(.|\n)*more than --max_bad_fraction"):
-        run(settings(raw, tmp_path / "out", engine="cpu", on_bad_rows="quarantine", block_mb=1))
+        run(settings(raw, tmp_path / "out", on_bad_rows="quarantine", block_mb=1))
     assert len(described) < 1000
     assert sum(read) < 20 << 20
 
 
-def test_drift_of_very_many_bad_rows(log, tmp_path: Path, monkeypatch) -> None:
-    raw, output = _write(tmp_path / "raw", log), tmp_path / "out"
-    run(settings(raw, output, engine="cpu"))
-    described, describe = [], delimited.describe_count
-    monkeypatch.setattr(delimited, "describe_count", lambda *a: described.append(1) or describe(*a))
+def test_drift_of_very_many_bad_rows(raw: Path, done: Path, tmp_path: Path, described) -> None:
     day = tmp_path / "day_3"
     day.write_bytes((raw / "day_0").read_bytes() + b"x\n" * 100_000)
-    drift = measure_drift(output, DayFile(3, str(day), day.stat().st_size, str(day)))
+    drift = measure_drift(done, DayFile(3, str(day), day.stat().st_size, str(day)))
     assert drift.measure("malformed rows").now == [100_000, 100_060]
     assert len(described) < 1000

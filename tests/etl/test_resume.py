@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import gzip
 import json
 import os
 import resource
@@ -22,31 +21,25 @@ from nvt_torchrec.base.files.journal import changes
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.state import plan_record
+from nvt_torchrec.formats.manifest import Manifest
 from tests.etl import killed
+from tests.etl.extended import content
 from tests.etl.killed import BY_TIME, spec_of
-from tests.etl.runs import assert_is, settings, tree
+from tests.etl.runs import QUARANTINE, assert_is, change_json, settings, tree
 from tests.forks import seen_by
-from tests.logs import CRITEO, write_day, write_log
+from tests.logs import CRITEO, ROWS, pack, write_day, write_log
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = [60, 50, 41]
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list]:
-    raw = tmp_path_factory.mktemp("log") / "raw"
-    return raw, write_log(raw, ROWS)
 
 
 @pytest.fixture
-def unfinished(log, tmp_path: Path) -> tuple[Path, Path]:
+def unfinished(tmp_path: Path) -> tuple[Path, Path]:
     """A log, and an output that has all of it but the last split, which has a bad row."""
     raw = tmp_path / "raw"
     write_log(raw, ROWS)
     with open(raw / "day_2", "a") as file:
         file.write("bad\n")
-    (raw / "day_1.gz").write_bytes(gzip.compress((raw / "day_1").read_bytes()))
-    (raw / "day_1").unlink()
+    pack(raw / "day_1")
     with pytest.raises(BadRowError, match="day_2, line 42"):
         run(settings(raw, tmp_path / "out", workers=1))
     return raw, tmp_path / "out"
@@ -64,17 +57,15 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
         assert {"fit", "transform", "describe"} <= seen[by]["kills"].keys()
 
 
-def test_a_finished_output_is_never_harmed(log, tmp_path: Path) -> None:
+def test_a_finished_output_is_never_harmed(raw: Path, done: Path) -> None:
     """The same run has nothing to do, another one is refused."""
-    raw, output = log[0], tmp_path / "out"
-    first = run(settings(raw, output))
-    before = {path: path.stat().st_mtime_ns for path in output.rglob("*")}
-    assert run(settings(raw, output)) == first
+    before = {path: path.stat().st_mtime_ns for path in done.rglob("*")}
+    assert run(settings(raw, done)) == Manifest.read(done / "manifest.json")
     with pytest.raises(OutputError, match=r"block_mb: 64 before, 1 now\n.*another --output_path"):
-        run(settings(raw, output, block_mb=1))
+        run(settings(raw, done, block_mb=1))
     with pytest.raises(OutputError, match=r"seed|shuffle"):
-        run(settings(raw, output, shuffle="full"))
-    assert {path: path.stat().st_mtime_ns for path in output.rglob("*")} == before
+        run(settings(raw, done, shuffle="full"))
+    assert {path: path.stat().st_mtime_ns for path in done.rglob("*")} == before
 
 
 def test_other_settings_are_refused_by_name(unfinished) -> None:
@@ -124,25 +115,20 @@ def test_other_inputs_are_refused_by_name(unfinished) -> None:
 def test_another_version_is_refused(unfinished) -> None:
     raw, output = unfinished
     (record,) = output.glob(".work/*/plan.json")
-    value = json.loads(record.read_text())
-    value["versions"]["pyarrow"] = "1.0"
-    record.write_text(json.dumps(value))
+    change_json(record, lambda value: value["versions"].update(pyarrow="1.0"))
     with pytest.raises(OutputError, match=r"pyarrow: '1.0' before, '"):
         run(settings(raw, output))
 
 
-def test_a_spec_from_before_a_key_was_added(log, unfinished, tmp_path: Path) -> None:
+def test_a_spec_from_before_a_key_was_added(raw: Path, done: Path, unfinished, tmp_path) -> None:
     """It meant the default, in a run that did not finish as in one that did."""
-    finished, (raw, output) = tmp_path / "finished", unfinished
-    run(settings(log[0], finished))
-    (record,) = output.glob(".work/*/plan.json")
+    finished = shutil.copytree(done, tmp_path / "finished")
+    (record,) = unfinished[1].glob(".work/*/plan.json")
     for file in (record, finished / "manifest.json"):
-        value = json.loads(file.read_text())
-        del value["settings"]["spec"]["input"]["max_line_kb"]
-        file.write_text(json.dumps(value))
-    assert run(settings(log[0], finished))
+        change_json(file, lambda value: value["settings"]["spec"]["input"].pop("max_line_kb"))
+    assert run(settings(raw, finished))
     with pytest.raises(BadRowError):
-        run(settings(raw, output))
+        run(settings(*unfinished))
 
 
 def test_inputs_without_a_time_go_by_their_ends() -> None:
@@ -159,53 +145,44 @@ def test_inputs_without_a_time_go_by_their_ends() -> None:
     memory.rm("/resume", recursive=True)
 
 
-def test_restart_discards(unfinished) -> None:
-    """In a directory of another name, where no worker of the old run writes."""
+def test_restart_discards(unfinished, monkeypatch) -> None:
+    """In a directory of another name; a cluster's worker may still write into that of the old run
+    while it is removed.
+    """
     raw, output = unfinished
     days = write_log(raw, ROWS)
     (raw / "day_1.gz").unlink()
     (before,) = (output / ".work").iterdir()
     (before / "parts" / "train" / "part.77.parquet").write_text("of the old run")
-    seen = []
+    seen, rmdir = [], os.rmdir
 
     def remember(*arguments) -> None:
         seen.extend((output / ".work").iterdir())
         raise OutputError("stop here")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nvt_torchrec.etl.run.move_parts", remember)
-        with pytest.raises(OutputError, match="stop here"):
-            run(settings(raw, output, restart=True))
-    assert before not in seen
-    run(settings(raw, output))
-    assert_is(output, days)
-    assert not list(output.rglob("part.77*"))
-
-
-def test_restart_while_a_worker_is_not_done_yet(unfinished, monkeypatch) -> None:
-    """A cluster's worker may write into the state of the run that failed while that is removed."""
-    raw, output = unfinished
-    days = write_log(raw, ROWS)
-    (raw / "day_1.gz").unlink()
-    (before,) = (output / ".work").iterdir()
-    rmdir = os.rmdir
 
     def written_meanwhile(path, **options) -> None:
         if path == before.name:
             (before / "late").write_text("")
         rmdir(path, **options)
 
-    monkeypatch.setattr(os, "rmdir", written_meanwhile)
-    run(settings(raw, output, restart=True))
+    with monkeypatch.context() as patch:
+        patch.setattr("nvt_torchrec.etl.run.move_parts", remember)
+        with pytest.raises(OutputError, match="stop here"):
+            run(settings(raw, output, restart=True))
+        assert before not in seen
+        patch.undo()
+        patch.setattr(os, "rmdir", written_meanwhile)
+        before = seen[0]
+        run(settings(raw, output, restart=True))
     assert_is(output, days)
+    assert not list(output.rglob("part.77*"))
 
 
 def test_decompressed_days_outlast_a_read_error(tmp_path: Path, monkeypatch) -> None:
     raw, output = tmp_path / "raw", tmp_path / "out"
     write_log(raw, ROWS)
     for day in ("day_0", "day_1", "day_2"):
-        (raw / f"{day}.gz").write_bytes(gzip.compress((raw / day).read_bytes()))
-        (raw / day).unlink()
+        pack(raw / day)
     opened = LocalFileSystem.open
 
     def failing(self, path, *args, **options):
@@ -230,9 +207,9 @@ def test_parts_of_another_workflow_are_not_kept(unfinished) -> None:
             run(settings(raw, output))
 
 
-def test_a_disk_that_fails_now_and_then(log, tmp_path: Path, monkeypatch) -> None:
+def test_a_disk_that_fails_now_and_then(raw: Path, tmp_path: Path, monkeypatch) -> None:
     """Each sync is one time the first that fails: every time a clear error, and then resumed."""
-    run(settings(log[0], tmp_path / "out", shuffle="file"))
+    run(settings(raw, tmp_path / "out", shuffle="file"))
     (tmp_path / "out").rename(tmp_path / "whole")
     fsync, calls, fails_at = os.fsync, [], 1
     messages: list[str] = []
@@ -247,7 +224,7 @@ def test_a_disk_that_fails_now_and_then(log, tmp_path: Path, monkeypatch) -> Non
     monkeypatch.setattr(
         "nvt_torchrec.etl.report.page.write_report", lambda *arguments: None
     )  # slow
-    again = settings(log[0], tmp_path / "out", shuffle="file")
+    again = settings(raw, tmp_path / "out", shuffle="file")
     while not (tmp_path / "out" / "manifest.json").exists():
         calls.clear()
         try:
@@ -260,13 +237,11 @@ def test_a_disk_that_fails_now_and_then(log, tmp_path: Path, monkeypatch) -> Non
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
-def test_a_file_system_that_takes_no_more(log, tmp_path: Path) -> None:
+def test_a_file_system_that_takes_no_more(raw: Path, done: Path, tmp_path: Path) -> None:
     """A limit of the kernel's, which every library meets: parquet, npz, JSON."""
-    run(settings(log[0], tmp_path / "out"))
-    (tmp_path / "out").rename(tmp_path / "whole")
-    flags = ["--input_path", str(log[0]), "--output_path", str(tmp_path / "out"), "--resume"]
+    flags = ["--input_path", str(raw), "--output_path", str(tmp_path / "out"), "--resume"]
     for size in (100, 20_000, 60_000):
-        done = subprocess.run(
+        failed = subprocess.run(
             [sys.executable, "-m", "etl", "run", "--engine", "cpu", *flags],
             cwd=ROOT,
             capture_output=True,
@@ -274,11 +249,11 @@ def test_a_file_system_that_takes_no_more(log, tmp_path: Path) -> None:
             check=False,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),  # noqa: B023
         )
-        assert done.returncode == 2, done.stderr
-        assert "cannot be written: File too large" in done.stderr
-        assert "Traceback" not in done.stderr
-    run(settings(log[0], tmp_path / "out"))
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+        assert failed.returncode == 2, failed.stderr
+        assert "cannot be written: File too large" in failed.stderr
+        assert "Traceback" not in failed.stderr
+    run(settings(raw, tmp_path / "out"))
+    assert content(tmp_path / "out") == content(done)
 
 
 # ---- rows that are divided by time: their times are counted before the fit
@@ -331,7 +306,7 @@ def test_a_file_that_changes_after_its_times_were_counted(
         first.write_text(first.read_text().replace(",i1,", ",i2,"))
         os.utime(first, (1, 1))
 
-    options = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.5, "workers": 1}
+    options = QUARANTINE | {"max_bad_fraction": 0.5, "workers": 1}
     monkeypatch.setattr(np, "save", changing)
     with pytest.raises(OutputError, match="changed during the run"):
         run(settings(raw, output, spec_of(BY_TIME), restart=True, **options))

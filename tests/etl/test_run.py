@@ -14,7 +14,6 @@ import termios
 from pathlib import Path
 
 import fsspec
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,42 +24,22 @@ from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.formats.spec.toml_file import load_spec
-from tests.etl.runs import assert_is, read_split, settings, tree
-from tests.logs import CRITEO, write_day, write_log
-from tests.spec_logs import write_spec_log
-
-ROWS = [60, 50, 41]
-
-
-@pytest.fixture(scope="module")
-def raw(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list]:
-    directory = tmp_path_factory.mktemp("log") / "raw"
-    return directory, write_log(directory, ROWS)
+from tests.etl.extended import content
+from tests.etl.runs import assert_is, etl_run, read_split, settings
+from tests.logs import CRITEO, ROWS, write_day, write_log
 
 
 @pytest.fixture(scope="module", params=["cpu", "dask", "nvtabular"])
-def options(request: pytest.FixtureRequest) -> dict:
+def options(request: pytest.FixtureRequest, engine_options) -> dict:
     """Of each engine."""
-    return engine_options(request.param, request)
-
-
-def engine_options(engine: str, request: pytest.FixtureRequest) -> dict:
-    if engine == "cpu":
-        return {"engine": engine}
-    address = request.getfixturevalue("dask_client").scheduler.address
-    return {"engine": engine, "scheduler": address}
+    return engine_options(request.param)
 
 
 @pytest.fixture(scope="module")
-def done(raw, options, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def done(raw: Path, options, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("etl") / "out"
-    run(settings(raw[0], output, **options))
+    run(settings(raw, output, **options))
     return output
-
-
-def test_values(raw, done: Path) -> None:
-    assert_is(done, raw[1])
 
 
 @pytest.mark.parametrize(
@@ -70,16 +49,16 @@ def test_values(raw, done: Path) -> None:
         (["--max_table_size", "9", "--dense", "log"], {"max_table_size": 9}, "log"),
     ],
 )
-def test_command_line(raw, options, tmp_path: Path, flags, policy, dense, capsys) -> None:
-    arguments = ["--input_path", str(raw[0]), "--output_path", str(tmp_path / "out")]
-    arguments += [f"--{name}={value}" for name, value in options.items()]
-    assert main(["run", *arguments, *flags]) == 0
+def test_command_line(log, options, tmp_path: Path, flags, policy, dense, capsys) -> None:
+    engine = [f"--{name}={value}" for name, value in options.items()]
+    assert etl_run(log[0], tmp_path / "out", *engine, *flags) == 0
     spec = dataclasses.replace(CRITEO.with_policy(**policy), dense_transform=dense)
-    assert_is(tmp_path / "out", raw[1], spec)
+    assert_is(tmp_path / "out", log[1], spec)
     assert f"{sum(ROWS)} rows in, {sum(ROWS)} out, 0 rejected" in capsys.readouterr().out
 
 
-def test_the_contract_on_disk(raw, done: Path, options: dict) -> None:
+def test_the_contract_on_disk(log, done: Path, options: dict) -> None:
+    assert_is(done, log[1])
     root = done / "criteo_binary" / "split"
     schema = TableSchema.read(root)
     rows = {"train": 110, "valid": 21, "test": 20}
@@ -111,11 +90,11 @@ def test_the_contract_on_disk(raw, done: Path, options: dict) -> None:
         assert (root / one["file"]).stat().st_size == one["bytes"]
         assert pq.read_metadata(root / one["file"]).num_rows == one["rows"]
     assert manifest["splits"]["train"]["positives"] == sum(
-        row[0] == "1" for day in raw[1][:2] for row in day
+        row[0] == "1" for day in log[1][:2] for row in day
     )
     missing = manifest["splits"]["valid"]["missing"]
-    assert missing["int_3"] == sum(row[4] == "" for row in raw[1][2][:21])
-    assert missing["cat_7"] == sum(row[21] == "" for row in raw[1][2][:21])
+    assert missing["int_3"] == sum(row[4] == "" for row in log[1][2][:21])
+    assert missing["cat_7"] == sum(row[21] == "" for row in log[1][2][:21])
     oov = sum(manifest["splits"]["test"]["out_of_vocabulary"].values())
     ids = read_split(done, "test")[CRITEO.categorical_names]
     assert oov == int((ids == 2).to_numpy().sum()) > 0
@@ -148,10 +127,10 @@ def test_merlin_reads_it(done: Path) -> None:
     assert label.reshape(-1).tolist() == expected["label"].tolist()
 
 
-def test_a_remote_log(raw, tmp_path: Path) -> None:
+def test_a_remote_log(log, tmp_path: Path) -> None:
     """Through fsspec, whose memory filesystem tells no time of change; compressed days too."""
     memory = fsspec.filesystem("memory")
-    for path in raw[0].iterdir():
+    for path in log[0].iterdir():
         memory.pipe(f"/etl-run/{path.name}", path.read_bytes())
     text = memory.cat("/etl-run/day_0")
     memory.rm("/etl-run/day_0")
@@ -161,7 +140,7 @@ def test_a_remote_log(raw, tmp_path: Path) -> None:
         inputs = run(remote)["inputs"]
     finally:
         memory.rm("/etl-run", recursive=True)
-    assert_is(tmp_path / "out", raw[1])
+    assert_is(tmp_path / "out", log[1])
     assert {"size", "sha256 of its ends"} == inputs[0]["fingerprint"].keys()
 
 
@@ -179,28 +158,22 @@ def test_a_column_that_is_never_there(options, tmp_path: Path) -> None:
     assert TableSchema.read(tmp_path / "out/criteo_binary/split").table_sizes[0] == 3
 
 
-def test_relative_output(raw, options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_run_writes_the_same_bytes(
+    raw: Path, done: Path, options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with other workers, and to a relative path."""
     monkeypatch.chdir(tmp_path)
-    run(settings(raw[0], Path("out"), **options))
-    assert_is(tmp_path / "out", raw[1])
+    threads = {} if "scheduler" in options else {"workers": 3}
+    run(settings(raw, Path("out"), **options, **threads))
+    assert content(tmp_path / "out") == content(done)
 
 
-def test_the_same_run_writes_the_same_bytes(raw, options, tmp_path: Path) -> None:
-    """Also with other workers; only the paths in HugeCTR's lists are of the place."""
-    first, second = tmp_path / "first", tmp_path / "second"
-    for output, workers in ((first, 1), (second, 3)):
-        threads = {} if "scheduler" in options else {"workers": workers}
-        run(settings(raw[0], output, **options, **threads))
-    got = {name: data.replace(b"/second/", b"/first/") for name, data in tree(second).items()}
-    assert got == tree(first)
-
-
-def test_the_cpu_engine_imports_no_other(raw, tmp_path: Path) -> None:
+def test_the_cpu_engine_imports_no_other(raw: Path, tmp_path: Path) -> None:
     """Neither NVTabular, Dask, pandas nor torch; installed they are."""
     program = f"""
 import sys
 from nvt_torchrec.etl.__main__ import main
-assert main(["run", "--input_path", {str(raw[0])!r}, "--output_path",
+assert main(["run", "--input_path", {str(raw)!r}, "--output_path",
              {str(tmp_path / "out")!r}, "--engine", "cpu"]) == 0
 banned = {{"nvtabular", "merlin", "dask", "distributed", "pandas", "torch",
           "nvt_torchrec.nvt_compat"}}
@@ -213,12 +186,12 @@ print("imported:", sorted(banned & set(sys.modules)))
     assert done.stdout.endswith("imported: []\n")
 
 
-def test_progress_is_for_terminals(raw, tmp_path: Path) -> None:
+def test_progress_is_for_terminals(raw: Path, tmp_path: Path) -> None:
     """Rows/s, MB/s and the time left of each stage on one; none of it in a log."""
     told = []
     for name in ("terminal", "log"):
         command = [sys.executable, "-m", "etl", "run", "--engine", "cpu"]
-        command += ["--input_path", str(raw[0]), "--output_path", str(tmp_path / name)]
+        command += ["--input_path", str(raw), "--output_path", str(tmp_path / name)]
         reader, writer = pty.openpty() if name == "terminal" else os.pipe()
         if name == "terminal":
             fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 150, 0, 0))
@@ -238,42 +211,16 @@ def test_progress_is_for_terminals(raw, tmp_path: Path) -> None:
     assert "transform: " in told[1]  # how long it took
 
 
-def test_nvtabular_writes_the_same_for_strings_and_lists(request, tmp_path: Path) -> None:
-    spec = load_spec("retail")
-    write_spec_log(tmp_path / "raw", spec, rows=400)
-    engines = ("cpu", "nvtabular")
-    manifests = [
-        run(settings(tmp_path / "raw", tmp_path / engine, spec, **engine_options(engine, request)))
-        for engine in engines
-    ]
-    for part in manifests[0]["files"]:
-        one, other = (
-            pq.read_table(tmp_path / name / "criteo_binary" / "split" / part["file"])
-            for name in engines
-        )
-        assert one.schema == other.schema
-        for name in one.column_names:
-            if name in spec.dense_names:
-                np.testing.assert_allclose(one[name], other[name], rtol=3e-7, atol=1e-7)
-            else:
-                assert one[name].to_pylist() == other[name].to_pylist(), name
-    for key in ("rows", "splits", "by_day", "num_embeddings_per_feature"):
-        assert manifests[0][key] == manifests[1][key]
-    assert sum(manifests[0]["splits"]["test"]["out_of_vocabulary"].values()) > 0
-
-
+@pytest.mark.parametrize("options", ["nvtabular"], indirect=True)
 def test_an_output_of_nvtabular_is_whole_but_cannot_be_extended(
-    raw, dask_client, tmp_path: Path, capsys: pytest.CaptureFixture
+    log, done: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    out, scheduler = tmp_path / "out", dask_client.scheduler.address
-    run(settings(raw[0], out, engine="nvtabular", scheduler=scheduler))
-    assert not (out / "extension").exists()
-    assert main(["check", str(out)]) == 0
+    assert main(["check", str(done)]) == 0
     assert "no problems found" in capsys.readouterr().out
-    write_day(tmp_path / "day_3", raw[1][0])
-    flags = ["--output_path", str(out), "--input_path", str(tmp_path / "day_3")]
+    write_day(tmp_path / "day_3", log[1][0])
+    flags = ["--output_path", str(done), "--input_path", str(tmp_path / "day_3")]
     assert main(["extend", *flags]) == 2
     message = capsys.readouterr().err
     assert "made with --engine nvtabular" in message
     assert "--engine cpu" in message
-    assert main(["drift", str(out), "--input", str(tmp_path / "day_3")]) in (0, 3)
+    assert main(["drift", str(done), "--input", str(tmp_path / "day_3")]) in (0, 3)

@@ -4,30 +4,16 @@ import fcntl
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
-from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.engines.cluster import WorkerLostError, readable_errors
+from nvt_torchrec.etl.finish import move_parts
 from nvt_torchrec.etl.run import run
-from tests.etl.runs import settings
-from tests.logs import write_log
-
-ROWS = [60, 50, 41]
-
-
-@pytest.fixture(scope="module")
-def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("log") / "raw"
-    write_log(directory, ROWS)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def done(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("etl") / "out"
-    run(settings(raw, output))
-    return output
+from nvt_torchrec.workflows import inspect
+from tests.etl.runs import etl_run, settings
+from tests.logs import ROWS, write_log
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +46,7 @@ def test_two_runs_in_one_output(raw: Path, tmp_path: Path) -> None:
                 run(settings(raw, output, **options))
         assert (output / "workflow").exists()
     nowhere = settings(raw, output, scheduler="tcp://127.0.0.1:1", restart=True)
-    with pytest.raises(SettingsError, match="--scheduler"):
+    with pytest.raises(SettingsError, match=r"--scheduler tcp://127.0.0.1:1: "):
         run(nowhere)
     assert list(output.iterdir()) == []  # nothing was done
 
@@ -82,8 +68,8 @@ def test_a_run_killed_after_its_manifest_is_finished(raw, done: Path, tmp_path: 
 def test_bad_input_is_found_before_anything_is_written(tmp_path: Path, capsys) -> None:
     write_log(tmp_path / "raw", [5, 5, 5])
     (tmp_path / "raw" / "day_1").unlink()
-    flags = ["run", "--input_path", str(tmp_path / "raw"), "--output_path", str(tmp_path / "out")]
-    assert main(flags) == 2
+    paths = (tmp_path / "raw", tmp_path / "out")
+    assert etl_run(*paths) == 2
     assert "missing day_1" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     for extra, message in (
@@ -107,38 +93,27 @@ def test_bad_input_is_found_before_anything_is_written(tmp_path: Path, capsys) -
         (["--on_bad_row", "error"], "did you mean --on_bad_rows?"),  # no silent abbreviations
         (["--seed", "-1"], "--seed -1\n  -> it must be at least 0"),
     ):
-        assert main([*flags, *extra]) == 2
+        assert etl_run(*paths, *extra) == 2
         assert message in capsys.readouterr().err
     (tmp_path / "raw" / "day_1").touch()
-    assert main(flags) == 2
+    assert etl_run(*paths) == 2
     assert "day_1: empty file" in capsys.readouterr().err
 
 
 def test_a_policy_by_name(raw: Path, tmp_path: Path) -> None:
-    flags = ["--input_path", str(raw), "--output_path", str(tmp_path / "out"), "--engine", "cpu"]
-    assert main(["run", *flags, "--policy", "nvidia-3"]) == 0
-    from nvt_torchrec.workflows import inspect
-
+    assert etl_run(raw, tmp_path / "out", "--engine", "cpu", "--policy", "nvidia-3") == 0
     spec = inspect(tmp_path / "out" / "workflow").spec
     assert {column.freq_threshold for column in spec.categorical} == {3}
-
-
-def test_no_scheduler(raw: Path, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"--scheduler tcp://127.0.0.1:1: "):
-        run(settings(raw, tmp_path / "out", scheduler="tcp://127.0.0.1:1"))
 
 
 def test_an_input_that_changes_during_the_run(tmp_path: Path, monkeypatch) -> None:
     """What was fitted on is not what was transformed, or some rows would be lost."""
     write_log(tmp_path / "raw", ROWS)
-    from nvt_torchrec.etl import finish
-
-    move = finish.move_parts
 
     def append(*arguments) -> None:
         with open(tmp_path / "raw" / "day_1", "a") as file:
             file.write("0" + "\t" * 39 + "\n")
-        move(*arguments)
+        move_parts(*arguments)
 
     monkeypatch.setattr("nvt_torchrec.etl.run.move_parts", append)
     with pytest.raises(OutputError, match=r"(?s)day_1 size: \d+ before, \d+ now.*--restart"):
@@ -147,17 +122,12 @@ def test_an_input_that_changes_during_the_run(tmp_path: Path, monkeypatch) -> No
 
 
 def test_rows_that_got_lost_are_noticed(raw: Path, tmp_path: Path, monkeypatch) -> None:
-    """A part that is not what was written, and a unit that is not there."""
-    import pyarrow.parquet as pq
-
-    from nvt_torchrec.etl import finish
-
-    move = finish.move_parts
+    """A part that is not what was written."""
 
     def lose(parts: Path, split_root: Path, files: dict[str, str]) -> None:
         first = parts / next(iter(files))
         pq.write_table(pq.read_table(first).slice(1), first)
-        move(parts, split_root, files)
+        move_parts(parts, split_root, files)
 
     monkeypatch.setattr("nvt_torchrec.etl.run.move_parts", lose)
     with pytest.raises(BadInputError, match=r"part.0.parquet: 59 rows, 60 were written"):

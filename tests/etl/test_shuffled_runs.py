@@ -13,11 +13,10 @@ import pytest
 
 from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.base.files.journal import UNITS
-from nvt_torchrec.etl.__main__ import main
-from nvt_torchrec.etl.check.output import NOTE
-from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.output import WORK_DIRECTORY
 from nvt_torchrec.etl.shuffle import permute, round_keys
+from tests.etl.findings import bad
+from tests.etl.runs import etl_run, parts
 from tests.logs import CRITEO, write_day, write_log
 
 ROWS = [130, 70, 40]
@@ -33,14 +32,12 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run(raw: Path, output: Path, *flags: str) -> Path:
-    assert main(["run", "--input_path", str(raw), "--output_path", str(output), *flags]) == 0
+    assert etl_run(raw, output, *flags) == 0
     return output
 
 
 def _read(output: Path, split: str) -> pa.Table:
-    directory = output / "criteo_binary" / "split" / split
-    files = sorted(directory.glob("part.*"), key=lambda path: int(path.name.split(".")[1]))
-    return pa.concat_tables([pq.read_table(file) for file in files])
+    return pa.concat_tables(map(pq.read_table, parts(output, split)))
 
 
 def _exact(table: pa.Table) -> pa.Table:
@@ -57,13 +54,13 @@ def test_parts_that_may_be_shuffled_are_not_encoded_again(
         raise OutputError("disk full")
 
     output = tmp_path / "out"
-    flags = ["--input_path", str(raw), "--output_path", str(output), "--engine", "cpu"]
+    flags = ["--engine", "cpu", "--shuffle", "full"]
     with monkeypatch.context() as patch:
         patch.setattr("nvt_torchrec.etl.shuffle.write_part", write)
-        assert main(["run", *flags, "--shuffle", "full"]) == 2
+        assert etl_run(raw, output, *flags) == 2
     (units,) = output.rglob(f"{WORK_DIRECTORY}/*/{UNITS}")
     shutil.rmtree(units)
-    assert main(["run", *flags, "--shuffle", "full", "--resume"]) == 2
+    assert etl_run(raw, output, *flags, "--resume") == 2
     assert "records of finished parts are damaged" in capsys.readouterr().err
 
 
@@ -87,32 +84,20 @@ def test_runs(raw: Path, dask_client, tmp_path: Path) -> None:
             ]
         )
     )
-    seed = ("--seed", "7")
-    one = _run(
-        raw, tmp_path / "1", "--engine", "cpu", "--block_mb", "1", "--shuffle", "full", *seed
-    )
+    flags = ("--shuffle", "full", "--seed", "7")
+    one = _run(raw, tmp_path / "1", "--engine", "cpu", "--block_mb", "1", *flags)
     assert _read(one, "train").equals(full)
-    assert len(list((one / "criteo_binary" / "split" / "train").glob("part.*"))) > 2
-    other = _run(
-        raw, tmp_path / "2", "--engine", "cpu", "--workers", "1", "--shuffle", "full", *seed
-    )
+    assert len(parts(one, "train")) > 2
+    other = _run(raw, tmp_path / "2", "--engine", "cpu", "--workers", "1", *flags)
     assert _exact(_read(other, "train")).equals(_exact(full))
-    days = _run(raw, tmp_path / "3", "--engine", "cpu", "--shuffle", "file", *seed)
+    days = _run(raw, tmp_path / "3", "--engine", "cpu", *flags, "--shuffle", "file")
     assert _exact(_read(days, "train")).equals(_exact(by_day))
-    dask = _run(
-        raw,
-        tmp_path / "4",
-        "--scheduler",
-        dask_client.scheduler.address,
-        "--shuffle",
-        "full",
-        *seed,
-    )
+    dask = _run(raw, tmp_path / "4", "--scheduler", dask_client.scheduler.address, *flags)
     assert _exact(_read(dask, "train")).equals(_exact(full))
     for output in (one, other, days, dask):
         for split in ("valid", "test"):  # evaluation keeps the order of the log
             assert _exact(_read(output, split)).equals(_exact(_read(plain, split)))
-        assert not [finding for finding in check(output) if finding.severity != NOTE]
+        assert bad(output) == []
         assert not (output / ".work").exists()
         settings = json.loads((output / "manifest.json").read_text())["settings"]
         assert settings["seed"] == 7

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import bz2
+import dataclasses
 import gzip
 import logging
-import lzma
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import pyarrow as pa
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, ClickLogError, OutputError
@@ -19,17 +17,13 @@ from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl import staging
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.staging import estimate
-from tests.etl.runs import assert_is, settings, tree
-from tests.logs import random_rows, write_day, write_log
+from nvt_torchrec.formats.spec.columns import InputFormat
+from nvt_torchrec.formats.spec.toml_file import load_spec
+from tests.etl.runs import QUARANTINE, assert_is, settings
+from tests.logs import COMPRESS, ROWS, pack, random_rows, write_day, write_log
 
 MIB = 1 << 20
 ZEROS = bytes(32 * MIB)
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    "gz": lambda data: gzip.compress(data, 1),
-    "bz2": lambda data: bz2.compress(data, 1),
-    "xz": lambda data: lzma.compress(data, preset=0),
-    "zst": lambda data: pa.compress(data, "zstd", asbytes=True),
-}
 
 
 @pytest.fixture
@@ -52,15 +46,8 @@ def _text(rows: list[list[str]]) -> bytes:
 
 def _random_text(rows: int) -> bytes:
     """Rows that compress to about half: one MiB of them is what a file is judged by."""
-    digits = os.urandom(rows * 26 * 4).hex()
-    width = 26 * 8
-    return b"".join(
-        b"0\t"
-        + b"1\t" * 13
-        + "\t".join(digits[i * width + j : i * width + j + 8] for j in range(0, width, 8)).encode()
-        + b"\n"
-        for i in range(rows)
-    )
+    hashes = [[os.urandom(4).hex() for _ in range(26)] for _ in range(rows)]
+    return _text([["0", *["1"] * 13, *row] for row in hashes])
 
 
 @pytest.mark.parametrize("ending", list(COMPRESS))
@@ -75,11 +62,10 @@ def test_zeros_are_refused_by_their_first_row(tmp_path: Path, ending: str, unpac
 
 def test_a_line_without_an_end_can_be_left_out(tmp_path: Path) -> None:
     days = write_log(tmp_path / "raw", [30, 30, 30])
-    text = (tmp_path / "raw" / "day_1").read_bytes()
-    (tmp_path / "raw" / "day_1").unlink()
-    (tmp_path / "raw" / "day_1.gz").write_bytes(gzip.compress(text + bytes(9 * MIB), 1))
-    allow = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.1}
-    manifest = run(settings(tmp_path / "raw", tmp_path / "out", **allow))
+    with open(tmp_path / "raw" / "day_1", "ab") as file:
+        file.write(bytes(9 * MIB))
+    pack(tmp_path / "raw" / "day_1")
+    manifest = run(settings(tmp_path / "raw", tmp_path / "out", **QUARANTINE))
     assert manifest["rows"] == {"in": 91, "out": 90, "rejected": 1}
     assert_is(tmp_path / "out", days)
 
@@ -116,8 +102,7 @@ def test_too_little_room_is_said_before(tmp_path: Path, monkeypatch, unpacked) -
     write_log(tmp_path / "raw", [200, 200])
     path = tmp_path / "raw" / "day_0"
     text = path.read_bytes()
-    (tmp_path / "raw" / "day_0.gz").write_bytes(gzip.compress(text))
-    path.unlink()
+    pack(path)
     free = SimpleNamespace(free=len(text) - 1)
     monkeypatch.setattr(staging, "shutil", SimpleNamespace(disk_usage=lambda path: free))
     with pytest.raises(OutputError, match=r"1 compressed day becomes about .* 0.00 GB are free"):
@@ -148,8 +133,7 @@ def test_a_bad_row_later_on(tmp_path: Path, caplog) -> None:
     for bad_day, kept in ((0, False), (1, True)):
         for day, rows in enumerate(days):
             write_day(raw / f"day_{day}", [*rows, ["bad"]] if day == bad_day else rows)
-        (raw / "day_0.gz").write_bytes(gzip.compress((raw / "day_0").read_bytes()))
-        (raw / "day_0").unlink()
+        pack(raw / "day_0")
         with pytest.raises(BadRowError, match=f"day_{bad_day}"):
             run(settings(raw, output, workers=1))
         assert bool(list(output.rglob("decompressed/day_0"))) is kept
@@ -157,13 +141,11 @@ def test_a_bad_row_later_on(tmp_path: Path, caplog) -> None:
     assert not list(output.glob("*/*/*/.day*"))
 
 
-def test_an_interrupted_run_keeps_its_copies(tmp_path: Path, monkeypatch) -> None:
+def test_an_interrupted_run_keeps_its_copies(log, tmp_path: Path, monkeypatch) -> None:
     """Ctrl-C is no reason to decompress again; the input is not wrong."""
     raw, output = tmp_path / "raw", tmp_path / "out"
-    write_log(raw, [60, 50, 41])
-    run(settings(raw, tmp_path / "whole"))
-    (raw / "day_0.gz").write_bytes(gzip.compress((raw / "day_0").read_bytes()))
-    (raw / "day_0").unlink()
+    write_log(raw, ROWS)
+    pack(raw / "day_0")
 
     def interrupted(*arguments, **options) -> None:
         raise KeyboardInterrupt
@@ -177,16 +159,12 @@ def test_an_interrupted_run_keeps_its_copies(tmp_path: Path, monkeypatch) -> Non
     monkeypatch.setattr("nvt_torchrec.etl.run.output.release", lambda path: None)
     run(settings(raw, output))
     assert copy.stat().st_ino == before
-    parts = {name: data for name, data in tree(tmp_path / "whole").items() if "part." in name}
-    assert {name: tree(output)[name] for name in parts} == parts
+    assert_is(output, log[1])
 
 
 def test_parquet_that_is_none(tmp_path: Path, unpacked) -> None:
-    from nvt_torchrec.formats.spec.toml_file import load_spec
-
-    spec = tmp_path / "spec.toml"
-    spec.write_text('[input]\nformat = "parquet"\n[[categorical]]\nnames = "shop"\nraw = "int"\n')
+    spec = dataclasses.replace(load_spec("retail"), input=InputFormat("parquet"))
     (tmp_path / "day_0.parquet.gz").write_bytes(gzip.compress(ZEROS))
     with pytest.raises(ClickLogError, match=r"day_0.parquet.gz: cannot be read as parquet"):
-        run(settings(tmp_path / "day_0.parquet.gz", tmp_path / "out", load_spec(spec)))
+        run(settings(tmp_path / "day_0.parquet.gz", tmp_path / "out", spec))
     assert unpacked == []

@@ -22,14 +22,7 @@ from nvt_torchrec.etl.plan import Plan, make_plan
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.workflows.writer import write_workflow
 from tests.etl.runs import encode, fit, settings
-from tests.logs import CRITEO, write_log
-
-
-@pytest.fixture(scope="module")
-def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("log") / "raw"
-    write_log(directory, [60, 50, 41])
-    return directory
+from tests.logs import CRITEO
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.spec.toml_file import load_spec
-from tests.etl.runs import read_split, settings
+from tests.etl.runs import QUARANTINE, read_split, settings
 
 SPEC = """
 [input]
@@ -31,7 +31,7 @@ raw = "string"
 """
 
 
-def _day(first: int, rows: int) -> bytes:
+def _day(first: int, rows: int, end: str = "\n") -> bytes:
     """Rows whose number is in ``n``; every seventh one is malformed."""
     lines = ['\ufeffa log with a stray " quote', "y^ n ^name"]
     for i in range(first, first + rows):
@@ -39,17 +39,17 @@ def _day(first: int, rows: int) -> bytes:
         number = "x" if i % 7 == 0 else ["+{}", "{}.0", " {:,} "][i % 3].format(1000 + i)
         lines.append(f'{label}^{number}^"{["ü", "a::b", "?"][i % 3]}\n{i % 3}"')
     marked, *rest = lines
-    return marked.encode() + ("\n" + "\n".join(rest)).encode("latin-1")
+    return marked.encode() + (end + end.join(rest)).encode("latin-1")
 
 
 def test_every_quirk_of_text_is_read(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
     (raw / "day_0.csv").write_bytes(_day(0, 60))
-    (raw / "day_1.csv.gz").write_bytes(gzip.compress(_day(60, 40)))
+    (raw / "day_1.csv.gz").write_bytes(gzip.compress(_day(60, 40, "\r\n")))
     (tmp_path / "spec.toml").write_text(SPEC)
     spec = load_spec(tmp_path / "spec.toml")
-    options = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.5}
+    options = QUARANTINE | {"max_bad_fraction": 0.5}
     manifest = run(settings(raw, tmp_path / "out", spec, **options))
     wrong = [i for i in range(100) if i % 7 == 0]
     assert manifest["rows"] == {"in": 100, "out": 100 - len(wrong), "rejected": len(wrong)}

@@ -1,8 +1,8 @@
-"""The loader's batches on a GPU: memory, copies. ``tests/nvt_loader/test_gpu.py`` compares values
-with the CPU's, and lets no batch wait for the device."""
+"""The loader's batches on a GPU: values as the CPU's, waiting, memory, copies."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import gc
 from pathlib import Path
 
@@ -35,6 +35,34 @@ def loader_on(request: pytest.FixtureRequest, device, monkeypatch: pytest.Monkey
         kind = getattr(gpu, request.param)
         monkeypatch.setattr("nvt_torchrec.nvt_loader.loader.choose_builder", lambda *_: kind)
     return lambda path, batch, **options: KJTLoader(path, batch, device=device, **options)
+
+
+@pytest.mark.parametrize("lists", [(), ("cat_0", "cat_2"), ("cat_0", "cat_1", "cat_2")])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_batches(loader_on, device: torch.device, tmp_path: Path, lists, shuffle: bool) -> None:
+    write_split(tmp_path, {"train": [1000, 0, 300]}, multi_hot=lists)
+    found = list(loader_on(tmp_path / "train", 64, shuffle=shuffle))
+    assert {batch.labels.device.type for batch in found} == {device.type}
+    assert {batch.sparse_features.lengths().device.type for batch in found} == {device.type}
+    expected = KJTLoader(tmp_path / "train", 64, device="cpu", shuffle=shuffle)
+    assert_same([batch.to(torch.device("cpu")) for batch in found], list(expected))
+
+
+def test_no_batch_waits_for_the_device(loader_on, device: torch.device, tmp_path: Path) -> None:
+    if device.type == "cpu":
+        pytest.skip("torch tells what waits for a GPU")
+    write_split(tmp_path, {"train": [4000]}, row_group_rows=1000)
+    loader = loader_on(tmp_path / "train", 64)
+    list(loader)  # the constants of each batch size are made once, by blocking copies
+    batches = iter(loader)
+    next(batches)  # the loader's own thread may wait, and the mode is the process's
+    concurrent.futures.wait(batches._ahead)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        total = sum(batch.labels.sum() + batch.dense_features.sum() for batch in batches)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert bool(torch.isfinite(total))
 
 
 @pytest.mark.parametrize("batch", [1, 1000, 65_536])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from nvt_torchrec.clicklog.synthetic.log import synthesize
 from nvt_torchrec.clicklog.synthetic.model import SyntheticSettings
@@ -21,8 +21,7 @@ from nvt_torchrec.inference.server.batching import split
 from nvt_torchrec.inference.server.drift import ERROR_RATE, DriftMetrics
 from nvt_torchrec.workflows import compiled, inspect
 from nvt_torchrec.workflows.compiled.workflow import CompiledWorkflow, EncodedRows
-from nvt_torchrec.workflows.drift import population_stability
-from nvt_torchrec.workflows.drift_cells import BUCKETS, Buckets, read_buckets
+from nvt_torchrec.workflows.drift import BUCKETS, Buckets, population_stability, read_buckets
 from tests.etl.runs import settings
 from tests.inference.conftest import Trained
 from tests.inference.serving import serving
@@ -48,7 +47,7 @@ class Log:
 
     @property
     def buckets(self) -> dict[str, Buckets]:
-        return read_buckets(self.workflow.path, inspect(self.workflow.path))
+        return read_buckets(inspect(self.workflow.path))
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +69,13 @@ class Clock:
 
 def watching(log: Log, clock: Clock | None = None) -> DriftMetrics:
     metrics = DriftMetrics(CollectorRegistry(), 120.0, clock or Clock())
-    metrics.watch(log.workflow).join()
+    metrics.watch(log.workflow)
     return metrics
 
 
 def page_of(metrics: DriftMetrics) -> str:
     metrics.set_gauges()
-    return generate_latest(metrics.with_psi(metrics.registry)).decode()
+    return metrics.page(metrics.registry).decode()
 
 
 def values(page: str, name: str) -> dict[str, float]:
@@ -172,7 +171,7 @@ def test_rows_that_wait_to_be_counted_are_of_the_time_when_they_came(retail: Log
     assert rows_of(page_of(metrics)) == 14
     metrics.observe(few)
     assert rows_of(page_of(metrics)) == 14 + len(retail.rows[0])
-    metrics.watch(retail.workflow).join()  # another workflow begins a new window
+    metrics.watch(retail.workflow)  # another workflow begins a new window
     assert rows_of(page_of(metrics)) == 0
 
 
@@ -197,7 +196,7 @@ def test_a_damaged_vocabulary_is_logged_and_the_server_goes_on(
 ):
     lost = dataclasses.replace(criteo.workflow, path=tmp_path)
     metrics = DriftMetrics(CollectorRegistry(), 120.0)
-    metrics.watch(lost).join()
+    metrics.watch(lost)
     metrics.observe(criteo.rows)
     assert "drift is not measured" in caplog.text
     assert "inference_psi{" not in page_of(metrics)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -18,9 +15,10 @@ from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.etl.__main__ import COMMANDS as ETL
 from nvt_torchrec.formats.spec.toml_file import shipped_specs
 from nvt_torchrec.inference.__main__ import COMMANDS as INFERENCE
+from tests import shell
 from tests.lookalikes.logs import LOGS
+from tests.shell import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGES = {page.stem: page.read_text() for page in sorted((ROOT / "docs" / "recipes").glob("*.md"))}
 _BLOCK = re.compile(r"^```(bash(?: download)?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: For logs a thousand times smaller than the real ones: fewer rows a step, and smaller layers.
@@ -60,19 +58,9 @@ def test_a_recipe_learns_and_scores_raw_rows(name: str, tmp_path: Path) -> None:
     script = commands(name)
     for pattern, smaller in _SMALLER:
         script = re.sub(pattern, smaller, script)
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = subprocess.run(
-        ["bash", "-eu", "-c", script],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    assert float(dict(_METRICS.findall(done.stdout))["test"]) > 0.6
-    assert '"auroc"' in done.stdout  # of the raw rows
+    status, printed = shell.run(tmp_path, f"set -eu\n{script}")
+    assert status == 0, printed[-6000:]
+    assert float(dict(_METRICS.findall(printed))["test"]) > 0.6
+    assert '"auroc"' in printed  # of the raw rows
     scored = pq.read_table(tmp_path / "predictions.parquet")
     assert len(scored) == (1000 if name == "avazu" else rows // 2)

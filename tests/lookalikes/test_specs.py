@@ -13,16 +13,16 @@ import pytest
 from nvt_torchrec import workflows
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.formats.spec.toml_file import load_spec, shipped_specs
+from nvt_torchrec.formats.splits import SPLITS
+from tests.etl.runs import etl_run, read_split
 from tests.lookalikes.logs import LOGS, Log
 
-SPLITS = ("train", "valid", "test")
 NULL_ID, OOV_ID, FIRST_ID = 1, 2, 3
 UNKNOWN = "out of vocabulary"
 
 
 def run(spec: str, path: Path, out: Path, *options: str) -> None:
-    arguments = ["--input_path", str(path), "--output_path", str(out), "--spec", spec]
-    assert main(["run", *arguments, *options]) == 0
+    assert etl_run(path, out, "--spec", spec, *options) == 0
 
 
 @pytest.fixture(scope="module", params=LOGS)
@@ -32,16 +32,6 @@ def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     log = LOGS[request.param](folder / "raw", 900, 3)
     run(request.param, log.path, folder / "out", "--engine", "cpu")
     return request.param, log, folder / "out"
-
-
-def read_splits(out: Path) -> list[dict[str, np.ndarray]]:
-    splits = []
-    for split in SPLITS:
-        folder = out / "criteo_binary" / "split" / split
-        parts = sorted(folder.glob("part.*.parquet"), key=lambda part: int(part.name.split(".")[1]))
-        tables = [pq.read_table(part).to_pydict() for part in parts]
-        splits.append({name: np.concatenate([t[name] for t in tables]) for name in tables[0]})
-    return splits
 
 
 def vocabulary_of(out: Path, column: str) -> list:
@@ -63,7 +53,7 @@ def rows_of(label: list, columns: dict[str, list]) -> list[tuple]:
 
 def test_the_output_holds_the_values_of_the_files(done) -> None:
     name, log, out = done
-    spec, splits = load_spec(name), read_splits(out)
+    spec, splits = load_spec(name), [read_split(out, split) for split in SPLITS]
     assert set(spec.dense_names) == set(log.dense)
     assert set(spec.categorical_names) == set(log.categorical)
     expected, found = {}, {}
@@ -119,15 +109,29 @@ def test_a_cluster_writes_the_same(done, dask_client, tmp_path: Path) -> None:
         assert (out / file).read_bytes() == (tmp_path / file).read_bytes(), file
 
 
-@pytest.mark.parametrize("name", sorted(set(LOGS) - {"criteo_x4"}))
-def test_a_guessed_spec_runs_as_it_is(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", LOGS)
+def test_a_guessed_spec_is_much_as_the_shipped_one_and_runs(name: str, tmp_path: Path) -> None:
     path = LOGS[name](tmp_path / "raw", 3000, 5).path
     if path.is_dir():
         path = min(path.iterdir())
-    spec, out = tmp_path / "spec.toml", tmp_path / "out"
-    assert main(["guess", str(path), "--output", str(spec)]) in (0, None)
-    by_days = load_spec(spec).split.by == "days"
-    run(str(spec), path.parent if by_days else path, out, "--engine", "cpu")
+    out = tmp_path / "out"
+    assert main(["guess", str(path), "--output", str(tmp_path / "spec.toml")]) in (0, None)
+    spec, shipped = load_spec(tmp_path / "spec.toml"), load_spec(name)
+    assert spec.input.delimiter == shipped.input.delimiter
+    assert spec.input.header == shipped.input.header
+    assert [rule.threshold for rule in spec.label_rules] == [
+        rule.threshold for rule in shipped.label_rules
+    ]
+    if name not in ("criteo_x4", "census"):
+        numbers = [(len(one.dense), len(one.categorical)) for one in (spec, shipped)]
+        assert numbers[0] == numbers[1]
+    if name.startswith("criteo_") and not spec.input.header:
+        assert spec.is_criteo_format
+        assert spec.columns == load_spec("criteo_1tb").columns
+    by_time = dict.fromkeys(("avazu", "movielens", "movielens_latest"), "time")
+    assert spec.split.by == {**by_time, "criteo_1tb": "days"}.get(name, "share")
+    input_path = path.parent if spec.split.by == "days" else path
+    run(str(tmp_path / "spec.toml"), input_path, out, "--engine", "cpu")
     assert main(["check", str(out)]) == 0
     assert json.loads((out / "manifest.json").read_text())["rows"]["rejected"] == 0
 

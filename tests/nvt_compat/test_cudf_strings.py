@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from nvt_torchrec.nvt_compat.cudf_strings import allow_size, keep_strings
+from nvt_torchrec.nvt_compat.cudf_names import allow_size, keep_strings
 
 import numpy as np
 import pandas as pd

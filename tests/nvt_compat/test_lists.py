@@ -94,11 +94,16 @@ def test_what_has_no_hash(values: list) -> None:
         dispatch.hash_series(pd.Series(values))
 
 
-def test_numbers_are_not_looked_up_among_strings(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("known", "asked", "expected"),
+    [(["16", "16", "10"], [10, 16], "strings"), ([16, 16, 10], ["10"], "numbers")],
+)
+def test_numbers_are_not_looked_up_among_strings(tmp_path: Path, known, asked, expected) -> None:
+    """Nor strings, which would be read as decimal, among numbers."""
     workflow = nvtabular.Workflow(["c"] >> ops.Categorify(out_path=str(tmp_path)))
-    workflow.fit(nvtabular.Dataset(pd.DataFrame({"c": ["16", "16", "10"]}), cpu=True))
+    workflow.fit(nvtabular.Dataset(pd.DataFrame({"c": known}), cpu=True))
     with pytest.raises(RuntimeError) as caught:
-        workflow.transform(pd.DataFrame({"c": [10, 16]}))
-    assert "expected strings" in str(caught.value.__cause__)
-    assert workflow.transform(pd.DataFrame({"c": [None, "10"]}))["c"].tolist() == [1, 4]
+        workflow.transform(pd.DataFrame({"c": asked}))
+    assert f"expected {expected}" in str(caught.value.__cause__)
+    assert workflow.transform(pd.DataFrame({"c": [None, known[2]]}))["c"].tolist() == [1, 4]
     assert workflow.transform(pd.DataFrame({"c": [np.nan, np.nan]}))["c"].tolist() == [1, 1]

@@ -195,24 +195,6 @@ def test_hash_does_not_see_the_row(client) -> None:
     assert column.groupby([frame["a"], frame["b"]]).nunique().tolist() == [1, 1, 1]
 
 
-def test_dense_operators(client) -> None:
-    rng = np.random.default_rng(3)
-    values = np.where(rng.random(300) < 0.3, np.nan, rng.integers(-6, 1000, 300).astype(float))
-    frame = pd.DataFrame({"x": values, "constant": 5.0})
-    filled = frame.fillna(-1)
-    pd.testing.assert_frame_equal(
-        _fit_transform(["x", "constant"] >> ops.FillMissing(-1), frame), filled
-    )
-    clipped = _fit_transform(["x"] >> ops.FillMissing(-1) >> ops.Clip(min_value=-2), frame)
-    assert clipped["x"].tolist() == filled["x"].clip(lower=-2).tolist()
-    chain = ["x", "constant"] >> ops.FillMissing(-1) >> ops.Normalize(out_dtype=np.float32)
-    result = _fit_transform(chain, frame)
-    expected = (filled["x"] - filled["x"].mean()) / filled["x"].std()
-    np.testing.assert_allclose(result["x"], expected, rtol=2e-6, atol=1e-6)
-    assert result["constant"].tolist() == [0.0] * 300
-    assert result["x"].dtype == np.float32
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -235,24 +217,6 @@ def test_statistics_are_exact_to_float64(client, values: np.ndarray) -> None:
     np.testing.assert_allclose(
         normalize.stds["x"], 0.0 if constant else math.sqrt(variance), rtol=1e-12
     )
-
-
-def test_strings_are_not_read_as_decimal_numbers(tmp_path: Path) -> None:
-    workflow = nvtabular.Workflow(["c"] >> ops.Categorify(out_path=str(tmp_path)))
-    workflow.fit(nvtabular.Dataset(pd.DataFrame({"c": [16, 16, 10]}), cpu=True))
-    with pytest.raises(RuntimeError) as caught:
-        workflow.transform(pd.DataFrame({"c": ["10", "16"]}))
-    assert "expected numbers" in str(caught.value.__cause__)
-
-
-def test_lambda(client) -> None:
-    frame = pd.DataFrame({"x": np.arange(10.0)})
-    result = _fit_transform(["x"] >> ops.LambdaOp(_square, dtype=np.float64), frame)
-    assert result["x"].tolist() == (np.arange(10.0) ** 2).tolist()
-
-
-def _square(column):
-    return column**2
 
 
 def test_parquet_to_parquet(client, tmp_path: Path) -> None:

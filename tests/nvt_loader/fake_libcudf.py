@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from nvt_torchrec.base import device_check
+from nvt_torchrec.base.device import fall_back
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cuda import builders as gpu
 
@@ -154,5 +154,5 @@ def install(patch: pytest.MonkeyPatch, *, strict: bool = True) -> None:
     if strict:
         patch.setattr(
             "nvt_torchrec.nvt_loader.loader.fall_back",
-            lambda *given, strict: device_check.fall_back(*given, strict=True),
+            lambda *given, strict: fall_back(*given, strict=True),
         )

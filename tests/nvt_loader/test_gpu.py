@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-import importlib.util
 import re
 import sys
 import threading
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import torch
 
-from nvt_torchrec.base.device_check import DeviceError
+from nvt_torchrec.base.device import DeviceError
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
-from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cuda import builders as gpu
 from nvt_torchrec.nvt_loader.memory import HELD_BLOCKS, device_bytes
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
@@ -60,32 +53,6 @@ def test_ids_are_hashed_as_on_a_cpu(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             fake_libcudf.install(patch)
             assert_same(list(KJTLoader(tmp_path / "train", 64, **options)), expected)
-
-
-INTS = [getattr(pa, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)]
-
-
-@pytest.mark.parametrize("ids", INTS, ids=str)
-@pytest.mark.parametrize("floats", [pa.float64(), pa.int8(), pa.uint32()], ids=str)
-def test_other_types(tmp_path, monkeypatch, ids, floats):
-    """Numbers become what the contract has, whatever the types of the columns beside them."""
-    table = pa.table(
-        {
-            "click": pa.array([1, 0, 0, 1, 1], floats),
-            "price": pa.array([0.25, 0.5, 1e9, 2**30 + 1.0, 0], pa.float64()),
-            "age": pa.array([1.5, -2.5, 3, 4, 5], pa.float32()),
-            "site": pa.array([0, 7, 2**40 if ids.bit_width == 64 else 120, 3, 4], ids),
-            "user": pa.array([5, 4, 3, 2, 1], pa.int32()),
-        }
-    )
-    pq.write_table(table, tmp_path / "day.parquet")
-    schema = TableSchema("click", ("price", "age"), ("site", "user"), (100, 10))
-    options = {"schema": schema, "device": "cpu", "hash_indices": True}
-    expected = list(KJTLoader(tmp_path / "day.parquet", 4, **options))
-    fake_libcudf.install(monkeypatch)
-    found = list(KJTLoader(tmp_path / "day.parquet", 4, **options))
-    assert_same(found, expected)
-    assert found[0].dense_features[0].tolist() == [0.25, 1.5]
 
 
 def test_row_groups_that_a_block_needs_are_read_in_one_call(tmp_path, libcudf, monkeypatch):
@@ -139,9 +106,7 @@ def test_row_groups_on_the_device_are_within_the_budget(tmp_path, libcudf, monke
     loader = KJTLoader(tmp_path / "train", 400, **options)
     list(loader)
     width = read_dataset(tmp_path / "train").batch_row_bytes
-    demand, on_device = loader._demand()
-    assert on_device
-    most = device_bytes(loader._dataset, demand, loader._budget(), on_device=True)
+    most = device_bytes(loader._dataset, loader._demand(), loader._budget(), on_device=True)
     blocks = HELD_BLOCKS * loader._budget().block_rows
     assert max(held) >= 1600
     assert width * (max(held) + blocks) <= most
@@ -278,18 +243,6 @@ def sum_lists(call):
     return [index for own in call for index in own]
 
 
-def test_files_of_other_types_are_read_one_by_one(tmp_path, libcudf):
-    write_split(tmp_path, {"train": [100, 100]}, row_group_rows=100)
-    path = tmp_path / "train" / "part.1.parquet"
-    table = pq.read_table(path)
-    at = table.schema.get_field_index("int_1")
-    wide = table.set_column(at, "int_1", table["int_1"].cast(pa.float64()))
-    pq.write_table(wide, path)
-    found = rows_of(KJTLoader(tmp_path / "train", 40, device="cpu"))
-    assert sorted(found) == list(range(200))
-    assert [sum_lists(call) for call in libcudf.calls][:3] == [[0, 0], [0], [0]]
-
-
 def test_lists_are_cut_to_the_rows_of_a_block(tmp_path, libcudf, monkeypatch):
     """Not the elements of whole row groups are put together for each block."""
     write_split(tmp_path, {"train": [1000]}, row_group_rows=1000, multi_hot=LISTS)
@@ -323,55 +276,3 @@ def test_what_the_device_lacks_is_not_the_files_fault(tmp_path, libcudf, monkeyp
     monkeypatch.setattr(libcudf.io.parquet, "read_parquet", read_parquet)
     with pytest.raises(DeviceError, match=r"RuntimeError: .*cudaError"):
         list(KJTLoader(tmp_path / "train", 64, device="cpu"))
-
-
-def test_a_cpu_gets_cpu_blocks(tmp_path):
-    write_split(tmp_path, {"train": [1]})
-    dataset = read_dataset(tmp_path / "train")
-    assert gpu.choose_builder(dataset, torch.device("cpu")) is CpuBuilder
-
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-KINDS = ["PinnedBuilder", "CudfBuilder"]
-
-
-def gpu_blocks(kind: str):
-    if kind == "CudfBuilder" and importlib.util.find_spec("pylibcudf") is None:
-        pytest.skip("needs RAPIDS")
-    return lambda *_: getattr(gpu, kind)
-
-
-@pytest.mark.gpu
-@needs_gpu
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lists", [(), LISTS, ("cat_0", "cat_1", "cat_2")])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_batches_on_the_gpu(tmp_path, monkeypatch, kind, lists, shuffle):
-    write_split(tmp_path, {"train": [1000, 0, 300]}, multi_hot=lists)
-    train = tmp_path / "train"
-    options = {"shuffle": shuffle}
-    monkeypatch.setattr("nvt_torchrec.nvt_loader.loader.choose_builder", gpu_blocks(kind))
-    found = list(KJTLoader(train, 64, device="cuda", **options))
-    assert all(batch.labels.is_cuda and batch.sparse_features.lengths().is_cuda for batch in found)
-    monkeypatch.undo()
-    expected = KJTLoader(train, 64, device="cpu", **options)
-    assert_same([batch.to(torch.device("cpu")) for batch in found], list(expected))
-
-
-@pytest.mark.gpu
-@needs_gpu
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_batch_waits_for_the_device(tmp_path, monkeypatch, kind):
-    write_split(tmp_path, {"train": [4000]}, row_group_rows=1000)
-    monkeypatch.setattr("nvt_torchrec.nvt_loader.loader.choose_builder", gpu_blocks(kind))
-    loader = KJTLoader(tmp_path / "train", 64, device="cuda")
-    list(loader)  # the constants of each batch size are made once, by blocking copies
-    batches = iter(loader)
-    next(batches)  # the loader's own thread may wait, and the mode is the process's
-    concurrent.futures.wait(batches._ahead)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        total = sum(batch.labels.sum() + batch.dense_features.sum() for batch in batches)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert bool(torch.isfinite(total))

@@ -202,6 +202,9 @@ def test_shuffling_moves_row_groups_and_rows(train):
     order = rows_of(KJTLoader(train, 2000, shuffle=True, virtual_shards=1, device="cpu"))
     groups = [row // 64 for row in order]
     assert groups != sorted(groups)
+    order = rows_of(KJTLoader(train, 2000, shuffle="row_groups", virtual_shards=1, device="cpu"))
+    assert sorted(order) == list(range(ROWS)) != order
+    assert (np.diff(order) == 1).mean() > 0.9  # rows keep their neighbours
     order = np.array(rows_of(KJTLoader(train, 64, shuffle=True, device="cpu")))
     assert (np.diff(order) == 1).mean() < 0.05  # few rows still follow their neighbour
 
@@ -230,15 +233,14 @@ def test_a_split_without_rows_has_no_steps(tmp_path):
 
 def test_a_batch_is_views_and_constants(train):
     first, second = list(KJTLoader(train, 64, device="cpu"))[:2]
-    for a, b in ((first, second),):
-        storages = {
-            tensor.untyped_storage().data_ptr()
-            for batch in (a, b)
-            for tensor in (batch.labels, batch.dense_features, batch.sparse_features.values())
-        }
-        assert len(storages) == 1
-        assert a.sparse_features.lengths() is b.sparse_features.lengths()
-        assert a.sparse_features.offsets() is b.sparse_features.offsets()
+    storages = {
+        tensor.untyped_storage().data_ptr()
+        for batch in (first, second)
+        for tensor in (batch.labels, batch.dense_features, batch.sparse_features.values())
+    }
+    assert len(storages) == 1
+    assert first.sparse_features.lengths() is second.sparse_features.lengths()
+    assert first.sparse_features.offsets() is second.sparse_features.offsets()
 
 
 def test_a_batch_holds_what_the_constructor_of_keyed_jagged_tensors_makes(train):
@@ -269,7 +271,7 @@ def test_a_batch_stays_valid_while_later_ones_are_drawn(train, monkeypatch):
         kept.append(batch)
         copies.append(
             Batch(
-                *(part.clone() for part in (batch.dense_features,)),
+                batch.dense_features.clone(),
                 batch.sparse_features.to(torch.device("cpu")),
                 batch.labels.clone(),
             )
@@ -284,6 +286,8 @@ def test_a_batch_stays_valid_while_later_ones_are_drawn(train, monkeypatch):
         ({"rank": 2, "world_size": 2}, "rank = 2 with world_size = 2"),
         ({"rank": -1}, "rank = -1"),
         ({"seed": -1}, "seed = -1"),
+        ({"shuffle": "all"}, "shuffle = 'all'"),
+        ({"undersampling_rate": 2}, "undersampling_rate = 2"),
         ({"limit_batches": 0}, "limit_batches = 0"),
         ({"shuffle_window": 0}, "shuffle_window = 0"),
         ({"decode_threads": 0}, "decode_threads = 0"),

@@ -69,17 +69,6 @@ def assert_derived(kjt):
     assert kjt.offset_per_key() == derived.offset_per_key()
 
 
-def test_resuming(train):
-    whole = list(KJTLoader(train, 96, shuffle=True, device="cpu"))
-    stopped = KJTLoader(train, 96, shuffle=True, device="cpu")
-    iterator = iter(stopped)
-    for _ in range(7):
-        next(iterator)
-    resumed = KJTLoader(train, 96, shuffle=True, device="cpu")
-    resumed.load_state_dict(stopped.state_dict(trained_steps=5))
-    assert_same(list(resumed), whole[5:])
-
-
 def bag_collection() -> EmbeddingBagCollection:
     tables = [
         EmbeddingBagConfig(name=f"t{i}", embedding_dim=4, num_embeddings=200, feature_names=[key])

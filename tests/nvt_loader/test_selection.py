@@ -15,7 +15,7 @@ from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.nvt_loader.selection import Selection, sample_rows, select
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
-from tests.nvt_loader.helper import all_ranks, assert_same, global_batches, global_rows, rows_of
+from tests.nvt_loader.helper import all_ranks, assert_same, global_rows, rows_of
 
 FILES = (300, 450, 7, 200, 90)
 STARTS = np.concatenate([[0], np.cumsum(FILES)])
@@ -56,19 +56,6 @@ def test_a_share_of_each_group_is_exact(train, share):
     assert set(found) >= of_files(3, 4)
     assert len(set(found) & of_files(0)) == round(share * 300)
     assert len(set(found) & of_files(1, 2)) == round(share * 457)
-
-
-def test_the_sample_follows_from_the_seed(train):
-    samples = [set(rows(train, Selection((), OLD, 0.3, (seed,)))) for seed in (1, 1, 2)]
-    assert samples[0] == samples[1] != samples[2]
-
-
-@pytest.mark.parametrize("shuffle", ["none", "row_groups", "rows"])
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_the_batches_do_not_depend_on_the_world_size(train, ranks, shuffle):
-    options = {"selection": Selection(NEW, OLD, 0.3, (1, 2)), "shuffle": shuffle}
-    one = global_batches(all_ranks(train, 48, 1, **options))
-    assert_same(global_batches(all_ranks(train, 48 // ranks, ranks, **options)), one)
 
 
 def test_cuts_where_libcudf_decodes(train, monkeypatch):

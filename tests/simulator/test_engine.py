@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from distributed import Client, LocalCluster
 
-from nvt_torchrec.base.device_check import DeviceError
+from nvt_torchrec.base.device import DeviceError
 from nvt_torchrec.base.errors import BadRowError, OutputError
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.etl.commands.check import check
@@ -35,7 +35,7 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.splits import SPLITS, RowRule
 from tests.etl.extended import add, copy_of, make_base, write_days
-from tests.etl.runs import parts, settings
+from tests.etl.runs import QUARANTINE, parts, settings, tree
 from tests.logs import random_rows, write_day
 from tests.simulator.device import SimulatedDevice
 
@@ -98,14 +98,6 @@ def wait_for_workers() -> None:
         time.sleep(0.02)
 
 
-def files(directory: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
-
-
 def manifest(output: Path) -> dict:
     """The manifest without what the engines' files differ in."""
     found = json.loads((output / "manifest.json").read_text())
@@ -117,7 +109,7 @@ def manifest(output: Path) -> dict:
 
 def assert_same(ours: Path, expected: Path) -> None:
     for name in ("workflow", "extension", "rejected"):
-        assert files(ours / name) == files(expected / name)
+        assert tree(ours / name) == tree(expected / name)
     assert manifest(ours) == manifest(expected)
     for split in SPLITS:
         for own, other in zip(parts(ours, split), parts(expected, split), strict=True):
@@ -131,6 +123,13 @@ def assert_same(ours: Path, expected: Path) -> None:
             assert groups[0] == groups[1]
     errors = [finding for finding in check(ours) if finding.severity == "error"]
     assert not errors, errors
+
+
+def compare(directory: Path, spec: FeatureSpec = SPEC, **options: Any) -> None:
+    """Run with cards, or finish such a run, and with the cpu engine; the outputs are the same."""
+    run(settings(directory / "raw", directory / "ours", spec, engine="dask", **options))
+    run(settings(directory / "raw", directory / "cpu", spec, **options))
+    assert_same(directory / "ours", directory / "cpu")
 
 
 @pytest.mark.parametrize("transform", ["log_normalize", "log", "normalize"])
@@ -148,10 +147,8 @@ def test_as_the_cpu_engine(
         path.write_bytes(change(path.read_bytes()))
     device._announce.cache_clear()
     with caplog.at_level("INFO"):
-        run(settings(tmp_path / "raw", tmp_path / "ours", spec, engine="dask"))
+        compare(tmp_path, spec)
     assert caplog.text.count("kernels on the GPUs") == 1
-    run(settings(tmp_path / "raw", tmp_path / "cpu", spec))
-    assert_same(tmp_path / "ours", tmp_path / "cpu")
 
 
 def test_blocks_with_malformed_rows_are_parsed_by_the_host(tmp_path: Path) -> None:
@@ -160,10 +157,7 @@ def test_blocks_with_malformed_rows_are_parsed_by_the_host(tmp_path: Path) -> No
     lines = path.read_bytes().split(b"\n")
     lines[2] = lines[2].replace(b"\t", b"\tx", 1)
     path.write_bytes(b"\n".join(lines))
-    options = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.5}
-    run(settings(tmp_path / "raw", tmp_path / "ours", SPEC, engine="dask", **options))
-    run(settings(tmp_path / "raw", tmp_path / "cpu", SPEC, **options))
-    assert_same(tmp_path / "ours", tmp_path / "cpu")
+    compare(tmp_path, **QUARANTINE)
     messages = []
     for engine in ("dask", "cpu"):
         with pytest.raises(BadRowError) as error:
@@ -183,17 +177,14 @@ def test_lines_longer_than_a_piece_are_parsed_by_the_host(
     path.write_bytes(b"\n".join(lines))
     on_card, copy = [], blocks.copy_encoded
     monkeypatch.setattr(blocks, "copy_encoded", lambda *of: on_card.append(of) or copy(*of))
-    run(settings(tmp_path / "raw", tmp_path / "ours", SPEC, engine="dask"))
+    compare(tmp_path)
     assert len(on_card) == 3  # of 4 parts
-    run(settings(tmp_path / "raw", tmp_path / "cpu", SPEC))
-    assert_same(tmp_path / "ours", tmp_path / "cpu")
 
 
 def test_a_failed_write_leaves_no_part_and_resume_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "raw", 4)
-    fit = settings(tmp_path / "raw", tmp_path / "ours", SPEC, engine="dask")
     write_units, written = blocks.write_units, []
 
     def full_at_first(*given):
@@ -205,16 +196,14 @@ def test_a_failed_write_leaves_no_part_and_resume_goes_on(
     monkeypatch.setattr(Workers, "_agrees", lambda *_: True)
     monkeypatch.setattr(blocks, "write_units", full_at_first)
     with pytest.raises(OutputError, match="no space left"):
-        run(fit)
+        compare(tmp_path)
     wait_for_workers()
     left = [path.name for path in (tmp_path / "ours").rglob("*.parquet*")]
     assert not [name for name in left if name.startswith(".")]
     before = len(written)
     monkeypatch.setattr(device, "count_block", None)  # it is fitted already
-    run(fit)
+    compare(tmp_path)
     assert 0 < len(written) - before <= 5
-    run(settings(tmp_path / "raw", tmp_path / "cpu", SPEC))
-    assert_same(tmp_path / "ours", tmp_path / "cpu")
 
 
 def test_an_interrupted_fit_counts_only_what_is_missing(
@@ -231,18 +220,15 @@ def test_an_interrupted_fit_counts_only_what_is_missing(
         return count(card, block, spec, **options)
 
     monkeypatch.setattr(device, "count_block", counted)
-    options = {"engine": "dask"}
     with pytest.raises(Exception, match="simulated"):
-        run(settings(tmp_path / "raw", tmp_path / "ours", SPEC, **options))
+        compare(tmp_path)
     wait_for_workers()
     runs = {path.name for path in (tmp_path / "ours").rglob("*.npz")}
     assert runs
     seen.clear()
-    run(settings(tmp_path / "raw", tmp_path / "ours", SPEC, **options))
+    compare(tmp_path)
     assert "day_9" in seen
     assert len(seen) < 10
-    run(settings(tmp_path / "raw", tmp_path / "cpu", SPEC))
-    assert_same(tmp_path / "ours", tmp_path / "cpu")
 
 
 def test_vocabularies_that_do_not_fit_are_encoded_by_the_host(
@@ -250,9 +236,7 @@ def test_vocabularies_that_do_not_fit_are_encoded_by_the_host(
 ) -> None:
     write(tmp_path / "raw", 3)
     monkeypatch.setattr(device, "gpu_memory", lambda: 100)
-    run(settings(tmp_path / "raw", tmp_path / "out", SPEC, engine="dask"))
-    run(settings(tmp_path / "raw", tmp_path / "cpu", SPEC))
-    assert_same(tmp_path / "out", tmp_path / "cpu")
+    compare(tmp_path)
     assert "vocabularies take" in caplog.text
 
 
@@ -275,7 +259,7 @@ def test_lines_that_the_card_does_not_find_are_noticed(
     monkeypatch.setattr(Workers, "_agrees", lambda *_: True)  # its first block is right
     monkeypatch.setattr("nvt_torchrec.etl.engines.device.blocks.count_newlines", lambda text: 10**6)
     with pytest.raises(LostRowsError, match="1000000 lines, but the GPU found"):
-        run(settings(tmp_path / "raw", tmp_path / "out", SPEC, engine="dask"))
+        compare(tmp_path)
 
 
 def test_groups_of_blocks_are_those_that_runs_are_merged_into() -> None:
@@ -323,11 +307,9 @@ def test_a_card_that_differs_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog, name: str, faulty, match: str
 ) -> None:
     write(tmp_path / "raw", days=3)
-    run(settings(tmp_path / "raw", tmp_path / "expected", SPEC))
     monkeypatch.setattr(device, name, faulty)
-    run(settings(tmp_path / "raw", tmp_path / "ours", SPEC, engine="dask"))
+    compare(tmp_path)
     assert re.search(match, caplog.text)
     assert caplog.text.count("differs from the CPU's") == 1
-    assert_same(tmp_path / "ours", tmp_path / "expected")
     with pytest.raises(DeviceError, match=match):
         run(settings(tmp_path / "raw", tmp_path / "no", SPEC, engine="dask", strict_gpu=True))

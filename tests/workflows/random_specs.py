@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pyarrow as pa
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
@@ -20,6 +21,12 @@ from nvt_torchrec.formats.rows import (
 )
 from nvt_torchrec.formats.spec.columns import DENSE_TRANSFORMS
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+
+
+def examples(number: int) -> settings:
+    """So many examples of a slow test, each in a directory of its own."""
+    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    return settings(max_examples=number, deadline=None, suppress_health_check=checks)
 
 
 @st.composite

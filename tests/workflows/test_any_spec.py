@@ -15,7 +15,7 @@ import nvtabular
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec import workflows
@@ -23,13 +23,8 @@ from nvt_torchrec.formats.rows import RawRows, empty_rows, is_missing
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.workflows.frames import to_table
 from nvt_torchrec.workflows.store import build, load, save
-from tests.workflows.random_specs import Oracle, feature_specs, random_raw_rows
+from tests.workflows.random_specs import Oracle, examples, feature_specs, random_raw_rows
 
-_SETTINGS = settings(
-    max_examples=8,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 _SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=4).filter(any)
 
 
@@ -50,7 +45,7 @@ def check(frame: pd.DataFrame, expected: dict[str, list], spec: FeatureSpec) -> 
             np.testing.assert_allclose(got, expected[name], rtol=1e-5, atol=1e-5)
 
 
-@_SETTINGS
+@examples(8)
 @given(spec=feature_specs(), sizes=_SIZES, seed=st.integers(0, 10**6))
 def test_fit_save_load_transform(
     tmp_path_factory: pytest.TempPathFactory, spec: FeatureSpec, sizes: list[int], seed: int
@@ -89,7 +84,7 @@ def test_fit_save_load_transform(
     pd.testing.assert_frame_equal(result[spec.columns[1:]], without[spec.columns[1:]])
 
 
-@_SETTINGS
+@examples(8)
 @given(spec=feature_specs(), sizes=_SIZES, seed=st.integers(0, 10**6))
 def test_written_without_nvtabular_is_the_same(
     tmp_path_factory: pytest.TempPathFactory, spec: FeatureSpec, sizes: list[int], seed: int
@@ -120,7 +115,7 @@ def test_written_without_nvtabular_is_the_same(
     assert set(written.files) <= set(match)
 
 
-@_SETTINGS
+@examples(8)
 @given(spec=feature_specs(), seed=st.integers(0, 10**6))
 def test_graph_json_is_the_graph(
     tmp_path_factory: pytest.TempPathFactory, spec: FeatureSpec, seed: int

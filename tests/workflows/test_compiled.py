@@ -13,7 +13,7 @@ import nvt_torchrec.nvt_compat  # noqa: F401
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nvt_torchrec import workflows
@@ -34,13 +34,8 @@ from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColum
 from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import tables
-from tests.workflows.random_specs import feature_specs
+from tests.workflows.random_specs import examples, feature_specs
 
-_SETTINGS = settings(
-    max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 #: Values at the ends of each type, beside each other, and such that only the upper half differs.
 _VALUES = {
     "hex32": [0, 1, 2, 3, 2**31 - 1, 2**31, 2**32 - 1, 0xDEADBEEF, 1 << 16, 1 << 24],
@@ -154,7 +149,7 @@ def check(path: Path, rows: RawRows) -> None:
         np.testing.assert_array_equal(table[name].to_numpy(), wanted, err_msg=name)
 
 
-@_SETTINGS
+@examples(40)
 @given(spec=feature_specs(), rows=st.integers(1, 40), seed=st.integers(0, 10**6), data=st.data())
 @pytest.mark.filterwarnings("ignore:overflow encountered in:RuntimeWarning:pandas")
 def test_as_nvtabular(
@@ -171,7 +166,7 @@ def test_as_nvtabular(
     check(directory, odd_rows(spec, rows, rng))
 
 
-@settings(_SETTINGS, max_examples=15)
+@examples(15)
 @given(
     policy=st.sampled_from(
         [{}, {"freq_threshold": 3}, {"max_table_size": 9, "num_buckets": 4}, {"hash_buckets": 7}]

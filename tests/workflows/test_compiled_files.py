@@ -21,7 +21,7 @@ from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.formats.rows import empty_mask
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.compiled import __main__ as command_line
+from nvt_torchrec.workflows.__main__ import main
 
 SPEC = FeatureSpec(
     "label", (), tuple(CategoricalColumn(f"c_{raw}", raw=raw) for raw in ("hex32", "int", "string"))
@@ -65,7 +65,7 @@ def test_nothing_there(tmp_path: Path, saved: Path) -> None:
         compiled.build(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
     shutil.rmtree(saved / "compiled")
-    with pytest.raises(BadInputError, match=r"not compiled\n.*python -m workflows.compiled /"):
+    with pytest.raises(BadInputError, match=r"not compiled\n.*python -m workflows compile /"):
         compiled.load(saved)
 
 
@@ -74,7 +74,7 @@ def test_damaged_arrays(saved: Path, name: str) -> None:
     file = saved / "compiled" / name
     whole = file.read_bytes()
     file.unlink()
-    with pytest.raises(BadInputError, match=rf"{name}: missing or damaged.*\n.*workflows.compiled"):
+    with pytest.raises(BadInputError, match=rf"{name}: missing or damaged.*\n.*workflows compile"):
         compiled.load(saved)
     for bytes_ in (b"", whole[:50], whole[:-1], whole[:128], b"\x80\x04pickle" + whole):
         file.write_bytes(bytes_)
@@ -219,7 +219,7 @@ def test_of_another_workflow(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved / "compiled", other / "compiled")
     with pytest.raises(SchemaError, match="compiled from another workflow"):
         compiled.load(other)
-    command_line.main([str(other)])
+    assert main(["compile", str(other)]) == 0
     assert compiled.load(other, verify=True).digest == workflows.inspect(other).digest
 
 

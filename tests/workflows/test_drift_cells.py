@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from nvt_torchrec.formats.rows import Jagged
-from nvt_torchrec.workflows import drift_cells
-from nvt_torchrec.workflows.drift_cells import (
+from nvt_torchrec.workflows import drift
+from nvt_torchrec.workflows.drift import (
     ABSENT,
     BUCKETS,
     LEAST_COUNT,
@@ -85,7 +85,7 @@ def test_shares_are_not_biased_by_the_choice_of_frequent_values():
 
 
 def test_the_number_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(drift_cells, "MOST_VALUES", 100)
+    monkeypatch.setattr(drift, "MOST_VALUES", 100)
     counts = np.arange(1000, 2000)
     made = make(counts)
     in_head = bucket_of(made, np.arange(FIRST, FIRST + 1000)) < REST

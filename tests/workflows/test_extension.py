@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nvt_torchrec import workflows
@@ -24,13 +24,8 @@ from nvt_torchrec.workflows.extension.workflow import DayCounts, extend_workflow
 from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
 from nvt_torchrec.workflows.vocabulary import apply_policy
 from nvt_torchrec.workflows.writer import Descent, Fitted, write_workflow
-from tests.workflows.random_specs import Oracle, feature_specs, random_raw_rows
+from tests.workflows.random_specs import Oracle, examples, feature_specs, random_raw_rows
 from tests.workflows.test_compiled import check
-
-
-def _settings(examples: int) -> settings:
-    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-    return settings(max_examples=examples, deadline=None, suppress_health_check=checks)
 
 
 def _order(value):
@@ -156,7 +151,7 @@ def _counters(draw: st.DrawFn) -> list[Counter]:
     return [Counter(day) for day in draw(st.lists(days, min_size=2, max_size=8))]
 
 
-@_settings(400)
+@examples(400)
 @given(
     counters=_counters(),
     policy=st.sampled_from(
@@ -210,7 +205,7 @@ def _files(path: Path) -> dict[str, bytes]:
     return {str(f.relative_to(path)): f.read_bytes() for f in path.rglob("*") if f.is_file()}
 
 
-@_settings(10)
+@examples(10)
 @given(
     spec=feature_specs(),
     seed=st.integers(0, 10**6),

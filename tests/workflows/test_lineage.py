@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec import workflows
-from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.formats.generations import read_reused
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
@@ -232,13 +232,6 @@ def test_a_workflow_without_a_line_of_descent(tmp_path: Path) -> None:
     imported = write_workflow(tmp_path / "imported", SPEC, state)
     assert imported.lineage == ()
     assert "lineage" not in json.loads((tmp_path / "imported" / "metadata.json").read_text())
-
-
-@pytest.mark.parametrize("number", [5, 7])
-def test_a_day_that_is_not_later(line: Path, tmp_path: Path, number: int) -> None:
-    with pytest.raises(SettingsError, match=f"day {number} is not after day 7"):
-        extend(line / "2", tmp_path, day(number))
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_state_of_another_generation(copy: Path, line: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import nvt_torchrec.nvt_compat  # noqa: F401
 
 import numpy as np
 import nvtabular
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,18 +22,21 @@ from nvtabular import ops
 
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError, SettingsError
+from nvt_torchrec.formats.rows import empty_rows
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from nvt_torchrec.workflows import nodes, writer
+from nvt_torchrec.workflows import compiled, nodes, writer
 from nvt_torchrec.workflows.store import build, load, nodes_of
+from tests.mutations import expect_own_errors
 
 SPEC = FeatureSpec(
     label="label",
-    dense=(DenseColumn("int_0"), DenseColumn("int_1", fill=3)),
+    dense=(DenseColumn("int_0"), DenseColumn("int_1", fill=3), DenseColumn("price", raw="float")),
     categorical=(
         CategoricalColumn("cat_0"),
         CategoricalColumn("cat_1", raw="string", vocabulary="words"),
         CategoricalColumn("cat_2", raw="string", vocabulary="words", multi_hot=True),
         CategoricalColumn("cat_3", raw="int", hash_buckets=9),
+        CategoricalColumn("cat_4", raw="int", max_table_size=100, num_buckets=3),
     ),
 )
 
@@ -47,6 +52,7 @@ def _state(first: int = 7) -> workflows.Fitted:
             "cat_0": finish(np.array([first, 8, 2**32 - 1]), 0),
             "words": finish(pa.array(["é", "b"]), 1),
             "cat_3": finish(np.array([], np.int64), 3),
+            "cat_4": finish(np.array([5]), 4),
         },
     )
 
@@ -104,6 +110,7 @@ def test_what_is_on_disk(saved: Path) -> None:
         "words": ["é", "b"],
         "words_size": [2, 1],
     }
+    assert not any(str(saved).encode() in path.read_bytes() for path in files)  # may be moved
     meta = pq.read_table(saved / words.file.replace("unique", "meta")).to_pydict()
     assert meta["kind"] == ["pad", "null", "oov", "unique"]
     assert meta["offset"] == [0, 1, 2, 3]
@@ -265,6 +272,22 @@ def test_what_is_no_saved_workflow(saved: Path, tmp_path: Path) -> None:
         load(newer)
 
 
+def test_two_workflows_at_one_path(copy: Path) -> None:
+    """NVTabular caches vocabularies by path: a second workflow there must not see the first's."""
+    frame = pd.DataFrame(dict.fromkeys(SPEC.columns, "1"), index=[0, 1])
+    frame["cat_0"] = ["7", "9"]
+    assert load(copy).transform(frame)["cat_0"].tolist() == [3, 2]
+    shutil.rmtree(copy)
+    workflows.write_workflow(copy, SPEC, _state(first=9))
+    assert load(copy).transform(frame)["cat_0"].tolist() == [2, 3]
+
+
+def test_an_unfitted_workflow_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="column cat_0: the workflow is not fitted"):
+        workflows.save(build(SPEC, str(tmp_path)), SPEC, tmp_path / "workflow")
+    assert not (tmp_path / "workflow" / "metadata.json").exists()
+
+
 def test_it_is_a_genuine_workflow(saved: Path) -> None:
     workflow = load(saved)
     assert isinstance(workflow, nvtabular.Workflow)
@@ -288,3 +311,32 @@ def test_names_that_nvtabular_would_confuse(columns: dict[str, str], message: st
     categorical = tuple(CategoricalColumn(n, vocabulary=v) for n, v in columns.items())
     with pytest.raises(SettingsError, match=message):
         build(FeatureSpec("label", (), categorical))
+
+
+def _use(path: Path) -> None:
+    """Use a workflow whose JSON was changed: errors of this project are the only ones."""
+    workflow = compiled.load(path, verify=True)
+    workflow.transform(empty_rows(workflow.spec))
+    workflows.inspect(path).verify()
+
+
+@pytest.mark.parametrize(("name", "rounds"), [("metadata", 400), ("compiled/compiled", 300)])
+def test_any_json(copy: Path, name: str, rounds: int) -> None:
+    expect_own_errors(copy / f"{name}.json", lambda: _use(copy), rounds=rounds)
+
+
+def test_any_graph(copy: Path) -> None:
+    """Whose digest is that in ``metadata.json``."""
+    own = (copy / "metadata.json").read_text()
+
+    def fit() -> None:
+        (copy / "metadata.json").write_text(own)
+        _change(copy, "graph.json", lambda _: None)
+
+    expect_own_errors(copy / "graph.json", lambda: _use(copy), rounds=150, after=fit)
+
+
+def test_a_pickled_workflow_is_mapped_from_nothing(copy: Path) -> None:
+    pickled = pickle.loads(pickle.dumps(compiled.load(copy)))
+    (copy / "compiled" / "tables.npy").write_bytes(b"")
+    assert len(pickled.transform(empty_rows(SPEC))) == 0

@@ -60,13 +60,6 @@ def test_order_and_policy(data: st.DataObject, raw: str) -> None:
     assert text or got.values.dtype == np.int64
 
 
-def test_a_hashed_column_has_none() -> None:
-    column = CategoricalColumn("c", raw="int", hash_buckets=5)
-    got = finish(np.array([3]), np.array([9]), column, 4)
-    assert len(got) == len(got.values) == 0
-    assert got.observed == {"null": 0, "oov": 0, "unique": 0}
-
-
 @pytest.mark.parametrize("largest", [2**32 - 1, RAW_TYPES["int"].most])
 def test_many_values(largest: int) -> None:
     """Ties by the thousand, and values so large that the fast key has no room for the counts."""

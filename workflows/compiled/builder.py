@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import string_parts, to_numpy
+from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import Format
 from nvt_torchrec.base.files.atomic import atomic_path, output_errors, together
@@ -32,7 +33,7 @@ from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.formats.generations import read_columns
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.formats.workflow_description import COPY_AGAIN, WorkflowDescription
 from nvt_torchrec.workflows.compiled import tables, text_tables
 from nvt_torchrec.workflows.description import inspect
 
@@ -45,7 +46,6 @@ FILES = tuple(f"{DIRECTORY}/{name}" for name in (PLAN_FILE, *ARRAYS))
 #: Tables that may wait in memory to be written after a larger one that is not ready.
 _AHEAD = 8
 _HEADER_BYTES = 128  # enough for the header of any one-dimensional array
-_AGAIN = "copy the whole workflow directory again, or fit it again"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +163,6 @@ class _Table:
     """A hash table; of a vocabulary of strings also their bytes, and where each begins."""
 
     words: np.ndarray
-    slots: int
     wide: bool
     values: int
     text: np.ndarray | None = None
@@ -171,13 +170,13 @@ class _Table:
 
 
 def _make_table(column: CategoricalColumn, path: Path, description: WorkflowDescription) -> _Table:
-    vocabulary = description.vocabularies[column.name]
-    file, raw = path / vocabulary.file, RAW_TYPES[column.raw]
-    kind = pa.string() if raw.is_text else pa.int64()
-    (values,) = read_columns(file, {vocabulary.name: kind}, _AGAIN)
+    vocabulary, raw = description.vocabularies[column.name], RAW_TYPES[column.raw]
+    file, kind = path / vocabulary.file, pa.string() if raw.is_text else pa.int64()
+    (values,) = read_columns(file, {vocabulary.name: kind}, COPY_AGAIN)
     where = f"{file}: column {column.name}"
     if len(values) != vocabulary.values:
-        raise BadInputError(f"{where}: {len(values)} values instead of {vocabulary.values}", _AGAIN)
+        what = f"{where}: {len(values)} values instead of {vocabulary.values}"
+        raise BadInputError(what, COPY_AGAIN)
     slots = tables.slots_for(len(values))
     if raw.is_text:
         words = np.zeros(tables.words_for(slots, wide=True), np.uint64)
@@ -185,30 +184,46 @@ def _make_table(column: CategoricalColumn, path: Path, description: WorkflowDesc
         begins = offsets.astype(np.int64)
         text_tables.insert_text(words, slots, begins, data, column.reserved_ids)
         text = data[begins[0] : begins[-1]]
-        return _Table(words, slots, True, len(values), text, begins[:-1] - begins[0])
+        return _Table(words, True, len(values), text, begins[:-1] - begins[0])
     numbers = to_numpy(values)
     wide = len(numbers) > 0 and (int(numbers.min()) < 0 or int(numbers.max()) >= 2**32)
     if wide and raw.dtype != "int64":
-        raise BadInputError(f"{where}: values of more than 32 bits in the vocabulary", _AGAIN)
+        raise BadInputError(f"{where}: values of more than 32 bits in the vocabulary", COPY_AGAIN)
     words = np.zeros(tables.words_for(slots, wide=wide), np.uint64)
     insert = tables.insert_wide if wide else tables.insert_narrow
     twice = insert(words, slots, numbers, column.reserved_ids)
     if twice >= 0:
-        raise BadInputError(f"{where}: value {numbers[twice]} is in the vocabulary twice", _AGAIN)
-    return _Table(words, slots, wide, len(values))
+        value = numbers[twice]
+        raise BadInputError(f"{where}: value {value} is in the vocabulary twice", COPY_AGAIN)
+    return _Table(words, wide, len(values))
 
 
 def _append(table: _Table, writers: dict[str, _ArrayWriter]) -> TablePlace:
-    text, text_begins = writers["text.npy"], writers["text_begins.npy"]
+    words, text, text_begins = (writers[name] for name in ARRAYS)
     place = TablePlace(
-        begin=writers["tables.npy"].length,
-        slots=table.slots,
+        begin=words.length,
+        slots=tables.slots_for(table.values),
         wide=table.wide,
         values=table.values,
         text=-1 if table.text is None else text_begins.length,
     )
-    writers["tables.npy"].append(table.words)
+    words.append(table.words)
     if table.text is not None and table.text_begins is not None:
         text_begins.append(table.text_begins + text.length)
         text.append(table.text)
     return place
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileSettings(Settings):
+    """The workflow to compile again."""
+
+    workflow: Path = flag("directory of the workflow", metavar="OUT/workflow", positional=True)
+
+
+SETTINGS = (CompileSettings,)
+
+
+def run(settings: CompileSettings) -> None:
+    """Compile a workflow."""
+    build(settings.workflow)

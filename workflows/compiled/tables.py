@@ -254,35 +254,27 @@ def _encode_numbers(values, missing, bit, words, place, wide, out, tally):
 
 
 @compiled(
-    types.void(read_only(types.uint32), read_only(types.uint64), types.int64,
-               READ_WORDS, PLACE, IDS, TALLY),
-)  # fmt: skip
-def encode_hex(values, missing, bit, words, place, out, tally):
-    """Look up the ids of one column of 32-bit values.
-
-    Args:
-        values: [n].
-        missing: uint64 [n], with ``bit`` set where the value is missing; [0] if none is missing.
-        bit: The column's bit.
-        words: All tables.
-        place: int64 [``PLACE_FIELDS``], the place of the column's table.
-        out: int32 [n], the result: 1 where missing, 2 … where out of vocabulary.
-        tally: int64 [2], to which the numbers of missing and out-of-vocabulary values are added.
-    """
-    _encode_numbers(values, missing, bit, words, place, False, out, tally)
-
-
-@compiled(
-    types.void(read_only(types.uint32, 2), read_only(types.uint64), READ_WORDS,
+    types.void(read_only(types.uint32, 2), read_only(types.uint64), types.int64, READ_WORDS,
                types.Array(types.int64, 2, "C", readonly=True),
                types.Array(types.int32, 2, "C"), types.Array(types.int64, 2, "C")),
 )  # fmt: skip
-def encode_hex_columns(values, missing, words, places, out, tallies):
-    """:func:`encode_hex` of up to 64 columns [columns, n] at once; column j is bit j."""
+def encode_hex(values, missing, bit, words, places, out, tallies):
+    """Look up the ids of some columns of 32-bit values, whose bits are in one word.
+
+    Args:
+        values: [columns, n].
+        missing: uint64 [n], with a bit set where a value is missing; [0] if none is missing.
+        bit: The first column's bit; the others follow.
+        words: All tables.
+        places: int64 [columns, ``PLACE_FIELDS``], the places of the columns' tables.
+        out: int32 [columns, n], the result: 1 where missing, 2 … where out of vocabulary.
+        tallies: int64 [columns, 2], to which the numbers of missing and out-of-vocabulary values
+            are added.
+    """
     bits = np.ascontiguousarray(missing)
     for j in range(values.shape[0]):
         column = np.ascontiguousarray(values[j])  # copying makes the rest much faster
-        _encode_numbers(column, bits, j, words, places[j], False, out[j], tallies[j])
+        _encode_numbers(column, bits, bit + j, words, places[j], False, out[j], tallies[j])
 
 
 @compiled(
@@ -290,7 +282,7 @@ def encode_hex_columns(values, missing, words, places, out, tallies):
                TALLY),
 )  # fmt: skip
 def encode_int(values, missing, bit, words, place, out, tally):
-    """As :func:`encode_hex`, of int64; the table may be narrow or wide."""
+    """As :func:`encode_hex`, of one column [n] of int64; the table may be narrow or wide."""
     if place[PLACE_WIDE]:
         _encode_numbers(values, missing, bit, words, place, True, out, tally)
     else:

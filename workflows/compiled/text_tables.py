@@ -99,7 +99,7 @@ def _same_text(data, begin, end, text_begins, text, which):
                READ_WORDS, PLACE, read_only(types.int64), BYTES, IDS, TALLY),
 )  # fmt: skip
 def encode_text(begins, data, missing, bit, words, place, text_begins, text, out, tally):
-    """As :func:`encode_hex`, of strings ``data[begins[i]:begins[i + 1]]``.
+    """As :func:`encode_hex`, of one column of strings ``data[begins[i]:begins[i + 1]]``.
 
     ``text[text_begins[k]:text_begins[k + 1]]`` is string k of all vocabularies.
     """

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import rows_to_arrow, string_parts, to_arrow
+from nvt_torchrec.base.arrays import string_parts, to_arrow
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.formats.rows import WORD_BITS, CategoryValues, Jagged, RawRows, bit_of, word_of
@@ -34,7 +34,7 @@ from nvt_torchrec.workflows.description import inspect
 #: int32 [n], or lists: offsets int32 [n + 1], values int32.
 Ids: TypeAlias = np.ndarray | Jagged
 
-_AGAIN = "make it again with `python -m workflows.compiled {}`"
+_AGAIN = "make it again with `python -m workflows compile {}`"
 _NO_BITS = np.empty(0, np.uint64)
 
 
@@ -107,8 +107,8 @@ class CompiledWorkflow:
             ids = np.empty(rows.categorical.shape, np.int32)
             for word, begin in zip(missing, range(0, len(ids), WORD_BITS), strict=False):
                 columns = slice(begin, begin + WORD_BITS)
-                tables.encode_hex_columns(
-                    rows.categorical[columns], word, self._words, self._places[columns],
+                tables.encode_hex(
+                    rows.categorical[columns], word, 0, self._words, self._places[columns],
                     ids[columns], tallies[columns],
                 )  # fmt: skip
         else:
@@ -190,7 +190,9 @@ class CompiledWorkflow:
         elif values.dtype == np.int64:
             tables.encode_int(values, missing, bit, self._words, place, ids, tally)
         else:
-            tables.encode_hex(values, missing, bit, self._words, place, ids, tally)
+            tables.encode_hex(
+                values[None], missing, bit, self._words, place[None], ids[None], tally[None]
+            )
         return ids
 
 
@@ -306,12 +308,12 @@ def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
     fields = schema.arrow
     columns = [to_arrow(_present(rows.label, "a label"))]
     if schema.more_labels:
-        columns += rows_to_arrow(_present(rows.more_labels, "a label"))
+        columns += map(to_arrow, _present(rows.more_labels, "a label"))
     if schema.weight:
         columns.append(to_arrow(_present(rows.weight, schema.weight)))
-    columns += rows_to_arrow(rows.dense)
+    columns += map(to_arrow, rows.dense)
     if isinstance(rows.ids, np.ndarray):
-        columns += rows_to_arrow(rows.ids)
+        columns += map(to_arrow, rows.ids)
     else:
         columns += map(_ids_to_arrow, rows.ids, fields.types[len(columns) :])
     return pa.Table.from_arrays(columns, schema=fields)

@@ -130,8 +130,6 @@ class _StateRecord:
     files: dict[str, FileEntry]
 
     def __post_init__(self) -> None:
-        if self.generation < 0 or not 0 <= self.day < 2**31:
-            raise ValueError(f"generation {self.generation}, day {self.day}")
         for row in self.moments or ():
             if len(row) != 4 or row[COUNT] < 0:
                 raise ValueError(f"moments has {row!r:.80}")

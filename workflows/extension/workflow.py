@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.formats.day_names import day_text
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import compiled
@@ -108,7 +108,7 @@ def extend_workflow(
     Args:
         workflow: The directory of the saved workflow.
         state: The directory of its state.
-        counts: What was counted on a day after all that were counted before.
+        counts: What was counted on a day after all that were counted before, which is not checked.
         to_workflow: The directory of the extended workflow, another one.
         to_state: The directory of its state.
         update_statistics: Compute mean and standard deviation of the dense columns again, over all
@@ -125,14 +125,12 @@ def extend_workflow(
     Raises:
         BadInputError: Workflow or state are damaged, or the workflow cannot be extended.
         SchemaError: The state belongs to another workflow, or a vocabulary becomes too large.
-        SettingsError: The day is not after those counted.
         OutputError: A directory cannot be written.
     """
     description = inspect(workflow)
     check_extensible(workflow, description)
     description.verify()
     before = read_state(state, description)
-    _check_day(workflow, counts, description)
     encoder = compiled.load(workflow, verify=True)
     spec = description.spec
     columns = remembered(spec)
@@ -188,15 +186,6 @@ def check_extensible(workflow: Path, description: WorkflowDescription) -> None:
             f"{workflow}: this workflow does not say which days it was fitted on: it was imported, "
             "or made before workflows could be extended",
             "fit it again with `python -m etl run`; until then it encodes rows as before",
-        )
-
-
-def _check_day(workflow: Path, counts: DayCounts, description: WorkflowDescription) -> None:
-    last = description.lineage[-1].days[-1]
-    if counts.day <= last:
-        raise SettingsError(
-            f"{workflow}: day {counts.day} is not after day {last}, the last one that was counted",
-            "add days in their order, each once",
         )
 
 

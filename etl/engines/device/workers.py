@@ -21,8 +21,7 @@ import pyarrow.parquet as pq
 from distributed import Client
 
 from nvt_torchrec.base.arrays import to_numpy
-from nvt_torchrec.base.device import CudaDevice, Device
-from nvt_torchrec.base.device_check import difference
+from nvt_torchrec.base.device import CudaDevice, Device, difference
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.base.files.atomic import publish
 from nvt_torchrec.base.threads import in_order

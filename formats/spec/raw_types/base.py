@@ -127,7 +127,7 @@ class RawType:
         """Whether values are numbers without a fraction."""
         return "int" in self.dtype
 
-    def contains(self, number: int | float) -> bool:
+    def contains(self, number: int | float | decimal.Decimal) -> bool:
         """Return whether a number lies within the limits; NaN does not."""
         return self.least <= number <= self.most
 
@@ -169,7 +169,12 @@ class RawType:
 
     def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
         """Convert values that :meth:`as_texts` does not change to texts."""
-        return parse_numbers(array, read, self)
+        numbers, missing = as_numbers(array, read.nulls)
+        wrong = (numbers < self.least) | (numbers > self.most)
+        code = np.where(wrong, RANGE, 0).astype(np.uint8)
+        if self.is_whole and numbers.dtype == np.float64:
+            code[~wrong & (numbers != np.floor(numbers))] = SYNTAX
+        return Parsed(np.where(code != 0, 0, numbers).astype(self.dtype), missing, code)
 
     # Python values
 
@@ -234,16 +239,6 @@ def is_missing(value: Any) -> bool:
     if isinstance(value, str | bytes):
         return not value
     return isinstance(value, float | np.floating | decimal.Decimal) and math.isnan(value)
-
-
-def parse_numbers(array: pa.Array, read: Read, kind: RawType) -> Parsed:
-    """Convert numbers, which may have a fraction unless the raw type is one of integers."""
-    numbers, missing = as_numbers(array, read.nulls)
-    wrong = (numbers < kind.least) | (numbers > kind.most)
-    code = np.where(wrong, RANGE, 0).astype(np.uint8)
-    if kind.is_whole and numbers.dtype == np.float64:
-        code[~wrong & (numbers != np.floor(numbers))] = SYNTAX
-    return Parsed(np.where(code != 0, 0, numbers).astype(kind.dtype), missing, code)
 
 
 def as_numbers(array: pa.Array, nulls: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:

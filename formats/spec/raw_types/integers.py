@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nvt_torchrec.formats.spec.reading import Read
 
 #: By bytes of a float type, the largest integer up to which it holds all integers.
-_EXACT = {2: 2**11, 4: 2**24}
+EXACT = {2: 2**11, 4: 2**24}
 _HEX = re.compile("[0-9a-fA-F]{1,8}").fullmatch
 _JSON_HEX = {"type": "string", "pattern": "^[0-9a-fA-F]{0,8}$"}
 
@@ -52,7 +52,7 @@ class _Integer(RawType):
 
     def _integer(self, value: Any) -> int:
         if isinstance(value, float | np.floating) and float(value).is_integer():
-            limit = _EXACT.get(getattr(value, "itemsize", 8), 2**53)
+            limit = EXACT.get(getattr(value, "itemsize", 8), 2**53)
             if isinstance(value, np.floating) and abs(float(value)) > limit and limit < 2**53:
                 raise ValueError(
                     f"{value.dtype} rounds integers above {limit}, use int64 or float64"

@@ -6,6 +6,7 @@ another way, or is wrong, regular expressions look at each of them, and Python a
 
 from __future__ import annotations
 
+import decimal
 import re
 from typing import TYPE_CHECKING
 
@@ -29,9 +30,11 @@ _INTEGER = "^-?[0-9]+$"
 #: +5 and 260.0; the replacement writes them as 5 and 260.
 _LENIENT_INTEGER, _PLAIN_INTEGER = r"^(?:\+|(-))?([0-9]+)(?:\.0*)?$", r"\1\2"
 _FLOAT = r"^-?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
-_DECIMAL = re.compile(rb"([+-]?)(?=\.?[0-9])([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
-#: Integers of at most so many characters fit int64; digits before the point of what fits it.
-_SURE_LENGTH, _MOST_DIGITS = 18, 19
+_DECIMAL = re.compile(rb"[+-]?(?=\.?[0-9])[0-9]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?")
+#: Takes more digits than logs write; numbers beyond its limits become infinite.
+_CONTEXT = decimal.Context(prec=1000, traps=[])
+#: Integers of at most so many characters fit int64.
+_SURE_LENGTH = 18
 
 
 def _byte_table(characters: bytes) -> np.ndarray:
@@ -59,44 +62,25 @@ def parse_integers(texts: pa.Array, missing: np.ndarray, read: Read, kind: RawTy
         plain = matches(texts, _INTEGER) & (lengths(texts) <= _SURE_LENGTH)
         numbers = cast(texts, ~plain, pa.int64())
         for row in np.flatnonzero(~plain & ~missing).tolist():
-            number = _exact_integer(texts[row].as_py(), lenient=read.lenient)
-            if number is None or not kind.contains(number):
-                code[row] = SYNTAX if number is None else RANGE
+            text = texts[row].as_py()
+            number = exact(text) if read.lenient or re.fullmatch(rb"-?[0-9]+", text) else None
+            if number is None or number != number.to_integral_value():
+                code[row] = SYNTAX
+            elif kind.contains(number):
+                numbers[row] = int(number)
             else:
-                numbers[row] = number
+                code[row] = RANGE
     code[(numbers < kind.least) | (numbers > kind.most)] = RANGE
     code[wrong] = SYNTAX
     numbers[code != 0] = 0
     return Parsed(numbers.astype(kind.dtype), missing, code)
 
 
-def _exact_integer(text: bytes, *, lenient: bool) -> int | None:
-    if re.fullmatch(rb"-?[0-9]+", text):
-        return int(text.lstrip(b"-0")[:_MOST_DIGITS] or b"0") * (-1 if text[0] == 45 else 1)
-    number = scaled(text, 0) if lenient else None
-    return None if number is None or number[1] else number[0]
-
-
-def scaled(text: bytes, shift: int) -> tuple[int, bool] | None:
-    """Return a decimal number times ten to the power of ``shift``, without its fraction.
-
-    Returns:
-        The integer (only its size is right beyond 64 bits), and whether there was a fraction; None
-        if the text is no number.
-    """
-    match = _DECIMAL.fullmatch(text)
-    if match is None:
+def exact(text: bytes, shift: int = 0) -> decimal.Decimal | None:
+    """Return a decimal number times ten to the power of ``shift``; None if the text is none."""
+    if not _DECIMAL.fullmatch(text):
         return None
-    sign, whole, fraction, exponent = (group or b"" for group in match.groups())
-    digits = (whole + fraction).lstrip(b"0").rstrip(b"0")
-    if not digits:
-        return 0, False
-    zeros = len(whole + fraction) - len((whole + fraction).lstrip(b"0"))
-    point = len(whole) - zeros + shift + int(exponent[:19] or b"0")
-    number = int((digits + b"0" * min(point, _MOST_DIGITS))[: max(0, min(point, 19))] or b"0")
-    if point > _MOST_DIGITS:
-        number = 10**_MOST_DIGITS
-    return -number if sign == b"-" else number, point < len(digits)
+    return _CONTEXT.scaleb(_CONTEXT.create_decimal(text.decode()), shift)
 
 
 def parse_floats(texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
@@ -104,10 +88,10 @@ def parse_floats(texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
     texts, wrong = _ungrouped(texts, read)
     texts = with_point(texts, read)
     code = np.zeros(len(texts), np.uint8)
-    if read.lenient and _contains(texts, "+"):
-        texts = pc.replace_substring_regex(texts, pattern=r"^\+([0-9.])", replacement=r"\1")
     numbers = try_cast(texts, missing, pa.float64(), _FLOAT_BYTES)
     if numbers is None:
+        if read.lenient:
+            texts = pc.replace_substring_regex(texts, pattern=r"^\+([0-9.])", replacement=r"\1")
         plain = matches(texts, _FLOAT)
         code[~plain & ~missing] = SYNTAX
         numbers = cast(texts, ~plain, pa.float64())
@@ -125,11 +109,14 @@ def _ungrouped(texts: pa.Array, read: Read) -> tuple[pa.Array, np.ndarray]:
         the decimal point.
     """
     mark = read.thousands
-    if not mark or not _contains(texts, mark):
+    if not mark:
         return texts, np.zeros(len(texts), bool)
-    sign, escaped = "^[+-]?", re.escape(mark)
-    grouped = rf"{sign}[1-9][0-9]{{0,2}}(?:{escaped}[0-9]{{3}})+(?:[^{escaped}0-9][^{escaped}]*)?$"
-    wrong = matches(texts, escaped) & ~matches(texts, grouped)
+    marked = mask_to_numpy(pc.match_substring(texts, pattern=mark))
+    if not marked.any():
+        return texts, marked
+    escaped = re.escape(mark)
+    grouped = rf"^[+-]?[1-9][0-9]{{0,2}}(?:{escaped}[0-9]{{3}})+(?:[^{escaped}0-9][^{escaped}]*)?$"
+    wrong = marked & ~matches(texts, grouped)
     return pc.replace_substring(texts, pattern=mark, replacement=""), wrong
 
 
@@ -152,11 +139,6 @@ def lengths(texts: pa.Array) -> np.ndarray:
 def matches(texts: pa.Array, pattern: str) -> np.ndarray:
     """Return which texts a regular expression matches, bool [n]."""
     return mask_to_numpy(pc.match_substring_regex(texts, pattern=pattern))
-
-
-def _contains(texts: pa.Array, character: str) -> bool:
-    offsets, data = string_parts(texts)
-    return bool((data[offsets[0] : offsets[-1]] == ord(character)).any()) if len(texts) else False
 
 
 def cast(texts: pa.Array, absent: np.ndarray, kind: pa.DataType) -> np.ndarray:

@@ -9,6 +9,7 @@ The calendar is checked: the 30th of February is malformed.
 from __future__ import annotations
 
 import datetime
+import decimal
 import functools
 import re
 from collections.abc import Callable
@@ -22,9 +23,9 @@ from nvt_torchrec.base.arrays import null_mask, string_array, string_parts, to_n
 from nvt_torchrec.formats.spec.raw_types.base import RANGE, SYNTAX, Parsed, RawType, as_numbers
 from nvt_torchrec.formats.spec.raw_types.number_text import (
     cast,
+    exact,
     lengths,
     matches,
-    scaled,
     try_cast,
 )
 from nvt_torchrec.formats.spec.times import DIRECTIVES, EPOCHS, ISO
@@ -32,8 +33,6 @@ from nvt_torchrec.formats.spec.times import DIRECTIVES, EPOCHS, ISO
 if TYPE_CHECKING:
     from nvt_torchrec.formats.spec.reading import Read
 
-#: Microseconds of a unit of Arrow's timestamps; nanoseconds are divided.
-_UNITS = {"s": 1_000_000, "ms": 1000, "us": 1}
 _EXAMPLE = datetime.datetime(2014, 10, 30, 12, tzinfo=datetime.UTC)
 
 
@@ -59,11 +58,9 @@ class Time(RawType):
         return _EXAMPLE.isoformat(" ")
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
-
         return parse_times(texts, missing, read.time_format, self)
 
     def fits(self, held: pa.DataType, read: Read) -> bool:
-
         types = pa.types
         if types.is_timestamp(held) or types.is_date(held):
             return True
@@ -74,21 +71,19 @@ class Time(RawType):
         )
 
     def as_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
-
         if not (_is_digits(read.time_format) and pa.types.is_integer(array.type)):
             return None
         width = sum(DIRECTIVES[name] for name in read.time_format[1::2])
         return pc.utf8_lpad(array.cast(pa.string()), width, "0"), read  # of a year such as 09
 
     def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
-
         missing = null_mask(array)
         if pa.types.is_date(array.type):
             array = array.cast(pa.timestamp("ms"))
         if pa.types.is_timestamp(array.type):
-            unit = _UNITS.get(array.type.unit, 0)
+            unit = EPOCHS.get(f"epoch_{array.type.unit}", 0)
             numbers = np.where(missing, 0, to_numpy(array.view(pa.int64())))
-            if not unit:
+            if not unit:  # nanoseconds
                 numbers, unit = numbers // 1000, 1
         else:
             numbers, missing = as_numbers(array, read.nulls)
@@ -170,11 +165,11 @@ def _since_1970(
         return numbers, good, (numbers >= kind.least) & (numbers <= kind.most)
     values, fits = np.zeros(len(texts), np.int64), good.copy()
     for row, text in enumerate(texts.to_pylist()):
-        number = scaled(text, shift)
+        number = exact(text, shift)
         if number is None:
             good[row] = False
-        elif kind.contains(number[0]):
-            values[row] = number[0]
+        elif kind.contains(number := number.to_integral_value(decimal.ROUND_DOWN)):
+            values[row] = int(number)
         else:
             fits[row] = False
     return values, good, fits
@@ -252,19 +247,13 @@ def _by_pattern(texts: pa.Array, pattern: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _numbers(group: pa.Array) -> np.ndarray:
     """Return the numbers in a group; 0 where it is empty or nothing matched."""
-    numbers = cast(group, null_mask(group) | (lengths(group) == 0), pa.int64())
-    assert numbers is not None  # a group of at most six digits
-    return numbers
+    return cast(group, null_mask(group) | (lengths(group) == 0), pa.int64())
 
 
 def _fraction(group: pa.Array) -> np.ndarray:
     """Return the microseconds of digits after the point, of which six count."""
-    offsets, data = string_parts(group)
-    micros = np.zeros(len(group), np.int64)
-    for place in range(6):
-        rows = np.flatnonzero(np.diff(offsets) > place)
-        micros[rows] += (data[offsets[rows] + place].astype(np.int64) - 48) * 10 ** (5 - place)
-    return micros
+    digits = pc.utf8_rpad(group.view(pa.string()), 6, "0")
+    return _numbers(pc.utf8_slice_codeunits(digits, 0, 6))
 
 
 def _by_text(group: pa.Array, value_of: Callable[[str], int]) -> np.ndarray:

@@ -8,9 +8,8 @@ from pathlib import Path
 from nvt_torchrec.clicklog.synthetic.log import synthesize
 from nvt_torchrec.clicklog.synthetic.model import SyntheticSettings
 from nvt_torchrec.etl.commands.drift import find_day
-from nvt_torchrec.etl.drift import measure_drift
+from nvt_torchrec.etl.drift import Drift, measure_drift
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.workflows.drift import Drift
 from tests.etl.runs import settings
 from tests.logs import CRITEO
 

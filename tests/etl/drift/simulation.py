@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nvt_torchrec.workflows.drift import Counted
-from nvt_torchrec.workflows.drift_cells import Bins, Buckets
+from nvt_torchrec.etl.drift import Counted
+from nvt_torchrec.workflows.drift import Bins, Buckets
 
 _ZIPF = 1 / np.arange(1, 1001) ** 1.1
 #: Shares of the values of each categorical column.
@@ -61,21 +61,19 @@ def _draw(rng: np.random.Generator, train: int, rows: int) -> tuple[Counted, Cou
         unseen_then[name] = (int(held_out[counted == 0].sum()), present)
         unseen_now[name] = (int(today[counted == 0].sum()), present)
     return (
-        Counted(now, missing_now, unseen_now, [_day(rng, rows)], _malformed(rng, rows)),
-        Counted(
-            then, missing_then, unseen_then, [_day(rng, rows) for _ in range(3)],
-            _malformed(rng, train),
-        ),
-    )  # fmt: skip
+        _counted(rng, now, missing_now, unseen_now, 1, rows, rows),
+        _counted(rng, then, missing_then, unseen_then, 3, rows, train),
+    )
 
 
-def _day(rng: np.random.Generator, rows: int) -> tuple[int, int]:
-    rows = int(rng.poisson(rows))
-    return int(rng.binomial(rows, LABEL_RATE)), rows
-
-
-def _malformed(rng: np.random.Generator, rows: int) -> tuple[int, int]:
-    return int(rng.binomial(rows, 0.001)), rows
+def _counted(
+    rng: np.random.Generator, cells, missing, unseen, days: int, rows_of_day: int, rows: int
+) -> Counted:
+    """Return what was counted, with days of about so many rows, some of them with label 1."""
+    totals = (int(rng.poisson(rows_of_day)) for _ in range(days))
+    labels = [(int(rng.binomial(total, LABEL_RATE)), total) for total in totals]
+    malformed = int(rng.binomial(rows, 0.001)), rows
+    return Counted(cells, missing, unseen, labels, [total for _, total in labels], malformed)
 
 
 def _dense_values(rng: np.random.Generator, rows: int) -> np.ndarray:

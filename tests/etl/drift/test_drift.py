@@ -13,6 +13,7 @@ import pytest
 from nvt_torchrec.etl import drift as measure_module
 from nvt_torchrec.etl.commands.drift import as_text
 from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.spec.feature_spec import InputFormat
 from nvt_torchrec.formats.spec.split import BY_DAYS
 from nvt_torchrec.formats.spec.toml_file import load_spec
@@ -144,7 +145,17 @@ def test_the_result_depends_neither_on_threads_nor_on_compression(
     packed.write_bytes(gzip.compress(day.read_bytes()))
     got = drift_of(log / "out", packed, workers=4)
     assert dataclasses.replace(got, input=expected.input) == expected
-    part = drift_of(log / "out", day, limit_rows=777)
+
+
+def test_an_output_of_the_first_rows_of_each_day(
+    log: Path, day: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(measure_module, "PIECE_BYTES", 1 << 16)
+    out = shutil.copytree(log / "out", tmp_path / "out")
+    manifest = Manifest.read(out / "manifest.json")
+    manifest.settings["limit_rows"] = 777
+    manifest.write(out / "manifest.json")
+    part = drift_of(out, day)
     assert 777 <= part.rows < ROWS
     assert part.measure("rows") is None  # only the first ones were read
 

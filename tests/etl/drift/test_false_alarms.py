@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from nvt_torchrec.workflows.drift import Counted, Thresholds, compare
+from nvt_torchrec.etl.drift import Counted, compare
+from nvt_torchrec.etl.settings import Thresholds
 from tests.etl.drift.simulation import draws
 
 DRAWS = 1000

@@ -1,7 +1,8 @@
-"""Which column is the label, which of its values are positive, and what is known only with it."""
+"""Which column is the label, what is known only with it, and which rows are for training."""
 
 from __future__ import annotations
 
+import datetime
 import re
 from typing import Any
 
@@ -40,11 +41,14 @@ _TRUE = ("1", "true", "yes", "y", "t", "click", "clicked", "positive", "pos", "w
 _BINARY = {"0", "1", "0.0", "1.0"}
 #: Texts that a label has at most.
 _MOST_TEXTS = 20
-
-
-def without_type(name: str) -> str:
-    """Return a name without what RecBole's files add: ``rating:float`` becomes ``rating``."""
-    return re.sub(r":(token|float)(_seq)?$", "", name)
+BIRTHS = re.compile(r"birth|dob", re.IGNORECASE)
+_USERS = re.compile(
+    r"(user|uid|customer|client|member|visitor|viewer|household|session)_?(id|key|hash|code|no)?",
+    re.IGNORECASE,
+)
+#: From which span on cuts are at midnight.
+_LONG = datetime.timedelta(days=10)
+_SHARES = {"valid": 0.1, "test": 0.1}
 
 
 def choose_labels(sample: SampledFile, path: str, label: str) -> tuple[list[int], list[str]]:
@@ -59,9 +63,15 @@ def choose_labels(sample: SampledFile, path: str, label: str) -> tuple[list[int]
         BadInputError: There is no such column, or none looks like a label.
     """
     columns = sample.columns
+    names = [column.name for column in columns]
     scores = [_label_score(column, j, sample) for j, column in enumerate(columns)]
-    if label:
-        best = _given_label(columns, path, label)
+    if label in filter(None, names):
+        best = names.index(label)
+    elif label.isdigit() and 1 <= int(label) <= len(columns):
+        best = int(label) - 1
+    elif label:
+        known = ", ".join(filter(None, names[:20])) or f"1 to {len(columns)}"
+        raise BadInputError(f"{path}: no column {label!r} for the label", f"it has {known}")
     else:
         best = max(range(len(scores)), key=lambda j: (scores[j], _ones(columns[j]), -j))
         if not scores[best]:
@@ -71,27 +81,17 @@ def choose_labels(sample: SampledFile, path: str, label: str) -> tuple[list[int]
             )
     others = [j for j, score in enumerate(scores) if score >= 20 and j != best]
     further = [j for j in others if _is_event(columns[j]) and len(_canonical(columns[j])) == 2]
-    possible = [columns[j].name or f"column {j + 1}" for j in others if j not in further]
+    possible = [names[j] or f"column {j + 1}" for j in others if j not in further]
     return [best, *further], sorted(possible, key=lambda name: not _PERHAPS.fullmatch(name))[:5]
-
-
-def _given_label(columns: list[Profile], path: str, label: str) -> int:
-    names = [column.name for column in columns]
-    if label in names:
-        return names.index(label)
-    if label.isdigit() and 1 <= int(label) <= len(columns):
-        return int(label) - 1
-    known = ", ".join(filter(None, names[:20])) or f"1 to {len(columns)}"
-    raise BadInputError(f"{path}: no column {label!r} for the label", f"it has {known}")
 
 
 def why_no_feature(column: Profile, labels: list[Profile]) -> str:
     """Return why a column that could be read must not be a feature; "" if it may be one."""
-    name = without_type(column.name)
+    name = column.plain_name
     if _is_event(column) or _OUTCOMES.fullmatch(name):
         return "looks like a label, or is known only with it"
     for label in labels:
-        stem = re.escape(without_type(label.name))
+        stem = re.escape(label.plain_name)
         if stem and re.fullmatch(stem + _OF_EVENT, name, re.IGNORECASE):
             return f"known only with the label {label.name}"
     if _WEIGHTS.fullmatch(name):
@@ -100,26 +100,27 @@ def why_no_feature(column: Profile, labels: list[Profile]) -> str:
 
 
 def _is_event(column: Profile) -> bool:
-    name = without_type(column.name)
+    name = column.plain_name
     return bool(_GENERIC.fullmatch(name) or _EVENTS.fullmatch(name))
 
 
 def _label_score(column: Profile, j: int, sample: SampledFile) -> int:
     """How much a column looks like a label; 0: it is none."""
-    name, event = without_type(column.name), _is_event(column)
+    name, event = column.plain_name, _is_event(column)
     named = event or bool(_PERHAPS.fullmatch(name))
+    binary = set(column.counts) <= _BINARY
     if column.kind in ("empty", "time") or column.multi_hot or _WEIGHTS.fullmatch(name):
         return 0
-    if len(_canonical(column)) == 2:
+    if event and len(_canonical(column)) == 2:
+        click = bool(re.search("click|clk", name, re.IGNORECASE))
+        score = 100 + 10 * bool(_GENERIC.fullmatch(name)) + 5 * click
+    elif len(_canonical(column)) == 2:
         at_an_end = j in (0, len(sample.columns) - 1)
-        score = 20 + 30 * named + 10 * at_an_end + 10 * (set(column.counts) <= _BINARY)
-        if event:
-            click = bool(re.search("click|clk", name, re.IGNORECASE))
-            score = 100 + 10 * bool(_GENERIC.fullmatch(name)) + 5 * click
-    elif named and set(column.counts) <= _BINARY:
+        score = 20 + 30 * named + 10 * at_an_end + 10 * binary
+    elif named and binary:
         score = 45  # a file that is sorted by its label
-    elif _is_rating(column, sample.header):
-        score = 40 if sample.header else 8
+    elif _is_rating(column) and (_RATING_NAMES.search(name) or not sample.named):
+        score = 40 if sample.named else 8
     elif event and column.kind == "int" and column.least == 0:
         score = 30  # counts
     elif named and column.kind == "string" and 3 <= column.distinct <= _MOST_TEXTS:
@@ -146,12 +147,10 @@ def _of(text: str) -> str:
     return text.casefold().removesuffix(".").removesuffix(".0")
 
 
-def _is_rating(column: Profile, header: bool) -> bool:
+def _is_rating(column: Profile) -> bool:
     if column.kind not in ("int", "float") or not 3 <= column.distinct <= 11:
         return False
-    if column.least < 0 or column.most > 10 or column.most < 3:
-        return False
-    return bool(_RATING_NAMES.search(without_type(column.name))) if header else True
+    return column.least >= 0 and 3 <= column.most <= 10
 
 
 def label_rule(column: Profile, path: str) -> tuple[dict[str, Any], str]:
@@ -165,7 +164,7 @@ def label_rule(column: Profile, path: str) -> tuple[dict[str, Any], str]:
     rule: dict[str, Any] = {"name": spec_name(column.name)}
     if rule["name"] != column.name:
         rule["from"] = column.name
-    if column.trim:
+    if "trim" in column.reading:
         rule["trim"] = True
     if set(share) <= _BINARY:
         ones = share.get("1", 0) + share.get("1.0", 0)
@@ -206,10 +205,74 @@ def _threshold(column: Profile) -> float:
     Of events it is 1; of few numbers the smallest in the upper half of the range, 4 for ratings up
     to 5; of many the number that a quarter of the rows reach.
     """
-    if _EVENTS.fullmatch(without_type(column.name)) and column.least == 0:
+    if _EVENTS.fullmatch(column.plain_name) and column.least == 0:
         return 1
     numbers = sorted(map(column.number, column.counts.elements()))
     number = next((each for each in numbers if each >= 0.75 * column.most), numbers[-1])
     if column.distinct > 11:
         number = numbers[len(numbers) * 3 // 4]
     return int(number) if number == int(number) else number
+
+
+def choose_split(columns: list[Profile], sample: SampledFile) -> tuple[dict[str, Any], str]:
+    """Return the keys of ``[split]`` and why, given the columns that are no labels.
+
+    Where there is one, it is a split to which further days can be added.
+    """
+    if sample.days:
+        return {"by": "days"}, (
+            f"the log has a file for each day: pass {sample.days} as --input_path; the last day is "
+            "halved into valid and test, and `etl extend` adds further ones"
+        )
+    keys = [c for c in columns if c.name and not c.missing and not c.multi_hot]
+    times = [c for c in keys if c.kind == "time" and c.distinct >= 10 and not BIRTHS.search(c.name)]
+    if times:
+        return _by_time(max(times, key=lambda column: column.distinct), sample)
+    for column in keys:
+        if _USERS.fullmatch(column.plain_name) and column.distinct >= 20 and column.often > 1.1:
+            return {"by": "column", "column": column.name, **_SHARES}, (
+                f"all rows of a {column.name} are on one side, because no column is a time; "
+                'by = "share" splits the rows at random'
+            )
+    return {"by": "share", **_SHARES}, (
+        'at random, because no column is a time; by = "column" keeps the rows of a user together'
+    )
+
+
+def _by_time(column: Profile, sample: SampledFile) -> tuple[dict[str, Any], str]:
+    split: dict[str, Any] = {"by": "time", "column": column.name}
+    if column.time_format:
+        split["time_format"] = column.time_format
+    why = f"{column.name} is a time, and a model scores rows newer than those it was trained on"
+    cuts = _cuts(column, sample)
+    if not cuts:
+        return {**split, **_SHARES}, (
+            f"{why}: the last tenth of the rows is test. For days that `etl extend` adds later, "
+            "give the cuts themselves: valid_from and test_from instead of the shares"
+        )
+    split |= dict(zip(("valid_from", "test_from"), cuts, strict=True))
+    what = "rows" if sample.whole else "time"
+    return split, (
+        f"{why}: valid and test are the last tenths of the {what}. Rows that `etl extend` adds "
+        "later are test; shares, valid = 0.1 and test = 0.1, cannot be extended"
+    )
+
+
+def _cuts(column: Profile, sample: SampledFile) -> list[str]:
+    """Return when validation and test begin; [] if the times cannot be cut so."""
+    known = {text: column.time(text) for text in column.counts}
+    times = sorted(known[text] for text in column.counts.elements())
+    first, last = times[0], times[-1]
+    if sample.whole:
+        cuts = [times[int(share * len(times))] for share in (0.8, 0.9)]
+    elif sample.spread:
+        cuts = [first + share * (last - first) for share in (0.8, 0.9)]
+    else:
+        return []
+    if last - first >= _LONG:
+        days = [cut.replace(hour=0, minute=0, second=0, microsecond=0) for cut in cuts]
+        cuts = days if len(set(days)) == len(days) else cuts
+    if not first < cuts[0] < cuts[1] <= last:
+        return []
+    texts = [f"{cut.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S}" for cut in cuts]
+    return [text.removesuffix(" 00:00:00") for text in texts]

@@ -1,0 +1,73 @@
+"""Scripts of the docs, run by bash where an operator works."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+#: With the interpreter of these tests and the packages of this checkout, and without a GPU.
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    "PYTHONPATH": str(ROOT),
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+
+def run(directory: Path, script: str) -> tuple[int, str]:
+    """Run a script; return its status and what it printed."""
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=directory,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+@contextlib.contextmanager
+def started(
+    directory: Path, command: list[str], log: Path, **environment: str
+) -> Iterator[subprocess.Popen]:
+    """Start a command, which prints to a file; at the end, kill what it has started."""
+    with (
+        open(log, "w") as file,
+        subprocess.Popen(
+            command,
+            cwd=directory,
+            env=ENVIRONMENT | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            _end_session(process.pid)
+
+
+def _end_session(session: int) -> None:
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                os.kill(int(name), 9)
+
+
+def free_port() -> str:
+    """Return the number of a port that no program uses."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
