@@ -43,8 +43,7 @@ def structs_path(*fields: int) -> int:
     return number
 
 
-_ROW_GROUP, _CHUNK = structs_path(4), structs_path(4, 1, 3)  # RowGroup, ColumnMetaData
-_ROWS = np.array([structs_path(4, 3)])
+_CHUNK = structs_path(4, 1, 3)  # ColumnMetaData
 _CHUNK_NUMBERS = np.array([structs_path(4, 1, 3, field) for field in (4, 5, 6, 7, 9, 11)])
 
 #: Bytes read of the end of a file, of which few footers have more.
@@ -205,15 +204,12 @@ def footer_of(file: IO[bytes]) -> Footer:
         raise pa.ArrowInvalid(f"the name of a column is not UTF-8: {error}") from None
     groups, leaves = metadata.num_row_groups, metadata.num_columns
     memory = np.frombuffer(bytearray(content), np.uint8)[:-8]
-    rows = np.empty((groups, 1), np.int64)
+    rows = np.array([metadata.row_group(i).num_rows for i in range(groups)], np.int64)
     chunks = np.empty((groups * leaves, len(_CHUNK_NUMBERS)), np.int64)
-    counts = [
-        _read_footer(memory, _ROW_GROUP, _ROWS, rows),
-        _read_footer(memory, _CHUNK, _CHUNK_NUMBERS, chunks),
-    ]
-    if counts != [groups, groups * leaves] or (rows < 0).any():
+    count = _read_footer(memory, _CHUNK, _CHUNK_NUMBERS, chunks)
+    if count != len(chunks) or (rows < 0).any():
         raise pa.ArrowInvalid("its footer is damaged")
-    return Footer(metadata, schema, rows[:, 0], chunks.reshape(groups, leaves, -1))
+    return Footer(metadata, schema, rows, chunks.reshape(groups, leaves, -1))
 
 
 def _footer_bytes(file: IO[bytes]) -> bytes:

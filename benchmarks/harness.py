@@ -29,8 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.process import Run, run
-from benchmarks.venvs import BUILD
+from benchmarks.process import BUILD, Run, run
 from nvt_torchrec.base.command_line import Parser, parse
 from nvt_torchrec.base.errors import ClickLogError, run_command
 from nvt_torchrec.base.files.atomic import write_json

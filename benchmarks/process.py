@@ -15,8 +15,16 @@ from typing import IO, Any
 
 import psutil
 
+from nvt_torchrec.base.errors import ClickLogError
+
+#: Where results and data go, below the repository's root.
+BUILD = Path(__file__).parents[1] / "build" / "bench"
 #: Seconds between two looks at the memory of a run, and between two searches for new processes.
 _POLL, _SEARCH = 0.02, 0.25
+
+
+class PeerError(ClickLogError):
+    """What a system needs cannot be made here, for want of a package or of the network."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,8 @@ import pyarrow.parquet as pq
 from nvt_torchrec.base.files.atomic import read_json, write_text
 from nvt_torchrec.base.pages.charts import Chart, Series, lines
 from nvt_torchrec.base.pages.render import render
+from nvt_torchrec.dlrm.reporting.metrics_log import METRICS_FILE
+from nvt_torchrec.dlrm.reporting.page import curves, read_events
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 
@@ -22,7 +23,7 @@ def make_summary(paths: dict[str, Path]) -> dict[str, Any]:
     rows = Manifest.read(etl.manifest).rows
     timings = read_json(etl.timings, "the ETL's timings")
     planted = read_json(paths["raw"] / "synthetic.json", "the synthetic log's description")
-    events = read_training_log(paths["training_log"])
+    events = read_events(paths["training_log"] / METRICS_FILE)
     last = {event["split"]: event for event in events if event["event"] == "evaluation"}
     end = next(event for event in events if event["event"] == "end")
     oracle = planted["oracle"]
@@ -40,12 +41,6 @@ def make_summary(paths: dict[str, Path]) -> dict[str, Any]:
         "predict_max_abs_diff": score_diff,
         "predict_log_loss_diff": loss_diff,
     }
-
-
-def read_training_log(directory: Path) -> list[dict[str, Any]]:
-    """Read the events of ``metrics.jsonl``."""
-    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
 
 
 def _check_scores(paths: dict[str, Path], evaluations: dict[str, dict]) -> tuple[float, float]:
@@ -79,28 +74,13 @@ def _check_scores(paths: dict[str, Path], evaluations: dict[str, dict]) -> tuple
 
 def write_page(paths: dict[str, Path], summary: dict[str, Any]) -> None:
     """Write the page from the demo's summary, its training log and its predictions."""
-    events = read_training_log(paths["training_log"])
-    charts = [*_curves(events, summary), _calibration(paths["predictions"])]
+    start, *events = read_events(paths["training_log"] / METRICS_FILE)
+    train, evaluations = (
+        [event for event in events if event["event"] == kind] for kind in ("train", "evaluation")
+    )
+    charts = [*curves(start, train, evaluations)[:2], _calibration(paths["predictions"])]
     template = Path(__file__).with_name("demo.html")
     write_text(paths["page"], render(template, summary=summary, charts=charts))
-
-
-def _curves(events: list[dict[str, Any]], summary: dict[str, Any]) -> list[Chart]:
-    train = [event for event in events if event["event"] == "train"]
-    valid = [e for e in events if e["event"] == "evaluation" and e["split"] == "valid"]
-    steps, oracle = train[-1]["step"], summary["oracle_auroc_valid"]
-    loss = [
-        Series("train", [(event["step"], event["loss"]) for event in train]),
-        Series("valid", [(e["step"], e["log_loss"]) for e in valid], "second", dots=True),
-    ]
-    auroc = [
-        Series("valid", [(e["step"], e["auroc"]) for e in valid], "second", dots=True),
-        Series("oracle, valid", [(0, oracle), (steps, oracle)], "target"),
-    ]
-    return [
-        lines(series, x="step", y=title, form="number")
-        for title, series in (("log loss", loss), ("AUROC", auroc))
-    ]
 
 
 def _calibration(predictions: Path) -> Chart:

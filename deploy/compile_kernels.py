@@ -10,6 +10,7 @@ import csv
 import tempfile
 from pathlib import Path
 
+import nvt_torchrec.inference.server.app  # noqa: F401  # compiles loops when it is imported
 from nvt_torchrec.etl.run import EtlSettings, run
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES

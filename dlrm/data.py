@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from torchrec.datasets.utils import Batch
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SettingsError
 from nvt_torchrec.base.files.atomic import read_json
@@ -70,10 +69,21 @@ def choose_label(settings: TrainSettings, schema: TableSchema) -> TrainSettings:
             f"--label {given}: the data have no such label", did_you_mean(given, schema.labels)
         )
     label = None if given == schema.label else given
-    if schema.more_labels:  # otherwise there is nothing to choose
-        path = _checkpoint_of(settings)
-        if path is not None:
-            label = _compare_labels(settings, schema, label, path)
+    # with one label there is nothing to choose
+    path = _checkpoint_of(settings) if schema.more_labels else None
+    if path is not None:
+        then = CheckpointRecord.read(path).label
+        if settings.mode != "train" and given is None:
+            label = then
+        if then != label:
+            before, now = then or schema.label, label or schema.label
+            if settings.mode == "train" and settings.continue_from:
+                raise SettingsError(
+                    f"--continue_from {path}: trained on label {before}, now it is {now}",
+                    f"give --label {before}; to train another label from these weights, give "
+                    "--load_checkpoint_path instead of --continue_from",
+                )
+            log.warning("%s was trained on label %s, now the label is %s", path, before, now)
     return dataclasses.replace(settings, label=label)
 
 
@@ -81,25 +91,6 @@ def _checkpoint_of(settings: TrainSettings) -> Path | None:
     if settings.continue_from:
         return resolve(Path(settings.continue_from))
     return Path(settings.load_checkpoint_path) if settings.load_checkpoint_path else None
-
-
-def _compare_labels(
-    settings: TrainSettings, schema: TableSchema, label: str | None, path: Path
-) -> str | None:
-    then = CheckpointRecord.read(path).label
-    if settings.mode != "train" and settings.label is None:
-        return then
-    if then == label:
-        return label
-    before, now = then or schema.label, label or schema.label
-    if settings.mode == "train" and settings.continue_from:
-        raise SettingsError(
-            f"--continue_from {path}: trained on label {before}, now it is {now}",
-            f"give --label {before}; to train another label from these weights, give "
-            "--load_checkpoint_path instead of --continue_from",
-        )
-    log.warning("%s was trained on label %s, now the label is %s", path, before, now)
-    return label
 
 
 def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> TrainSettings:
@@ -126,8 +117,8 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
         kept = {name: model[name] for name in _MODEL_SIZES}
         if resumed or settings.continue_from:
             batch = then.get("batch_size", 1) * record.world_size // ranks
-            optimizer = table_optimizer(then.get("optimizer"), then.get("adagrad", False))
-            kept |= {"batch_size": max(1, batch), "optimizer": optimizer, "eps": then.get("eps")}
+            kept |= {"batch_size": max(1, batch), "eps": then.get("eps")}
+            kept["optimizer"] = table_optimizer(then)
         if resumed and not (settings.learning_rate or settings.dense_learning_rate):
             kept |= {"dense_decay": 0.0, **{name: then.get(name) for name in _RATES}}
         known = {name: value for name, value in kept.items() if value not in (None, ())}
@@ -213,24 +204,29 @@ def check_length(settings: TrainSettings, total_steps: int) -> None:
         )
 
 
-def training_batch(
-    batch: Batch, settings: TrainSettings, loader: KJTLoader, group: Group, step: int
-) -> TrainBatch:
-    """Make the batch of a training step, padded to the same size on all ranks.
+def padded_batches(
+    loader: KJTLoader, batch_size: int, group: Group, first: int = 0
+) -> Iterator[TrainBatch]:
+    """Yield the batches of a pass, in each step padded to the same size on all ranks.
 
     Args:
-        batch: The loader's batch.
-        settings: The settings of the run.
-        loader: The loader of the training set.
+        loader: The loader, which begins at step ``first``.
+        batch_size: Its batch size.
         group: This rank.
-        step: The step of the epoch, from 0.
+        first: The step of the pass, from 0.
     """
-    last = len(loader) - 1
-    global_size = settings.batch_size * group.world_size
-    if step == last:  # the rest of the data, which may be unevenly spread over the ranks
+    steps, batches = len(loader), iter(loader)
+    for step in range(first, steps):
+        batch = next(batches, None)
+        if batch is None:
+            raise RuntimeError(f"the loader ended after {step} of {steps} steps")
+        global_size = batch_size * group.world_size
+        # in the last step the rest of the rows, which may be unevenly spread over the ranks
         global_size = min(global_size, loader.num_rows - step * global_size)
-    size = -(-global_size // group.world_size)
-    rows = len(batch.labels)
-    if rows > size or (rows < size and step < last):
-        raise RuntimeError(f"step {step}: a batch of {rows} instead of {size} rows")
-    return TrainBatch.of(batch, size, global_size)
+        size = -(-global_size // group.world_size)
+        rows = len(batch.labels)
+        if rows > size or (rows < size and step + 1 < steps):
+            raise RuntimeError(f"step {step}: a batch of {rows} instead of {size} rows")
+        yield TrainBatch.of(batch, size, global_size)
+    if next(batches, None) is not None:
+        raise RuntimeError(f"the loader has more than the {steps} steps it said")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.formats.day_names import parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest, PartFile
 from nvt_torchrec.nvt_loader.selection import Selection
@@ -111,8 +112,6 @@ def _held_out(output: EtlOutput) -> str:
 
 
 def _listed_days(settings: TrainSettings, output: EtlOutput, known: list[int]) -> list[int]:
-    from nvt_torchrec.formats.day_names import parse_days
-
     days = sorted(parse_days(str(settings.days)))
     missing = sorted(set(days) - set(known))
     if missing:

@@ -13,25 +13,22 @@ from nvt_torchrec.dlrm.build import Pipeline
 from nvt_torchrec.dlrm.launch.distributed import Group, gather_rows
 from nvt_torchrec.dlrm.metrics import Metrics, compute_metrics
 from nvt_torchrec.dlrm.model import Scorer, TrainBatch
-from nvt_torchrec.nvt_loader import KJTLoader
 
 
 def evaluate(
     pipeline: Pipeline,
     model: torch.nn.Module,
-    loader: KJTLoader,
-    batch_size: int,
+    batches: Iterator[TrainBatch],
     group: Group,
-    after_step: Callable[[], None] = lambda: None,
+    after_step: Callable[[], None],
 ) -> Metrics | None:
-    """Compute the metrics of ``model`` over all rows of ``loader`` on all ranks (collective).
+    """Compute the metrics of ``model`` over all rows of a pass on all ranks (collective).
 
     Args:
         pipeline: The training pipeline. It must be empty: batches that it had fetched for
             training would be evaluated instead of trained.
         model: The model in the pipeline; it is in training mode before and after.
-        loader: The loader of the split.
-        batch_size: The batch size of the loader.
+        batches: The batches, in each step of the same size on all ranks.
         group: This rank.
         after_step: A function that is called after each batch.
 
@@ -45,7 +42,6 @@ def evaluate(
         raise RuntimeError("evaluation would take batches that the pipeline fetched for training")
     model.eval()
     outputs: list[list[torch.Tensor]] = []
-    batches = _batches(loader, batch_size, group)
     with torch.no_grad():
         while True:
             try:
@@ -69,15 +65,6 @@ def evaluate(
             "training diverged: lower --learning_rate; or the data hold values that are not finite",
         )
     return compute_metrics(*all_rows.T)
-
-
-def _batches(loader: KJTLoader, batch_size: int, group: Group) -> Iterator[TrainBatch]:
-    """Yield batches of one pass, equally large on all ranks; their loss is a plain sum."""
-    remaining = loader.num_rows
-    for batch in loader:
-        size = min(batch_size, -(-remaining // group.world_size))
-        remaining -= size * group.world_size
-        yield TrainBatch.of(batch, size, 1)
 
 
 @torch.inference_mode()

@@ -20,7 +20,6 @@ from nvt_torchrec.base.errors import SettingsError
 if TYPE_CHECKING:
     import torch
     from torch import nn
-    from torchrec.models.dlrm import DLRM
 
     #: Weight [out, in] and bias [out] of the linear layers of a group.
     Layers: TypeAlias = dict[str, list[tuple[torch.Tensor, torch.Tensor]]]
@@ -32,20 +31,18 @@ class Interaction:
 
     Attributes:
         NAME: The value of ``--interaction_type``.
+        TORCHREC: The model in ``torchrec.models.dlrm``, whose arguments include the fields.
         GROUPS: The names of its layers in a bundle, which knows its interaction by them.
         LEAST_VECTORS: The fewest vectors that it combines.
     """
 
     NAME: ClassVar[str]
+    TORCHREC: ClassVar[str]
     GROUPS: ClassVar[tuple[str, ...]] = ()
     LEAST_VECTORS: ClassVar[int] = 1
 
     def check_width(self, dim: int) -> None:
         """Check that the sizes go with vectors of width ``dim``. Raises SettingsError."""
-
-    def torchrec_class(self) -> type[DLRM]:
-        """Return TorchRec's model, whose arguments include the fields."""
-        raise NotImplementedError
 
     def replacement(self, features: int) -> nn.Module | None:
         """Return what takes the place of that model's interaction; None: it stays.
@@ -82,13 +79,8 @@ class Interaction:
 class DotProducts(Interaction):
     """The dot products of all pairs of vectors (Naumov et al. 2019, arXiv:1906.00091)."""
 
-    NAME = "original"
+    NAME, TORCHREC = "original", "DLRM"
     LEAST_VECTORS = 2
-
-    def torchrec_class(self) -> type[DLRM]:
-        from torchrec.models.dlrm import DLRM
-
-        return DLRM
 
     def replacement(self, features: int) -> nn.Module:
         from nvt_torchrec.dlrm.layers import PairProducts
@@ -117,16 +109,11 @@ _cross = functools.partial(flag, least=1, needs="--interaction_type dcn", group=
 class LowRankCross(Interaction):
     """The low-rank cross network of DCN v2 (Wang et al. 2020, arXiv:2008.13535, §3.4)."""
 
-    NAME = "dcn"
+    NAME, TORCHREC = "dcn", "DLRM_DCN"
     GROUPS = ("cross_in", "cross_out")
 
     dcn_num_layers: int = _cross("layers of the cross network", 3)
     dcn_low_rank_dim: int = _cross("rank of the cross network's weights", 512)
-
-    def torchrec_class(self) -> type[DLRM]:
-        from torchrec.models.dlrm import DLRM_DCN
-
-        return DLRM_DCN
 
     def of_embeddings(self, features: int, dim: int) -> tuple[nn.Module, int]:
         from torchrec.modules.crossnet import LowRankCrossNet
@@ -165,7 +152,7 @@ _projection = functools.partial(flag, least=1, needs="--interaction_type project
 class Projection(Interaction):
     """The products of two projections of the vectors."""
 
-    NAME = "projection"
+    NAME, TORCHREC = "projection", "DLRM_Projection"
     GROUPS = ("branch1", "branch2")
 
     interaction_branch1_layer_sizes: tuple[int, ...] = _projection(
@@ -182,11 +169,6 @@ class Projection(Interaction):
                     f"--{name} {as_text(sizes)} ends with {sizes[-1]}",
                     f"a projection makes vectors of --embedding_dim: end with a multiple of {dim}",
                 )
-
-    def torchrec_class(self) -> type[DLRM]:
-        from torchrec.models.dlrm import DLRM_Projection
-
-        return DLRM_Projection
 
     def of_embeddings(self, features: int, dim: int) -> tuple[nn.Module, int]:
         from torchrec.models.dlrm import DenseArch

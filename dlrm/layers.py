@@ -166,8 +166,8 @@ class _InOrder(nn.Module):
         return torch.stack([vectors[name] for name in self._names], dim=1)
 
 
-def align_inputs(dlrm: DLRM, *, aligned: bool) -> None:
-    """Let the first layers below and above the interaction compute with padded inputs, or not.
+def align_inputs(dlrm: DLRM) -> None:
+    """Let the first layers below and above the interaction compute with padded inputs.
 
     Tensor cores multiply 16-bit numbers, and TensorFloat-32, at full speed only where rows begin at
     multiples of 16 bytes. The 13 dense features and the 479 inputs of the top layers of MLPerf's
@@ -175,13 +175,10 @@ def align_inputs(dlrm: DLRM, *, aligned: bool) -> None:
     Parameters and state dicts stay as they are: a layer pads its weight in each call.
     """
     if isinstance(dlrm.inter_arch, PairProducts):
-        dlrm.inter_arch.aligned = aligned
+        dlrm.inter_arch.aligned = True
     for part in (dlrm.dense_arch, dlrm.over_arch):
         layer = next((module for module in part.modules() if isinstance(module, nn.Linear)), None)
-        if layer is None:  # there are no dense features
-            continue
-        vars(layer).pop("forward", None)
-        if aligned and layer.in_features % ALIGNMENT:
+        if layer is not None and layer.in_features % ALIGNMENT:  # else there is no dense feature
             layer.forward = functools.partial(_aligned_linear, layer)
 
 

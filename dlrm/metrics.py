@@ -111,7 +111,7 @@ def compute_metrics(
     normalized = None
     if 0 < rate < 1:
         normalized = log_loss / -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
-    prediction = mean(_sigmoid(x))
+    prediction = mean(np.exp(-np.logaddexp(0, -x)))
     return Metrics(
         samples=samples,
         positives=positives,
@@ -124,8 +124,3 @@ def compute_metrics(
         calibration=prediction / rate if rate else None,
         total_weight=None if w is None else total,
     )
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    small = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1 / (1 + small), small / (1 + small))

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import fx, nn
 from torchrec.datasets.utils import Batch
+from torchrec.models import dlrm as models
 from torchrec.models.dlrm import DLRM, OverArch
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -251,7 +252,7 @@ def _torchrec_dlrm(
     collection: EmbeddingBagCollection, config: ModelConfig, device: torch.device
 ) -> DLRM:
     sizes = vars(config.interaction)
-    model = config.interaction.torchrec_class()(
+    model = getattr(models, config.interaction.TORCHREC)(
         embedding_bag_collection=collection,
         dense_in_features=len(config.dense),
         dense_arch_layer_sizes=list(config.dense_arch_layer_sizes),

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torchrec.datasets.utils import Batch
-
-from nvt_torchrec.base.errors import BadInputError, OutputError
-from nvt_torchrec.base.files.atomic import write_json
+from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.dlrm.build import build, make_pipeline
 from nvt_torchrec.dlrm.checkpoint.ancestor import (
     agree_on_ancestor,
-    ancestor_of,
     earlier_days,
     finished_run,
     load_ancestor,
     remove_older,
 )
 from nvt_torchrec.dlrm.checkpoint.claims import claimed, lock_files
-from nvt_torchrec.dlrm.checkpoint.resume import (
-    data_origin,
-    load_weights,
-    resume_from,
-)
+from nvt_torchrec.dlrm.checkpoint.resume import data_origin, load_weights, resume_from
 from nvt_torchrec.dlrm.checkpoint.state import training_state
 from nvt_torchrec.dlrm.checkpoint.store import check_destination, save_checkpoint
 from nvt_torchrec.dlrm.checkpoint.writer import Checkpoints, checkpoints_in
@@ -38,9 +31,8 @@ from nvt_torchrec.dlrm.data import (
     choose_label,
     choose_sizes,
     make_loader,
-    read_oracle,
+    padded_batches,
     read_schema,
-    training_batch,
 )
 from nvt_torchrec.dlrm.days import choose_days, log_days
 from nvt_torchrec.dlrm.evaluate import evaluate
@@ -59,16 +51,10 @@ from nvt_torchrec.dlrm.optim.learning_rates import (
 from nvt_torchrec.dlrm.reporting.baselines import compute_baselines
 from nvt_torchrec.dlrm.reporting.learning_check import LearningCheck
 from nvt_torchrec.dlrm.reporting.metrics_log import MetricsLog, metrics_table
-from nvt_torchrec.dlrm.reporting.page import write_report
-from nvt_torchrec.dlrm.reporting.profiling import StepProfiler
-from nvt_torchrec.dlrm.reporting.progress import Progress
+from nvt_torchrec.dlrm.reporting.progress import Progress, step_profiler
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
-
-SETTINGS_FILE = "settings.json"
-#: Seconds between two pages that are written on the way: each takes some hundredths of a second.
-_PAGE_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,8 +119,8 @@ class Trainer:
     def __init__(self, settings: TrainSettings, config: ModelConfig, group: Group) -> None:
         self.config = config
         self.group = group
-        self.directory = settings.log_directory() if group.rank == 0 else None
-        self.events = MetricsLog(self.directory, tensorboard=settings.tensorboard)
+        directory = settings.log_directory() if group.rank == 0 else None
+        self.events = MetricsLog(directory, tensorboard=settings.tensorboard)
         self.ancestor = agree_on_ancestor(settings, group)
         days = choose_days(settings, self.ancestor.days if self.ancestor else None)
         parts = {"train": days.selection, "valid": None, "test": None}
@@ -151,69 +137,66 @@ class Trainer:
         settings = with_default_rates(settings, config, global_batch, self.epoch_steps)
         self.settings = settings
         self.learning = LearningCheck(
-            group,
-            self.events,
-            epoch_steps=self.epoch_steps,
-            warmup_steps=settings.lr_warmup_steps,
-            remedies=remedy,
+            group, self.events, self.epoch_steps, settings.lr_warmup_steps, remedy
         )
         self.progress = Progress(settings, group, self.events, self.epoch_steps)
         self.model, self.optimizer, plan = build(settings, config, group, self.loaders)
-        if settings.load_checkpoint_path:
-            load_weights(Path(settings.load_checkpoint_path), self.model, config, group)
         self.pipeline = make_pipeline(self.model, self.optimizer, group)
-        self.origin = data_origin(settings)
-        self.days = days.with_earlier(earlier_days(self.ancestor, settings))
+        self.origin = {
+            "days": days.with_earlier(earlier_days(self.ancestor, settings)),
+            "continued_from": dataclasses.asdict(self.ancestor) if self.ancestor else None,
+            **data_origin(settings),
+        }
         self.learning_rate = settings.learning_rate
-        self.epoch_step = 0
-        self.resumed, self.page_time = False, time.monotonic()
-        self.metrics: dict[str, Metrics | None] = {}
+        self.resumed = False
+        self.metrics: dict[str, Metrics] = {}
         self.checkpoints: Checkpoints | None = None
-        self.profiler: StepProfiler | None = None
+        if settings.checkpoint_dir:
+            self.checkpoints = Checkpoints(settings.checkpoint_dir, settings.keep, config, group)
+        self.profiler: Any = None
         self.stop_requests: StopRequests | None = None
-        self._log_start(plan)
+        rows = {split: loader.num_rows for split, loader in self.loaders.items()}
+        self.progress.report_start(config, plan, rows)
+        if group.rank == 0 and settings.mode == "train":
+            log.info("%s", sizes_line(settings, config, rows["train"]))
+            log.info("%s", rates_line(settings))
 
     def test(self) -> TrainResult:
         """Evaluate the test set."""
-        self._continue()
+        self._start()
         self._evaluate("test")
-        result = self._result()
         if self.group.rank == 0:
-            log.info("%s", metrics_table(result.metrics))
-        return result
+            log.info("%s", metrics_table(self.metrics))
+        return self._result()
 
     def train(self) -> TrainResult:
         """Train, evaluate, and write the checkpoints."""
-        settings = self.settings
-        check_length(settings, self.progress.total_steps)
-        if settings.profile and self.directory:
-            total = self.progress.total_steps
-            self.profiler = StepProfiler(settings, self.directory, total, self.group.device)
-        if not (settings.checkpoint_dir and self._resume(settings.checkpoint_dir)):
-            self._continue()
+        settings, progress = self.settings, self.progress
+        check_length(settings, progress.total_steps)
+        profiler: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if settings.profile and self.events.directory:
+            profiler = step_profiler(settings, self.events.directory, progress.total_steps)
+        if not self._resume():
+            self._start()
         kept = settings.checkpoint_dir or settings.save_checkpoint_path
         if self.group.rank == 0 and not kept:
             log.warning("no --save_checkpoint_path: the trained model will not be kept")
         try:
             with StopRequests(self.group) as self.stop_requests:
-                self._train_epochs()
+                with profiler as self.profiler:
+                    self._train_epochs()
                 self._save_final_checkpoint()
                 self.stop_requests.finish()
-                self._report_end()
+                baselines = {}
+                if self.group.rank == 0:
+                    baselines = compute_baselines(settings, self.config, self.selection)
+                    self.learning.finished(progress.step, self.metrics, baselines)
+                progress.report_end(self.metrics, baselines)
         except BaseException:
             if self.checkpoints:
                 self.checkpoints.abandon()
             raise
         return self._result()
-
-    def _report_end(self) -> None:
-        """Report the result of the run beside the baselines (rank 0)."""
-        metrics = self._result().metrics
-        baselines = {}
-        if self.group.rank == 0:
-            baselines = compute_baselines(self.settings, self.config, self.selection)
-            self.learning.finished(self.progress.step, metrics, baselines)
-        self.progress.report_end(metrics, baselines, self.directory)
 
     def _train_epochs(self) -> None:
         """Train what is left of all epochs, with evaluations of valid on the way and of test."""
@@ -222,70 +205,64 @@ class Trainer:
         # a checkpoint is written before the evaluation of its step: a resumed run repeats that
         if progress.step:
             self._validate_if_due()
-        for epoch in range(progress.step // self.epoch_steps, self.settings.epochs):
-            self._train_epoch(epoch)
+        while progress.step < progress.total_steps:
+            self._train_epoch()
         self._evaluate("test")
         if self.checkpoints:
             self.checkpoints.wait()
 
-    def _train_epoch(self, epoch: int) -> None:
-        """Train what is left of an epoch, up to ``--max_steps``."""
+    def _train_epoch(self) -> None:
+        """Train what is left of an epoch, up to ``--max_steps``.
+
+        It is cut into segments that end where an evaluation follows: the pipeline never fetches a
+        training batch that it cannot train before it.
+        """
         progress, every = self.progress, self.progress.validation_every
-        loader = self.loaders["train"]
-        batches = iter(loader)
         first = progress.step % self.epoch_steps
-        last = min(self.epoch_steps, progress.total_steps - epoch * self.epoch_steps)
+        last = min(self.epoch_steps, first + progress.total_steps - progress.step)
+        batches = self._batches(first)
         while first < last:
             end = min(first - first % every + every, last)
-            self._train_segment(batches, epoch, first, end)
+            # a new iterator object: the pipeline takes it as a new series of batches
+            self._train_segment(itertools.islice(batches, end - first), progress.step + end - first)
             first = end
             self._validate_if_due()
-        if first < self.epoch_steps:
-            return  # the rest of the epoch is not read
-        if next(batches, None) is not None:
-            raise RuntimeError(f"the loader has more than the {self.epoch_steps} steps it said")
-        loader.check_epoch()
+        if last == self.epoch_steps:  # otherwise the rest of the epoch is not read
+            next(batches, None)
+            self.loaders["train"].check_epoch()
 
-    def _train_segment(self, batches: Iterator[Batch], epoch: int, first: int, end: int) -> None:
-        """Train steps ``first`` … ``end - 1`` of an epoch; the pipeline is empty afterwards.
-
-        The segment ends where an evaluation follows: the pipeline never fetches a training batch
-        that it cannot train before it.
-        """
+    def _train_segment(self, batches: Iterator[TrainBatch], end: int) -> None:
+        """Train up to step ``end`` of the run; the pipeline is empty afterwards."""
         progress = self.progress
-        progress.meter.reset()
+        progress.begin()
         set_step(self.model, self.optimizer, self._optimizer_steps)
-        # a new iterator object: the pipeline takes it as a new series of batches
-        segment = self._segment_batches(batches, first, end)
-        for step in range(first, end):
-            self._train_step(segment)
-            self.epoch_step = step + 1
-            if progress.is_due(self.epoch_step) or self.epoch_step == end:
-                progress.report(epoch, self.epoch_step, self.learning_rate)
-            every = self.settings.checkpoint_freq or progress.validation_every
+        every = self.settings.checkpoint_freq or progress.validation_every
+        while progress.step < end:
+            self._train_step(batches)
+            if progress.is_due or progress.step == end:
+                progress.report(self.learning_rate)
             if self.checkpoints and progress.step % every == 0:
                 self._save_checkpoint()
             self._stop_if_asked()
 
-    def _segment_batches(
-        self, batches: Iterator[Batch], first: int, end: int
-    ) -> Iterator[TrainBatch]:
-        loader = self.loaders["train"]
-        for step in range(first, end):
+    def _batches(self, first: int) -> Iterator[TrainBatch]:
+        """Yield an epoch's batches from a step on, and measure how long they are waited for."""
+        batches = padded_batches(self.loaders["train"], self.settings.batch_size, self.group, first)
+        while True:
             begin = time.perf_counter()
             batch = next(batches, None)
-            self.progress.meter.waited += time.perf_counter() - begin
+            self.progress.waited += time.perf_counter() - begin
             if batch is None:
-                raise RuntimeError(f"the loader ended after {step} of {self.epoch_steps} steps")
-            yield training_batch(batch, self.settings, loader, self.group, step)
+                return
+            yield batch
 
-    def _train_step(self, segment: Iterator[TrainBatch]) -> None:
+    def _train_step(self, batches: Iterator[TrainBatch]) -> None:
         """Train the next batch, at the learning rates of this step."""
         progress = self.progress
         rates = learning_rates(self.settings, progress.step, progress.total_steps)
         self.learning_rate = rates.tables
         set_learning_rate(self.optimizer, rates)
-        output = self.pipeline.progress(segment)
+        output = self.pipeline.progress(batches)
         progress.add(output)
         self.learning.add(progress.step, output)
         if self.profiler:
@@ -296,27 +273,27 @@ class Trainer:
         step, every = self.progress.step, self.progress.validation_every
         if step == self.progress.total_steps or step % self.epoch_steps % every == 0:
             self.learning.evaluated(step, self._evaluate("valid"))
-            if self.directory and time.monotonic() - self.page_time > _PAGE_SECONDS:
-                self.page_time = time.monotonic()
-                with contextlib.suppress(BadInputError):  # another version's, resumed
-                    write_report(self.directory)
 
     def _evaluate(self, split: str) -> Metrics | None:
         """Evaluate a split; its metrics on rank 0."""
         begin = time.perf_counter()
-        loader, size = self.loaders[split], self.settings.batch_size_of(split)
-        metrics = evaluate(self.pipeline, self.model, loader, size, self.group, self._stop_if_asked)
+        loader = self.loaders[split]
+        batches = padded_batches(loader, self.settings.batch_size_of(split), self.group)
+        metrics = evaluate(self.pipeline, self.model, batches, self.group, self._stop_if_asked)
         loader.check_epoch()
-        self.metrics[split] = metrics
         if metrics is not None:
+            self.metrics[split] = metrics
             self.progress.report_evaluation(split, metrics, time.perf_counter() - begin)
         return metrics
 
-    def _continue(self) -> None:
-        """Start from the weights and the optimizer state of ``--continue_from``."""
+    def _start(self) -> None:
+        """Load what a run starts from if it is not resumed."""
+        settings, config, group = self.settings, self.config, self.group
+        if settings.load_checkpoint_path:
+            load_weights(Path(settings.load_checkpoint_path), self.model, config, group)
         if self.ancestor:
             counts = load_ancestor(
-                self.ancestor, self.settings, self.config, self.model, self.optimizer, self.group
+                self.ancestor, settings, config, self.model, self.optimizer, group
             )
             self.events.write("continue", checkpoint=self.ancestor.checkpoint, **counts)
 
@@ -325,10 +302,12 @@ class Trainer:
         """The trained steps, with those of the runs that this one continues."""
         return self.progress.step + (self.ancestor.optimizer_steps if self.ancestor else 0)
 
-    def _resume(self, directory: str) -> bool:
+    def _resume(self) -> bool:
         """Continue from the newest usable checkpoint; return whether there is one."""
         settings, group, progress = self.settings, self.group, self.progress
-        self.checkpoints = Checkpoints(directory, settings.keep, self.config, group)
+        if self.checkpoints is None:
+            return False
+        directory = self.checkpoints.directory
         checkpoints = from_rank_0(group, checkpoints_in(directory))
         if not checkpoints:
             return False
@@ -347,9 +326,7 @@ class Trainer:
             group,
         )
         self.resumed, self.checkpoints.saved_step = True, training["steps"]
-        self.origin = {name: training[name] for name in self.origin}
-        self.days = training.get("days") or self.days
-        self.ancestor = ancestor_of(path, training)
+        self.origin = {name: training.get(name) for name in self.origin}
         progress.step, progress.samples = training["steps"], training["samples"]
         progress.train_seconds = training["train_seconds"]
         self.events.write("resume", step=progress.step, checkpoint=str(path))
@@ -359,25 +336,25 @@ class Trainer:
 
     def _save_checkpoint(self) -> None:
         """Write a checkpoint of the last step, in the background."""
+        progress = self.progress
         record = {
             **self._record(),
-            "loader": self.loaders["train"].state_dict(self.epoch_step),
-            "train_seconds": self.progress.train_seconds,
+            "loader": self.loaders["train"].state_dict(progress.epoch_step),
+            "train_seconds": progress.train_seconds,
         }
         state = training_state(self.model, self.optimizer, self.group)
-        self.checkpoints.save(self.progress.step, state, record, self.progress.meter.loss)
+        self.checkpoints.save(progress.step, state, record, progress.loss)
 
     def _save_final_checkpoint(self) -> None:
-        if self.profiler:
-            self.profiler.stop()
-        path = self.settings.save_checkpoint_path
+        path, keep = self.settings.save_checkpoint_path, self.settings.keep
         if path:
-            metrics = {split: m.to_dict() for split, m in self._result().metrics.items()}
+            metrics = {split: m.to_dict() for split, m in self.metrics.items()}
             state = training_state(self.model, self.optimizer, self.group)
-            record = {**self._record(), "metrics": metrics}
-            save_checkpoint(path, state, self.config, record, self.group)
-            if self.settings.keep and self.group.rank == 0:
-                remove_older(Path(path), self.settings.keep)
+            save_checkpoint(
+                path, state, self.config, {**self._record(), "metrics": metrics}, self.group
+            )
+            if keep and self.group.rank == 0:
+                remove_older(Path(path), keep)
 
     def _stop_if_asked(self) -> None:
         """End the run between two steps, after SIGTERM or when a checkpoint failed on any rank."""
@@ -395,36 +372,15 @@ class Trainer:
             log.warning("SIGTERM: the run ends after step %d; %s", self.progress.step, kept)
         raise SystemExit(EXIT_STATUS)
 
-    def _log_start(self, plan: dict[str, Any]) -> None:
-        self.events.write(
-            "start",
-            settings=self.settings.to_dict(),
-            model=self.config.to_dict(),
-            plan=plan,
-            world_size=self.group.world_size,
-            device=str(self.group.device),
-            epoch_steps=self.epoch_steps,
-            total_steps=self.progress.total_steps,
-            rows={split: loader.num_rows for split, loader in self.loaders.items()},
-            oracle=read_oracle(self.settings) if self.group.rank == 0 else None,
-        )
-        if self.directory:
-            write_json(self.directory / SETTINGS_FILE, self.settings.to_dict())
-            if self.settings.mode == "train":
-                rows = self.loaders["train"].num_rows
-                log.info("%s", sizes_line(self.settings, self.config, rows))
-                log.info("%s", rates_line(self.settings))
-
     def _result(self) -> TrainResult:
         progress = self.progress
-        metrics = {split: m for split, m in self.metrics.items() if m is not None}
         return TrainResult(
             status="continued" if self.resumed else "done",
             checkpoint=self.settings.save_checkpoint_path or self.settings.checkpoint_dir,
             steps=progress.step,
             samples=progress.samples,
             train_seconds=progress.train_seconds,
-            metrics=metrics,
+            metrics=self.metrics,
         )
 
     def _record(self) -> dict[str, Any]:
@@ -436,7 +392,5 @@ class Trainer:
             "samples": self.progress.samples,
             "epochs": self.progress.step / max(self.epoch_steps, 1),
             "optimizer_steps": self._optimizer_steps,
-            "days": self.days,
-            "continued_from": dataclasses.asdict(self.ancestor) if self.ancestor else None,
             **self.origin,
         }

@@ -14,7 +14,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,10 +23,17 @@ import torch
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.clicklog.in_memory.values import read_as_text
 from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
+from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.reading import Read
 from nvt_torchrec.inference.id_columns import IdColumns, names_of_file
 from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.frames import to_frame
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 _PIECE_BYTES = 2 << 20
 _OURS, _STOCK = "ours: rows to probability", "stock: frame to probability"
@@ -74,14 +82,70 @@ def _value(text: str, read: Read, number: Callable | None, separator: str) -> An
     return number(text) if number else text
 
 
+Timed = Callable[[str, Callable[[], Any]], Any]
+
+
+class Stock:
+    """The baseline: NVTabular's Workflow, and TorchRec's model with the same weights."""
+
+    def __init__(self, workflow: Path, checkpoint: Path, device: torch.device) -> None:
+        import nvt_torchrec.nvt_compat  # noqa: F401
+
+        from nvt_torchrec.dlrm.checkpoint.store import load_model
+        from nvt_torchrec.workflows.store import load
+
+        description = inspect(workflow)
+        self._spec, self._schema = description.spec, description.table_schema
+        self._workflow = load(workflow, label=False, raw=False)
+        self._model, _ = load_model(checkpoint, device)
+        self._device = device
+
+    def frame(self, rows: RawRows) -> pd.DataFrame:
+        """Return the frame that the Workflow transforms, without labels."""
+        return to_frame(rows, self._spec)
+
+    def predict(self, frame: pd.DataFrame, timed: Timed) -> np.ndarray:
+        """Return probabilities float32 [n]; ``timed`` runs a stage and measures its time."""
+        features = timed("  Workflow.transform", lambda: self._workflow.transform(frame))
+        return timed("  plain model", lambda: self._score(features))
+
+    @torch.inference_mode()
+    def _score(self, features: pd.DataFrame) -> np.ndarray:
+        dense, sparse = to_tensors(features, self._schema)
+        logits = self._model(dense.to(self._device), sparse.to(self._device))
+        return torch.sigmoid(logits).cpu().numpy()
+
+
+def to_tensors(features: pd.DataFrame, schema: Any) -> tuple[torch.Tensor, KeyedJaggedTensor]:
+    """Convert a Workflow's output to the model's inputs: dense float32 [n, columns], and ids."""
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    values, lengths = [], []
+    for name in schema.categorical:
+        column = features[name]
+        if name in schema.multi_hot:
+            lengths.append(np.array([len(ids) for ids in column], np.int32))
+            values += [np.asarray(ids, np.int64) for ids in column]
+        else:
+            lengths.append(np.ones(len(column), np.int32))
+            values.append(column.to_numpy(np.int64))
+    sparse = KeyedJaggedTensor(
+        keys=list(schema.categorical),
+        values=torch.from_numpy(np.concatenate(values)),
+        lengths=torch.from_numpy(np.concatenate(lengths)),
+    )
+    dense = features[list(schema.dense)].to_numpy(np.float32)
+    return torch.from_numpy(np.array(dense)), sparse  # a copy: pandas' array may be read-only
+
+
 def measure(
-    predictor: Predictor, stock: Any, rows: list[dict], size: int, seconds: float
+    predictor: Predictor, stock: Stock | None, rows: list[dict], size: int, seconds: float
 ) -> dict[str, list[float]]:
     """Return the times of all stages on batches of ``size`` rows, in seconds.
 
     Args:
         predictor: The predictor to measure.
-        stock: The baseline, an :class:`inference.stock.Stock`; None to measure without it.
+        stock: The baseline; None to measure without it.
         rows: The rows, which are repeated if they are too few.
         size: Rows in a batch.
         seconds: Time for the predictor, and for the baseline, which scores one batch at least.

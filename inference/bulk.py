@@ -38,9 +38,8 @@ from nvt_torchrec.clicklog.in_memory.errors import of_fitted_spec, say_fitted
 from nvt_torchrec.clicklog.readers.lines import filesystem_of
 from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
 from nvt_torchrec.clicklog.readers.text_rows import header_lines
-from nvt_torchrec.dlrm.metrics import Metrics
+from nvt_torchrec.dlrm.metrics import Metrics, compute_metrics
 from nvt_torchrec.formats.rows import RawRows
-from nvt_torchrec.inference.accuracy import metrics_of
 from nvt_torchrec.inference.id_columns import IdColumns, find_id_columns
 from nvt_torchrec.inference.predictor import Predictor, input_spec
 
@@ -298,6 +297,15 @@ def _digest(predictor: Predictor) -> str:
         for tensor in layer:
             digest.update(tensor.cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+def metrics_of(
+    probabilities: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
+) -> Metrics:
+    """Return the metrics of probabilities float32 [n], labels [n] and perhaps weights [n]."""
+    # clip to the smallest and largest float32 between 0 and 1
+    x = probabilities.astype(np.float64).clip(1e-38, 1 - 2**-25)
+    return compute_metrics(np.log(x) - np.log1p(-x), labels, weights)
 
 
 def evaluate_file(path: Path, *, weighted: bool = False) -> Metrics:

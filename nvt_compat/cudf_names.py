@@ -15,10 +15,9 @@ strings is pandas' ``str``:
 from __future__ import annotations
 
 import functools
-import inspect
 from importlib.util import find_spec
 
-from nvt_torchrec.nvt_compat.patching import PatchError, edit, supply
+from nvt_torchrec.nvt_compat.patching import check_source, edit, supply
 
 import numpy as np
 import pandas as pd
@@ -44,9 +43,9 @@ def apply() -> None:
     supply(dask_cudf.DataFrame, to_dask_dataframe=lambda self: self.to_backend("pandas"))
     patch_dispatch()
     is_unsupported = groupby._is_unsupported_agg_for_type
-    _expect(is_unsupported.dispatch(pd.StringDtype), "_STRING_AGGS")
+    check_source(is_unsupported.dispatch(pd.StringDtype), "_STRING_AGGS")
     allow_size(is_unsupported)
-    _expect(cudf.ListDtype.deserialize, 'header["element-type"]')
+    check_source(cudf.ListDtype.deserialize, 'header["element-type"]')
     keep_strings(cudf.ListDtype)
 
 
@@ -137,8 +136,3 @@ def keep_strings(list_dtype: type) -> None:
         return by_name(cls, header, frames)
 
     list_dtype.deserialize = classmethod(deserialize)
-
-
-def _expect(function, text: str) -> None:
-    if text not in inspect.getsource(function):
-        raise PatchError(f"nvt_compat: cuDF's {function.__qualname__} is not as expected: {text!r}")

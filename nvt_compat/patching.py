@@ -30,10 +30,16 @@ def replace(module: ModuleType | type, name: str, value: Any, *, expect: str) ->
         raise PatchError(f"nvt_compat: {module.__name__}.{name} does not exist")
     if getattr(old, "__nvt_compat__", False):
         return
-    if expect not in inspect.getsource(old):
-        raise PatchError(f"nvt_compat: {module.__name__}.{name} is not as expected: no {expect!r}")
+    check_source(old, expect)
     value.__nvt_compat__ = True
     setattr(module, name, value)
+
+
+def check_source(function: Callable, expect: str) -> None:
+    """Raise :class:`PatchError` if the source of a function does not contain ``expect``."""
+    if expect not in inspect.getsource(function):
+        name = f"{function.__module__}.{function.__qualname__}"
+        raise PatchError(f"nvt_compat: {name} is not as expected: no {expect!r}")
 
 
 def edit(function: Callable, *edits: tuple[str, str]) -> None:

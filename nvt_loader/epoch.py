@@ -119,13 +119,12 @@ def produce_blocks(
             place += span.end - span.begin
         return sources
 
-    extents = _extents(plan, order.shuffle, first_step, batch, budget)
-    extents = itertools.takewhile(lambda extent: extent[1] < plan.steps, extents)
+    extents = list(_extents(plan, order.shuffle, first_step, batch, budget))
     now = builder.host or builder
     readers: list[ShardReader] = []
     on_device: list[ShardReader] = []
-    for number, ((window, begin, end), *others) in enumerate(_with_next(extents, READ_AHEAD)):
-        following = [later_end - later_begin for _, later_begin, later_end in others]
+    for number, (window, begin, end) in enumerate(extents):
+        following = [later[2] - later[1] for later in extents[number + 1 : number + 1 + READ_AHEAD]]
         if number == 0:
             readers = readers_from(begin, now.decode)
             if now is not builder:
@@ -152,23 +151,11 @@ def produce_blocks(
 
 def _difference(build: Callable[[], Block], host: Block) -> str:
     """Return how a block that is built on a device differs from the host's; "" if it does not."""
-    return difference(lambda: _arrays(build()), _arrays(host))
 
+    def arrays(block: Block) -> dict[str, np.ndarray]:
+        return {name: tensor.cpu().numpy() for name, tensor in block.tensors.items()}
 
-def _arrays(block: Block) -> dict[str, np.ndarray]:
-    return {name: tensor.cpu().numpy() for name, tensor in block.tensors.items()}
-
-
-def _with_next(items: Iterator[Any], more: int) -> Iterator[tuple[Any, ...]]:
-    """Yield each item with those that follow it, at most ``more``."""
-    held: collections.deque[Any] = collections.deque(itertools.islice(items, more))
-    for item in items:
-        held.append(item)
-        yield tuple(held)
-        held.popleft()
-    while held:
-        yield tuple(held)
-        held.popleft()
+    return difference(lambda: arrays(build()), arrays(host))
 
 
 def _extents(
@@ -179,11 +166,12 @@ def _extents(
     Shuffling rows needs whole windows, also when an epoch resumes inside one. Without it a block
     may begin at any step.
     """
+    full_steps = min(plan.full_steps, plan.steps)
     if shuffle == "rows":
-        yield from plan.windows(first_step)
+        windows = plan.windows(first_step)
+        yield from itertools.takewhile(lambda window: window[1] < full_steps, windows)
         return
     begin, length = first_step, max(1, budget.first_rows // batch)
-    full_steps = min(plan.full_steps, plan.steps)
     while begin < full_steps:
         end = min(begin + length, full_steps)
         yield 0, begin, end

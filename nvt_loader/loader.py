@@ -29,8 +29,8 @@ from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cuda.builders import choose_builder
 from nvt_torchrec.nvt_loader.epoch import EpochIterator, Order, Position, produce_blocks
 from nvt_torchrec.nvt_loader.memory import Budget, Demand, device_bytes, divide_memory
-from nvt_torchrec.nvt_loader.parquet.arrow_reader import count_kept
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
+from nvt_torchrec.nvt_loader.parquet.decoder import count_kept
 from nvt_torchrec.nvt_loader.plan import WINDOW_ROWS, Plan, default_virtual_shards
 from nvt_torchrec.nvt_loader.selection import Selection, select
 

@@ -47,9 +47,7 @@ def check_options(
 
 def choose_device(device: torch.device | str | None) -> torch.device:
     """Return a device with its number; None is the current CUDA device, or the CPU without one."""
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

@@ -64,34 +64,26 @@ def select(dataset: Dataset, selection: Selection) -> Dataset:
                 f"{dataset.directory / name}: no such file",
                 "restore the split's files, or run the ETL again",
             )
-    taken: dict[int, Range] = {}
     whole = {numbers[name] for name in selection.files}
-    for place, group in enumerate(dataset.row_groups):
-        if group.file in whole:
-            taken[place] = (0, group.rows)
+    groups = dict(enumerate(dataset.row_groups))
+    taken = {place: (0, group.rows) for place, group in groups.items() if group.file in whole}
     for number, names in enumerate(selection.sampled):
         sampled = {numbers[name] for name in names}
-        places = [place for place, group in enumerate(dataset.row_groups) if group.file in sampled]
-        rows = [dataset.row_groups[place].rows for place in places]
+        places = [place for place, group in groups.items() if group.file in sampled]
+        rows = [groups[place].rows for place in places]
         sample = sample_rows(rows, selection.share, seed=(*selection.seed, number))
         taken |= {places[index]: part for index, part in sample.items()}
-    order = sorted(taken)
-    files = sorted(whole | {dataset.row_groups[place].file for place in order})
+    chosen = [(groups[place], taken[place]) for place in sorted(taken)]
+    files = sorted(whole | {group.file for group, _ in chosen})
     renumbered = {file: number for number, file in enumerate(files)}
-    groups = [dataset.row_groups[place] for place in order]
-    parts = [taken[place] for place in order]
     return dataclasses.replace(
         dataset,
         files=tuple(dataset.files[file] for file in files),
         sizes=tuple(dataset.sizes[file] for file in files),
         row_groups=tuple(
-            dataclasses.replace(group, file=renumbered[group.file]) for group in groups
+            dataclasses.replace(group, file=renumbered[group.file]) for group, _ in chosen
         ),
-        cuts={
-            place: part
-            for place, (group, part) in enumerate(zip(groups, parts, strict=True))
-            if part != (0, group.rows)
-        },
+        cuts={place: part for place, (group, part) in enumerate(chosen) if part != (0, group.rows)},
     )
 
 

@@ -33,7 +33,7 @@ def _train(argv: list[str]) -> None:
     set_up_logging()
     prepare_torch()
     if settings.plan_only:
-        from nvt_torchrec.dlrm.sharding.planning import plan_only
+        from nvt_torchrec.dlrm.planning import plan_only
 
         print(plan_only(settings))
         return

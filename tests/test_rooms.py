@@ -60,7 +60,6 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
         "optim": {"settings"},
         "reporting": {"launch", "settings"},
         "settings": set(),
-        "sharding": {"launch", "optim", "settings"},
     },
     "inference": {
         "commands": {"export", "model", "publish", "server"},
@@ -84,7 +83,7 @@ NVTABULAR_MODULES = {
 #: Modules that import ``nvt_compat`` for NVTabular in other modules or processes.
 COMPAT_MODULES = {
     "etl.engines.cluster",  # the workers' graphs
-    "inference.stock",  # the frames that NVTabular's Workflow transforms
+    "inference.benchmark",  # the frames that NVTabular's Workflow transforms
 }
 _NVTABULAR = {"nvtabular", "merlin"}
 _HEAVY = {"torch", "torchrec", "fbgemm_gpu", "dask", "distributed", "pandas", "cudf", "dask_cudf"}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from nvt_torchrec.base.errors import SettingsError
@@ -97,27 +97,21 @@ class _Nodes:
 
     def select(self, names: list[str], groups: list[list[str]] | None = None) -> int:
         """Add a node that selects input columns; columns of a group are counted together."""
-        selector = {"names": names, "tags": []}
-        return self._add(
-            SELECT, {"selector": selector | ({"groups": groups} if groups else {})}, names
-        )
+        selector = {"names": names, "tags": []} | ({"groups": groups} if groups else {})
+        return self.add(SELECT, {"selector": selector}, names=names)
 
-    def add(self, kind: str, params: Record, parents: list[int], others: Sequence[int] = ()) -> int:
-        """Add a node for the output columns of other nodes; return its id."""
-        names = [name for i in [*parents, *others] for name in self._names(i)]
-        return self._add(kind, params, names, parents, others)
-
-    def _names(self, node: int) -> list[str]:
-        return self.records[node]["selector"]["names"]
-
-    def _add(
+    def add(
         self,
         kind: str,
         params: Record,
-        names: list[str],
         parents: Sequence[int] = (),
         others: Sequence[int] = (),
+        names: list[str] | None = None,
     ) -> int:
+        """Add a node, by default for the output columns of other nodes; return its id."""
+        if names is None:
+            before = [self.records[i]["selector"]["names"] for i in (*parents, *others)]
+            names = list(chain.from_iterable(before))
         self.records.append(
             {
                 "id": len(self.records),

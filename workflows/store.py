@@ -27,7 +27,6 @@ from nvtabular import ColumnSelector, Workflow, ops
 from nvtabular.ops.operator import Operator
 from nvtabular.workflow.node import WorkflowNode
 
-from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.frames import check_columns, read_features
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
@@ -135,23 +134,16 @@ def _categorify(params: nodes.Record) -> ops.Categorify:
         return ops.Categorify(**params | {"dtype": np.dtype(params["dtype"]["name"])})
 
 
-def _call(params: nodes.Record) -> ops.LambdaOp:
-    function = functions.NAMED[params["f"]["qualname"]]
-    return ops.LambdaOp(function, dtype=np.dtype(params["dtype"]["name"]))
-
-
-def _normalize(params: nodes.Record) -> ops.Normalize:
-    return ops.Normalize(out_dtype=np.dtype(params["out_dtype"]["name"]))
-
-
 _OPERATORS: dict[str, Callable[[nodes.Record], object]] = {
     nodes.SELECT: _select,
     nodes.CONCAT: lambda params: ConcatColumns(label="+"),
     nodes.CATEGORIFY: _categorify,
     nodes.FILL: lambda params: ops.FillMissing(**params),
     nodes.CLIP: lambda params: ops.Clip(**params),
-    nodes.LAMBDA: _call,
-    nodes.NORMALIZE: _normalize,
+    nodes.LAMBDA: lambda params: ops.LambdaOp(
+        functions.NAMED[params["f"]["qualname"]], dtype=np.dtype(params["dtype"]["name"])
+    ),
+    nodes.NORMALIZE: lambda params: ops.Normalize(out_dtype=np.dtype(params["out_dtype"]["name"])),
 }
 
 
@@ -220,8 +212,7 @@ def _without(records: list[nodes.Record], names: list[str]) -> list[nodes.Record
 def fitted_state(workflow: Workflow, spec: FeatureSpec) -> Fitted:
     """Return the fitted state of a Workflow that :func:`workflows.store.build` made from ``spec``.
 
-    Raises:
-        SchemaError: It is not fitted.
+    What is not fitted is left out.
     """
     statistics = {}
     for node in nodes_of(workflow, ops.Normalize):
@@ -233,14 +224,10 @@ def fitted_state(workflow: Workflow, spec: FeatureSpec) -> Fitted:
     for name, columns in spec.vocabularies.items():
         # Categorify's name: of the column, or of the columns that were counted together
         stored = nodes.joint_name([column.name for column in columns])
-        files = [
-            node.op.categories[stored]
-            for node in nodes_of(workflow, ops.Categorify)
-            if stored in node.op.categories
-        ]
-        if not files:
-            raise SchemaError(f"column {columns[0].name}: the workflow is not fitted")
-        vocabularies[name] = _vocabulary(columns[0], stored, Path(files[0]))
+        for node in nodes_of(workflow, ops.Categorify):
+            if stored in node.op.categories:
+                file = Path(node.op.categories[stored])
+                vocabularies[name] = _vocabulary(columns[0], stored, file)
     return Fitted(statistics, vocabularies)
 
 

@@ -195,9 +195,7 @@ def _vocabularies(spec: FeatureSpec, fitted: Fitted) -> dict[str, Vocabulary]:
         if name not in fitted.vocabularies:
             raise SchemaError(f"column {columns[0].name}: the workflow is not fitted")
         vocabulary = fitted.vocabularies[name]
-        counted[name] = VocabularyCounts(
-            len(vocabulary), {kind: int(count) for kind, count in vocabulary.observed.items()}
-        )
+        counted[name] = VocabularyCounts(len(vocabulary), vocabulary.observed)
     return describe_vocabularies(spec, counted, vocabulary_directories(spec))
 
 

@@ -17,11 +17,10 @@ import shutil
 import sys
 
 from benchmarks.etl import systems
-from benchmarks.etl.log import DAYS, make_log, repeat_head
-from benchmarks.etl.systems import NVTABULAR, POLARS, Log
+from benchmarks.etl.systems import DAYS, NVTABULAR, POLARS, Log, make_log, repeat_head
 from benchmarks.etl.verify import DifferentOutputError, compare
 from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table, run_benchmark
-from benchmarks.venvs import BUILD
+from benchmarks.process import BUILD
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.etl.settings import cores
 from nvt_torchrec.formats.spec.toml_file import load_spec

@@ -1,23 +1,99 @@
-"""The programs that are compared: how they are started, and where they write."""
+"""The log that is read, and the programs that are compared: their start, and where they write.
+
+``etl synthesize`` draws values by Zipf's law with the exponent 1.5: few are rare, and two million
+rows hold some ten thousand values of a column. Of a real log's largest columns a good part of the
+rows hold values that are seen once or twice, which is what vocabularies cost. So a share of the
+rows get another value in these columns, drawn evenly out of two million.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import logging
 import shutil
+import subprocess
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.data import make_once
 from benchmarks.etl.verify import Output, parts, read_parquet_column
 from benchmarks.harness import ROOT, System
-from benchmarks.process import run
-from benchmarks.venvs import Peer, PeerError
+from benchmarks.process import BUILD, PeerError, run
+from nvt_torchrec.clicklog.synthetic.log import SyntheticSettings, synthesize
+from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
 
+log = logging.getLogger("benchmarks")
+
 HERE = Path(__file__).parent
+_MARKER = "requirements.sha256"
+DAYS = 8
+#: The columns with millions of values in MLPerf's list of cardinalities.
+_LARGEST = ("cat_0", "cat_9", "cat_10", "cat_19", "cat_20", "cat_21")
+_RARE_VALUES = 2_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A virtual environment with pinned packages, in ``build/bench/venv-NAME``.
+
+    Attributes:
+        name: of the peer.
+        requirements: what pip installs, each pinned (``polars==1.2.3``).
+        tools: installed before, the version of pip for example.
+        no_deps: install the requirements only, for peers whose published pins are broken.
+    """
+
+    name: str
+    requirements: tuple[str, ...]
+    tools: tuple[str, ...] = ()
+    no_deps: bool = False
+
+    @property
+    def directory(self) -> Path:
+        """Where it is, or will be."""
+        return BUILD / f"venv-{self.name}"
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.directory / "bin" / "python"
+
+    def ensure(self) -> None:
+        """Build it, unless it is there and up to date. Raises :class:`PeerError`."""
+        marker = self.directory / _MARKER
+        if marker.is_file() and marker.read_text() == self._digest():
+            return
+        log.info("%s: installing %s", self.directory, " ".join(self.requirements))
+        shutil.rmtree(self.directory, ignore_errors=True)
+        venv.create(self.directory, with_pip=True)
+        if self.tools:
+            self._pip(*self.tools)
+        self._pip(*(["--no-deps"] if self.no_deps else []), *self.requirements)
+        marker.write_text(self._digest())
+
+    def _pip(self, *arguments: str) -> None:
+        command = [self.python, "-m", "pip", "install", "--quiet", *arguments]
+        done = subprocess.run(
+            [*command, "--disable-pip-version-check"], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or ["pip failed"]
+            raise PeerError(
+                f"{self.name}: cannot be installed: {lines[-1]}",
+                f"see `{' '.join(map(str, command))}`",
+            )
+
+    def _digest(self) -> str:
+        text = repr((self.requirements, self.tools, self.no_deps, sys.version))
+        return hashlib.sha256(text.encode()).hexdigest()
+
 
 POLARS = Peer("polars", ("polars==2.1.0", "polars-runtime-32==2.1.0"))
 #: As it was used in 2024. Without dependencies: plain pip takes a package of RAPIDS that another
@@ -28,6 +104,57 @@ NVTABULAR = Peer(
     tools=("pip==24.0",),  # later ones refuse merlin-dataloader's metadata
     no_deps=True,
 )
+
+
+def make_log(path: Path, rows: int, cardinality_scale: float, rare: float) -> None:
+    """Make ``day_0`` … in ``path``, unless they exist.
+
+    Args:
+        path: The directory of the log.
+        rows: The rows of all days together.
+        cardinality_scale: That of ``etl synthesize``.
+        rare: The share of the rows that get a rare value, in each of the largest columns.
+    """
+    each = rows // DAYS
+
+    def make() -> None:
+        synthesize(path, SyntheticSettings(DAYS, each, cardinality_scale=cardinality_scale))
+        fields = [load_spec().columns.index(name) for name in _LARGEST]
+        generator = np.random.default_rng(1)
+        values = generator.integers(0, 2**32, (len(fields), _RARE_VALUES), np.uint32)
+        for day in range(DAYS):
+            _add_rare(path / f"day_{day}", fields, values, rare, seed=day)
+
+    make_once(path, f"a log of {each * DAYS} rows", make)
+
+
+def _add_rare(path: Path, fields: list[int], values: np.ndarray, rare: float, seed: int) -> None:
+    lines = path.read_text().splitlines()
+    generator = np.random.default_rng(seed)
+    chosen = generator.random((len(lines), len(fields))) < rare
+    drawn = generator.integers(0, values.shape[1], chosen.shape)
+    with open(path, "w") as out:
+        for line, replaced, at in zip(lines, chosen, drawn, strict=True):
+            row = line.split("\t")
+            for i in np.flatnonzero(replaced):
+                row[fields[i]] = f"{values[i, at[i]]:08x}"
+            out.write("\t".join(row) + "\n")
+
+
+def repeat_head(source: Path, target: Path, head_bytes: int, times: int) -> None:
+    """Make a log whose days repeat the first lines of those of ``source``.
+
+    Whatever ``times``, it has the same values, and so the same vocabularies.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for day in range(DAYS):
+        with open(source / f"day_{day}", "rb") as file:
+            head = file.read(head_bytes)
+        head = head[: head.rindex(b"\n") + 1]
+        with open(target / f"day_{day}", "wb") as out:
+            for _ in range(times):
+                out.write(head)
 
 
 @dataclasses.dataclass(frozen=True)

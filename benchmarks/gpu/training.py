@@ -168,7 +168,7 @@ def _drawn_on_device() -> AbstractContextManager[object]:
                 for shard in value.local_shards():
                     shard.tensor.uniform_(-0.01, 0.01)
 
-    return mock.patch("nvt_torchrec.dlrm.sharding.distribute._fill_tables", fill)
+    return mock.patch("nvt_torchrec.dlrm.build._fill_tables", fill)
 
 
 def _train(

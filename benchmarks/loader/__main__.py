@@ -21,8 +21,8 @@ from pathlib import Path
 
 from benchmarks.data import criteo_schema, make_once, write_rows
 from benchmarks.harness import Metric, System, Table, run_benchmark
-from benchmarks.loader.systems import DECODE, NPY, OURS, STOCK
-from benchmarks.venvs import BUILD
+from benchmarks.loader.worker import DECODE, NPY, OURS, STOCK
+from benchmarks.process import BUILD
 from nvt_torchrec.base.command_line import Settings, flag
 
 METRICS = (

@@ -14,10 +14,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loader import systems
+import pyarrow.parquet as pq
+
+from benchmarks.data import criteo_schema, npy_files
 from benchmarks.process import high_water
 from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
+OURS, STOCK, NPY, DECODE = "ours", "merlin stock", "torchrec npy", "limit: decode"
 #: A run ends after its time if it has got LEAST_ROWS rows, and after PATIENCE times that anyway.
 LEAST_ROWS, PATIENCE = 400_000, 20
 #: How often loader and decoding are measured in turn.
@@ -47,12 +50,12 @@ def measure_rates(args: argparse.Namespace) -> dict[str, Any]:
 
     Rates exclude the first batch, which has a measurement of its own.
     """
-    batches = systems.make(args.system, args)
+    batches = make(args.system, args)
     gc.freeze()  # as train_torchrec.py does, so that collections skip the imports' objects
     iterator, first, _ = _first_batch(batches)
     figures = _rates(iterator, args.seconds) | {"first_batch_ms": first}
     _stop(batches)
-    ours_alone = args.system == systems.OURS and args.ranks == 1
+    ours_alone = args.system == OURS and args.ranks == 1
     if ours_alone:
         del iterator
         figures |= _next_epochs(batches)
@@ -112,7 +115,7 @@ def _beside_decoding(batches: Any, args: argparse.Namespace) -> dict[str, float]
     for _ in range(ROUNDS):
         decoding, loading = (
             _rates(_first_batch(source)[0], args.seconds / ROUNDS)
-            for source in (systems.make(systems.DECODE, args), batches)
+            for source in (make(DECODE, args), batches)
         )
         for share, key in zip(shares, ("samples_per_s", "samples_per_cpu_s"), strict=True):
             shares[share].append(loading[key] / decoding[key])
@@ -134,6 +137,97 @@ def _all_ranks(args: argparse.Namespace) -> dict[str, Any]:
         "first_batch_ms": max(rank["first_batch_ms"] for rank in ranks),
         "loading_mb": sum(rank["loading_mb"] for rank in ranks),
     }
+
+
+def make(system: str, args: argparse.Namespace) -> Iterable[Any]:
+    """Return the batches of a system, and import only what it needs."""
+    return {OURS: _ours, STOCK: _stock, NPY: _npy, DECODE: _Decoded}[system](args)
+
+
+def _files(args: argparse.Namespace) -> list[Path]:
+    return sorted((args.data / args.form / "train").glob("*.parquet"))
+
+
+def _ours(args: argparse.Namespace) -> Iterable[Any]:
+    """The loader of this project, with its defaults."""
+    from nvt_torchrec.nvt_loader import KJTLoader
+
+    return KJTLoader(
+        args.data / args.form / "train",
+        args.batch_size,
+        rank=args.rank,
+        world_size=args.ranks,
+        shuffle=args.shuffle,
+        device="cpu",
+    )
+
+
+def _stock(args: argparse.Namespace) -> Iterable[Any]:
+    """merlin.dataloader's Loader as its documentation has it, and a map to TorchRec's batch."""
+    import nvt_torchrec.nvt_compat  # noqa: F401  (before merlin)
+
+    import torch
+    from merlin.dataloader.torch import Loader
+    from merlin.io import Dataset
+    from merlin.schema.io.tensorflow_metadata import TensorflowMetadata
+    from torchrec.datasets.utils import Batch
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    names, keys = criteo_schema().dense, list(criteo_schema().categorical)
+
+    def to_batch(features: dict[str, torch.Tensor], labels: torch.Tensor) -> Batch:
+        dense = torch.cat([features[name].view(-1, 1) for name in names], dim=1)
+        values, lengths = [], []
+        for key in keys:
+            if f"{key}__values" in features:
+                offsets = features[f"{key}__offsets"]
+                values.append(features[f"{key}__values"].view(-1))
+                lengths.append(offsets.diff().to(torch.int32))
+            else:
+                values.append(features[key].view(-1))
+                lengths.append(torch.ones(len(features[key]), dtype=torch.int32))
+        sparse = KeyedJaggedTensor(keys, torch.cat(values), lengths=torch.cat(lengths))
+        return Batch(dense, sparse, labels.view(-1))
+
+    data = Dataset(list(map(str, _files(args))), engine="parquet")
+    schema = args.data / args.form / "train" / ".merlin" / "schema.json"
+    data.schema = TensorflowMetadata.from_json_file(schema).to_merlin_schema()
+    loader = Loader(
+        data,
+        batch_size=args.batch_size,
+        shuffle=args.shuffle,
+        global_size=args.ranks,
+        global_rank=args.rank,
+    )
+    return loader.map(to_batch)
+
+
+def _npy(args: argparse.Namespace) -> Iterable[Any]:
+    """TorchRec's in-memory datapipe over mapped arrays: no decoding, three times the bytes."""
+    from torchrec.datasets.criteo import InMemoryBinaryCriteoIterDataPipe
+
+    return InMemoryBinaryCriteoIterDataPipe(
+        "train",
+        *npy_files(args.data / "npy"),
+        batch_size=args.batch_size,
+        rank=args.rank,
+        world_size=args.ranks,
+        shuffle_batches=args.shuffle,
+        mmap_mode=True,
+    )
+
+
+class _Decoded:
+    """Decode only: pyarrow, one thread, whole row groups, checksums verified, no batches."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+
+    def __iter__(self) -> Iterator[int]:
+        for path in _files(self._args):
+            file = pq.ParquetFile(path, page_checksum_verification=True)
+            for i in range(file.num_row_groups):
+                yield file.read_row_group(i, use_threads=False).num_rows
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from benchmarks.data import NPY_KINDS, criteo_schema, make_once, write_rows
 from benchmarks.harness import Metric, System, Table, run_benchmark
+from benchmarks.process import BUILD
 from benchmarks.train.worker import BARE, DLRM_MAIN, OURS
-from benchmarks.venvs import BUILD
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.splits import SPLITS

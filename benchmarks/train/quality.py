@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 import shutil
 import statistics
 import sys
@@ -34,9 +33,10 @@ from benchmarks.harness import (
     run_benchmark,
     split_flags,
 )
-from benchmarks.process import run
-from benchmarks.venvs import BUILD, PeerError
+from benchmarks.process import BUILD, PeerError, run
 from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.dlrm.reporting.metrics_log import METRICS_FILE
+from nvt_torchrec.dlrm.reporting.page import read_events
 
 METRICS = (
     Metric("auroc", "AUROC", ".5f"),
@@ -137,8 +137,7 @@ def training_run(
 
 
 def _result(directory: Path) -> dict[str, Any]:
-    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    events = [json.loads(line) for line in lines]
+    events = read_events(directory / METRICS_FILE)
     last = {event["split"]: event for event in events if event["event"] == "evaluation"}
     end = next(event for event in events if event["event"] == "end")
     auroc = last["test"]["auroc"]

@@ -18,8 +18,7 @@ from nvt_torchrec.formats.spec.reading import Read
 
 #: The message for a value of a list column that is no list.
 NOT_A_LIST = "expected a list or a missing value"
-_SPEC = "the spec"
-_WITH_NEW_RUN = "with another ETL run and training"
+_LATER = "; keys of the spec take effect with another ETL run and training"
 
 
 class InvalidRowError(BadRowError):
@@ -75,9 +74,7 @@ def of_fitted_spec() -> Iterator[None]:
 
 def say_fitted(remedy: str) -> str:
     """Add to a remedy that names keys of the spec when they take effect."""
-    if _SPEC not in remedy:
-        return remedy
-    return f"{remedy}; its keys take effect {_WITH_NEW_RUN}: until then, write files as it says"
+    return f"{remedy}{_LATER}" if "the spec" in remedy else remedy
 
 
 def with_remedy(error: InvalidRowError, spec: FeatureSpec) -> InvalidRowError:
@@ -97,14 +94,13 @@ def _remedy(reason: str, read: Read) -> str:
     codes = {kind.syntax: SYNTAX, kind.range: RANGE}
     codes |= {MESSAGES[code]: NULL_ITEM for code in (EMPTY_ITEM, NULL_ITEM)}
     code = next((code for message, code in codes.items() if reason.endswith(message)), 0)
-    if code == SYNTAX:
-        instead = f"{kind.syntax.replace('expected', 'pass', 1)} (null)"
-        # no key of the spec takes a number for a text
-        return instead if kind.is_text else f"{instead}, or {keys_of(read)}"
-    hint = value_remedy(read, code) if code else ""
-    return f"{hint}, which takes effect {_WITH_NEW_RUN}" if _SPEC in hint else hint
+    keys = say_fitted(value_remedy(read, code)) if code else ""
+    if code != SYNTAX:
+        return keys
+    instead = f"{kind.syntax.replace('expected', 'pass', 1)} (null)"
+    return instead if kind.is_text else f"{instead}, or {keys}"  # no key takes numbers for texts
 
 
 def keys_of(read: Read) -> str:
     """Return the keys of the spec to try for a value of another type, and when they take effect."""
-    return f"{value_remedy(read, SYNTAX)}, which takes effect {_WITH_NEW_RUN}"
+    return say_fitted(value_remedy(read, SYNTAX))

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import null_mask, to_arrow, to_numpy
-from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.errors import (
     InvalidRowError,
     MissingColumnError,
@@ -171,10 +171,7 @@ def _convert(array: pa.Array | list, read: Read, separator: str, *, text: bool) 
         _check_exact(array, read.source)
     if not (text or has_rules(read)):
         _check_kind(array, read)
-    try:
-        return convert_column(array, read, "the rows")
-    except BadInputError as error:
-        raise SchemaError(error.what.removeprefix("the rows: "), error.remedy) from None
+    return convert_column(array, read)
 
 
 def _check_kind(array: pa.Array, read: Read) -> None:

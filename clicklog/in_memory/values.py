@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_arrow
-from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.errors import NOT_A_LIST, InvalidRowError
 from nvt_torchrec.clicklog.readers.parquet_rows import convert_column
 from nvt_torchrec.clicklog.text.convert import Converted, convert, fields_of, of_items
@@ -207,8 +207,8 @@ def _number(value: Any, read: Read) -> int | float:
 
 def _of_array(array: pa.Array, rows: list[int], read: Read) -> Converted:
     try:
-        return convert_column(array, read, "the rows")
-    except BadInputError:
+        return convert_column(array, read)
+    except SchemaError:
         raise BadValueError(rows[0], RAW_TYPES[read.raw].syntax) from None
 
 

@@ -48,10 +48,6 @@ class LongLine:
         )
 
 
-class EndedEarlyError(Exception):
-    """A file has fewer bytes than asked for; ``args`` are how many it has."""
-
-
 def split_chunks(
     file: IO[bytes],
     chunk_bytes: int,
@@ -70,7 +66,7 @@ def split_chunks(
         limit: Bytes that a line may have, without its end; in place of a longer line comes a
             :class:`LongLine`.
         begin: The position of ``head`` in the file, for :attr:`LongLine.begin`.
-        size: How many bytes to read: whole lines. None: up to the end of the file.
+        size: How many bytes to read at most: whole lines. None: up to the end of the file.
         quotes: The delimiter of text whose quoted fields may contain line breaks, which are then
             part of a line; "" for other text.
         head: Bytes that were read already and come before the rest of the file.
@@ -78,9 +74,6 @@ def split_chunks(
     Yields:
         In the order of the file, chunks of lines up to ``limit`` (read-only; the last line perhaps
         without its newline), and the longer lines.
-
-    Raises:
-        EndedEarlyError: There are fewer than ``size`` bytes.
     """
     rest = memoryview(head)  # of a line whose end has not been read
     long: LongLine | None = None  # a line that is too long already
@@ -93,10 +86,8 @@ def split_chunks(
         filled = len(rest) + fill(file, memoryview(buffer)[len(rest) :])
         ended = filled < len(buffer) or not wanted
         if size is not None:
-            if ended and size:
-                raise EndedEarlyError(begin + filled)
             size -= wanted
-            ended = not size
+            ended = ended or not size
         first = 0
         if long is not None:
             first = buffer.find(b"\n", 0, filled) + 1

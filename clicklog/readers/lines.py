@@ -17,7 +17,7 @@ from fsspec.compression import compr
 from fsspec.utils import infer_compression
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.clicklog.readers.line_chunks import EndedEarlyError, LongLine, fill, split_chunks
+from nvt_torchrec.clicklog.readers.line_chunks import LongLine, fill, split_chunks
 from nvt_torchrec.formats.spec.columns import InputFormat
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -95,12 +95,11 @@ def read_chunks(
     with _opened(path) as file:
         file.seek(begin)
         limit, size = text.line_limit, end - begin
-        try:
-            yield from split_chunks(
-                file, chunk_bytes, limit, begin=begin, size=size, quotes=text.quotes
-            )
-        except EndedEarlyError as error:
-            raise _shrank(path, error.args[0], end) from None
+        yield from split_chunks(
+            file, chunk_bytes, limit, begin=begin, size=size, quotes=text.quotes
+        )
+        if file.tell() < end:
+            raise _shrank(path, file.tell(), end)
 
 
 def cut_lines(path: str, begin: int, end: int, block_bytes: int) -> list[tuple[int, int]]:
@@ -172,17 +171,14 @@ def find_preamble(path: str, text: InputFormat) -> tuple[int, int]:
 def text_end(path: str, begin: int, end: int) -> int:
     """Return where the empty lines begin with which the bytes ``[begin, end)`` end.
 
+    More of them than anybody writes, :data:`_SCAN_BYTES`, are rows.
+
     Raises:
         BadInputError: The file cannot be read.
     """
-    while end > begin:
-        at = max(begin, end - _SCAN_BYTES)
-        data = read_up_to(path, at, end)
-        kept = without_empty_lines(data)
-        if kept or at == begin:
-            return at + kept
-        end = at + len(data[:2]) - (not data.startswith(b"\r\n"))  # perhaps the end of a row
-    return end
+    at = max(begin, end - _SCAN_BYTES)
+    kept = without_empty_lines(read_up_to(path, at, end))
+    return at + kept if kept or at == begin else end
 
 
 def without_empty_lines(text: bytes | memoryview) -> int:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.parquet_footer import DECOMPRESSED, Footer, columns_of_leaves, footer_of
 from nvt_torchrec.clicklog.readers.lines import filesystem_of
 from nvt_torchrec.clicklog.readers.parquet_values import convert_array, fits, type_remedy, wanted
@@ -151,13 +151,12 @@ def read_parquet(
         begins = [0, *ends[:-1]]
         groups = [i for i in range(len(ends)) if begins[i] < end and begin < ends[i]]
         at = begins[groups[0]] if groups else end
-        tables = parquet.iter_batches(
-            chunk_rows or max(1, end - at), row_groups=groups, columns=names, use_threads=False
-        )
-        if chunk_rows is None:  # in one chunk, though batches may end with row groups
-            batches = list(tables)
-            schema = batches[0].schema if batches else parquet.schema_arrow
-            tables = iter([pa.Table.from_batches(batches, schema)])
+        if chunk_rows is None:
+            tables = [parquet.read_row_groups(groups, columns=names, use_threads=False)]
+        else:
+            tables = parquet.iter_batches(
+                chunk_rows, row_groups=groups, columns=names, use_threads=False
+            )
         for table in tables:
             chunk = table.slice(max(begin - at, 0), max(end - max(at, begin), 0))
             at += len(table)
@@ -227,21 +226,19 @@ def table_to_rows(
     return assemble(spec, converted, text or as_json, rows=len(table), label=label, reject=reject)
 
 
-def convert_column(array: pa.Array, read: Read, source: str) -> Converted:
+def convert_column(array: pa.Array, read: Read) -> Converted:
     """Check and convert a column that is in memory, as :func:`read_parquet` does.
 
     Args:
         array: [n], of any type that can hold the values that are read.
         read: How the column is read.
-        source: Names the array in errors.
 
     Raises:
-        BadInputError: The array is of another type.
+        SchemaError: The array is of another type.
     """
     if not fits(array.type, read):
-        raise BadInputError(
-            f"{source}: column {read.source} is of type {array.type}, not {wanted(read)}",
-            "convert it first",
+        raise SchemaError(
+            f"column {read.source} is of type {array.type}, not {wanted(read)}", "convert it first"
         )
     return convert_array(array, read)
 

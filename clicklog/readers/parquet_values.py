@@ -100,14 +100,9 @@ def is_text(held: pa.DataType) -> bool:
 
 
 def _plain(array: pa.Array, read: Read) -> pa.Array:
-    types = pa.types
-    if types.is_dictionary(array.type):
+    if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    if types.is_string_view(array.type):
-        return array.cast(pa.string())
-    if types.is_binary_view(array.type):
-        return array.cast(pa.binary())
-    if types.is_decimal(array.type) and read.raw != "string":
+    if pa.types.is_decimal(array.type) and read.raw != "string":
         with contextlib.suppress(pa.ArrowInvalid):  # a fraction, or beyond 64 bits
             return array.cast(pa.int64())
         # Arrow's cast to float64 can be off by one ulp
@@ -157,7 +152,7 @@ def _lists(array: pa.Array, read: Read) -> Converted:
     if pa.types.is_null(array.type):
         array = array.cast(pa.list_(pa.string()))
     lengths = np.where(null_mask(array), 0, to_numpy(pc.list_value_length(array)))
-    flat = _plain(array.flatten(), read)
+    flat = array.flatten()
     items = _values(flat, read)
     null = null_mask(flat)
     items.code[items.missing & (items.code == 0)] = EMPTY_ITEM

@@ -113,19 +113,10 @@ def check_label(label: bool, source: str, spec: FeatureSpec) -> None:
     if label:
         return
     wanted = [name for name in spec.sources(label=True) if name not in spec.sources(label=False)]
-    what = f"rows without the field{'s' * (len(wanted) > 1)} {', '.join(wanted)}"
-    if spec.is_plain and not spec.input.columns:
-        what = f"rows of {len(spec.columns) - 1} fields"
-    if spec.input.format in ("json", "parquet") or spec.input.header:
-        what = f"not all of the columns {', '.join(wanted)}, which training reads, are there"
-        what = what if len(wanted) > 1 else f"no column {wanted[0]}"
-    elif len(wanted) > 1:
-        what += ", which training reads"
-    what += ", so there is no label" if len(wanted) == 1 else ""
     remedy = "correct the names in the spec, or pass data with labels to train on"
     if any(f"/{name}=" in source for name in wanted):
         remedy = "convert it to parquet: of text, values in the names of directories are no columns"
-    raise BadRowError(f"{source}: {what}", remedy)
+    raise BadRowError(f"{source}: rows without {', '.join(wanted)}, which training reads", remedy)
 
 
 def read_block(
@@ -183,8 +174,12 @@ def read_block_chunks(
             error = bad_row_error(
                 rows, source, first_line(block, spec) + lines_before, unit_of(spec)
             )
-            if reject:
-                raise too_many_bad_rows(error, bad)
+            if reject:  # the rest of the log cannot matter
+                raise BadRowError(
+                    f"{error.what}\n{bad:,} rows of this block are malformed, which is more than "
+                    "--max_bad_fraction allows of the whole input",
+                    "correct the file or the spec, or allow more with --max_bad_fraction",
+                )
             raise error
         lines_before += rows.lines
         yield rows
@@ -213,15 +208,6 @@ def unit_of(spec: FeatureSpec) -> str:
     """What :func:`first_line` counts: "line" or "row"."""
     rows = spec.input.format == "parquet" or spec.input.quoted_newlines
     return "row" if rows else "line"
-
-
-def too_many_bad_rows(error: BadRowError, bad: int) -> BadRowError:
-    """Return the error of a block with so many bad rows that the rest of the log cannot matter."""
-    return BadRowError(
-        f"{error.what}\n{bad:,} rows of this block are malformed, which is more than "
-        "--max_bad_fraction allows of the whole input",
-        "correct the file or the spec, or allow more with --max_bad_fraction",
-    )
 
 
 def bad_row_error(rows: RawRows, source: str, first: int, unit: str = "line") -> BadRowError:

@@ -12,7 +12,6 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine
 from nvt_torchrec.clicklog.readers.lines import (
-    filesystem_of,
     read_stream,
     stream_chunks,
     without_empty_lines,
@@ -130,9 +129,6 @@ def _without_empty_end(
 def _stream_parquet(path: str, spec: FeatureSpec, block_bytes: int) -> Iterator[UnparsedRows]:
     from nvt_torchrec.clicklog.readers.parquet_rows import cut_rows, parquet_layout
 
-    filesystem, name = filesystem_of(path)
-    if not filesystem.isfile(name):
-        raise BadInputError(f"{path}: no such file", "check the path")
     layout = parquet_layout(path, path, spec)
     if not layout.rows:
         raise BadInputError(f"{path}: no rows", "there is nothing to read")

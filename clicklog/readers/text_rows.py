@@ -172,15 +172,13 @@ def block_layout(path: str, end: int, source: str, spec: FeatureSpec, label: boo
     """Return the positions of the columns for a block of a file that ends at ``end``.
 
     Raises:
-        BadInputError: As :func:`file_layout`; or the label is to be read and not in the header.
+        BadInputError: As :func:`file_layout`.
     """
     if spec.input.format == "json":
         return LineLayout((), label, source=source)
     if not spec.input.header and (label or len(plain_layouts(spec)) <= 2):
         return plain_layout(spec, label=label)
     layout = file_layout(path, end, source, spec)
-    if label and not layout.label:
-        raise BadInputError(f"{source}: column {spec.sources(label=True)[0]} is not in the header")
     return layout if label else layout.without_label()
 
 
@@ -198,11 +196,10 @@ def parse_chunks(
             head = bytes(as_utf8(chunk.head, spec.input.encoding))
             remedy = OPEN_QUOTE_REMEDY if chunk.open_quote else TOO_LONG_REMEDY
             bad.append(BadRow(before, str(chunk), "", head, remedy))
-            before += 1
         else:
             texts.append(chunk)
-            if len(chunks) > 1:
-                before += rows_in(chunk, spec)
+        if len(chunks) > 1:
+            before += rows_in(chunk, spec)
     text = texts[0] if len(texts) == 1 else b"".join(texts)
     if spec.input.format == "json":
         from nvt_torchrec.clicklog.readers.json_rows import parse_json

@@ -7,12 +7,10 @@ AUROC of a trained model with the oracle's.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import io
 import math
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,8 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from nvt_torchrec.base.arrays import mask_to_arrow, to_arrow
-from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.atomic import new_directory, write_json
+from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.clicklog.synthetic.model import (
     BLOCK_ROWS,
     MISSING_COUNT,
@@ -115,41 +113,29 @@ def synthesize(
 
     Raises:
         OutputError: The directory exists and is not empty, or cannot be written.
-        SettingsError: ``workers`` is below 1.
     """
     from tqdm import tqdm
 
-    if workers < 1:
-        raise SettingsError(f"workers = {workers}", "give at least 1")
     directory = Path(output_path)
     model = plant(settings)
     with contextlib.suppress(OSError):
         directory.rmdir()  # an empty one
     with new_directory(directory) as temporary:
         total = settings.days * settings.rows_per_day
-        stop = threading.Event()
-        with (
-            tqdm(total=total, unit="rows", unit_scale=True, desc="synthesize", disable=None) as bar,
-            concurrent.futures.ThreadPoolExecutor(workers) as pool,
-        ):
-            days = [
-                pool.submit(_write_day, temporary / f"day_{day}", model, day, bar, stop)
-                for day in range(settings.days)
-            ]
-            try:
-                scores = [day.result() for day in days]
-            except BaseException:
-                stop.set()
-                pool.shutdown(cancel_futures=True)
-                raise
+        with tqdm(
+            total=total, unit="rows", unit_scale=True, desc="synthesize", disable=None
+        ) as bar:
+
+            def write(day: int) -> dict[str, OracleScore]:
+                return _write_day(temporary / f"day_{day}", model, day, bar)
+
+            scores = list(in_order(write, range(settings.days), workers, "synthesize"))
         summary = _summary(model, scores)
         write_json(temporary / SUMMARY_FILE, summary)
     return summary
 
 
-def _write_day(
-    path: Path, model: ClickModel, day: int, bar: Any, stop: threading.Event
-) -> dict[str, OracleScore]:
+def _write_day(path: Path, model: ClickModel, day: int, bar: Any) -> dict[str, OracleScore]:
     """Write one file, block by block; return the oracle's score in each split."""
     rows, days = model.settings.rows_per_day, model.settings.days
     ranges = {"train": (0, rows)}
@@ -158,8 +144,6 @@ def _write_day(
     scores = {split: OracleScore() for split in ranges}
     with open(path, "wb") as file:
         for begin in range(0, rows, BLOCK_ROWS):
-            if stop.is_set():
-                raise concurrent.futures.CancelledError
             block, logits = model.draw(day, begin // BLOCK_ROWS, min(BLOCK_ROWS, rows - begin))
             file.write(format_rows(block))
             for split, (first, end) in ranges.items():

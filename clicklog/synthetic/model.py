@@ -149,13 +149,6 @@ class Term:
     centres: tuple[float, ...] = ()
     scales: tuple[float, ...] = ()
 
-    @property
-    def kind(self) -> str:
-        """The key in ``SHARES``."""
-        if len(self.columns) > 1:
-            return "interactions"
-        return "dense" if self.columns[0].startswith("int") else "categorical"
-
 
 @dataclasses.dataclass(frozen=True)
 class ClickModel:

@@ -40,11 +40,6 @@ class Converted:
     show: Callable[[int], str]
 
 
-def show_field(field: bytes) -> str:
-    """Return the beginning of a field as Python writes a string."""
-    return repr(field[:_SHOWN].decode("utf-8", "replace"))
-
-
 def describe_value(read: Read, value: str, code: int) -> str:
     """Return what is wrong with a value, which is as :attr:`Converted.show` returns it."""
     return f"column {read.source}: {value}: {RAW_TYPES[read.raw].message(code)}"
@@ -76,7 +71,7 @@ def convert(fields: pa.Array, read: Read) -> Converted:
         parsed.values,
         parsed.missing,
         parsed.code,
-        lambda row: show_field(fields[row].as_py()),
+        lambda row: repr(fields[row].as_py()[:_SHOWN].decode("utf-8", "replace")),
     )
 
 

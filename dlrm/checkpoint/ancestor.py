@@ -67,36 +67,27 @@ class Ancestor:
 def agree_on_ancestor(settings: TrainSettings, group: Group) -> Ancestor | None:
     """Return the checkpoint that a run continues from, the same on all ranks (collective).
 
-    Raises:
-        ClickLogError: As :func:`find_ancestor`, on all ranks.
-    """
-    checkpoints = checkpoints_in(settings.checkpoint_dir) if settings.checkpoint_dir else []
-    path = Path(settings.continue_from or "")
-    return on_all_ranks(group, path, find_ancestor, settings, from_rank_0(group, checkpoints))
-
-
-def find_ancestor(settings: TrainSettings, checkpoints: list[Path]) -> Ancestor | None:
-    """Return the checkpoint that a run continues from; None without ``--continue_from``.
-
-    Args:
-        settings: The settings of the run.
-        checkpoints: The checkpoints of this run so far, oldest first: the run continues from
-            them, and from the ancestor that they name.
+    If the run has checkpoints of its own, it continues from them, and from the ancestor that they
+    name. Without ``--continue_from`` or such checkpoints there is none.
 
     Raises:
         BadInputError: There is no such checkpoint, or it is damaged.
         SchemaError: It is of another program or version.
         SettingsError: The run so far continued from another checkpoint, or from none.
     """
-    if not settings.continue_from:
-        return None
-    given = Path(settings.continue_from)
+    checkpoints = checkpoints_in(settings.checkpoint_dir) if settings.checkpoint_dir else []
+    path = Path(settings.continue_from or "")
+    return on_all_ranks(group, path, _find_ancestor, settings, from_rank_0(group, checkpoints))
+
+
+def _find_ancestor(settings: TrainSettings, checkpoints: list[Path]) -> Ancestor | None:
+    given = Path(settings.continue_from) if settings.continue_from else None
     newest = newest_record(checkpoints)
     if newest is None:
-        return _describe(resolve(given))
+        return _describe(resolve(given)) if given else None
     path, record = newest
     before = ancestor_of(path, record.training)
-    if before is None or not _may_be(given.absolute(), before):
+    if given and (before is None or not _may_be(given.absolute(), before)):
         began = f"continued from {before.checkpoint}" if before else "began from scratch"
         raise SettingsError(
             f"{path.parent}: holds a run that {began}, not from {given}",
@@ -247,7 +238,7 @@ def read_growth(
             "give the same model settings, or train from scratch without --continue_from",
         )
     before = record.training["settings"]
-    optimizer = table_optimizer(before.get("optimizer"), before.get("adagrad"))
+    optimizer = table_optimizer(before)
     if settings.mode == "train" and optimizer != settings.table_optimizer:
         raise SettingsError(
             f"--continue_from {path}: optimizer was {optimizer}, is {settings.table_optimizer}",

@@ -9,10 +9,9 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
 
 from nvt_torchrec.base.errors import OutputError
-from nvt_torchrec.base.files.atomic import lock
+from nvt_torchrec.base.files.atomic import locked, output_errors
 from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0, was_restarted
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
@@ -67,42 +66,30 @@ def claimed(locks: Mapping[Path, Path], group: Group) -> Iterator[None]:
 
 
 def _claim(directory: Path, path: Path, stack: contextlib.ExitStack, deadline: float) -> None:
+    with output_errors(path, "choose a writable place"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
     while True:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            marker = stack.enter_context(path.open("a+", encoding="utf-8"))
-        except OSError as error:
-            raise OutputError(
-                f"{path}: cannot be written: {error.strerror or error}", "choose a writable place"
-            ) from error
-        try:
-            lock(marker, path.parent)
+            marker = stack.enter_context(locked(path, directory))
+            break
         except OutputError:
             if time.monotonic() > deadline:
-                marker.seek(0)
                 raise OutputError(
                     f"{directory}: another run is writing checkpoints here: "
-                    f"{marker.read() or 'unknown'}",
+                    f"{path.read_text(encoding='utf-8') or 'unknown'}",
                     "wait for it or end it, or choose another directory",
                 ) from None
             time.sleep(1)
-            continue
         except OSError as error:
             log.warning(
                 "%s: this file system has no locks (%s): see that no other run writes there",
                 directory,
                 error.strerror or error,
             )
-        if _is_at(marker, path):  # else the run that held it has just removed it
+            marker = stack.enter_context(path.open("w", encoding="utf-8"))
             break
     stack.callback(path.unlink, missing_ok=True)
     marker.truncate(0)
     marker.write(f"process {os.getpid()} on {socket.gethostname()}")
     marker.flush()
-
-
-def _is_at(marker: IO[str], path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(marker.fileno()), path.stat())
-    except FileNotFoundError:
-        return False

@@ -39,8 +39,6 @@ _MUST_STAY = (
     *("eps", "seed", "shuffle_training_set", "drop_last_training_batch", "limit_train_batches"),
     *("undersampling_rate", "hash_indices", "days", "replay", "label"),
 )
-#: Settings of earlier versions that must have had these values.
-_REMOVED = {"dataset_type": "parquet", "dataset_subset": None, "shuffle_batches": False}
 #: Settings that also change what is trained, but may change when a run is resumed.
 _MAY_CHANGE = (
     *("epochs", "max_steps", "learning_rate", "dense_learning_rate", "dense_decay", "change_lr"),
@@ -92,7 +90,10 @@ def resume_from(
             refused.append((path, error.what))
             continue
         on_all_ranks(group, path, _make_newest, path, refused, group)
-        log_changes(training["settings"], record["settings"], group)
+        then, now = training["settings"], record["settings"]
+        for name in _MAY_CHANGE:
+            if group.rank == 0 and then.get(name) != now[name]:
+                log.warning("--%s is %s from here on; it was %s", name, now[name], then.get(name))
         return path, training
     raise BadInputError(
         f"{checkpoints[0].parent}: none of its {len(checkpoints)} checkpoints can be used:\n  "
@@ -198,21 +199,12 @@ def check_model(path: Path, then: Any, config: ModelConfig) -> None:
         raise SchemaError(f"{path}: another model: {different}", "give the same model settings")
 
 
-def log_changes(then: dict[str, Any], now: dict[str, Any], group: Group) -> None:
-    """Log, on rank 0, which settings differ from those of the checkpoint, ``then``."""
-    for name in _MAY_CHANGE:
-        if group.rank == 0 and then.get(name) != now[name]:
-            log.warning("--%s is %s from here on; it was %s", name, now[name], then.get(name))
-
-
 def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings that a resumed run must share; the loader checks the global batch."""
     fixed = {name: settings.get(name) for name in _MUST_STAY}
     fixed["days"] = None if fixed["days"] == "all" else fixed["days"]
-    adagrad, optimizer = settings.get("adagrad"), settings.get("optimizer")
     fixed["table_precision"] = settings.get("table_precision", "fp32")
-    removed = {name: settings.get(name, value) for name, value in _REMOVED.items()}
-    return {"optimizer": table_optimizer(optimizer, adagrad), **fixed, **removed}
+    return {"optimizer": table_optimizer(settings), **fixed}
 
 
 def differences(then: dict[str, Any], now: dict[str, Any]) -> str:

@@ -69,7 +69,7 @@ def load_state(
         state.pop("random", None)
     shares = group.rank, group.world_size
     on_all_ranks(group, path, check_contents, path, record.files, *shares)
-    on_all_ranks(group, path, read_state, path, state, tables or {})
+    on_all_ranks(group, path, _read_state, path, state, tables or {})
     diverged = next(filter(None, gathered(group, not_finite(state))), None)
     if diverged:
         raise BadInputError(
@@ -140,7 +140,7 @@ def _fill(
         torch.set_rng_state(state["random"][f"rank_{group.rank}"])
 
 
-def read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]) -> None:
+def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]) -> None:
     """Fill this rank's tensors from a checkpoint.
 
     Args:
@@ -154,32 +154,28 @@ def read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable])
         ClickLogError: It cannot be read now.
     """
     with errors_of(path):
-        _read_state(path, state, tables)
-
-
-def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]) -> None:
-    tensors = read_tensors(path)
-    filling = _Filling(path, tensors)
-    weights: dict[str, tuple[str, Any]] = {}  # of the model, which comes first
-    for name, tensor in flat(state):
-        if name not in tensors:
-            raise SchemaError(
-                f"{path}: holds no {name!r}, which this run needs",
-                "give the same optimizer and model",
-            )
-        table = next((table for table in tables if _is_of(name, table)), None)
-        if table is None:
-            filling.whole(name, tensor)
-        elif name.endswith(f".{table}.weight"):
-            weights[table] = name, tensor
-            filling.weights(name, tensor, tables[table])
-        elif len(tensor.shape) == 1:
-            filling.row_moments(name, tensor, tables[table], *weights[table])
-        else:
-            filling.moments(name, tensor, tables[table])
-    read_windows(path, tensors, filling.windows)
-    for finish in filling.finishing:
-        finish()
+        tensors = read_tensors(path)
+        filling = _Filling(path, tensors)
+        weights: dict[str, tuple[str, Any]] = {}  # of the model, which comes first
+        for name, tensor in flat(state):
+            if name not in tensors:
+                raise SchemaError(
+                    f"{path}: holds no {name!r}, which this run needs",
+                    "give the same optimizer and model",
+                )
+            table = next((table for table in tables if _is_of(name, table)), None)
+            if table is None:
+                filling.whole(name, tensor)
+            elif name.endswith(f".{table}.weight"):
+                weights[table] = name, tensor
+                filling.weights(name, tensor, tables[table])
+            elif len(tensor.shape) == 1:
+                filling.row_moments(name, tensor, tables[table], *weights[table])
+            else:
+                filling.moments(name, tensor, tables[table])
+        read_windows(path, tensors, filling.windows)
+        for finish in filling.finishing:
+            finish()
 
 
 def _is_of(name: str, table: str) -> bool:

@@ -81,10 +81,10 @@ class Checkpoints:
             OutputError, SettingsError: The checkpoint before could not be written.
         """
         self.wait()
-        copied = _copied({**state, "loss": loss})
         self.saved_step = step
+        copies = step, _copied(state), record, _copied_tensor(loss)
         self._thread = threading.Thread(
-            name="checkpoint", target=self._write, args=(step, copied, record), daemon=True
+            name="checkpoint", target=self._write, args=copies, daemon=True
         )
         self._thread.start()
 
@@ -107,12 +107,13 @@ class Checkpoints:
         if self._thread is not None:
             self._thread.join(_ABANDON_SECONDS)
 
-    def _write(self, step: int, state: dict[str, Any], record: dict[str, Any]) -> None:
+    def _write(
+        self, step: int, state: dict[str, Any], record: dict[str, Any], loss: torch.Tensor
+    ) -> None:
         if self._group.device.type == "cuda":  # a new thread uses the first GPU
             torch.cuda.set_device(self._group.device)
         try:
             path = self.directory / f"step_{step:08}"
-            loss = state.pop("loss")
             save_checkpoint(path, state, self._config, record, self._group, loss=loss)
             if self._group.rank == 0:
                 write_text(self.directory / LATEST_FILE, f"{path.name}\n")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import threading
 import time
 from types import FrameType, TracebackType
 
@@ -43,10 +41,7 @@ class StopRequests:
         self._steps, self._steps_between = 0, 1
 
     def __enter__(self) -> StopRequests:
-        self._stack = contextlib.ExitStack()
-        if threading.current_thread() is threading.main_thread():
-            before = signal.signal(signal.SIGTERM, self._request)
-            self._stack.callback(signal.signal, signal.SIGTERM, before or signal.SIG_DFL)
+        self._before = signal.signal(signal.SIGTERM, self._request) or signal.SIG_DFL
         return self
 
     def __exit__(
@@ -56,7 +51,7 @@ class StopRequests:
         if kind is None:
             self.finish()
         self._decided = True
-        self._stack.close()
+        signal.signal(signal.SIGTERM, self._before)
         if isinstance(error, Exception) and self._requested and not (self._alone or decided):
             # The launcher ends this rank because another one failed: the error only follows from
             # that, so it is not reported.

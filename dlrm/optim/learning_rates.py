@@ -57,7 +57,7 @@ def with_default_rates(
         global_batch: The samples of a step, on all ranks.
         epoch_steps: The steps of an epoch.
     """
-    tables, dense = _rates_of(settings, config, global_batch)
+    tables, dense = default_rates(settings, config, global_batch)
     warmup = default_warmup(epoch_steps)
     if settings.lr_decay_steps:
         warmup = min(warmup, settings.lr_decay_start)
@@ -80,21 +80,16 @@ def with_default_rates(
     )
 
 
-def _rates_of(
+def default_rates(
     settings: TrainSettings, config: ModelConfig, global_batch: int
 ) -> tuple[float, float]:
     """Return the default rates of tables and dense layers for a run."""
-    tables, dense = default_rates(settings.table_optimizer, config, global_batch)
-    if settings.continue_from:
-        tables, dense = _rounded(_CONTINUED[0] * tables), _rounded(_CONTINUED[1] * dense)
-    return tables, dense
-
-
-def default_rates(optimizer: str, config: ModelConfig, global_batch: int) -> tuple[float, float]:
-    """Return the rates of tables and dense layers for an optimizer, a key of ``OPTIMIZERS``."""
     widest = max(*config.dense_arch_layer_sizes, *config.over_arch_layer_sizes)
-    tables, dense = OPTIMIZERS[optimizer].rates(config.embedding_dim, widest, global_batch)
-    return _rounded(tables), _rounded(dense)
+    optimizer = OPTIMIZERS[settings.table_optimizer]
+    tables, dense = map(_rounded, optimizer.rates(config.embedding_dim, widest, global_batch))
+    if settings.continue_from:
+        return _rounded(_CONTINUED[0] * tables), _rounded(_CONTINUED[1] * dense)
+    return tables, dense
 
 
 def default_warmup(epoch_steps: int) -> int:
@@ -136,7 +131,7 @@ def remedies(
         global_batch: The samples of a step, on all ranks.
         epoch_steps: The steps of an epoch.
     """
-    tables, dense = _rates_of(given, config, global_batch)
+    tables, dense = default_rates(given, config, global_batch)
     names = ("learning_rate", "dense_learning_rate")
     values = {name: getattr(given, name) for name in names}
     flags = [f"--{name} {value:g}" for name, value in values.items() if value is not None]

@@ -50,7 +50,6 @@ class LearningCheck:
         self,
         group: Group,
         events: MetricsLog,
-        *,
         epoch_steps: int,
         warmup_steps: int,
         remedies: Remedies,
@@ -59,15 +58,16 @@ class LearningCheck:
         self._remedies = remedies
         self._warned: set[str] = set()
         self._samples = 0
-        self._sums = torch.zeros(2, dtype=torch.float64, device=group.device)
+        # on the device, since the last check
+        self._loss, self._clicks = torch.zeros(2, dtype=torch.float64, device=group.device)
         self._begin = max(math.ceil(_SHARE * epoch_steps), warmup_steps)
 
     def add(self, step: int, output: StepOutput) -> None:
         """Add step ``step`` (from 1, over all epochs), and at some steps check (collective)."""
         self._samples += output.global_size
-        self._sums[0] += output.loss * output.global_size
+        self._loss.add_(output.loss, alpha=output.global_size)
         labels, weights = output.labels, output.weights
-        self._sums[1] += (labels if weights is None else labels * weights).sum()
+        self._clicks.add_((labels if weights is None else labels * weights).sum())
         if step & (step - 1) == 0:
             self._check_loss(step)
 
@@ -112,10 +112,11 @@ class LearningCheck:
             )
 
     def _check_loss(self, step: int) -> None:
-        loss, clicks = reduce_sum(self._group, *self._sums)
+        loss, clicks = reduce_sum(self._group, self._loss, self._clicks)
         loss /= self._group.world_size * self._samples
         samples, self._samples = self._samples, 0
-        self._sums.zero_()
+        self._loss.zero_()
+        self._clicks.zero_()
         if self._group.rank or not _FEW <= clicks <= samples - _FEW:
             return
         rate = clicks / samples

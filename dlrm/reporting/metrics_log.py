@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nvt_torchrec.base.errors import OutputError
+from nvt_torchrec.base.files.atomic import output_errors
 from nvt_torchrec.dlrm.metrics import Metrics
 
 if TYPE_CHECKING:
     from tensorboardX import SummaryWriter
 
 METRICS_FILE = "metrics.jsonl"
+_REMEDY = "choose a writable --log_path"
 
 
 def set_up_logging() -> None:
@@ -41,8 +42,11 @@ class MetricsLog:
     - ``resume``: step and checkpoint;
     - ``end``: step, samples, train_seconds, samples_per_s, checkpoint.
 
+    Attributes:
+        directory: The directory of the file; None on ranks other than 0: nothing is written.
+
     Args:
-        directory: The directory of the file. None: nothing is written.
+        directory: The same.
         tensorboard: Whether to write the numbers of ``train`` and ``evaluation`` as TensorBoard's
             events too.
 
@@ -50,45 +54,32 @@ class MetricsLog:
         OutputError: The file cannot be written.
     """
 
-    def __init__(self, directory: Path | str | None, *, tensorboard: bool = False) -> None:
-        self._path = Path(directory) / METRICS_FILE if directory else None
+    def __init__(self, directory: Path | None, *, tensorboard: bool = False) -> None:
+        self.directory = directory
         self._tensorboard = _tensorboard(directory) if directory and tensorboard else None
 
     def write(self, event: str, **values: Any) -> None:
         """Append one object."""
-        if self._path is None:
+        if self.directory is None:
             return
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._path, "a", encoding="utf-8") as file:
+        path = self.directory / METRICS_FILE
+        with output_errors(path, _REMEDY):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"event": event, **values}, allow_nan=False) + "\n")
-        except OSError as error:
-            raise OutputError(
-                f"{self._path}: cannot be written: {error.strerror or error}",
-                "choose a writable --log_path",
-            ) from error
         if self._tensorboard and event in ("train", "evaluation"):
             prefix = values.get("split", event)
-            numbers = {
-                f"{prefix}/{name}": value
-                for name, value in values.items()
-                if isinstance(value, int | float) and name not in ("step", "epoch")
-            }
-            for tag, number in numbers.items():
-                self._tensorboard.add_scalar(tag, number, values["step"])
+            for name, value in values.items():
+                if isinstance(value, int | float) and name not in ("step", "epoch"):
+                    self._tensorboard.add_scalar(f"{prefix}/{name}", value, values["step"])
             self._tensorboard.flush()
 
 
-def _tensorboard(directory: Path | str) -> SummaryWriter:
+def _tensorboard(directory: Path) -> SummaryWriter:
     from tensorboardX import SummaryWriter  # seconds
 
-    try:
+    with output_errors(directory, _REMEDY):
         return SummaryWriter(str(directory))
-    except OSError as error:
-        raise OutputError(
-            f"{directory}: cannot be written: {error.strerror or error}",
-            "choose a writable --log_path",
-        ) from error
 
 
 def train_line(values: Mapping[str, Any], total_steps: int, epoch: str) -> str:

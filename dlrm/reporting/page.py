@@ -73,9 +73,9 @@ def read_events(path: Path) -> Events:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise BadInputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    run: Events = []
     start: dict[str, Any] | None = None
-    fresh = False
+    run: Events = []
+    earlier: Events = []  # of the last run that had events before this start
     for line in lines:
         try:
             event = json.loads(line)
@@ -83,21 +83,15 @@ def read_events(path: Path) -> Events:
         except (ValueError, TypeError, KeyError):
             continue
         if kind == "start":
-            start, fresh = event, True
+            start, earlier, run = event, run or earlier, []
         elif kind == "resume":
-            fresh = False
-            run = [
-                earlier
-                for earlier in run
-                if earlier.get("step", 0) <= event["step"] and earlier["event"] != "end"
-            ]
-        elif fresh:  # the first event of another run than the events so far
-            run, fresh = [event], False
+            kept = (e for e in earlier if e["event"] != "end")
+            run = [e for e in kept if e.get("step", 0) <= event["step"]]
         else:
             run.append(event)
     if start is None:
         raise BadInputError(f"{path}: not the metrics of a training run")
-    return [start, *([] if fresh else run)]
+    return [start, *run]
 
 
 def page(events: Events) -> str:
@@ -119,7 +113,7 @@ def page(events: Events) -> str:
         last={event["split"]: event for event in of_kind["evaluation"]},
         baselines={f"{event['split']}, {event['name']}": event for event in of_kind["baseline"]},
         oracle=start.get("oracle") or {},
-        curves=_curves(start, of_kind["train"], of_kind["evaluation"]),
+        curves=curves(start, of_kind["train"], of_kind["evaluation"]),
         gib_per_rank=plan["gib_per_rank"],
         table_sizes=[sum(table["gpu"]) + sum(table["host"]) for table in plan["tables"]],
         given=given,
@@ -127,7 +121,8 @@ def page(events: Events) -> str:
     )
 
 
-def _curves(start: dict[str, Any], train: Events, evaluations: Events) -> list[Chart]:
+def curves(start: dict[str, Any], train: Events, evaluations: Events) -> list[Chart]:
+    """Return the charts of a run: loss, AUROC if valid was evaluated, then speeds and sizes."""
     if not train:
         return []
     valid = [event for event in evaluations if event["split"] == "valid"]

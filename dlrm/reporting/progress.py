@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -11,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import profiler
 
-from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.files.atomic import write_json, write_text
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.data import read_oracle
 from nvt_torchrec.dlrm.launch.distributed import Group, reduce_sum
 from nvt_torchrec.dlrm.metrics import Metrics
 from nvt_torchrec.dlrm.model import StepOutput
@@ -27,34 +32,12 @@ from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
 
-
-class Meter:
-    """Sums over the steps since the last report; the loss stays on the device until then.
-
-    Attributes:
-        start: The ``time.perf_counter`` at which the first of them began.
-        steps: The number of steps.
-        samples: The samples of these steps, of all ranks.
-        waited: The seconds that this rank waited for its loader.
-        loss: The sum of this rank's scaled losses over the samples, float64 on the device.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.reset()
-
-    def reset(self) -> None:
-        """Start to count from zero."""
-        self.start = time.perf_counter()
-        self.steps = self.samples = 0
-        self.waited = 0.0
-        self.loss = torch.zeros((), dtype=torch.float64, device=self._device)
-
-    def add(self, output: StepOutput) -> None:
-        """Count a step."""
-        self.steps += 1
-        self.samples += output.global_size
-        self.loss.add_(output.loss, alpha=output.global_size)
+SETTINGS_FILE = "settings.json"
+TRACE_FILE, TABLE_FILE = "profile.json.gz", "profile.txt"
+#: Seconds between two pages that are written on the way: each takes some hundredths of a second.
+_PAGE_SECONDS = 60.0
+#: The steps that the profiler runs and discards, those that it traces, the operators in its table.
+_WARM_UP, _TRACED, _ROWS = 2, 10, 40
 
 
 class Progress:
@@ -66,7 +49,9 @@ class Progress:
         train_seconds: The time spent on training steps, without evaluations.
         total_steps: The steps of the whole run.
         validation_every: The steps of an epoch between two evaluations of valid.
-        meter: The sums since the last report.
+        waited: The seconds that this rank has waited for its loader since the last report.
+        loss: The sum of this rank's scaled losses over the samples since the last report, float64
+            on the device.
     """
 
     def __init__(
@@ -74,7 +59,6 @@ class Progress:
     ) -> None:
         self.step = self.samples = 0
         self.train_seconds = 0.0
-        self.meter = Meter(group.device)
         self.epoch_steps = epoch_steps
         self.total_steps = epoch_steps * settings.epochs
         if settings.max_steps is not None:
@@ -84,77 +68,94 @@ class Progress:
         self._every = settings.throughput_check_freq_within_epoch or min(twentieth, 1000)
         self.validation_every = settings.validation_freq_within_epoch or min(5 * twentieth, 10000)
         self._timed_samples, self._timed_seconds = 0, 0.0
+        self._page_time = time.monotonic()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin what the next report is about."""
+        self._begin, self._reported = time.perf_counter(), (self.step, self.samples)
+        self.waited = 0.0
+        self.loss = torch.zeros((), dtype=torch.float64, device=self._group.device)
 
     @property
-    def samples_per_s(self) -> float | None:
-        """The throughput of this process's steps after ``benchmark_warmup_steps``.
+    def epoch_step(self) -> int:
+        """The trained steps of the epoch that the last step belongs to."""
+        return (self.step - 1) % self.epoch_steps + 1
 
-        None if there are none, as when a finished run is resumed.
-        """
-        return self._timed_samples / self._timed_seconds if self._timed_seconds else None
+    @property
+    def is_due(self) -> bool:
+        """Whether to report after the last step."""
+        step = self._settings.benchmark_warmup_steps
+        return self.epoch_step % self._every == 0 or self.step == step
 
     def add(self, output: StepOutput) -> None:
         """Count a step."""
         self.step += 1
         self.samples += output.global_size
-        self.meter.add(output)
+        self.loss.add_(output.loss, alpha=output.global_size)
 
-    def is_due(self, epoch_step: int) -> bool:
-        """Return whether to report after so many steps of an epoch."""
-        return epoch_step % self._every == 0 or self.step == self._settings.benchmark_warmup_steps
+    def report_start(self, config: ModelConfig, plan: dict[str, Any], rows: dict[str, int]) -> None:
+        """Report what is trained: the model, the plan of its tables, and the rows by split."""
+        settings, directory = self._settings, self._events.directory
+        if directory is None:
+            return
+        self._events.write(
+            "start",
+            settings=settings.to_dict(),
+            model=config.to_dict(),
+            plan=plan,
+            world_size=self._group.world_size,
+            device=str(self._group.device),
+            epoch_steps=self.epoch_steps,
+            total_steps=self.total_steps,
+            rows=rows,
+            oracle=read_oracle(settings),
+        )
+        write_json(directory / SETTINGS_FILE, settings.to_dict())
 
-    def report(self, epoch: int, epoch_step: int, rate: float) -> None:
+    def report(self, rate: float) -> None:
         """Report the steps since the last report (collective).
 
         Args:
-            epoch: The epoch, from 0.
-            epoch_step: The trained steps of the epoch.
             rate: The learning rate of the last step.
 
         Raises:
             SettingsError: The loss is no longer finite.
         """
-        meter, group = self.meter, self._group
-        loss, waited = reduce_sum(group, meter.loss, meter.waited)
-        seconds = time.perf_counter() - meter.start
-        loss /= group.world_size * meter.samples
+        ranks = self._group.world_size
+        loss, waited = reduce_sum(self._group, self.loss, self.waited)
+        seconds = time.perf_counter() - self._begin
+        steps, samples = self.step - self._reported[0], self.samples - self._reported[1]
+        loss /= ranks * samples
         if not math.isfinite(loss):
             raise SettingsError(
-                f"the loss is {loss} between steps {self.step - meter.steps} and {self.step}: "
+                f"the loss is {loss} between steps {self.step - steps} and {self.step}: "
                 "training diverged",
                 f"lower --learning_rate (now {rate:g})",
             )
         self.train_seconds += seconds
         if self.step > self._settings.benchmark_warmup_steps:
-            self._timed_samples += meter.samples
+            self._timed_samples += samples
             self._timed_seconds += seconds
-        if group.rank == 0:
-            self._report_steps(
-                epoch, epoch_step, rate, loss, seconds, waited / group.world_size / seconds
-            )
-        meter.reset()
-
-    def _report_steps(
-        self, epoch: int, epoch_step: int, rate: float, loss: float, seconds: float, waited: float
-    ) -> None:
-        speed = self.meter.samples / seconds
-        values: dict[str, Any] = {
-            "step": self.step,
-            "epoch": epoch + epoch_step / self.epoch_steps,
-            "samples": self.samples,
-            "loss": loss,
-            "lr": rate,
-            "samples_per_s": speed,
-            "samples_per_s_per_rank": speed / self._group.world_size,
-            "data_wait": waited,
-            "memory_bytes": memory_in_use(self._group.device),
-            "eta_s": (self.total_steps - self.step) * seconds / self.meter.steps,
-            "train_seconds": self.train_seconds,
-        }
-        self._events.write("train", **values)
-        percent = 100 * epoch_step / self.epoch_steps
-        text = f"{epoch + 1}/{self._settings.epochs} {percent:.0f} %"
-        log.info("%s", train_line(values, self.total_steps, text))
+        if self._group.rank == 0:
+            values: dict[str, Any] = {
+                "step": self.step,
+                "epoch": self.step / self.epoch_steps,
+                "samples": self.samples,
+                "loss": loss,
+                "lr": rate,
+                "samples_per_s": samples / seconds,
+                "samples_per_s_per_rank": samples / seconds / ranks,
+                "data_wait": waited / ranks / seconds,
+                "memory_bytes": memory_in_use(self._group.device),
+                "eta_s": (self.total_steps - self.step) * seconds / steps,
+                "train_seconds": self.train_seconds,
+            }
+            self._events.write("train", **values)
+            epoch, share = -(-self.step // self.epoch_steps), self.epoch_step / self.epoch_steps
+            text = f"{epoch}/{self._settings.epochs} {100 * share:.0f} %"
+            log.info("%s", train_line(values, self.total_steps, text))
+        self.begin()
 
     def report_evaluation(self, split: str, metrics: Metrics, seconds: float) -> None:
         """Report the metrics of a split after the last step, on rank 0."""
@@ -167,23 +168,29 @@ class Progress:
             seconds=seconds,
         )
         log.info("%s", metrics_line(split, metrics))
+        directory = self._events.directory
+        if directory and time.monotonic() - self._page_time > _PAGE_SECONDS:
+            self._page_time = time.monotonic()
+            with contextlib.suppress(BadInputError):  # a resumed run's events of another version
+                write_report(directory)
 
     def report_end(
-        self,
-        metrics: dict[str, Metrics],
-        baselines: Mapping[tuple[str, str], Metrics],
-        directory: Path | None,
+        self, metrics: dict[str, Metrics], baselines: Mapping[tuple[str, str], Metrics]
     ) -> None:
-        """Report the whole run and write its page.
+        """Report the whole run and write its page, on rank 0.
 
         Args:
             metrics: The final metrics by split.
             baselines: Those of the baselines, by split and name.
-            directory: Where the page goes; None on ranks other than 0.
         """
+        directory = self._events.directory
+        if directory is None:
+            return
         for (split, name), values in baselines.items():
             self._events.write("baseline", split=split, name=name, **values.to_dict())
-        speed, path = self.samples_per_s, self._settings.save_checkpoint_path
+        # none if a finished run is resumed
+        speed = self._timed_samples / self._timed_seconds if self._timed_seconds else None
+        path = self._settings.save_checkpoint_path
         self._events.write(
             "end",
             step=self.step,
@@ -192,8 +199,6 @@ class Progress:
             samples_per_s=speed,
             checkpoint=path,
         )
-        if directory is None:
-            return
         log.info(
             "trained %s samples in %.1f s%s\n%s",
             f"{self.samples:,}",
@@ -211,8 +216,35 @@ def memory_in_use(device: torch.device) -> int:
     """Return bytes: the most that tensors took on a GPU so far, or the process's memory now."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except OSError:  # no Linux
-        return 0
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def step_profiler(settings: TrainSettings, directory: Path, total_steps: int) -> profiler.profile:
+    """Return what traces ten steps of this rank, after the first ``benchmark_warmup_steps``.
+
+    It writes ``profile.json.gz``, for Perfetto or chrome://tracing, and ``profile.txt``, the
+    operators by the time they took, to ``directory``.
+
+    Raises:
+        SettingsError: The run has too few steps.
+    """
+    first = settings.benchmark_warmup_steps + _WARM_UP
+    if total_steps < first + _TRACED:
+        raise SettingsError(
+            f"--profile: {total_steps} steps are too few to profile {_TRACED} "
+            f"after the first {first}",
+            "train longer, or lower --benchmark_warmup_steps",
+        )
+    order = f"self_{'device' if torch.cuda.is_available() else 'cpu'}_time_total"
+
+    def write(finished: profiler.profile) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        finished.export_chrome_trace(str(directory / TRACE_FILE))
+        table = finished.key_averages().table(order, row_limit=_ROWS)
+        write_text(directory / TABLE_FILE, f"{table}\n")
+        log.info("profile: %s and %s in %s", TRACE_FILE, TABLE_FILE, directory)
+
+    wait = settings.benchmark_warmup_steps
+    schedule = profiler.schedule(wait=wait, warmup=_WARM_UP, active=_TRACED, repeat=1)
+    return profiler.profile(schedule=schedule, on_trace_ready=write)

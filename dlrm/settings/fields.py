@@ -14,14 +14,34 @@ from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.dlrm.interactions import INTERACTIONS
 from nvt_torchrec.dlrm.optimizers import OPTIMIZERS
 from nvt_torchrec.dlrm.settings import other_trainers
-from nvt_torchrec.dlrm.settings.sizes import SIZES
 
-SHARDINGS = ("auto", "table_wise", "row_wise", "column_wise")
-MODES = ("train", "test")
-PRECISIONS = ("fp32", "fp16", "bf16")
-TABLE_PRECISIONS = ("fp32", "fp16")
 #: Directory of the logs of runs without --log_path and --checkpoint_dir, a subdirectory for each.
 LOGS = "training_log"
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """A value of ``--size``; its other fields are the settings of these names.
+
+    Attributes:
+        least_rows: The number of training rows from which ``--size auto`` chooses it.
+    """
+
+    least_rows: int
+    optimizer: str
+    embedding_dim: int
+    dense_arch_layer_sizes: tuple[int, ...]
+    over_arch_layer_sizes: tuple[int, ...]
+
+
+#: By rising number of rows: a small log has too few for wide tables and many layers, which learn
+#: more slowly and rank worse than logistic regression (``make bench-quality``). The large one is
+#: that of TorchRec's example, but for its optimizer.
+SIZES = {
+    "small": Size(0, "adagrad", 16, (64, 16), (64, 1)),
+    "medium": Size(20_000_000, "adagrad", 32, (256, 32), (256, 128, 1)),
+    "large": Size(200_000_000, "rowwise_adagrad", 128, (512, 256, 128), (1024, 1024, 512, 256, 1)),
+}
 
 _data = functools.partial(flag, group="data")
 _model = functools.partial(flag, group="model")
@@ -40,7 +60,7 @@ class TrainFields(Settings):
 
     # fmt: off
     mode: str = flag(
-        "train, or evaluate the test set", "train", group="what to do", choices=MODES,
+        "train, or evaluate the test set", "train", group="what to do", choices=("train", "test"),
         removed={"inference_benchmark": "measure scoring with `python -m inference benchmark`"}
     )
 
@@ -183,7 +203,7 @@ class TrainFields(Settings):
     )
     table_precision: str = _speed(
         "type of the tables' weights; fp16 is rounded stochastically (on GPUs) and halves their "
-        "memory; optimizer state stays fp32", "fp32", choices=TABLE_PRECISIONS
+        "memory; optimizer state stays fp32", "fp32", choices=("fp32", "fp16")
     )
     strict_gpu: bool = _speed(
         "an error, not a warning, if the GPU's code differs from the CPU's at the start",
@@ -192,14 +212,14 @@ class TrainFields(Settings):
 
     sharding: str = _sharding(
         "how to shard every table; auto: TorchRec's planner chooses table-wise or row-wise", "auto",
-        choices=SHARDINGS
+        choices=("auto", "table_wise", "row_wise", "column_wise")
     )
     hbm_gib: float | None = _sharding(
         "GiB of memory per rank for the plan (default: the device's)", None, above=0
     )
     comm_precision: str = _sharding(
         "type of embeddings and gradients when they are sent between ranks", "fp32",
-        choices=PRECISIONS
+        choices=("fp32", "fp16", "bf16")
     )
     plan_only: int | None = _sharding(
         "print the plan for so many GPUs of --hbm_gib and stop; needs no GPU", None, least=1

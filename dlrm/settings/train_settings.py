@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,14 +11,13 @@ from typing import Any
 from nvt_torchrec.base.command_line import Parser, as_text, parse
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.interactions import INTERACTIONS, Interaction, sizes_of
-from nvt_torchrec.dlrm.settings.fields import LOGS, TrainFields
-from nvt_torchrec.dlrm.settings.sizes import SIZES, global_batch_for, size_for
+from nvt_torchrec.dlrm.settings.fields import LOGS, SIZES, TrainFields
+from nvt_torchrec.formats.day_names import parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.splits import SPLITS
 
-#: A list of days, as :func:`clicklog.readers.days.parse_days` reads it.
-_DAYS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
-
+#: The steps of an epoch that the default batch gives at least, and the bounds of that batch.
+_STEPS, _LEAST_BATCH, _MOST_BATCH = 350, 32, 16_384
 #: The samples of a step of an evaluation, at least, where no batch size is given.
 _TEST_BATCH = 4096
 
@@ -54,7 +52,7 @@ class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
     @property
     def table_optimizer(self) -> str:
         """The optimizer of the tables: a key of ``OPTIMIZERS``."""
-        return table_optimizer(self.optimizer, self.adagrad)
+        return table_optimizer(vars(self))
 
     @property
     def interaction(self) -> Interaction:
@@ -114,9 +112,9 @@ class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
         return dataclasses.asdict(self)
 
 
-def table_optimizer(optimizer: str | None, adagrad: bool) -> str:
-    """Return the optimizer that the two flags name together: a key of ``OPTIMIZERS``."""
-    return "rowwise_adagrad" if adagrad else optimizer or "sgd"
+def table_optimizer(settings: Mapping[str, Any]) -> str:
+    """Return the optimizer that two settings name together, also of an earlier version's run."""
+    return "rowwise_adagrad" if settings.get("adagrad") else settings.get("optimizer") or "sgd"
 
 
 def with_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
@@ -143,6 +141,17 @@ def with_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
     if settings.batch_size is None:
         chosen["test_batch_size"] = max(batch, _TEST_BATCH)
     return dataclasses.replace(settings.filled(chosen), **{"size": name})
+
+
+def size_for(rows: int) -> str:
+    """Return the largest size that so many training rows can train."""
+    return [name for name, size in SIZES.items() if size.least_rows <= rows][-1]
+
+
+def global_batch_for(rows: int) -> int:
+    """Return the samples of a step, on all ranks: a power of two."""
+    most = 1 << max(0, (rows // _STEPS).bit_length() - 1)
+    return max(_LEAST_BATCH, min(most, _MOST_BATCH))
 
 
 def _check_layers(settings: TrainSettings) -> None:
@@ -194,8 +203,8 @@ def _check_days(settings: TrainSettings) -> None:
             "--days new without --continue_from",
             "name the checkpoint that has been trained on the other days, or list the days",
         )
-    if settings.days not in (None, "all", "new") and not _DAYS.fullmatch(settings.days):
-        raise SettingsError(f"--days {settings.days}", "give all, new, or days such as 0-3,7")
+    if settings.days not in (None, "all", "new"):
+        parse_days(settings.days)
 
 
 def build_parser() -> Parser:

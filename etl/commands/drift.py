@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,7 +11,7 @@ from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.pages.charts import percent
 from nvt_torchrec.etl.settings import Thresholds, threads_flag
-from nvt_torchrec.formats.day_names import name_of
+from nvt_torchrec.formats.day_names import day_text
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 
@@ -118,22 +117,20 @@ def as_text(drift: Drift, *, all_columns: bool = False) -> str:
         drift: The comparison.
         all_columns: Whether measures of columns without drift have a line each as well.
     """
-    name = name_of(drift.input)
-    title: Callable[[int], str] = name.other if name and name.kind == "date" else str
-    first, last = (title(days(drift.baseline_days)) for days in (min, max))
+    first, last = (day_text(days(drift.baseline_days)) for days in (min, max))
     before = f"day {first}" if first == last else f"days {first} to {last}"
     lines = [f"{drift.input}: {drift.rows:,} rows, compared with {before}"]
     shown = [m for m in drift.measures if m.flagged or not m.column or all_columns]
     width = max((len(measure.title) for measure in shown), default=0)
     for measure in shown:
         mark = "  << drift" if measure.flagged else ""
-        lines.append(f"  {measure.title:{width}}  {_changed(measure, title)}{mark}")
+        lines.append(f"  {measure.title:{width}}  {_changed(measure)}{mark}")
     drifted = {measure.column for measure in drift.measures if measure.flagged}
     indices = [m for m in drift.measures if m.name == "PSI" and m.column not in drifted]
     if indices and not all_columns:
         highest = max(indices, key=lambda psi: psi.change or 0.0)
         count = "1 column" if len(indices) == 1 else f"{len(indices)} columns"
-        index = f"{_changed(highest, title)} of {highest.column}"
+        index = f"{_changed(highest)} of {highest.column}"
         lines.append(f"  {count} without drift; highest PSI {index}")
     of_all = f"of {len(drift.measures)} measures"
     flagged = f"drift: {len(drift.flags)} {of_all} are flagged"
@@ -141,10 +138,10 @@ def as_text(drift: Drift, *, all_columns: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _changed(measure: Measure, title: Callable[[int], str]) -> str:
+def _changed(measure: Measure) -> str:
     """Return a PSI with its limit, or a measure before and now, as "10.0 % -> 12.5 %"."""
     if measure.name == "repeated day":
-        return f"the file is a copy of day {title(measure.then[0])}"
+        return f"the file is a copy of day {day_text(measure.then[0])}"
     if measure.name == "PSI":
         limit = "no limit" if measure.limit is None else f"limit {measure.limit:.4f}"
         return f"{measure.change:.4f} ({limit})"

@@ -210,12 +210,6 @@ class FeatureSpec:
         return [name for name in names if name not in absent]
 
     @property
-    def is_plain(self) -> bool:
-        """Whether each output column is one column of the file, read without rules of its own."""
-        ruled = self.label_rules or self.weight or self.split.column or self.input.decimal != "."
-        return not ruled and all(c.reading == AS_IT_IS and c.derive is None for c in self.features)
-
-    @property
     def dense_names(self) -> list[str]:
         """Names of the dense columns."""
         return [column.name for column in self.dense]
@@ -247,8 +241,10 @@ class FeatureSpec:
         one hex32 value in each row, and a mask of missing values is one word.
         """
         line, separator = self.input.max_line_kb, self.input.list_separator
+        ruled = self.label_rules or self.weight or self.split.column
         return (
-            self.is_plain
+            not ruled
+            and all(c.reading == AS_IT_IS and c.derive is None for c in self.features)
             and max(len(self.dense), len(self.categorical)) <= WORD_BITS
             and InputFormat(max_line_kb=line, list_separator=separator) == self.input
             and all(column.raw == "int32" for column in self.dense)

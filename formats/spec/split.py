@@ -45,9 +45,9 @@ class Split:
     test_files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.by not in _FIELDS:
-            raise SettingsError(f"split by {self.by!r}", one_of(_FIELDS))
-        takes = _FIELDS[self.by]
+        if self.by not in SPLIT_BY:
+            raise SettingsError(f"split by {self.by!r}", one_of(SPLIT_BY))
+        takes = SPLIT_BY[self.by]
         listed = ", ".join(name.removesuffix("_files") for name in takes) or "nothing else"
         shares = self.valid > 0 and self.test > 0 and self.valid + self.test < 1
         shares |= self.by not in ("share", "column", "time") or bool(self.valid_from)
@@ -90,7 +90,7 @@ _FILES = (
     "rows, valid = 0.1"
 )
 #: What each kind of split takes.
-_FIELDS: dict[str, tuple[str, ...]] = {
+SPLIT_BY: dict[str, tuple[str, ...]] = {
     "days": (),
     "share": ("valid", "test", "seed"),
     "column": ("column", "valid", "test", "seed"),
@@ -98,7 +98,5 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "files": ("train_files", "valid_files", "test_files", "valid", "seed"),
 }
 
-
-SPLIT_BY = tuple(_FIELDS)
 #: The last day is halved, as TorchRec's and NVIDIA's scripts do.
 BY_DAYS = Split()

@@ -30,14 +30,12 @@ SETTINGS = (ModelSettings, BenchmarkSettings)
 def run(model: ModelSettings, settings: BenchmarkSettings) -> None:
     """Measure, print a table, and perhaps write the results."""
     predictor, stock = model.load(), None
-    from nvt_torchrec.inference.benchmark import first_rows, measure, print_table
+    from nvt_torchrec.inference.benchmark import Stock, first_rows, measure, print_table
     from nvt_torchrec.inference.predictor import input_spec
 
     spec = input_spec(predictor.spec, settings.input, settings.format)
     rows = first_rows(settings.input, spec, max(*settings.batch_sizes, 1 << 14))
     if model.workflow is not None:
-        from nvt_torchrec.inference.stock import Stock
-
         stock = Stock(model.workflow, model.checkpoint, predictor.model.device)
     seconds = settings.seconds
     print_table({n: measure(predictor, stock, rows, n, seconds) for n in settings.batch_sizes})

@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from nvt_torchrec.inference.commands.model import prepare
-from nvt_torchrec.inference.publish.settings import PublishSettings
+from nvt_torchrec.inference.publish import PublishSettings
 
 if TYPE_CHECKING:
     from nvt_torchrec.inference.publish.steps import Published
@@ -42,7 +42,7 @@ def run(settings: PublishSettings) -> int:
 
 
 def _print(done: Published, settings: PublishSettings) -> None:
-    from nvt_torchrec.inference.accuracy import table
+    from nvt_torchrec.inference.publish.steps import table
 
     if done.metrics:
         print(table(done.metrics))

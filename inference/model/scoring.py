@@ -61,11 +61,6 @@ class Table:
         """The device of the tensors."""
         return self.values.device
 
-    @property
-    def nbytes(self) -> int:
-        """The size in bytes."""
-        return self.values.nbytes + (0 if self.ranges is None else self.ranges.nbytes)
-
     def to(self, device: torch.device) -> Table:
         """Return the table on a device; this one if it is there already."""
         if torch.device(device) == self.device:

@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 #: Bodies of this size or more are parsed in threads, so that they do not block the event loop.
 _LARGE_BODY_BYTES = 64 << 10
 _PARSER_THREADS = 2
-#: Seconds between two times at which a worker writes its gauges where the other workers read it.
-_SHARE_S = 1.0
+#: Seconds between two times at which gauges are set, which any worker may read at any time.
+_GAUGES_S = 1.0
 
 
 class RefusedError(Exception):
@@ -103,8 +103,8 @@ class Service:
     def follow(self, source: Source) -> Reloader:
         """Serve each further bundle that is put in the place of the one that is served."""
         self.metrics.serves(self.served)
-        self._reloader = Reloader(source, self)
-        self._reloader.start()
+        failed = self.metrics.reload_failures.inc
+        self._reloader = Reloader(source, self.served, self.serve, failed)
         return self._reloader
 
     def serve(self, served: Served) -> None:
@@ -113,10 +113,6 @@ class Service:
         self.metrics.drift.watch(served.predictor.workflow)
         self.metrics.serves(served, before)
         self.metrics.reloads.inc()
-
-    def reload_failed(self) -> None:
-        """Count a model that could not be served."""
-        self.metrics.reload_failures.inc()
 
     def drain(self, end: Callable[[], object]) -> None:
         """Ask clients to go elsewhere, and call ``end`` when they had time to; at once if again."""
@@ -127,26 +123,18 @@ class Service:
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         """Run until the server has answered its last request."""
-        sharing = asyncio.create_task(self._share())
+        setting = asyncio.create_task(self._set_gauges())
         yield
-        sharing.cancel()
+        setting.cancel()
         if self._reloader is not None:
             self._reloader.close()
         self.batcher.close()
 
-    async def _share(self) -> None:
-        while self.metrics.shared:
-            self._set_gauges()
-            await asyncio.sleep(_SHARE_S)
-
-    def _set_gauges(self) -> None:
-        self.metrics.queue_rows.set(self.batcher.waiting_rows)
-        self.metrics.drift.set_gauges()
-
-    def metrics_page(self) -> Response:
-        """Answer ``GET /metrics``."""
-        self._set_gauges()
-        return Response(self.metrics.page(), media_type=CONTENT_TYPE_LATEST)
+    async def _set_gauges(self) -> None:
+        while True:
+            self.metrics.queue_rows.set(self.batcher.waiting_rows)
+            self.metrics.drift.set_gauges()
+            await asyncio.sleep(_GAUGES_S)
 
     async def answer(self, request: Request) -> Response:
         """Answer ``POST /predict``, and count the answer."""
@@ -179,22 +167,16 @@ class Service:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise RefusedError(415, f"content type {kind!r}", remedy="send application/json")
-        length = request.headers.get("content-length", "")
-        self._check_size(int(length) if length.isdecimal() else 0)
-        body = bytearray()
+        limit, body = int(self._settings.max_body_mb * 2**20), bytearray()
         async for part in request.stream():
             body += part
-            self._check_size(len(body))
+            if len(body) > limit:
+                raise RefusedError(
+                    413,
+                    f"a body of more than {limit} bytes",
+                    remedy="send fewer rows in a request, or raise the server's --max_body_mb",
+                )
         return bytes(body)
-
-    def _check_size(self, size: int) -> None:
-        limit = int(self._settings.max_body_mb * 2**20)
-        if size > limit:
-            raise RefusedError(
-                413,
-                f"a body of more than {limit} bytes",
-                remedy="send fewer rows in a request, or raise the server's --max_body_mb",
-            )
 
     async def _score(self, body: bytes) -> Response:
         now = self.served
@@ -271,7 +253,7 @@ def _endpoints(service: Service) -> FastAPI:
 
     @app.get("/metrics", summary="Metrics for Prometheus")
     async def metrics_page() -> Response:
-        return service.metrics_page()
+        return Response(service.metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/", include_in_schema=False)
     async def root() -> RedirectResponse:

@@ -19,8 +19,9 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name
@@ -128,37 +129,29 @@ def open_served(source: Source) -> Served:
     return served
 
 
-class Service(Protocol):
-    """What serves a model."""
-
-    served: Served
-
-    def serve(self, served: Served) -> None:
-        """Serve a model from the next request on."""
-
-    def reload_failed(self) -> None:
-        """Count a model that could not be served."""
-
-
 class Reloader:
     """The thread that follows a bundle.
 
     Args:
         source: Where the bundle is.
-        service: What serves it, and counts the switches.
+        served: The bundle that is served.
+        serve: Called with each further one, which is served from then on.
+        failed: Called when one could not be opened.
     """
 
-    def __init__(self, source: Source, service: Service) -> None:
-        self._source, self._service = source, service
-        self._seen = service.served.stamp  # of the last bundle that was tried; None: there was none
+    def __init__(
+        self,
+        source: Source,
+        served: Served,
+        serve: Callable[[Served], object],
+        failed: Callable[[], object],
+    ) -> None:
+        self._source, self._served, self._serve, self._failed = source, served, serve, failed
+        self._seen = served.stamp  # of the last bundle that was tried; None: there was none
         self._retry_at = math.inf
         self._wake = threading.Event()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="reloader", daemon=True)
-
-    def start(self) -> None:
-        """Start to look."""
-        self._thread.start()
+        threading.Thread(target=self._run, name="reloader", daemon=True).start()
 
     def wake(self) -> None:
         """Look now, and try a bundle again that could not be opened."""
@@ -184,8 +177,8 @@ class Reloader:
                 problem = f"{self._source.bundle}: cannot be opened: {error!r:.300}"
             if problem:
                 self._retry_at = time.monotonic() + _RETRY_S
-                self._service.reload_failed()
-                log.error("still serving bundle %s: %s", self._service.served.name, problem)
+                self._failed()
+                log.error("still serving bundle %s: %s", self._served.name, problem)
 
     def _look(self, asked: bool) -> None:
         """Serve what is at the path, if it was not tried yet, or if it is time to try again."""
@@ -194,7 +187,7 @@ class Reloader:
         except OSError as error:
             stamp, missing = None, error
         changed, self._seen = stamp != self._seen, stamp
-        if stamp is not None and stamp == self._service.served.stamp:
+        if stamp is not None and stamp == self._served.stamp:
             self._retry_at = math.inf
         elif changed or asked or time.monotonic() >= self._retry_at:
             self._retry_at = math.inf
@@ -203,13 +196,13 @@ class Reloader:
             self._switch()
 
     def _switch(self) -> None:
-        begin, before = time.monotonic(), self._service.served
+        begin, before = time.monotonic(), self._served
         new = open_served(self._source)
         check_same_columns(before.predictor.spec, new.predictor.spec, str(self._source.bundle))
         if self._closed:
             return
-        self._seen = new.stamp
-        self._service.serve(new)
+        self._served, self._seen = new, new.stamp
+        self._serve(new)
         log.info(
             "serving bundle %s, generation %s, after %.1f s; before: %s, generation %s",
             new.name, new.generation, time.monotonic() - begin, before.name, before.generation,

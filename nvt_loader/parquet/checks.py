@@ -8,7 +8,6 @@ chunk or, where pages hold indices, for each dictionary.
 from __future__ import annotations
 
 import logging
-import threading
 from pathlib import Path
 from typing import NoReturn
 
@@ -40,11 +39,10 @@ class Checker:
         schema = dataset.schema
         self._first_id = 1 + len(schema.dense)
         self._lists = {schema.columns.index(name) for name in schema.multi_hot}
-        self._warned: set[str] = set()
+        self._warned: dict[str, object] = {}
         self._known: tuple[pa.Schema | None, dict[int, tuple[int, int]]] = (None, {})
         #: What each number must stay below: an unsigned id, or the bits of a magnitude.
         self.limits = np.array([INFINITY_BITS] * self._first_id + [*schema.table_sizes], np.uint64)
-        self._lock = threading.Lock()
 
     def plain_leaves(self, footer: Footer) -> dict[int, tuple[int, int]]:
         """Find the columns of the loader's own types: for each the number of its leaf in the file,
@@ -128,10 +126,8 @@ class Checker:
                 f"column {name}: a table of {size} rows has no row to map ids to",
                 f"hashing does not map to the first {RESERVED_IDS} ids; enlarge the table",
             )
-        with self._lock:
-            warned = name in self._warned
-            self._warned.add(name)
-        if not warned:
+        mine = object()
+        if self._warned.setdefault(name, mine) is mine:  # the first of several threads
             log.warning(
                 "%s: ids of column %s outside its table of %d rows, as %d, are mapped into it "
                 "(hash_indices)",

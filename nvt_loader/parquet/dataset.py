@@ -261,18 +261,6 @@ def _suggest(directory: Path) -> str:
     return "give the directory of a split that `python -m etl run` wrote, as …/split/train"
 
 
-def is_list(kind: pa.DataType) -> bool:
-    """Whether a column type holds a list in each row."""
-    return (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
-
-
-def is_number(kind: pa.DataType) -> bool:
-    """Whether a column type can be read as float32."""
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-
-
 def check_columns(columns: pa.Schema, schema: TableSchema, path: Path) -> None:
     """Refuse a file that lacks a column or holds it in a type that cannot be converted.
 
@@ -291,10 +279,12 @@ def check_columns(columns: pa.Schema, schema: TableSchema, path: Path) -> None:
                 "all files of a split need the columns of its .merlin/schema.json",
             )
         kind = columns.field(index).type
-        lists = is_list(kind)
-        inner = kind.value_type if lists else kind
-        fits = pa.types.is_integer(inner) if "ids" in what else is_number(inner)
-        if lists != what.startswith("lists") or not fits:
+        is_list = isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
+        inner = kind.value_type if is_list else kind
+        fits = pa.types.is_integer(inner)
+        if what == "numbers":
+            fits |= pa.types.is_floating(inner) or pa.types.is_boolean(inner)
+        if is_list != what.startswith("lists") or not fits:
             raise SchemaError(
                 f"{path}: column {name} is {kind}, not {what}",
                 "write labels and dense features as float32, ids as int32, multi-hot ids as "

@@ -13,11 +13,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from nvt_torchrec.base.arrays import to_numpy
 from nvt_torchrec.base.errors import BadInputError, SchemaError
-from nvt_torchrec.nvt_loader.parquet.arrow_reader import ArrowReader
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
 from nvt_torchrec.nvt_loader.parquet.dataset import REWRITE, Dataset, check_file, check_unchanged
+from nvt_torchrec.nvt_loader.parquet.kernels import random_words
 from nvt_torchrec.nvt_loader.parquet.page_reader import OpenRowGroup, PageReader
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Decoder, RowChunk, RowGroupSlice, Target
 
@@ -140,3 +143,112 @@ class LazyRows:
         for chunk in self.chunks():
             chunk.copy_to(target, first)
             first += chunk.rows
+
+
+class ArrowReader:
+    """Reads a split's columns with pyarrow: lists, other types, undersampling, any kind of page.
+
+    It verifies the page checksums that there are. What the page reader refuses comes here, so the
+    errors of broken files are Arrow's.
+    """
+
+    def __init__(self, dataset: Dataset, checker: Checker) -> None:
+        self._dataset, self._checker = dataset, checker
+
+    def chunks(
+        self, part: RowGroupSlice, rows: int, footer: pq.FileMetaData, numbers: np.ndarray
+    ) -> Iterator[RowChunk]:
+        """Yield a slice of a row group in chunks of at most ``rows`` rows.
+
+        Only the schema's columns ``numbers`` are read; the others have no address.
+
+        Raises:
+            SchemaError: A null, infinity or NaN, or an id outside its table.
+            pa.ArrowException, OSError: The file cannot be read.
+        """
+        dataset = self._dataset
+        group = dataset.row_groups[part.row_group]
+        # pyarrow takes a millisecond to open a path; a ParquetFile keeps the last call's settings
+        source = pa.OSFile(str(dataset.path(group.file)))
+        file = pq.ParquetFile(
+            source, metadata=footer, pre_buffer=False, page_checksum_verification=True
+        )
+        batches = file.iter_batches(
+            min(rows, group.rows),
+            row_groups=[group.index],
+            columns=[dataset.schema.columns[i] for i in numbers.tolist()],
+            use_threads=False,
+        )
+        first = 0  # of the batch, as a row of the row group
+        for batch in self._kept(batches, part.row_group):
+            begin, end = max(part.begin - first, 0), min(part.end - first, batch.num_rows)
+            if begin < end:
+                yield self._chunk(batch.slice(begin, end - begin), numbers, group.file)
+            first += batch.num_rows
+            if first >= part.end:
+                return
+        raise BadInputError(
+            f"{dataset.files[group.file]}: row group {group.index} ends after {first} of "
+            f"{part.end} rows",
+            REWRITE,
+        )
+
+    def _kept(self, batches: Iterator[pa.RecordBatch], row_group: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows that undersampling keeps."""
+        if self._dataset.undersampling is None:
+            yield from batches
+            return
+        first, rows = 0, self._dataset.row_groups[row_group].rows
+        keep = keep_rows(rows, *self._dataset.undersampling, row_group)
+        for batch in batches:
+            positive = pc.not_equal(batch.column(self._dataset.schema.label), 0)
+            mask = pc.or_(positive, pa.array(keep[first : first + batch.num_rows]))
+            first += batch.num_rows
+            yield batch.filter(mask)
+
+    def _chunk(self, batch: pa.RecordBatch, numbers: np.ndarray, file: int) -> RowChunk:
+        names = self._dataset.schema.columns
+        addresses, values = np.zeros((2, len(names)), np.int64)
+        owner = []
+        for i in numbers.tolist():
+            column = self._checker.column(batch.column(names[i]), i, file)
+            owner.append(column)
+            if pa.types.is_list(column.type):
+                addresses[i] = column.buffers()[1].address + 4 * column.offset
+                values[i] = to_numpy(column.values).ctypes.data
+            else:
+                addresses[i] = to_numpy(column).ctypes.data
+        return RowChunk(batch.num_rows, addresses, values, owner)
+
+
+def count_kept(dataset: Dataset, rate: float, seed: int) -> Dataset:
+    """Undersample, and count the rows of each row group that are kept, by all labels."""
+    label = dataset.schema.label
+    kept, cuts, number, file = [], {}, -1, None
+    for i, group in enumerate(dataset.row_groups):
+        with error_context(dataset, i):
+            if group.file != number:
+                path, number = dataset.path(group.file), group.file
+                file = pq.ParquetFile(path, page_checksum_verification=True)
+            labels = file.read_row_group(group.index, [label], use_threads=False).column(0)
+        keep = (np.asarray(labels) != 0) | keep_rows(group.rows, rate, seed, i)
+        kept.append(int(np.count_nonzero(keep)))
+        if i in dataset.cuts:
+            begin, end = (int(np.count_nonzero(keep[:row])) for row in dataset.cuts[i])
+            cuts[i] = begin, end
+    return dataclasses.replace(dataset, undersampling=(rate, seed), kept=tuple(kept), cuts=cuts)
+
+
+#: Makes the random words of undersampling independent of those of an epoch's order.
+_KEEP = 2**32
+
+
+def keep_rows(rows: int, rate: float, seed: int, row_group: int) -> np.ndarray:
+    """Return which rows of a row group are in a sample of the share ``rate``: bool [rows].
+
+    It is a function of seed and row group, and so the same in every epoch.
+    """
+    sequence = np.random.SeedSequence((seed, _KEEP), spawn_key=(row_group,))
+    words = np.empty(rows, np.uint64)
+    random_words(words, sequence.generate_state(1, np.uint64)[0])
+    return words < np.uint64(rate * 2**63) * np.uint64(2) if rate < 1 else np.ones(rows, bool)

@@ -4,7 +4,7 @@ The loops read columns of the loader's own types with one value a row, none miss
 are plain or hold indices, not compressed or compressed by a codec that Arrow has. All columns are
 read in one call without the interpreter lock. Where there is a dictionary, its values are checked
 instead of those of each row. Anything else, and anything broken, is left to
-:mod:`nvt_loader.parquet.arrow_reader`.
+:mod:`nvt_loader.parquet.decoder`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.dictionary_indices import CURSOR_FIELDS
 from nvt_torchrec.nvt_loader.parquet.page_values import open_columns, read_into, read_rows
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Buffers, RowChunk, Target
-
-#: Row groups of which it is kept where their columns lie.
-ROW_GROUPS = 1024
 
 #: Codecs by their numbers in parquet.thrift.
 CODECS = {0: None, 1: "snappy", 6: "zstd"}
@@ -60,7 +57,6 @@ class PageReader:
 
     def __init__(self, dataset: Dataset, checker: Checker) -> None:
         self._dataset, self._checker = dataset, checker
-        self._known: dict[int, ColumnChunks | None] = {}  # by row group
         self._bytes, self._values = Buffers(), Buffers()
 
     def open(self, row_group: int, footer: Footer) -> OpenRowGroup | None:
@@ -72,19 +68,14 @@ class PageReader:
         Raises:
             OSError: The file cannot be read.
         """
-        known = self._known
-        if row_group not in known:
-            if len(known) >= ROW_GROUPS:
-                known = self._known = {}
-            known[row_group] = _column_chunks(self._dataset, self._checker, row_group, footer)
-        columns = known[row_group]
+        columns = _column_chunks(self._dataset, self._checker, row_group, footer)
         if columns is None:
             return None
         file = self._dataset.row_groups[row_group].file
         memory = self._bytes.take(sum(size for _, size in columns.byte_ranges))
         if not _read(self._dataset.path(file), columns.byte_ranges, memory):
             return None
-        chunks = columns.chunks.copy()
+        chunks = columns.chunks
         chunks[:, pages.ADDRESS] += memory.ctypes.data
         table, first_page = _find_pages(chunks)
         if table is None or not _verify_checksums(table, memory):
@@ -98,9 +89,7 @@ class PageReader:
             return None
         checked = largest >= columns.limits
         state = cursors, table, first_page, chunks
-        return OpenRowGroup(
-            self._dataset, self._checker, columns, file, state, checked, owner, self._values
-        )
+        return OpenRowGroup(self._checker, columns, file, state, checked, owner, self._values)
 
 
 @dataclasses.dataclass
@@ -108,7 +97,7 @@ class OpenRowGroup:
     """Hands out the rows of a row group, from the first to the last.
 
     Attributes:
-        dataset, checker: The data, and the checks of its columns.
+        checker: The checks of the columns.
         columns: The column chunks that are read here.
         file: The number of the row group's file.
         state: Cursors, pages, first pages and column chunks, as the loops take them.
@@ -118,7 +107,6 @@ class OpenRowGroup:
         broken: Whether rows could not be read; then none can be any more.
     """
 
-    dataset: Dataset
     checker: Checker
     columns: ColumnChunks
     file: int

@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.etl import systems
-from benchmarks.etl.log import make_log, repeat_head
-from benchmarks.etl.systems import POLARS, Log
+from benchmarks.etl.systems import POLARS, Log, make_log, repeat_head
 from benchmarks.etl.verify import DifferentOutputError, Output, compare, parts
 from benchmarks.process import run as measured
 from nvt_torchrec.etl.run import run

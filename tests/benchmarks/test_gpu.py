@@ -12,8 +12,7 @@ import torch
 
 from benchmarks import harness
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu.__main__ import measure
-from benchmarks.gpu.steps import Step, all_steps, chosen
+from benchmarks.gpu.__main__ import Step, all_steps, chosen, measure
 from benchmarks.gpu.worker import GpuSettings
 from nvt_torchrec.base.errors import SettingsError
 

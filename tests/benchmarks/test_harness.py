@@ -11,8 +11,7 @@ import pytest
 
 from benchmarks import harness
 from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table
-from benchmarks.process import run
-from benchmarks.venvs import PeerError
+from benchmarks.process import PeerError, run
 
 SPEED = Metric("n_per_s", "n/s", ratio=True)
 

@@ -15,9 +15,8 @@ from nvt_torchrec.clicklog.text import convert as conversion
 from nvt_torchrec.clicklog.text.convert import convert, convert_lists
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.formats.spec.reading import LabelRule, Read
-from nvt_torchrec.formats.spec.times import DIRECTIVES, EPOCHS, ISO
+from nvt_torchrec.formats.spec.times import DIRECTIVES, EPOCHS
 from tests.clicklog.reference_fields import BAD, EPOCH, MICROSECOND, expected
-from tests.spec_logs import time_text
 
 
 def fields_of(texts: list[str]) -> pa.Array:
@@ -221,18 +220,6 @@ def test_patterns_without_separators_and_the_calendar(pattern, text, iso) -> Non
     else:
         time = datetime.datetime.fromisoformat(iso).replace(tzinfo=datetime.UTC)
         assert column.values[0] == (time - EPOCH) // MICROSECOND
-
-
-@pytest.mark.parametrize(
-    "time_format",
-    [*EPOCHS, ISO, "%Y-%m-%d %H:%M:%S", "%m/%d/%Y %I:%M:%S %p", "%d/%b/%Y:%H:%M:%S %z"],
-)
-def test_what_is_written_is_read(time_format: str) -> None:
-    times = [0, 951_782_399_000_000, 1_730_246_400_000_000]
-    written = fields_of([time_text(time, time_format) for time in times])
-    column = convert(written, Read("t", "time", time_format=time_format))
-    assert not column.code.any()
-    assert column.values.tolist() == times
 
 
 @settings(deadline=None, max_examples=200)

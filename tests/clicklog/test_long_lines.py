@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers import lines
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.clicklog.readers.line_chunks import EndedEarlyError, LongLine, split_chunks
+from nvt_torchrec.clicklog.readers.line_chunks import LongLine, split_chunks
 from nvt_torchrec.clicklog.readers.raw import open_day, read_block, read_block_chunks
 from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
@@ -57,12 +57,6 @@ def test_chunks_are_the_lines(sizes, chunk, limit, begin, last_newline, sized) -
             assert 0 < len(item) <= chunk + 2 * limit + 2
             actual += bytes(item).splitlines(keepends=True)
     assert actual == _naive(text, limit, begin)
-
-
-def test_a_file_that_ends_early() -> None:
-    with pytest.raises(EndedEarlyError) as caught:
-        list(split_chunks(io.BytesIO(b"a\nb"), 2, 9, begin=5, size=4))
-    assert caught.value.args == (8,)
 
 
 class _Counted(io.FileIO):

@@ -279,7 +279,7 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     path.write_text("click,n\n1,2\n")
     with pytest.raises(BadInputError, match="cannot be read as parquet"):
         open_day(find_days(str(path))[0], SPEC)
-    with pytest.raises(BadInputError, match="no such file"):
+    with pytest.raises(BadInputError, match="No such file"):
         list(stream_rows(str(tmp_path / "none"), SPEC, block_bytes=10))
 
 

@@ -127,10 +127,10 @@ def test_empty_ends_are_those_of_plain_python(lines: list[str], end: str) -> Non
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-@pytest.mark.parametrize("empty", [0, 1, 70_000, 131_072])
-@pytest.mark.parametrize("row", [b"1,a", b"1," + b"a" * 65_536])
+@pytest.mark.parametrize("empty", [0, 1, 70_000])
+@pytest.mark.parametrize("row", [b"1,a", b"1," + b"a" * 200_000])
 def test_long_ends(tmp_path: Path, monkeypatch, end: bytes, empty: int, row: bytes) -> None:
-    monkeypatch.setattr(lines, "_SCAN_BYTES", 65_536)
+    monkeypatch.setattr(lines, "_SCAN_BYTES", 150_000)
     path = tmp_path / "log.csv"
     path.write_bytes(row + end + empty * end)
     size = path.stat().st_size

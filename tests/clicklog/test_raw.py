@@ -14,10 +14,8 @@ from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import cut_lines, read_bytes, read_into
 from nvt_torchrec.clicklog.readers.raw import (
     Block,
-    first_line,
     open_day,
     read_block,
-    read_block_chunks,
 )
 from nvt_torchrec.clicklog.readers.text_rows import count_file_rows, offset_of_row
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
@@ -74,6 +72,8 @@ def test_a_file_that_shrank(tmp_path: Path) -> None:
         read_bytes(str(tmp_path / "day_0"), 0, size + 1)
     with pytest.raises(BadInputError, match=f"{size} bytes instead of {size + 1}"):
         read_into(str(tmp_path / "day_0"), 2, size + 1, memoryview(bytearray(size)))
+    with pytest.raises(BadInputError, match=f"{size} bytes instead of {size + 1}"):
+        read_block(Block(str(tmp_path / "day_0"), 0, size + 1, "x"), CRITEO)
     with pytest.raises(BadInputError, match="cannot be read"):
         read_block(Block(str(tmp_path / "none"), 0, 1, "none"), CRITEO)
 
@@ -90,21 +90,6 @@ def test_label_or_not(tmp_path: Path) -> None:
     write_day(tmp_path / "c", [row[2:] for row in rows])
     with pytest.raises(BadRowError, match="line 1: 38 tab-separated fields"):
         list(stream_rows(str(tmp_path / "c"), CRITEO, block_bytes=100))
-
-
-@pytest.mark.parametrize("compress", [False, True])
-@pytest.mark.parametrize("block_bytes", [50, 1000, 1 << 20])
-def test_stream_is_the_file(tmp_path: Path, compress: bool, block_bytes: int) -> None:
-    rows = random_rows(25, 3)
-    text = "\n".join("\t".join(row) for row in rows).encode()
-    path = tmp_path / ("day_0.gz" if compress else "day_0")
-    path.write_bytes(gzip.compress(text) if compress else text)
-    labels, lines = [], []
-    for numbers, parsed in stream_rows(str(path), CRITEO, block_bytes=block_bytes):
-        labels += parsed.label.tolist()
-        lines += numbers.tolist()
-    assert labels == [int(row[0]) for row in rows]
-    assert lines == list(range(25))
 
 
 def test_stream_of_something_else(tmp_path: Path) -> None:
@@ -152,27 +137,6 @@ def test_lines_of_csv_are_named_as_an_editor_counts_them(
     assert [bad.text for _, rows in streamed for bad in rows.bad] == [b"v,x"]
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 12, 1000])
-def test_chunks_are_the_block(tmp_path: Path, chunk_bytes: int) -> None:
-    path = str(tmp_path / "day_0.csv")
-    lines = ["c,y", *(f"v{i},{i % 2}" for i in range(20))]
-    lines[13] = "v,x"
-    Path(path).write_text("\n".join(lines))
-    day = open_day(find_days(path)[0], SMALL_CSV)
-    block = day.cut(day.find_row(5, day.end), day.end, 1000)[0]
-    assert first_line(block, SMALL_CSV) == 7
-    whole = read_block(block, SMALL_CSV, reject=True)
-    chunks = list(read_block_chunks(block, SMALL_CSV, reject=True, chunk_bytes=chunk_bytes))
-    assert sum(chunk.lines for chunk in chunks) == whole.lines == 15
-    assert np.concatenate([chunk.label for chunk in chunks]).tolist() == whole.label.tolist()
-    for read in (read_block, lambda *args: list(read_block_chunks(*args, chunk_bytes=chunk_bytes))):
-        with pytest.raises(BadRowError, match=r"day_0.csv, line 14: column y"):
-            read(block, SMALL_CSV)
-    without = read_block(block, SMALL_CSV, label=False)
-    assert without.label is None
-    assert len(without) == 15
-
-
 def test_a_header_alone_and_a_long_one(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("c,y")
     assert list(stream_rows(str(tmp_path / "empty.csv"), SMALL_CSV, block_bytes=10)) == []
@@ -183,6 +147,7 @@ def test_a_header_alone_and_a_long_one(tmp_path: Path) -> None:
     (block,) = opened.cut(opened.begin, opened.end, 1 << 20)
     rows = read_block(block, SMALL_CSV)
     assert (rows.label.tolist(), rows.categorical[0].to_pylist()) == ([1], ["v"])
+    assert read_block(block, SMALL_CSV, label=False).label is None
 
 
 @pytest.mark.parametrize("remote", [False, True])

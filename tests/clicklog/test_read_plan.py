@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.readers.parquet_rows import read_parquet
 from nvt_torchrec.clicklog.text.derive import derive, hash_texts
 from nvt_torchrec.clicklog.text.line_layout import layout_of, plain_layout, plain_layouts
 from nvt_torchrec.clicklog.text.tokenizer import parse_rows
@@ -82,34 +79,6 @@ def test_text_is_read_as_the_spec_says(data) -> None:
         lines = [line_of([row[i] for i in kept], spec) for row in rows]
         if not shorter.label:
             check(lines, spec, shorter, label=False)
-
-
-@settings(
-    deadline=None,
-    max_examples=40,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(st.data())
-def test_parquet_with_columns_of_text_is_read_as_text(tmp_path, data) -> None:
-    log = data.draw(random_logs(formats=("parquet",)))
-    spec = log.spec
-    assume(not any(source.kind == "list" for source in log.sources.values()))
-    rows = data.draw(random_rows(log))
-    names = [name for name in log.names if name]
-    texts = [[row[log.names.index(name)] for name in names] for row in rows]
-    columns = {name: pa.array([row[i] for row in texts], pa.string()) for i, name in
-               enumerate(names)}  # fmt: skip
-    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
-    for label in (True, False):
-        good = []
-        for row in texts:
-            with contextlib.suppress(BadFieldError):
-                good.append(parse(row, spec, names, label=label))
-        (actual,) = read_parquet(
-            str(tmp_path / "x.parquet"), 0, len(rows), "x", spec, label=label, reject=True
-        )
-        assert as_lists(actual, spec) == good
-        assert actual.bad_count == len(rows) - len(good)
 
 
 _TIMES = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999)

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
+from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.clicklog.synthetic import model as synthetic_model
-from nvt_torchrec.clicklog.synthetic.log import SUMMARY_FILE, OracleScore, format_rows, synthesize
+from nvt_torchrec.clicklog.synthetic.log import SUMMARY_FILE, format_rows, synthesize
 from nvt_torchrec.clicklog.synthetic.model import (
     BLOCK_ROWS,
     MEDIANS,
     MISSING_COUNT,
     MISSING_VALUE,
+    PAIRS,
     SHARES,
     SIGNAL,
     Rows,
@@ -26,9 +32,13 @@ from nvt_torchrec.clicklog.synthetic.model import (
     sigmoid,
 )
 from nvt_torchrec.formats.splits import cut_last_day
-from tests.clicklog.directories import contents
 
 SETTINGS = SyntheticSettings(days=3, rows_per_day=BLOCK_ROWS + 1_001, seed=5)
+ROOT = Path(__file__).parents[2]
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 @pytest.fixture(scope="module")
@@ -187,30 +197,17 @@ def test_the_signal_is_shared_out_as_planned() -> None:
         np.concatenate([getattr(rows, name) for rows in drawn], axis=-1)
         for name in ("dense", "categorical", "label")
     )
+    additive, pairs = model.terms[: -len(PAIRS)], model.terms[-len(PAIRS) :]
+    of_kind = {"dense": additive[:13], "categorical": additive[13:], "interactions": pairs}
     for kind, share in SHARES.items():
-        terms = tuple(term for term in model.terms if term.kind == kind)
+        terms = of_kind[kind]
         part = dataclasses.replace(model, terms=terms).logits(dense, categorical)
         assert part.std() == pytest.approx(SIGNAL * share**0.5, rel=0.06)
     assert label.mean() == pytest.approx(0.256, rel=0.1)
     auroc = roc_auc_score(label, np.concatenate(logits))
     assert 0.80 < auroc < 0.84
-    additive = tuple(term for term in model.terms if term.kind != "interactions")
     main_effects = dataclasses.replace(model, terms=additive).logits(dense, categorical)
     assert roc_auc_score(label, main_effects) < auroc - 0.03
-
-
-def test_oracle_score_equals_the_exact_metrics_in_any_order() -> None:
-    rng = np.random.default_rng(0)
-    logits = rng.normal(-1, 2, 20_000)
-    labels = (rng.random(20_000) < sigmoid(logits)).astype(np.int64)
-    whole, left, right = OracleScore(), OracleScore(), OracleScore()
-    whole.add(logits, labels)
-    left.add(logits[:7], labels[:7])
-    right.add(logits[7:], labels[7:])
-    right.merge(left)
-    assert (whole.counts == right.counts).all()
-    assert whole.summary()["auroc"] == pytest.approx(roc_auc_score(labels, logits), abs=1e-5)
-    assert right.summary()["log_loss"] == pytest.approx(log_loss(labels, sigmoid(logits)))
 
 
 def test_oracle_score_of_one_class_is_undefined_but_written(tmp_path: Path) -> None:
@@ -221,3 +218,52 @@ def test_oracle_score_of_one_class_is_undefined_but_written(tmp_path: Path) -> N
         **{"auroc": None, "log_loss": None, "normalized_entropy": None},
     }
     assert json.loads((tmp_path / SUMMARY_FILE).read_text()) == summary
+
+
+# ---- directories and processes
+
+
+def test_a_log_is_not_overwritten(log: Path) -> None:
+    before = contents(log)
+    with pytest.raises(OutputError, match="raw exists"):
+        synthesize(log, SETTINGS)
+    assert contents(log) == before
+
+
+FULL_DISK = """
+import resource, sys
+from nvt_torchrec.base.errors import OutputError
+from nvt_torchrec.clicklog.synthetic.log import synthesize
+from nvt_torchrec.clicklog.synthetic.model import SyntheticSettings
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    synthesize(sys.argv[1], SyntheticSettings(days=2, rows_per_day=8192), workers=2)
+except OutputError as error:
+    print(error)
+"""
+
+
+def test_a_failed_write_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for a full disk."""
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "raw")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert re.search(r"raw: cannot be written: File too large\n  -> free space", done.stdout)
+    assert not os.listdir(tmp_path)
+
+
+def test_command_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd) -> None:
+    from nvt_torchrec.etl.__main__ import main
+
+    line = (
+        f"synthesize --output_path {tmp_path}/raw --days 2 --rows_per_day 40 --seed 9 "
+        "--cardinality_scale 0.01 --base_rate 0.3 --workers 1"
+    )
+    with caplog.at_level(logging.INFO):
+        assert main(line.split()) == 0
+    synthesize(tmp_path / "again", SyntheticSettings(2, 40, 9, 0.01, 0.3))
+    assert contents(tmp_path / "raw") == contents(tmp_path / "again")
+    assert "2 days, 80 rows" in caplog.text
+    assert "oracle AUROC test" in caplog.text
+    assert "\r" not in capfd.readouterr().err  # no progress bar in a log
+    assert main(["synthesize", "--output_path", "raw", "--spec", "retail"]) == 2
+    assert "rows of your own log" in capfd.readouterr().err

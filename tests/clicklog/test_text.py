@@ -113,7 +113,22 @@ def check_split(line: str, input_format: InputFormat, expected: list[str] | None
         assert [column.to_pylist() for column in actual.columns] == [[f.encode()] for f in expected]
 
 
-def _expected(lines: list[str], spec: FeatureSpec) -> tuple[list[list], list[int], list[int]]:
+def _csv_line(row: list[str], quoting: int) -> str:
+    buffer = io.StringIO()
+    csv.writer(buffer, quoting=quoting, lineterminator="").writerow(row)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("spec", [CSV, TSV], ids=["csv", "tsv"])
+@settings(deadline=None, max_examples=200)
+@given(st.data(), st.sampled_from(["\n", "\r\n"]), st.booleans())
+def test_text_is_what_plain_python_reads(spec, data, newline, last_newline) -> None:
+    lines = []
+    for row in data.draw(_rows(spec)):
+        quoting = data.draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
+        lines.append(_csv_line(row, quoting) if spec is CSV else "\t".join(row))
+    text = newline.join(lines) + (newline if lines and (last_newline or not lines[-1]) else "")
+    rows = parse_rows(text.encode(), spec, plain_layout(spec, label=True), reject=True)
     good, kept, bad = [], [], []
     for number, line in enumerate(lines):
         try:
@@ -121,43 +136,14 @@ def _expected(lines: list[str], spec: FeatureSpec) -> tuple[list[list], list[int
             kept.append(number)
         except (BadFieldError, csv.Error):
             bad.append(number)
-    return good, kept, bad
-
-
-def _check(text: bytes, lines: list[str], spec: FeatureSpec) -> None:
-    rows = parse_rows(text, spec, plain_layout(spec, label=True), reject=True)
-    good, kept, bad = _expected(lines, spec)
     assert as_lists(rows, spec) == good
     assert rows.line.tolist() == kept
     assert [item.line for item in rows.bad] == bad
     assert [item.text for item in rows.bad] == [lines[number].encode() for number in bad]
-    assert rows.bad_count == len(bad)
-    assert rows.lines == len(lines)
+    assert (rows.bad_count, rows.lines) == (len(bad), len(lines))
     like = empty_rows(spec)
     assert rows.dense.dtype == like.dense.dtype
-    for column, other in zip(rows.categorical, like.categorical, strict=True):
-        assert type(column) is type(other)
-
-
-@settings(deadline=None, max_examples=200)
-@given(_rows(CSV), st.sampled_from(["\n", "\r\n"]), st.booleans(), st.data())
-def test_csv_is_what_plain_python_reads(rows, newline, last_newline, data) -> None:
-    lines = []
-    for row in rows:
-        buffer = io.StringIO()
-        quoting = data.draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
-        csv.writer(buffer, quoting=quoting, lineterminator="").writerow(row)
-        lines.append(buffer.getvalue())
-    text = newline.join(lines) + (newline if lines and (last_newline or not lines[-1]) else "")
-    _check(text.encode(), lines, CSV)
-
-
-@settings(deadline=None, max_examples=200)
-@given(_rows(TSV), st.sampled_from(["\n", "\r\n"]), st.booleans())
-def test_tsv_is_what_plain_python_reads(rows, newline, last_newline) -> None:
-    lines = ["\t".join(row) for row in rows]
-    text = newline.join(lines) + (newline if lines and (last_newline or not lines[-1]) else "")
-    _check(text.encode(), lines, TSV)
+    assert list(map(type, rows.categorical)) == list(map(type, like.categorical))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,36 +96,3 @@ def test_common_rows_take_the_fast_way() -> None:
     assert (int(end) - begin, label, dense_missing, ids_missing) == (len(text) - 64, 1, 1, 2)
     assert dense[:, 0].tolist() == [0, -3]
     assert ids[:, 0].tolist() == [0x12345678, 0, 0xABCDEF01]
-
-
-SPEC = FeatureSpec(
-    label="label",
-    dense=(DenseColumn("d0"), DenseColumn("d1")),
-    categorical=(CategoricalColumn("c0"), CategoricalColumn("c1")),
-)
-
-
-@pytest.mark.parametrize(
-    ("row", "what"),
-    [
-        ("0\t1\t2\ta", "4 fields instead of 5"),
-        ("", "1 field instead of 5"),
-        ("2\t1\t2\ta\tb", "column label: '2': expected a label of 0 or 1"),
-        ("0\t2147483648\t2\ta\tb", "column d0: '2147483648': expected an integer from"),
-        ("0\t1\t-99999999999999999999\ta\tb", "column d1: '-9999999999999999999"),
-        ("0\t1\t2\ta\t123456789", "column c1: '123456789': expected 1 to 8 hexadecimal digits"),
-        ("0\t1\t2\ta\tb\rc", "column c1: 'b\\rc'"),
-    ],
-)
-def test_bad_rows_are_described_and_left_out(row: str, what: str) -> None:
-    text = f"1\t7\t8\tAa\tbB\n{row}\n0\t\t\t\t\n"
-    parsed = parse_criteo(text.encode(), SPEC, label=True)
-    assert parsed.bad_count == 1
-    assert what in parsed.bad[0].what
-    assert parsed.bad[0].line == 1
-    assert parsed.bad[0].text == row.encode()
-    assert parsed.bad[0].column == (what.split(":")[0].split()[1] if "column" in what else "")
-    assert parsed.line.tolist() == [0, 2]
-    assert parsed.label.tolist() == [1, 0]
-    assert parsed.categorical[:, 0].tolist() == [0xAA, 0xBB]
-    assert parsed.dense_missing.tolist() == [[0, 3]]

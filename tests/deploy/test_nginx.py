@@ -28,7 +28,7 @@ import pytest
 from nvt_torchrec.inference import Predictor
 from tests.inference.bundles import ROWS, make_bundle
 from tests.inference.conftest import ROOT
-from tests.inference.serving import Server, serving
+from tests.inference.serving import Server, asking, serving
 
 KEYS = {"good": "0123456789abcdef" * 4, "attacker": "fedcba9876543210" * 4}
 SECONDS = 4.0
@@ -123,43 +123,6 @@ def proxy(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pr
                 process.terminate()
 
 
-class GoodClients:
-    """Threads that each send a request when the last one is answered, and check the scores."""
-
-    def __init__(self, proxy: Proxy, expected: np.ndarray, count: int = 4) -> None:
-        self._proxy, self._expected = proxy, expected
-        self.seconds: list[float] = []
-        self.wrong: list[str] = []
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(count)]
-
-    def __enter__(self) -> GoodClients:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(200)
-
-    def _run(self) -> None:
-        headers = {"Content-Type": "application/json", "X-API-Key": KEYS["good"]}
-        with contextlib.closing(self._proxy.connect()) as connection:
-            while not self._stop.wait(0.01):
-                begin = time.perf_counter()
-                try:
-                    connection.request("POST", "/predict", BODY, headers)
-                    answer = connection.getresponse()
-                    content = answer.read()
-                    scores = json.loads(content)["probabilities"]
-                    np.testing.assert_allclose(scores, self._expected, atol=1e-6)
-                except Exception as error:
-                    self.wrong.append(repr(error))
-                    return
-                self.seconds.append(time.perf_counter() - begin)
-
-
 def header_flood(proxy: Proxy, stack: contextlib.ExitStack) -> str:
     """60 MB of headers on one connection."""
     connection, sent = stack.enter_context(proxy.open()), 0
@@ -248,17 +211,28 @@ def _statuses(connections: list[socket.socket]) -> Counter[str]:
 def test_attacks_harm_no_other_client(proxy: Proxy, bundle: Path, attack) -> None:
     expected = Predictor.load(bundle).predict(ROWS)
     before = proxy.server_memory()
-    with GoodClients(proxy, expected) as good, contextlib.ExitStack() as stack:
+    headers = {"Content-Type": "application/json", "X-API-Key": KEYS["good"]}
+    seconds: list[float] = []
+
+    def ask(connection: http.client.HTTPConnection, rng: object) -> None:
+        begin = time.perf_counter()
+        connection.request("POST", "/predict", BODY, headers)
+        scores = json.loads(connection.getresponse().read())["probabilities"]
+        np.testing.assert_allclose(scores, expected, atol=1e-6)
+        seconds.append(time.perf_counter() - begin)
+        time.sleep(0.01)
+
+    with asking(proxy.connect, ask) as wrong, contextlib.ExitStack() as stack:
         effect = attack(proxy, stack)
-        enough = len(good.seconds) + 100
-        while len(good.seconds) < enough and not good.wrong:
+        enough = len(seconds) + 100
+        while len(seconds) < enough and not wrong:
             time.sleep(0.01)
-    assert good.wrong == []
+    assert wrong == []
     growth = proxy.server_memory() - before
     assert growth < 64
-    p99 = 1e3 * float(np.quantile(good.seconds, 0.99))
+    p99 = 1e3 * float(np.quantile(seconds, 0.99))
     print(
-        f"\n{attack.__name__}: {effect}; {len(good.seconds):,} good requests, p99 {p99:.0f} ms; "
+        f"\n{attack.__name__}: {effect}; {len(seconds):,} good requests, p99 {p99:.0f} ms; "
         f"server's memory +{growth:.1f} MiB"
     )
 

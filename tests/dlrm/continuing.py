@@ -1,11 +1,12 @@
-"""Load what a run with ``--continue_from`` starts from, and save it before the first step."""
+"""Runs of ``--continue_from``: checkpoints of the first generation, and what a run starts from."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -17,14 +18,47 @@ from nvt_torchrec.dlrm.data import read_schema
 from nvt_torchrec.dlrm.launch.distributed import Group, process_group
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.dlrm.train import Trainer
-from tests.dlrm.runs import MODEL
+from tests.dlrm.runs import MODEL, train_here, train_many
+
+RATES = {"sgd": 0.3, "adagrad": 0.02, "rowwise_adagrad": 0.05, "adam": 0.005}
+SHARDINGS = ("table_wise", "row_wise", "column_wise")
+TABLES = "model.dlrm.sparse_arch.embedding_bag_collection.embedding_bags."
+#: Of a checkpoint: optimizer, world size and kind of sharding.
+Kind: TypeAlias = tuple[str, int, str]
+
+
+def flags(data: Path, optimizer: str = "rowwise_adagrad", *more: str, batch: int = 32) -> list[str]:
+    return [
+        f"--binary_path={data}",
+        f"--batch_size={batch}",
+        f"--optimizer={optimizer}",
+        f"--learning_rate={RATES[optimizer]}",
+        "--throughput_check_freq_within_epoch=1000",
+        *more,
+    ]
+
+
+def train_checkpoints(root: Path, data: Path, kinds: Iterable[Kind]) -> dict[Kind, Path]:
+    """Train a checkpoint of each kind; those of two ranks by one start of torchrun."""
+    checkpoints, of_two_ranks = {}, []
+    for optimizer, ranks, sharding in kinds:
+        path = checkpoints[optimizer, ranks, sharding] = root / f"{optimizer}-{ranks}-{sharding}"
+        more = [f"--save_checkpoint_path={path}", "--max_steps=8", f"--sharding={sharding}"]
+        run = flags(data, optimizer, *more, batch=32 // ranks)
+        if ranks == 1:
+            train_here(*run)
+        else:
+            of_two_ranks.append(run)
+    if of_two_ranks:
+        train_many(of_two_ranks, 2)
+    return checkpoints
 
 
 def save_start(flags: Sequence[str], path: Path, group: Group) -> None:
     """Save the state of a run before its first step (collective)."""
     settings = parse_settings([*MODEL, *flags])
     trainer = Trainer(settings, model_config(settings, read_schema(settings)), group)
-    trainer._continue()
+    trainer._start()
     state = training_state(trainer.model, trainer.optimizer, group)
     save_checkpoint(path, state, trainer.config, trainer._record(), group)
 

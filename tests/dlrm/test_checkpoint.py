@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.dlrm.checkpoint.record import FORMAT, CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.store import check_destination, load_model
+from nvt_torchrec.dlrm.checkpoint.tensors import Chunk, StoredTensor, check_places
 from nvt_torchrec.dlrm.model import build_dlrm
 from tests.dlrm.generations import DIGESTS, write_workflow
 from tests.dlrm.runs import train_here
@@ -193,6 +194,20 @@ def test_places_that_are_none(copy, change, message, monkeypatch):
     with pytest.raises(BadInputError, match=message):
         load_model(copy)
     assert "cpu" not in built
+
+
+@pytest.mark.parametrize(("begin", "good"), [(40, True), (39, False), (0, False)])
+def test_chunks_do_not_share_bytes(tmp_path: Path, begin: int, good: bool) -> None:
+    (tmp_path / "__0_0.distcp").write_bytes(bytes(100))
+    tensors = {
+        name: StoredTensor("float32", (10,), (Chunk((0,), (10,), "__0_0.distcp", at, 40),))
+        for name, at in (("a", 0), ("b", begin))
+    }
+    if good:
+        check_places(tmp_path, tensors)
+        return
+    with pytest.raises(BadInputError, match="two chunks share the bytes"):
+        check_places(tmp_path, tensors)
 
 
 def read_record(path: Path) -> dict:

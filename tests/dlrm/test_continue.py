@@ -12,8 +12,15 @@ import torch
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.dlrm import evaluate as evaluate_module
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
-from tests.dlrm.continued_runs import RATES, SHARDINGS, TABLES, flags, train_checkpoints
-from tests.dlrm.continuing import read_all, save_start_here
+from tests.dlrm.continuing import (
+    RATES,
+    SHARDINGS,
+    TABLES,
+    flags,
+    read_all,
+    save_start_here,
+    train_checkpoints,
+)
 from tests.dlrm.generations import (
     DIGESTS,
     SPEC,

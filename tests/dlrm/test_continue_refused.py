@@ -10,7 +10,7 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
-from tests.dlrm.continued_runs import flags, train_checkpoints
+from tests.dlrm.continuing import flags, train_checkpoints
 from tests.dlrm.generations import DIGESTS, table_sizes, write_output, write_workflow
 from tests.dlrm.runs import train_here
 from tests.dlrm.test_checkpoint import change_model_file

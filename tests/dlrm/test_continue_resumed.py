@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
-from nvt_torchrec.dlrm import train as train_module
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.writer import finished
-from tests.dlrm.continued_runs import flags, train_checkpoints
-from tests.dlrm.continuing import save_start_here
-from tests.dlrm.resuming import assert_same
+from tests.dlrm.continuing import flags, save_start_here, train_checkpoints
+from tests.dlrm.resuming import assert_same, train_until_pulled
 from tests.dlrm.runs import events, train_here
 
 
@@ -41,30 +39,16 @@ def continued(data: Path, before: Path, path: Path, *more: str) -> list[str]:
     )
 
 
-def interrupted(monkeypatch, step: int, *flags_: str) -> None:
-    """Train until step ``step`` (from 0)."""
-    calls = iter(range(10**9))
-    original = train_module.set_learning_rate
-
-    def pull(optimizer, value):
-        if next(calls) == step:
-            raise KeyboardInterrupt
-        original(optimizer, value)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train_module, "set_learning_rate", pull)
-        with pytest.raises(KeyboardInterrupt):
-            train_here(*flags_)
-
-
 def test_a_resumed_run_does_not_begin_again(outputs, trained, tmp_path, monkeypatch):
     """It goes on from its own checkpoint, also when that of the earlier generation is gone."""
     gone = Path(shutil.copytree(trained[2, "row_wise"], tmp_path / "gone"))
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train_here(*continued(outputs[2], gone, whole))
-    interrupted(monkeypatch, 2, *continued(outputs[2], gone, broken))  # without a checkpoint yet
+    train_until_pulled(
+        monkeypatch, 2, *continued(outputs[2], gone, broken)
+    )  # without a checkpoint yet
     assert not finished(broken / "steps")
-    interrupted(monkeypatch, 14, *continued(outputs[2], gone, broken, "--resume"))
+    train_until_pulled(monkeypatch, 14, *continued(outputs[2], gone, broken, "--resume"))
     shutil.rmtree(gone)
     train_here(*continued(outputs[2], gone, broken, "--resume"))
     assert [event["step"] for event in events(broken / "log", "resume")] == [12]
@@ -83,7 +67,7 @@ def test_new_days_are_those_of_the_run_when_it_resumes(outputs, tmp_path, monkey
     )
     new = ["--days=new", "--replay=0.25"]
     train_here(*continued(outputs[2], before, tmp_path / "whole", *new))
-    interrupted(monkeypatch, 9, *continued(outputs[2], before, path, *new))
+    train_until_pulled(monkeypatch, 9, *continued(outputs[2], before, path, *new))
     result = train_here(*continued(outputs[2], before, path, "--resume", *new))
     assert result.samples == 260 + 329 + 340 // 4
     assert_same(path / "final", tmp_path / "whole" / "final")

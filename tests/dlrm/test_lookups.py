@@ -16,8 +16,8 @@ from nvt_torchrec.dlrm.config import ModelConfig, model_config
 from nvt_torchrec.dlrm.data import read_schema
 from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.optim.adam import lookups_of
+from nvt_torchrec.dlrm.planning import sharder
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
-from nvt_torchrec.dlrm.sharding.planning import sharder
 from tests.dlrm.runs import MODEL, events, losses, train_here
 
 SIZES = ModelConfig(("i",), ("a", "b"), (2**30, 2**30 - 1), 8, (8,), (8, 1))

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.dlrm.build import _hardware
 from nvt_torchrec.dlrm.launch.distributed import Group
+from nvt_torchrec.dlrm.planning import plan_only
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
-from nvt_torchrec.dlrm.sharding.distribute import _hardware
-from nvt_torchrec.dlrm.sharding.planning import plan_only
 from tests.dlrm.runs import MODEL, ROOT, losses, run_command, train_many
 
 #: Table sizes of MLPerf's DLRM: ids hashed to 40 M at most.

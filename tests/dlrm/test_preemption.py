@@ -16,9 +16,10 @@ from nvt_torchrec.dlrm import train as train_module
 from nvt_torchrec.dlrm.checkpoint.writer import finished
 from nvt_torchrec.dlrm.launch.preemption import EXIT_STATUS
 from tests.dlrm.resuming import STEPS, assert_same, flags_of
-from tests.dlrm.runs import MODEL, environment, events, torchrun, train_here
+from tests.dlrm.runs import MODEL, ROOT, environment, events, torchrun, train_here
 
 NEVER = "--checkpoint_freq=1000"
+SCRIPT = str(ROOT / "tests" / "dlrm" / "disturbed.py")
 
 
 def _terminate_at(monkeypatch, what: str, number: int) -> None:
@@ -93,40 +94,15 @@ def test_the_final_checkpoint_is_finished(data, whole, tmp_path, monkeypatch):
         signal.signal(signal.SIGTERM, before)
 
 
-#: Each rank says who and where it is, and takes its time, so that it is found in the middle.
-SLOW = """
-import os, pathlib, sys, time
-import train_torchrec
-from nvt_torchrec.dlrm import train
-
-original = train.set_learning_rate
-steps = iter(range(10**9))
-
-def slow(optimizer, value):
-    original(optimizer, value)
-    place = pathlib.Path(sys.argv[1], os.environ.get("RANK", "0"))
-    place.write_text(f"{os.getpid()} {next(steps)}")
-    time.sleep(0.1)
-
-train.set_learning_rate = slow
-sys.exit(train_torchrec.main(sys.argv[2:]))
-"""
-
-
 class Job:
-    """A run of two ranks by torchrun."""
+    """A run of two ranks by torchrun, that takes its time, so that it is found in the middle."""
 
     def __init__(self, path: Path, *flags: str, launcher: tuple[str, ...] = ()) -> None:
         self.places = path / "places"
-        self.places.mkdir(exist_ok=True)
-        for old in self.places.iterdir():
-            old.unlink()
-        script = path / "slow.py"
-        script.write_text(SLOW)
         run = [sys.executable, "-m", "torch.distributed.run", "--standalone", *launcher]
         run += ["--nproc-per-node=2"]
         self.process = subprocess.Popen(
-            [*run, str(script), str(self.places), *MODEL, *flags],
+            [*run, SCRIPT, "slow", "0", str(self.places), *MODEL, *flags],
             env=environment(),
             stderr=subprocess.PIPE,
             text=True,
@@ -135,8 +111,8 @@ class Job:
     def pids_at(self, step: int) -> list[int]:
         """Of the ranks, when all have come so far."""
         while True:
-            texts = [path.read_text().split() for path in sorted(self.places.iterdir())]
-            if len(texts) == 2 and all(t and int(t[1]) >= step for t in texts):
+            texts = [path.read_text().split() for path in sorted(self.places.glob("*"))]
+            if len(texts) == 2 and all(len(text) > 2 * step for text in texts):
                 return [int(text[0]) for text in texts]
             assert self.process.poll() is None, self.process.stderr.read()
             time.sleep(0.02)

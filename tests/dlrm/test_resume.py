@@ -64,39 +64,15 @@ def test_adam_resumes_bitwise_too(data, tmp_path, monkeypatch):
     assert_same(whole / "final", broken / "final")
 
 
-KILLED = """
-import os, signal, sys
-import train_torchrec
-from nvt_torchrec.dlrm import train
-from nvt_torchrec.dlrm.checkpoint import resume
-
-with open(sys.argv[2], "a+") as starts:  # of every rank
-    starts.write(os.environ["RANK"])
-    starts.seek(0)
-    killed = os.environ["RANK"] == "1" and starts.read().count("1") == 1
-original = train.set_learning_rate
-calls = iter(range(10**9))
-
-def kill(optimizer, value):
-    if killed and next(calls) == int(sys.argv[1]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    original(optimizer, value)
-
-train.set_learning_rate = kill
-sys.exit(train_torchrec.main(sys.argv[3:]))
-"""
-
-
 def test_a_killed_rank_brings_the_job_back(data, two_ranks, tmp_path):
     """On two machines, SIGKILL for a rank at a random step: both are started again and go on."""
-    script = tmp_path / "killed.py"
-    script.write_text(KILLED)
     step = str(np.random.default_rng(7).integers(9, 29))
     flags = [*MODEL, *adam_flags(data, tmp_path, batch_size=16), "--resume"]
-    command = [str(script), step, str(tmp_path / "starts"), *flags]
+    command = ["tests/dlrm/disturbed.py", "killed", step, str(tmp_path / "places"), *flags]
     for result in two_machines(*command, launcher=["--max-restarts=1"]):
         assert result.returncode == 0, result.stderr
-    assert sorted((tmp_path / "starts").read_text()) == ["0", "0", "1", "1"]
+    for place in (tmp_path / "places").iterdir():
+        assert len({line.split()[0] for line in place.read_text().splitlines()}) == 2, "processes"
     assert len(events(tmp_path / "log", "resume")) == 1
     assert_same(tmp_path / "final", two_ranks / "adam" / "final")
 

@@ -17,8 +17,12 @@ from nvt_torchrec.dlrm.optim.learning_rates import learning_rates
 from nvt_torchrec.dlrm.optimizers import Remedies
 from nvt_torchrec.dlrm.reporting.baselines import CLICK_RATE, REGRESSION, compute_baselines
 from nvt_torchrec.dlrm.reporting.learning_check import LearningCheck
-from nvt_torchrec.dlrm.settings.sizes import global_batch_for, size_for
-from nvt_torchrec.dlrm.settings.train_settings import parse_settings, with_sizes
+from nvt_torchrec.dlrm.settings.train_settings import (
+    global_batch_for,
+    parse_settings,
+    size_for,
+    with_sizes,
+)
 from nvt_torchrec.dlrm.train import train
 from tests.dlrm.runs import events, train_here
 from tests.nvt_loader.data import write_split

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import struct
-from html.parser import HTMLParser
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event
@@ -20,42 +19,10 @@ from nvt_torchrec.dlrm.reporting.page import read_events, write_report
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.formats.manifest import InputFile
 from tests.dlrm.runs import events, train_here
+from tests.etl.test_report import Page
 from tests.manifests import ROWS, write_manifest
 
-VOID = {"meta", "br"}
-
-
-class _Checked(HTMLParser):
-    """Tags that are closed in order, and the texts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.texts: list[str] = []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        for name, value in attrs:
-            assert name not in ("src", "href"), f"<{tag} {name}={value}> loads something"
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, text):
-        self.texts.append(text)
-
-
-def _parsed(text: str) -> _Checked:
-    parser = _Checked()
-    parser.feed(text)
-    assert not parser.open
-    return parser
+LINE = ("polyline", "points")
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +49,10 @@ def run(data, tmp_path_factory):
 
 
 def test_the_page_is_whole_and_says_what_happened(run):
-    page = _parsed((run / "training.html").read_text())
-    assert page.tags.count("polyline") == 6 + 1 + 2, "six pictures; valid's loss, twice the oracle"
+    page = Page((run / "training.html").read_text())
+    lines_drawn = [value for tag, name, value in page.attributes if (tag, name) == LINE]
+    assert len(lines_drawn) == 6 + 1 + 2, "six pictures; valid's loss, twice the oracle"
+    assert not {"src", "href"} & {name for _, name, _ in page.attributes}, "it loads nothing"
     last = {event["split"]: event for event in events(run, "evaluation")}
     for split in ("valid", "test"):
         assert f"{last[split]['auroc']:.5f}" in page.texts
@@ -140,7 +109,7 @@ def test_a_run_that_goes_on_has_a_page_too(run, tmp_path):
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines[:8]))
     assert "The run has not finished." in write_report(tmp_path).read_text()
     (tmp_path / "metrics.jsonl").write_text(lines[0])  # nothing is trained yet
-    _parsed(write_report(tmp_path).read_text())
+    Page(write_report(tmp_path).read_text())
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(BadInputError, match="not the metrics of a training run"):
         write_report(tmp_path)
@@ -179,4 +148,4 @@ def test_a_line_chart_holds_its_lines(tmp_path, low, high):
     assert all(math.isfinite(a) and 8 <= b <= 144 for a, b in places)
     assert places[0][1] >= places[1][1], "higher values are further up"
     assert "&lt;a&gt;" in text
-    _parsed(text)
+    Page(text)

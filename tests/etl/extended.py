@@ -6,7 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.etl.extend.run import extend
+from nvt_torchrec.etl.output import EXTENDING_FILE
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn
@@ -77,3 +81,13 @@ def differences(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
 def assert_sound(output: Path) -> None:
     """``etl check`` finds nothing wrong."""
     assert bad(output) == []
+
+
+def refused(output: Path, path: Path | str, match: str, kind=ClickLogError, **options) -> None:
+    """Extending raises an error, which has a remedy, and changes nothing."""
+    before = content(output)
+    with pytest.raises(kind, match=match) as caught:
+        add(output, path, **options)
+    assert caught.value.remedy
+    assert differences(before, content(output)) == []
+    assert not (output / EXTENDING_FILE).exists()

@@ -8,7 +8,6 @@ make place for the cuts, and every STRIDE-th of the others.
 from __future__ import annotations
 
 import collections
-import gzip
 import json
 import logging
 import random
@@ -20,47 +19,16 @@ from pathlib import Path
 
 import nvt_torchrec.etl.run
 from nvt_torchrec.etl.plan import make_plan
-from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
-from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.split import BY_DAYS, Split
-from tests.etl.runs import settings, tree
+from tests.etl.runs import QUARANTINE, settings, tree
+from tests.etl.split_logs import SHARES_OF_TIME, SPLITS_OF_ROWS, spec_with, write
 from tests.forks import kill_before, was_killed
+from tests.logs import pack
 
 WORKERS = 2
-ROWS = (40, 25, 60)
-BLOCK_BYTES = 400  # several blocks in a file
-BY_TIME = Split("time", column="when", time_format="epoch_s", valid=0.1, test=0.2)
-SPLITS = (
-    BY_TIME,
-    Split("share", valid=0.2, test=0.1, seed=7),
-    Split("column", column="user", valid=0.2, test=0.2, seed=1),
-    BY_DAYS,
-)
-
-
-def spec_of(split: Split) -> FeatureSpec:
-    """The columns of :func:`write_log`."""
-    return FeatureSpec(
-        "label",
-        (DenseColumn("count"),),
-        (CategoricalColumn("item", raw="string"),),
-        input=InputFormat(format="csv", header=True),
-        split=split,
-    )
-
-
-def write_log(directory: Path, files: tuple[int, ...] = ROWS) -> None:
-    """Files of rows in no order of time."""
-    directory.mkdir(parents=True)
-    rng = random.Random(0)
-    for file, rows in enumerate(files):
-        lines = [
-            f"{rng.randrange(2)},{rng.randrange(99)},i{rng.randrange(9)},u{rng.randrange(40)},"
-            f"{rng.randrange(10**6)}\n"
-            for _ in range(rows)
-        ]
-        text = "".join(["label,count,item,user,when\n", *lines])
-        (directory / f"part-{file}.csv").write_text(text)
+ROWS = {0: 40, 1: 25, 2: 60}
+BLOCK_BYTES = 800  # several blocks in a file
+SPLITS = (SHARES_OF_TIME, SPLITS_OF_ROWS["share"], SPLITS_OF_ROWS["column"], BY_DAYS)
 
 
 def stage_of(output: Path) -> str:
@@ -79,7 +47,7 @@ def stage_of(output: Path) -> str:
 def options_of(split: Split) -> dict:
     """Bad rows are rejected; the training rows of a run by days are shuffled."""
     shuffled = {"shuffle": "full", "seed": 5} if split == BY_DAYS else {}
-    return {"on_bad_rows": "quarantine", "max_bad_fraction": 0.5, "workers": WORKERS, **shuffled}
+    return {**QUARANTINE, "workers": WORKERS, **shuffled}
 
 
 def attempt(
@@ -93,7 +61,7 @@ def attempt(
         logging.getLogger("nvt_torchrec.etl").addHandler(handler)
         logging.getLogger("nvt_torchrec.etl").setLevel(logging.DEBUG)
         begin()
-        nvt_torchrec.etl.run.run(settings(raw, output, spec_of(split), **options_of(split)))
+        nvt_torchrec.etl.run.run(settings(raw, output, spec_with(split), **options_of(split)))
 
     return was_killed(work, before_call)
 
@@ -147,19 +115,17 @@ def one_split(raw: Path, directory: Path, split: Split, stride: int) -> dict:
 def main(directory: Path, stride: int) -> None:
     """Print, as JSON, for each split: kills by stage, wrong files, units redone."""
     raw = directory / "raw"
-    write_log(raw)
-    with open(raw / "part-0.csv", "a") as first:
+    write(raw, ROWS)
+    with open(raw / "day_0.csv", "a") as first:
         first.write("bad row\n" * 3)
-    middle = raw / "part-1.csv"
-    (raw / "part-1.csv.gz").write_bytes(gzip.compress(middle.read_bytes()))
-    middle.unlink()
+    pack(raw / "day_1.csv")
 
     def small_blocks(*arguments, **options):
         return make_plan(*arguments, **{**options, "block_bytes": BLOCK_BYTES})
 
     nvt_torchrec.etl.stages.make_plan = small_blocks
     for split in SPLITS:  # imports and compiles, here, before any fork
-        warm = settings(raw, directory / f"warm_{split.by}", spec_of(split), **options_of(split))
+        warm = settings(raw, directory / f"warm_{split.by}", spec_with(split), **options_of(split))
         nvt_torchrec.etl.run.run(warm)
     seen = {split.by: one_split(raw, directory / split.by, split, stride) for split in SPLITS}
     print(json.dumps(seen))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
-from collections.abc import Callable
+import pkgutil
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.etl.__main__ import main
@@ -41,6 +46,26 @@ def settings(raw: Path, output: Path, spec=CRITEO, **options: Any) -> EtlSetting
 def etl_run(raw: Path, output: Path, *flags: str) -> int:
     """Run the command; return its exit status."""
     return main(["run", "--input_path", str(raw), "--output_path", str(output), *flags])
+
+
+@contextlib.contextmanager
+def failing(
+    name: str, error: BaseException, *, after: int = 0, expected: type[BaseException] | None = None
+) -> Iterator[None]:
+    """Let a function raise an error after so many calls; the block must end by it."""
+    function, calls = pkgutil.resolve_name(name), itertools.count()
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == after:
+            raise error
+        return function(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(name, fail)
+        with pytest.raises(
+            expected or type(error), match=re.escape(getattr(error, "strerror", None) or str(error))
+        ):
+            yield
 
 
 def fit(

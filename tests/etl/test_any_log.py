@@ -21,7 +21,7 @@ from nvt_torchrec.clicklog.text.tokenizer import parse_rows
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.formats.spec.split import BY_DAYS
-from nvt_torchrec.formats.spec.toml_file import load_spec, shipped_specs
+from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows import compiled, inspect, load
 from tests.clicklog.random_logs import random_logs, random_rows
@@ -138,15 +138,6 @@ def check_raw(workflow: Path, fields: list[list[str]], names: list[str], expecte
 
 def as_list(value):
     return value.tolist() if isinstance(value, np.ndarray) else value
-
-
-@pytest.mark.parametrize("name", sorted(shipped_specs()))
-def test_random_logs_of_the_shipped_specs(name: str, tmp_path: Path) -> None:
-    spec = load_spec(name)
-    files = write_spec_log(tmp_path / "raw", spec)
-    run(settings_of(tmp_path / "raw", tmp_path / "out", spec))
-    rows = sum(len(read_split(tmp_path / "out", part)) for part in SPLITS)
-    assert rows == 300 * len(files)
 
 
 def test_nvtabular_writes_the_same_for_hashed_strings_and_lists(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -38,7 +37,7 @@ from tests.etl.extended import (
     make_base,
     write_days,
 )
-from tests.etl.runs import QUARANTINE, change_json, read_split, settings
+from tests.etl.runs import QUARANTINE, change_json, failing, read_split, settings
 from tests.logs import pack
 
 ROWS = {0: 60, 1: 50, 2: 41, 3: 45, 4: 52, 5: 38}
@@ -98,14 +97,9 @@ def test_an_interrupted_day_is_finished_by_the_other_engine(
 ) -> None:
     """What was counted stays counted."""
     output, other = copy_of(base, tmp_path), copy_of(base, tmp_path / "other")
-    with monkeypatch.context() as patch:
-
-        def stop(*arguments, **options) -> None:
-            raise OutputError("stop here")
-
-        patch.setattr("nvt_torchrec.workflows.extension.workflow.extend_workflow", stop)
-        with pytest.raises(OutputError, match="stop here"):
-            add(output, raw[0] / "day_3")
+    extend_workflow = "nvt_torchrec.workflows.extension.workflow.extend_workflow"
+    with failing(extend_workflow, OutputError("stop here")):
+        add(output, raw[0] / "day_3")
     assert list(output.glob(".work/*/fit/*.npz"))
 
     def counted_again(*arguments, **options) -> None:
@@ -142,23 +136,14 @@ def test_the_generation_before(raw, base, tmp_path: Path) -> None:
     assert_sound(output)
 
 
-def test_an_undoing_that_was_interrupted(raw, base, tmp_path: Path, monkeypatch) -> None:
+def test_an_undoing_that_was_interrupted(raw, base, tmp_path: Path) -> None:
     output = copy_of(base, tmp_path)
     before = content(output)
+    rename, broken = "nvt_torchrec.etl.extend.switch._rename", OSError(5, "Input/output error")
     for after in range(1, 12, 3):
         add(output, raw[0] / "day_3")
-        rename, done = os.rename, []
-
-        def failing(source: Path, target: Path, rename=rename, done=done, after=after) -> None:
-            if len(done) == after:
-                raise OSError(5, "Input/output error")
-            done.append(target)
-            rename(source, target)
-
-        with monkeypatch.context() as patch:
-            patch.setattr("nvt_torchrec.etl.extend.switch._rename", failing)
-            with pytest.raises(OutputError, match="Input/output error"):
-                add(output, "", undo=True)
+        with failing(rename, broken, after=after, expected=OutputError):
+            add(output, "", undo=True)
         assert add(output, "", resume=True)["generation"] == 0
         assert differences(before, content(output)) == []
 

@@ -33,9 +33,18 @@ from nvt_torchrec.etl.stages import Stages
 from nvt_torchrec.etl.state import content_digest
 from nvt_torchrec.formats.etl_output import NAMES, PREVIOUS, SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.splits import SPLITS
-from tests.etl.extended import SMALL, add, content, copy_of, differences, make_base, write_days
+from tests.etl.extended import (
+    SMALL,
+    add,
+    content,
+    copy_of,
+    differences,
+    make_base,
+    refused,
+    write_days,
+)
 from tests.etl.findings import bad
-from tests.etl.runs import change_json, settings
+from tests.etl.runs import change_json, failing, settings
 from tests.logs import write_day
 from tests.mutations import expect_own_errors
 
@@ -62,16 +71,6 @@ def output(base: Path, tmp_path: Path) -> Path:
     return copy_of(base, tmp_path)
 
 
-def _refused(output: Path, path: Path, match: str, kind=BadInputError, **options) -> None:
-    """Extending raises the error, which has a remedy, and changes nothing."""
-    before = content(output)
-    with pytest.raises(kind, match=match) as caught:
-        add(output, path, **options)
-    assert caught.value.remedy
-    assert differences(before, content(output)) == []
-    assert not (output / EXTENDING_FILE).exists()
-
-
 def test_a_day_that_is_there(raw, output, tmp_path: Path, caplog) -> None:
     """A retry says so; another file of its name is refused."""
     before = content(output)
@@ -84,14 +83,14 @@ def test_a_day_that_is_there(raw, output, tmp_path: Path, caplog) -> None:
         caplog.clear()
     assert differences(before, content(output)) == []
     write_days(tmp_path, {3: 41, 0: 41})
-    _refused(output, tmp_path / "day_3", r"has day 3 already.*\n.*--undo.*call it day_4")
-    _refused(output, tmp_path / "day_0", r"has day 0 already, of another file.*\n  -> if this")
+    refused(output, tmp_path / "day_3", r"has day 3 already.*\n.*--undo.*call it day_4")
+    refused(output, tmp_path / "day_0", r"has day 0 already, of another file.*\n  -> if this")
     assert add(output, raw, days={1, 4})["generation"] == 2
 
 
 def test_a_copy_of_a_day(raw, output, tmp_path: Path, caplog) -> None:
     shutil.copy(raw / "day_2", tmp_path / "day_4")
-    _refused(output, tmp_path / "day_4", "the same content as .*/day_2, which is there already")
+    refused(output, tmp_path / "day_4", "the same content as .*/day_2, which is there already")
     assert add(output, tmp_path / "day_4", allow_repeated_day=True)["generation"] == 2
     shutil.copytree(raw, tmp_path / "raw")
     shutil.copy(raw / "day_0", tmp_path / "raw" / "day_1")
@@ -106,7 +105,7 @@ def test_a_day_of_far_fewer_or_more_rows(raw, output, tmp_path: Path, rows: int)
     lines = (tmp_path / "day_4").read_text().splitlines(keepends=True)[:rows]
     (tmp_path / "day_4").write_text("".join(lines))
     match = r"about \d+ rows; the days before have 41 to 60"
-    _refused(output, tmp_path / "day_4", match)
+    refused(output, tmp_path / "day_4", match)
     add(copy_of(output, tmp_path / "other"), raw / "day_4")
     assert add(output, tmp_path / "day_4", max_rows_factor=6.0)["generation"] == 2
 
@@ -133,14 +132,14 @@ def test_digests_of_samples(tmp_path: Path) -> None:
 
 def test_a_file_without_a_day_in_its_name(raw, output, tmp_path: Path) -> None:
     shutil.copy(raw / "day_4", tmp_path / "clicks.tsv")
-    _refused(output, tmp_path / "clicks.tsv", r"call it day_\d+")
+    refused(output, tmp_path / "clicks.tsv", r"call it day_\d+")
 
 
 def test_an_older_day(tmp_path: Path) -> None:
     write_days(tmp_path / "raw", {5: 40, 6: 40, 8: 30})
     output = tmp_path / "out"
     run(settings(tmp_path / "raw", output, SMALL, days=frozenset({6, 8})))
-    _refused(output, tmp_path / "raw" / "day_5", "day 5 is older than the newest day of .*, 8")
+    refused(output, tmp_path / "raw" / "day_5", "day 5 is older than the newest day of .*, 8")
 
 
 def test_a_gap(raw, output, tmp_path: Path) -> None:
@@ -148,16 +147,16 @@ def test_a_gap(raw, output, tmp_path: Path) -> None:
     directory = tmp_path / "raw"
     write_days(directory, {5: 40, 6: 40})
     for path in (directory, directory / "day_6"):
-        _refused(output, path, "missing day_4.*\n.*--days")
+        refused(output, path, "missing day_4.*\n.*--days")
     manifest = add(output, directory / "day_6", days={6})
     assert manifest["days"]["valid"] == [6]
 
 
 def test_other_columns(output, tmp_path: Path) -> None:
     write_day(tmp_path / "day_4", [["1", "2", "3"]] * 9)
-    _refused(output, tmp_path / "day_4", "3 tab-separated fields", BadRowError)
+    refused(output, tmp_path / "day_4", "3 tab-separated fields", BadRowError)
     write_day(tmp_path / "day_4", [["1", "2", "3", "zz", "b", "c", "d"]] * 9)
-    _refused(output, tmp_path / "day_4", r"day_4, line 1: column cat_0: 'zz'", BadRowError)
+    refused(output, tmp_path / "day_4", r"day_4, line 1: column cat_0: 'zz'", BadRowError)
     # corrected: what was refused before left nothing behind
     write_days(tmp_path, {4: 52})
     assert add(output, tmp_path / "day_4", resume=False)["generation"] == 2
@@ -191,21 +190,21 @@ def test_too_many_bad_rows(raw, output, tmp_path: Path) -> None:
     ],
 )
 def test_splits_that_cannot_be(raw, output, options: dict, match: str) -> None:
-    _refused(output, raw, match, **options)
+    refused(output, raw, match, **options)
 
 
 def test_a_whole_day_is_not_halved_later(raw, output) -> None:
     add(output, raw / "day_4", valid_days={3}, test_days={4})
     directory = output.parent / "raw"
     write_days(directory, {5: 30})
-    _refused(output, directory, "day 4 is in test as a whole", valid_days={4}, test_days={4, 5})
+    refused(output, directory, "day 4 is in test as a whole", valid_days={4}, test_days={4, 5})
 
 
 def test_too_few_rows(output, tmp_path: Path) -> None:
     write_days(tmp_path, {4: 30})
     text = (tmp_path / "day_4").read_text().splitlines(keepends=True)
     (tmp_path / "day_4").write_text(text[0])
-    _refused(output, tmp_path / "day_4", "none left for test")
+    refused(output, tmp_path / "day_4", "none left for test")
 
 
 def test_settings_that_contradict_each_other(output) -> None:
@@ -244,12 +243,12 @@ def test_made_before_outputs_could_be_extended(raw, output) -> None:
     file = output / "manifest.json"
     value = json.loads(file.read_text())
     change_json(output / "workflow" / "metadata.json", lambda content: content.pop("lineage"))
-    _refused(output, raw / "day_4", r"does not say which days(.|\n)*etl run")
+    refused(output, raw / "day_4", r"does not say which days(.|\n)*etl run")
     assert any("generation None" in str(finding) for finding in check(output))
     old = {key: value[key] for key in value if key not in _SINCE_VERSION_3}
     old |= {"format_version": 2, "files": [_old_part(part) for part in value["files"]]}
     file.write_text(json.dumps(old))
-    _refused(output, raw / "day_4", r"format version 2(.|\n)*etl run", ClickLogError)
+    refused(output, raw / "day_4", r"format version 2(.|\n)*etl run", ClickLogError)
     # what read it before still does
     assert bad(output) == []
     only = settings(raw, output, SMALL, days=frozenset({0, 1, 2, 3}))
@@ -268,7 +267,7 @@ def _old_part(part: dict) -> dict:
 
 def test_an_imported_data_set(raw: Path, output: Path) -> None:
     change_json(output / "manifest.json", lambda manifest: manifest.update(workflow_digest=None))
-    _refused(output, raw / "day_4", "imported data set, without a workflow")
+    refused(output, raw / "day_4", "imported data set, without a workflow")
 
 
 @pytest.mark.parametrize(
@@ -320,23 +319,15 @@ def test_two_at_once(raw, output) -> None:
     assert add(output, raw / "day_4")["generation"] == 2
 
 
-def _interrupted(raw: Path, output: Path, monkeypatch) -> None:
+def _interrupted(raw: Path, output: Path) -> None:
     """Stop before the switch: all of the day is ready."""
-
-    def stop(*arguments) -> None:
-        raise OutputError("stop here")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("nvt_torchrec.etl.extend.run.switch", stop)
-        with pytest.raises(OutputError, match="stop here"):
-            add(output, raw / "day_4")
+    with failing("nvt_torchrec.etl.extend.run.switch", OutputError("stop here")):
+        add(output, raw / "day_4")
 
 
-def test_another_command_after_an_interruption(
-    raw, output, tmp_path: Path, monkeypatch, caplog
-) -> None:
+def test_another_command_after_an_interruption(raw, output, tmp_path: Path, caplog) -> None:
     before = content(output)
-    _interrupted(raw, output, monkeypatch)
+    _interrupted(raw, output)
     # every reader works
     EtlOutput(output).check_whole()
     findings = check(output)
@@ -374,9 +365,9 @@ def test_an_input_that_changes_meanwhile(raw, output, tmp_path: Path, monkeypatc
         add(output, tmp_path / "day_4")
 
 
-def test_between_two_generations(raw, output, monkeypatch) -> None:
+def test_between_two_generations(raw, output) -> None:
     """Nothing reads it, and extend goes on, whatever it is asked for."""
-    _interrupt_switch(raw, output, monkeypatch, after=3)
+    _interrupt_switch(raw, output)
     for read in (
         lambda: check(output),
         EtlOutput(output).check_whole,
@@ -388,9 +379,9 @@ def test_between_two_generations(raw, output, monkeypatch) -> None:
     assert bad(output) == []
 
 
-def test_a_damaged_record_of_the_switch(raw, output, tmp_path: Path, monkeypatch) -> None:
+def test_a_damaged_record_of_the_switch(raw, output, tmp_path: Path) -> None:
     """Also one that was planted: nothing outside of the output is written or removed."""
-    _interrupt_switch(raw, output, monkeypatch, after=3)
+    _interrupt_switch(raw, output)
     (state,) = (path.name for path in (output / ".work").iterdir())
     victim = tmp_path / "victim"
     victim.mkdir()
@@ -411,8 +402,8 @@ def test_a_damaged_record_of_the_switch(raw, output, tmp_path: Path, monkeypatch
     assert [path.name for path in victim.iterdir()] == ["precious"]
 
 
-def test_plans_that_somebody_changed(raw, output, monkeypatch) -> None:
-    _interrupted(raw, output, monkeypatch)
+def test_plans_that_somebody_changed(raw, output) -> None:
+    _interrupted(raw, output)
     (plan,) = output.glob(".work/*/plan.json")
     expect_own_errors(plan, lambda: Journal(plan.parent).plan(DayRecord, ""), rounds=100)
     value = read_json(plan, "the plan")
@@ -427,40 +418,29 @@ def test_a_manifest_that_names_files_elsewhere(raw, output) -> None:
         change_json(
             output / "manifest.json", lambda value, name=name: value["files"][0].update(file=name)
         )
-        _refused(output, raw / "day_4", "not the name of a part")
+        refused(output, raw / "day_4", "not the name of a part")
 
 
 def test_nothing_to_undo(raw, output, tmp_path: Path) -> None:
     before = add(output, "", undo=True)
     assert before["generation"] == 0
-    _refused(output, "", "the generation before generation 0 is not there", undo=True)
+    refused(output, "", "the generation before generation 0 is not there", undo=True)
     add(output, raw / "day_3")
     (tmp_path / "elsewhere").mkdir()
     (output / PREVIOUS).rename(tmp_path / "elsewhere" / PREVIOUS)
     (output / PREVIOUS).symlink_to(tmp_path / "elsewhere" / PREVIOUS)
-    _refused(output, "", "does not lie in", undo=True)
+    refused(output, "", "does not lie in", undo=True)
     with pytest.raises(SettingsError, match="--input_path is missing"):
         add(output, "")
     with pytest.raises(SettingsError, match="are both set"):
         add(output, raw / "day_4", undo=True)
 
 
-def _interrupt_switch(raw: Path, output: Path, monkeypatch, after: int) -> None:
+def _interrupt_switch(raw: Path, output: Path) -> None:
     """Fail at a rename of the switch, as if the disk were gone."""
-    from nvt_torchrec.etl.extend import switch
-
-    rename, done = switch._rename, []
-
-    def failing(source: Path, target: Path) -> None:
-        if len(done) == after:
-            raise OSError(5, "Input/output error")
-        done.append(target)
-        rename(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(switch, "_rename", failing)
-        with pytest.raises(OutputError, match="Input/output error"):
-            add(output, raw / "day_4")
+    rename, broken = "nvt_torchrec.etl.extend.switch._rename", OSError(5, "Input/output error")
+    with failing(rename, broken, after=3, expected=OutputError):
+        add(output, raw / "day_4")
 
 
 @given(

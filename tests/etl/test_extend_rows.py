@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import random
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given
@@ -17,75 +13,27 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from nvt_torchrec import workflows
-from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.drift import Drift
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
-from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
-from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.split import Split
 from nvt_torchrec.formats.splits import SPLITS
-from tests.etl.extended import add, assert_sound, content, copy_of, differences, make_base
+from tests.etl.extended import add, assert_sound, content, copy_of, differences, make_base, refused
 from tests.etl.runs import QUARANTINE, read_split, settings
-
-SPEC = FeatureSpec(
-    "label",
-    (DenseColumn("row", transform="log"), DenseColumn("price")),
-    (
-        CategoricalColumn("item", raw="string"),
-        CategoricalColumn("rare", raw="string", freq_threshold=3),
-    ),
-    input=InputFormat(format="csv", header=True),
+from tests.etl.split_logs import (
+    NAMES,
+    SHARES_OF_TIME,
+    SPLITS_OF_ROWS,
+    numbers_of,
+    spec_with,
+    write,
 )
-TIMES = Split("time", column="when", time_format="epoch_s", valid=0.1, test=0.2)
-SPLITS_OF_ROWS = {
-    "share": Split("share", valid=0.2, test=0.1, seed=7),
-    "column": Split("column", column="user", valid=0.2, test=0.2, seed=1),
-    "time": dataclasses.replace(
-        TIMES, valid=0, test=0, valid_from="1970-01-01 00:10", test_from="1970-01-01 00:12"
-    ),
-}
-NAMES = ("row", "label", "item", "rare", "price", "user", "when", "other")
+
 ROWS = {0: 90, 1: 70, 2: 60, 3: 45, 4: 52, 5: 38}
 NEW = (3, 4, 5)
-
-
-def _with(name: str) -> FeatureSpec:
-    return dataclasses.replace(SPEC, split=SPLITS_OF_ROWS[name])
-
-
-def _write(
-    raw: Path, rows: dict[int, int], *, users: int = 30, later: int = 0, width: int = 0
-) -> dict[int, dict[str, str]]:
-    """Write ``day_<number>.csv`` with so many rows; return the fields of each by its number.
-
-    Times of all days are the same, as in a log whose files are shards, unless ``later``.
-    """
-    raw.mkdir(parents=True, exist_ok=True)
-    found = {}
-    for day, count in rows.items():
-        rng = random.Random(day)
-        lines = [",".join(NAMES)]
-        for row in range(1000 * day, 1000 * day + count):
-            values = (
-                row, row % 3 % 2, f"i{rng.randrange(6)}-{day * rng.randrange(2)}",
-                f"r{rng.randrange(9)}", rng.randrange(-9, 99), f"user é{rng.randrange(users)}",
-                rng.randrange(1000) + later, "x" * width,
-            )  # fmt: skip
-            found[row] = dict(zip(NAMES, map(str, values), strict=True))
-            lines.append(",".join(map(str, values)))
-        (raw / f"day_{day}.csv").write_text("\n".join(lines) + "\n")
-    return found
-
-
-def _rows_of(output: Path) -> dict[str, list[int]]:
-    """The numbers of the rows of each split, in their order."""
-    return {
-        split: np.rint(np.exp(read_split(output, split)["row"]) - 3).astype(int).tolist()
-        for split in SPLITS
-    }
 
 
 def _ids(rows: dict[int, dict[str, str]], train: list[int], name: str, threshold: int) -> dict:
@@ -105,7 +53,7 @@ def _ids(rows: dict[int, dict[str, str]], train: list[int], name: str, threshold
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("log") / "raw"
-    _write(directory, ROWS)
+    write(directory, ROWS)
     return directory
 
 
@@ -113,7 +61,10 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bases(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Generation 0, of days 0 to 2, by the rule of the split."""
     directory = tmp_path_factory.mktemp("bases")
-    return {name: make_base(raw, directory / name, _with(name)) for name in SPLITS_OF_ROWS}
+    return {
+        name: make_base(raw, directory / name, spec_with(split))
+        for name, split in SPLITS_OF_ROWS.items()
+    }
 
 
 @pytest.mark.parametrize("name", SPLITS_OF_ROWS)
@@ -132,14 +83,15 @@ def test_the_splits_are_those_of_a_run_over_all_days(
     directory = tmp_path_factory.mktemp("rows")
     few = 30 if name == "time" else 1  # a day without training rows cannot be added by time
     days = {3 + i: max(few, count) for i, count in enumerate(counts)}
-    rows = _write(directory / "raw", {0: ROWS[0], 1: ROWS[1], 2: ROWS[2]} | days)
+    rows = write(directory / "raw", {0: ROWS[0], 1: ROWS[1], 2: ROWS[2]} | days)
     output = copy_of(bases[name], directory)
     options = {"workers": workers, "max_rows_factor": float("inf")}
     for group in [days] if at_once else [{day} for day in days]:
         add(output, directory / "raw", days=group, **options)
-    run(settings(directory / "raw", directory / "fresh", _with(name), workers=workers))
-    found = _rows_of(output)
-    assert found == _rows_of(directory / "fresh")
+    spec = spec_with(SPLITS_OF_ROWS[name])
+    run(settings(directory / "raw", directory / "fresh", spec, workers=workers))
+    found = numbers_of(output)
+    assert found == numbers_of(directory / "fresh")
     assert sum(map(len, found.values())) == len(rows)
     for column, threshold in (("item", 1), ("rare", 3)):
         ids = _ids(rows, found["train"], column, threshold)
@@ -173,15 +125,15 @@ def test_one_by_one_is_all_at_once(raw: Path, bases, dask_client, tmp_path: Path
 
 def test_the_size_of_blocks_changes_no_split(tmp_path: Path) -> None:
     """A row's number counts from the begin of its file."""
-    spec = _with("share")
-    _write(tmp_path / "raw", {0: 90, 1: 70, 2: 60})
+    spec = spec_with(SPLITS_OF_ROWS["share"])
+    write(tmp_path / "raw", {0: 90, 1: 70, 2: 60})
     base = make_base(tmp_path / "raw", tmp_path / "base", spec)
-    _write(tmp_path / "raw", {3: 300}, width=9000)
+    write(tmp_path / "raw", {3: 300}, width=9000)
     found = []
     for block_mb in (1, 64):
         output = copy_of(base, tmp_path / str(block_mb))
         manifest = add(output, tmp_path / "raw", block_mb=block_mb)
-        found.append((_rows_of(output), [read_split(output, s)["item"].tolist() for s in SPLITS]))
+        found.append((numbers_of(output), [read_split(output, s)["item"].tolist() for s in SPLITS]))
         parts = [part for part in EtlOutput(output).parts("train") if part.day == 3]
         assert len(parts) == (3 if block_mb == 1 else 1)
         assert manifest["by_day"]["3"]["rows"] == 300
@@ -222,7 +174,7 @@ def test_what_describes_the_output(raw: Path, bases, tmp_path: Path, name: str) 
     description = workflows.inspect(output / "workflow")
     assert [one.days for one in description.lineage] == [(0, 1, 2), (3,), (4,), (5,)]
     assert {path.name for path in (output / "drift").iterdir()} >= {"day_5.json"}
-    spec = _with(name)
+    spec = spec_with(SPLITS_OF_ROWS[name])
     with pytest.raises(OutputError, match=r"days: \[0, 1, 2\] before, None now"):
         run(settings(raw, output, spec))
     days = frozenset({0, 1, 2})
@@ -231,19 +183,19 @@ def test_what_describes_the_output(raw: Path, bases, tmp_path: Path, name: str) 
 
 def test_a_user_stays_in_one_split(raw: Path, bases, tmp_path: Path) -> None:
     output = copy_of(bases["column"], tmp_path)
-    rows = _write(tmp_path / "raw", ROWS)
+    rows = write(tmp_path / "raw", ROWS)
     add(output, raw)
-    users = [{rows[row]["user"] for row in own} for own in _rows_of(output).values()]
+    users = [{rows[row]["user"] for row in own} for own in numbers_of(output).values()]
     assert sum(map(len, users)) == len(set.union(*users)) == 30
 
 
 def test_a_day_without_training_rows(bases, tmp_path: Path) -> None:
     """By column a day may be of users of other splits; it adds no value, and the next one does."""
-    rows = _write(tmp_path / "all", ROWS)
-    valid = next(row for row in _rows_of(bases["column"])["valid"])
+    rows = write(tmp_path / "all", ROWS)
+    valid = next(row for row in numbers_of(bases["column"])["valid"])
     user = rows[valid]["user"]
     raw = tmp_path / "raw"
-    _write(raw, {3: 20, 4: 40})
+    write(raw, {3: 20, 4: 40})
     lines = (raw / "day_3.csv").read_text().splitlines()
     fields = [line.split(",") for line in lines[1:]]
     for own in fields:
@@ -310,27 +262,19 @@ def test_drift_compares_no_day_with_rows_of_the_same_days(raw: Path, bases, tmp_
     assert [own.then for own in unseen] == [[], *(own.now for own in unseen[:-1])]
 
 
-def _refused(output: Path, path: Path, match: str, **options) -> None:
-    before = content(output)
-    with pytest.raises((BadInputError, SettingsError), match=match) as caught:
-        add(output, path, **options)
-    assert caught.value.remedy
-    assert differences(before, content(output)) == []
-
-
 def test_days_of_splits_are_refused(raw: Path, bases, tmp_path: Path) -> None:
     for name in SPLITS_OF_ROWS:
         output = copy_of(bases[name], tmp_path / name)
         what = rf"--test_days: .* is split by {name}(.|\n)*leave both out"
-        _refused(output, raw, what, valid_days={3}, test_days={4})
+        refused(output, raw, what, valid_days={3}, test_days={4})
 
 
 def test_a_day_behind_the_cuts(raw: Path, bases, tmp_path: Path) -> None:
     """By time, later days are for test only: nothing could be trained on any of them."""
     output = copy_of(bases["time"], tmp_path)
-    _write(tmp_path / "raw", {3: 30}, later=1000)
+    write(tmp_path / "raw", {3: 30}, later=1000)
     what = r'day 3: no row is before 1970-01-01 00:10(.|\n)*later valid_from(.|\n)*by = "days"'
-    _refused(output, tmp_path / "raw" / "day_3.csv", what)
+    refused(output, tmp_path / "raw" / "day_3.csv", what)
     # nothing was left behind
     assert add(output, raw / "day_3.csv")["generation"] == 1
 
@@ -339,35 +283,31 @@ def test_splits_that_would_change_are_refused(raw: Path, tmp_path: Path) -> None
     """Cuts of shares by time, and given files."""
     by_files = Split("files", train_files=("day_0.csv",), valid=0.2, test_files=("day_1.csv",))
     for by, split, what in (
-        ("time", TIMES, r'cuts would be others(.|\n)*valid_from = "1970-01-01 00:\d\d:\d\d'),
+        ("time", SHARES_OF_TIME, r'would be others(.|\n)*valid_from = "1970-01-01 00:\d\d:\d\d'),
         ("files", by_files, r"split by files(.|\n)*run the ETL again"),
     ):
         output = tmp_path / by
         days = None if by == "files" else frozenset({0, 1, 2})
-        run(settings(raw, output, dataclasses.replace(SPEC, split=split), days=days))
-        _refused(output, raw / "day_3.csv", what)
+        run(settings(raw, output, spec_with(split), days=days))
+        refused(output, raw / "day_3.csv", what)
 
 
 def test_parquet(tmp_path: Path) -> None:
     """Whose row numbers need no pass over the files."""
     raw = tmp_path / "raw"
-    _write(raw, ROWS)
-    for file in sorted(raw.iterdir()):
-        frame = pd.read_csv(file)
-        frame.to_parquet(file.with_suffix(".parquet"), row_group_size=17, index=False)
-        file.unlink()
-    spec = dataclasses.replace(_with("share"), input=InputFormat(format="parquet"))
+    write(raw, ROWS, format="parquet")
+    spec = spec_with(SPLITS_OF_ROWS["share"], "parquet")
     output = make_base(raw, tmp_path / "out", spec)
     for day in NEW:
         add(output, raw / f"day_{day}.parquet")
     run(settings(raw, tmp_path / "fresh", spec))
-    assert _rows_of(output) == _rows_of(tmp_path / "fresh")
+    assert numbers_of(output) == numbers_of(tmp_path / "fresh")
     assert_sound(output)
 
 
 def test_a_split_of_one_label(raw: Path, bases, tmp_path: Path, caplog) -> None:
     """Rows that are divided by a hash are not said to be sorted by label."""
-    spec = dataclasses.replace(SPEC, split=Split("share", valid=0.01, test=0.2))
+    spec = spec_with(Split("share", valid=0.01, test=0.2))
     output = make_base(raw, tmp_path / "out", spec)
     valid = read_split(output, "valid")["label"]
     assert valid.nunique() == 1

@@ -12,7 +12,6 @@ from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.engines.engine import Job, add_up
-from nvt_torchrec.etl.engines.threads import Threads
 from nvt_torchrec.etl.plan import make_plan
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.rows import RawRows
@@ -24,7 +23,7 @@ from nvt_torchrec.formats.spec.feature_spec import (
 )
 from nvt_torchrec.workflows.extension.state import read_state
 from nvt_torchrec.workflows.moments import COUNT, statistics
-from tests.etl.runs import read_split, settings, tree, write_parquet
+from tests.etl.runs import failing, read_split, settings, tree, write_parquet
 from tests.workflows.random_specs import Oracle, random_raw_rows
 
 #: Vocabularies that a policy bounds and others, of every raw type, shared, of lists and hashed.
@@ -129,17 +128,11 @@ def test_workers_that_write_elsewhere(raw, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["state.json", "pending.users.parquet"])
-def test_a_lost_state_is_made_again(raw, done: Path, tmp_path: Path, monkeypatch, lost) -> None:
+def test_a_lost_state_is_made_again(raw, done: Path, tmp_path: Path, lost) -> None:
     """A run that was ended between fitting and transforming, and then lost a file."""
     output = tmp_path / "out"
-
-    def fail(*args, **options):
-        raise OSError("the plug is pulled")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Threads, "encode", fail)
-        with pytest.raises(OSError, match="plug"):
-            run(settings(raw[0], output, SPEC))
+    with failing("nvt_torchrec.etl.engines.threads.Threads.encode", OSError("the plug is pulled")):
+        run(settings(raw[0], output, SPEC))
     assert tree(output / "extension") == tree(done / "extension")
     (output / "extension" / lost).unlink()
     run(settings(raw[0], output, SPEC))

@@ -65,17 +65,6 @@ def clicks(rows: int, seed: int = 0) -> list[list[str]]:
     return made
 
 
-def test_avazu(tmp_path: Path) -> None:
-    path = LOGS["avazu"](tmp_path, 2000, 1).path
-    spec, text = guessed_with_text(path)
-    columns = columns_of(spec)
-    assert "id" not in columns
-    assert columns["hour_of_day"].derive.time_format == "%y%m%d%H"
-    assert columns["device_ip"].raw == "hex32"
-    assert columns["C20"].raw == "int"
-    assert "id: all values are distinct" in text
-
-
 @pytest.mark.parametrize(("name", "comment"), [("adult.data", ""), ("adult.test", "|")])
 def test_census(name: str, comment: str, tmp_path: Path) -> None:
     spec = guessed(LOGS["census"](tmp_path, 1000, 1).path / name)

@@ -162,17 +162,18 @@ SAMPLES = {
         "",
         dict.fromkeys(("101", "121", "205", "206"), "int"),
     ),
-    "padded lists": Sample(
-        "user,label,clicked_items,site",
+    "padded lists, and lists with a separator at the end": Sample(
+        "user,label,clicked_items,tags,site",
         lambda rng, i: [
             rng.randint(1, 50),
             bit(rng),
             "|".join(str(rng.randint(0, 30)) for _ in range(10)),
+            f"{rng.randint(1, 9)}|{rng.randint(1, 9)}|",
             rng.choice("abc"),
         ],
         "label",
         "",
-        {"user": "int", "clicked_items": "lists of int", "site": "string"},
+        {"user": "int", "clicked_items": "lists of int", "tags": "lists of int", "site": "string"},
         split="column",
     ),
     "some rows with a field too many, and times with a space": Sample(
@@ -218,13 +219,6 @@ SAMPLES = {
         "",
         {"words": "string", "ids": "lists of int"},
         delimiter=";",
-    ),
-    "lists with a separator at the end": Sample(
-        "click,tags,others",
-        lambda rng, i: [bit(rng), f"{rng.randint(1, 9)}|{rng.randint(1, 9)}|", rng.choice("ab")],
-        "click",
-        "",
-        {"tags": "lists of int", "others": "string"},
     ),
     "numbers behind texts, without a header": Sample(
         "",

@@ -16,16 +16,14 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.extended import add
 from tests.etl.findings import bad
-from tests.etl.runs import QUARANTINE, cut, read_split, settings
+from tests.etl.runs import cut, read_split, settings
 from tests.weighted_logs import write_weighted_log
-
-ROWS = [400, 300, 201]
 
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory):
     directory = tmp_path_factory.mktemp("log")
-    spec, days = write_weighted_log(directory, [*ROWS, 101])
+    spec, days = write_weighted_log(directory, [400, 300, 201, 101])
     return directory / "raw", spec, days
 
 
@@ -82,16 +80,3 @@ def test_a_day_more_and_its_drift(log, tmp_path: Path, capsys) -> None:
     wanted = [[r >= 4, b, w] for r, b, w in days[3][["rating", "bought", "w"]].to_numpy()]
     np.testing.assert_array_equal(found, np.array(wanted, np.float32))
     assert bad(output) == []
-
-
-@pytest.mark.parametrize(("column", "value"), [("w", "-1"), ("w", ""), ("bought", "2"), ("w", "x")])
-def test_malformed_ones_are_rejected(log, tmp_path: Path, column: str, value: str) -> None:
-    _, spec, days = log
-    (tmp_path / "raw").mkdir()
-    for day in range(2):
-        frame = days[day].astype(str)
-        frame.loc[7, column] = value
-        frame.to_csv(tmp_path / "raw" / f"day_{day}.csv", index=False)
-    manifest = run(settings(tmp_path / "raw", tmp_path / "out", spec, **QUARANTINE))
-    assert manifest["rows"] == {"in": 700, "out": 698, "rejected": 2}
-    assert bad(tmp_path / "out") == []

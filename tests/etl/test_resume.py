@@ -22,10 +22,9 @@ from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.state import plan_record
 from nvt_torchrec.formats.manifest import Manifest
-from tests.etl import killed
 from tests.etl.extended import content
-from tests.etl.killed import BY_TIME, spec_of
-from tests.etl.runs import QUARANTINE, assert_is, change_json, settings, tree
+from tests.etl.runs import QUARANTINE, assert_is, change_json, failing, settings, tree
+from tests.etl.split_logs import SHARES_OF_TIME, spec_with, write
 from tests.forks import seen_by
 from tests.logs import CRITEO, ROWS, pack, write_day, write_log
 
@@ -154,26 +153,19 @@ def test_restart_discards(unfinished, monkeypatch) -> None:
     (raw / "day_1.gz").unlink()
     (before,) = (output / ".work").iterdir()
     (before / "parts" / "train" / "part.77.parquet").write_text("of the old run")
-    seen, rmdir = [], os.rmdir
-
-    def remember(*arguments) -> None:
-        seen.extend((output / ".work").iterdir())
-        raise OutputError("stop here")
+    with failing("nvt_torchrec.etl.run.move_parts", OutputError("stop here")):
+        run(settings(raw, output, restart=True))
+    (again,) = (output / ".work").iterdir()
+    assert again != before
+    rmdir = os.rmdir
 
     def written_meanwhile(path, **options) -> None:
-        if path == before.name:
-            (before / "late").write_text("")
+        if path == again.name:
+            (again / "late").write_text("")
         rmdir(path, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr("nvt_torchrec.etl.run.move_parts", remember)
-        with pytest.raises(OutputError, match="stop here"):
-            run(settings(raw, output, restart=True))
-        assert before not in seen
-        patch.undo()
-        patch.setattr(os, "rmdir", written_meanwhile)
-        before = seen[0]
-        run(settings(raw, output, restart=True))
+    monkeypatch.setattr(os, "rmdir", written_meanwhile)
+    run(settings(raw, output, restart=True))
     assert_is(output, days)
     assert not list(output.rglob("part.77*"))
 
@@ -258,16 +250,18 @@ def test_a_file_system_that_takes_no_more(raw: Path, done: Path, tmp_path: Path)
 
 # ---- rows that are divided by time: their times are counted before the fit
 
+BY_TIME = spec_with(SHARES_OF_TIME)
+
 
 @pytest.fixture
 def counted(tmp_path: Path) -> tuple[Path, Path]:
     """A log, and an output that has the times of all files but the last, which has a bad row."""
     raw, output = tmp_path / "raw", tmp_path / "out"
-    killed.write_log(raw)
-    with open(raw / "part-2.csv", "a") as file:
-        file.write("1,1,i1,u1,yesterday\n")
+    write(raw, {0: 40, 1: 25, 2: 60})
+    with open(raw / "day_2.csv", "a") as file:
+        file.write("1,1,i1-0,r1,1,u1,yesterday,\n")
     with pytest.raises(BadRowError, match="yesterday"):
-        run(settings(raw, output, spec_of(BY_TIME), workers=1))
+        run(settings(raw, output, BY_TIME, workers=1))
     assert [path.name for path in sorted(output.glob(".work/*/times/*"))] == ["0.npy", "1.npy"]
     return raw, output
 
@@ -275,22 +269,22 @@ def counted(tmp_path: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize("change", ["size", "modified"])
 def test_times_of_another_file_are_not_taken(counted: tuple[Path, Path], change: str) -> None:
     raw, output = counted
-    first = raw / "part-0.csv"
+    first = raw / "day_0.csv"
     if change == "size":
         with open(first, "a") as file:
-            file.write("0,5,i1,u1,7\n")
+            file.write("1,1,i1-0,r1,1,u1,7,\n")
     else:
         os.utime(first, (1, 1))
     before = tree(output)
-    with pytest.raises(OutputError, match=rf"part-0\.csv {change}: .* before.*\n.*--restart"):
-        run(settings(raw, output, spec_of(BY_TIME)))
+    with pytest.raises(OutputError, match=rf"day_0\.csv {change}: .* before.*\n.*--restart"):
+        run(settings(raw, output, BY_TIME))
     assert tree(output) == before
-    last = raw / "part-2.csv"
+    last = raw / "day_2.csv"
     last.write_text(last.read_text().replace("yesterday", "77"))
-    run(settings(raw, output, spec_of(BY_TIME), restart=True))
+    run(settings(raw, output, BY_TIME, restart=True))
     restarted = tree(output)
     shutil.rmtree(output)
-    run(settings(raw, output, spec_of(BY_TIME)))
+    run(settings(raw, output, BY_TIME))
     assert tree(output) == restarted
 
 
@@ -299,17 +293,17 @@ def test_a_file_that_changes_after_its_times_were_counted(
 ) -> None:
     """In the same process: the cuts were of other rows than those that were written."""
     raw, output = counted
-    save, first = np.save, raw / "part-0.csv"
+    save, first = np.save, raw / "day_0.csv"
 
     def changing(*args, **options) -> None:
         save(*args, **options)
-        first.write_text(first.read_text().replace(",i1,", ",i2,"))
+        first.write_text(first.read_text().replace(",i1-", ",i2-"))
         os.utime(first, (1, 1))
 
     options = QUARANTINE | {"max_bad_fraction": 0.5, "workers": 1}
     monkeypatch.setattr(np, "save", changing)
     with pytest.raises(OutputError, match="changed during the run"):
-        run(settings(raw, output, spec_of(BY_TIME), restart=True, **options))
+        run(settings(raw, output, BY_TIME, restart=True, **options))
     assert not (output / "manifest.json").exists()
 
 
@@ -320,5 +314,5 @@ def test_damaged_times_are_counted_again(counted: tuple[Path, Path]) -> None:
     second.write_bytes(second.read_bytes()[:-9])
     write_json(first.with_name("cuts.json"), [1])
     with pytest.raises(BadRowError, match="yesterday"):
-        run(settings(raw, output, spec_of(BY_TIME)))
+        run(settings(raw, output, BY_TIME))
     assert [len(np.load(file)) for file in (first, second)] == [2, 2]

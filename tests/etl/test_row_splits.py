@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
-import random
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client
@@ -24,59 +21,24 @@ from nvt_torchrec.etl.plan import make_plan
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.shuffle import round_keys
 from nvt_torchrec.etl.split_pass import find_cuts, prepared
-from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
-from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.split import Split
 from nvt_torchrec.formats.splits import SPLITS
 from tests.clicklog.reference_reader import key_of
+from tests.etl.extended import content
 from tests.etl.findings import bad
-from tests.etl.runs import encode, fit, read_split, settings, tree
-
-SPEC = FeatureSpec(
-    "label",
-    (DenseColumn("row"),),
-    (CategoricalColumn("item", raw="string"),),
-    dense_transform="log",
-    input=InputFormat(format="csv", header=True),
+from tests.etl.runs import QUARANTINE, encode, failing, fit, settings, tree
+from tests.etl.split_logs import (
+    SHARES_OF_TIME,
+    SPLITS_OF_ROWS,
+    numbers,
+    numbers_of,
+    spec_with,
+    write,
 )
-BY_TIME = Split("time", column="when", time_format="epoch_s", valid=0.1, test=0.2)
-SPLITS_OF_ROWS = {
-    "share": Split("share", valid=0.2, test=0.1, seed=7),
-    "column": Split("column", column="user", valid=0.2, test=0.2, seed=1),
-    "time": BY_TIME,
-    "cuts": Split(
-        "time",
-        column="when",
-        time_format="epoch_s",
-        valid_from="1970-01-01 00:10:00",
-        test_from="1970-01-01 00:12",
-    ),
-}
-#: File, row in the file, number over all files, user, seconds.
-Row = tuple[int, int, int, str, int]
 
-
-def _rows(files: list[int], seed: int = 0) -> list[Row]:
-    rng = random.Random(seed)
-    numbers = itertools.count()
-    return [
-        (file, row, next(numbers), f"user é{rng.randrange(40)}", rng.randrange(1000))
-        for file, count in enumerate(files)
-        for row in range(count)
-    ]
-
-
-def _write(directory: Path, rows: list[Row], parquet: bool = False) -> None:
-    directory.mkdir(parents=True)
-    for file, own in itertools.groupby(rows, lambda row: row[0]):
-        values = [(n, n % 2, f"i{n % 9}", user, when) for _, _, n, user, when in own]
-        names = ("row", "label", "item", "user", "when")
-        if parquet:
-            table = pa.table(dict(zip(names, zip(*values, strict=True), strict=True)))
-            pq.write_table(table, directory / f"part-{file}.parquet", row_group_size=77)
-        else:
-            lines = [",".join(names), *(",".join(map(str, value)) for value in values)]
-            (directory / f"part-{file}.csv").write_text("\n".join(lines) + "\n")
+SPLITS_BY = {**SPLITS_OF_ROWS, "shares of time": SHARES_OF_TIME}
+#: The fields of rows by their numbers.
+Rows = dict[int, dict[str, str]]
 
 
 def _mix(value: int) -> int:
@@ -90,21 +52,23 @@ def _hash(value: int, *seed: int) -> int:
     return _mix((_mix(value % 2**64 ^ first) + second) % 2**64)
 
 
-def _expected(rows: list[Row], split: Split) -> dict[str, list[int]]:
+def _expected(rows: Rows, split: Split) -> dict[str, list[int]]:
     """The numbers of the rows of each split."""
     if split.by == "time":
+        times = [int(fields["when"]) for fields in rows.values()]
         valid_from, test_from = 600, 720
         if not split.valid_from:
-            times = sorted(row[4] for row in rows)
+            ordered = sorted(times)
             test = len(rows) - round(len(rows) * split.test)
-            valid_from, test_from = times[test - round(len(rows) * split.valid)], times[test]
-        sides = [(row[4] >= valid_from) + (row[4] >= test_from) for row in rows]
+            valid_from, test_from = ordered[test - round(len(rows) * split.valid)], ordered[test]
+        sides = [(time >= valid_from) + (time >= test_from) for time in times]
     elif split.by == "share":
-        sides = [_side(_hash(row[1], split.seed, row[0]), split) for row in rows]
+        sides = [_side(_hash(n % 1000, split.seed, n // 1000), split) for n in rows]
     else:
-        sides = [_side(_hash(key_of(row[3]), split.seed), split) for row in rows]
+        users = [fields["user"] for fields in rows.values()]
+        sides = [_side(_hash(key_of(user), split.seed), split) for user in users]
     return {
-        name: [row[2] for row, side in zip(rows, sides, strict=True) if side == i]
+        name: [number for number, side in zip(rows, sides, strict=True) if side == i]
         for i, name in enumerate(SPLITS)
     }
 
@@ -114,19 +78,7 @@ def _side(hashed: int, split: Split) -> int:
     return (share >= 1 - split.valid - split.test) + (share >= 1 - split.test)
 
 
-def _got(output: Path) -> dict[str, list[int]]:
-    return {
-        split: np.rint(np.exp(read_split(output, split)["row"]) - 3).astype(int).tolist()
-        for split in SPLITS
-    }
-
-
-def _with(split: Split, parquet: bool = False) -> FeatureSpec:
-    form = InputFormat(format="parquet") if parquet else SPEC.input
-    return dataclasses.replace(SPEC, split=split, input=form)
-
-
-@pytest.mark.parametrize("name", SPLITS_OF_ROWS)
+@pytest.mark.parametrize("name", SPLITS_BY)
 @given(
     files=st.lists(st.integers(1, 300), min_size=1, max_size=3).filter(lambda n: sum(n) > 150),
     block_bytes=st.sampled_from([900, 4000, 1 << 20]),
@@ -146,9 +98,9 @@ def test_every_row_goes_where_the_rule_says(
     from nvt_torchrec.workflows.writer import write_workflow
 
     directory = tmp_path_factory.mktemp("split")
-    rows = _rows(files, seed=sum(files))
-    _write(directory / "raw", rows, parquet)
-    spec = _with(SPLITS_OF_ROWS[name], parquet)
+    form = "parquet" if parquet else "csv"
+    rows = write(directory / "raw", dict(enumerate(files)), format=form)
+    spec = spec_with(SPLITS_BY[name], form)
     days = find_days(str(directory / "raw"), split=spec.split)
     plan = make_plan(days, spec, block_bytes=block_bytes)
     plan = prepared(plan, spec, directory, threads=threads, reject=False)
@@ -162,9 +114,9 @@ def test_every_row_goes_where_the_rule_says(
         assert sum(result.rows for result in own) == len(expected[split])
         files_there = [directory / "parts" / r.unit.file for r in own if r.has_part]
         values = [v for f in files_there for v in pq.read_table(f)["row"].to_pylist()]
-        assert np.rint(np.exp(values) - 3).astype(int).tolist() == expected[split]
+        assert numbers(values) == expected[split]
         assert all((directory / "parts" / r.unit.file).exists() == bool(r.rows) for r in own)
-    counted = Counter(f"i{number % 9}" for number in expected["train"])
+    counted = Counter(rows[number]["item"] for number in expected["train"])
     found = fitted.vocabularies["item"]
     assert dict(zip(found.values.to_pylist(), found.counts.tolist(), strict=True)) == counted
     assert [r.to_dict() for r in recorded(directory, plan.units)] == [
@@ -173,27 +125,31 @@ def test_every_row_goes_where_the_rule_says(
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
-    return _rows([700, 1, 400], seed=3)
+def log(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Rows]:
+    directory = tmp_path_factory.mktemp("log") / "raw"
+    return directory, write(directory, {0: 700, 1: 1, 2: 400}, users=40)
 
 
 @pytest.fixture(scope="module")
-def raw(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> Path:
-    directory = tmp_path_factory.mktemp("log") / "raw"
-    _write(directory, rows)
-    return directory
+def raw(log) -> Path:
+    return log[0]
 
 
-@pytest.mark.parametrize("name", SPLITS_OF_ROWS)
+@pytest.fixture(scope="module")
+def rows(log) -> Rows:
+    return log[1]
+
+
+@pytest.mark.parametrize("name", SPLITS_BY)
 def test_both_engines_write_the_same_whole_output(
-    raw: Path, rows: list[Row], tmp_path: Path, dask_client: Client, name: str
+    raw: Path, rows: Rows, tmp_path: Path, dask_client: Client, name: str
 ) -> None:
-    split = SPLITS_OF_ROWS[name]
-    manifest = run(settings(raw, tmp_path / "cpu", _with(split), workers=2))
+    split = SPLITS_BY[name]
+    manifest = run(settings(raw, tmp_path / "cpu", spec_with(split), workers=2))
     address = dask_client.scheduler.address
-    run(settings(raw, tmp_path / "dask", _with(split), scheduler=address))
+    run(settings(raw, tmp_path / "dask", spec_with(split), scheduler=address))
     expected = _expected(rows, split)
-    assert _got(tmp_path / "cpu") == expected
+    assert numbers_of(tmp_path / "cpu") == expected
     cpu, dask = tree(tmp_path / "cpu"), tree(tmp_path / "dask")
     parts = [file for file in cpu if file.endswith(".parquet")]
     assert len(parts) > 3
@@ -204,107 +160,95 @@ def test_both_engines_write_the_same_whole_output(
     assert manifest["split"]["by"] == split.by
     assert [file["rows"]["in"] for file in manifest["inputs"]] == [700, 1, 400]
     assert bad(tmp_path / "cpu") == []
-    when = {row[2]: row[4] for row in rows}
-    user = {row[2]: row[3] for row in rows}
     if split.by == "time":  # no later row is in an earlier split
-        times = [[when[number] for number in expected[name]] for name in SPLITS]
+        times = [[int(rows[n]["when"]) for n in expected[side]] for side in SPLITS]
         assert max(times[0]) < min(times[1]) <= max(times[1]) < min(times[2])
         cuts = [manifest["split"][key] for key in ("valid_from", "test_from")]
         assert cuts == [f"1970-01-01 00:{min(t) // 60:02}:{min(t) % 60:02}" for t in times[1:]] or (
-            name == "cuts"
+            name == "time"
         )
     if split.by == "column":  # a user is on one side
-        users = [{user[number] for number in expected[name]} for name in SPLITS]
+        users = [{rows[n]["user"] for n in expected[side]} for side in SPLITS]
         assert sum(map(len, users)) == len(set.union(*users)) == 40
 
 
-def test_files(raw: Path, rows: list[Row], tmp_path: Path) -> None:
+def test_files(raw: Path, rows: Rows, tmp_path: Path) -> None:
     """The files decide, and the hash of a row's place takes validation out of training."""
     split = Split(
-        "files", train_files=("part-0.csv", "part-1*"), test_files=("part-2.csv",), valid=0.3
+        "files", train_files=("day_0.csv", "day_1*"), test_files=("day_2.csv",), valid=0.3
     )
-    manifest = run(settings(raw, tmp_path / "out", _with(split)))
-    of_training = [row for row in rows if row[0] < 2]
-    sides = [_hash(row[1], 0, row[0]) / 2**64 >= 0.7 for row in of_training]
-    assert _got(tmp_path / "out") == {
-        "train": [row[2] for row, side in zip(of_training, sides, strict=True) if not side],
-        "valid": [row[2] for row, side in zip(of_training, sides, strict=True) if side],
-        "test": [row[2] for row in rows if row[0] == 2],
+    manifest = run(settings(raw, tmp_path / "out", spec_with(split)))
+    of_training = [number for number in rows if number < 2000]
+    valid = {n for n in of_training if _hash(n % 1000, 0, n // 1000) / 2**64 >= 0.7}
+    assert numbers_of(tmp_path / "out") == {
+        "train": [number for number in of_training if number not in valid],
+        "valid": [number for number in of_training if number in valid],
+        "test": [number for number in rows if number >= 2000],
     }
-    assert manifest["split"]["train_files"] == ["part-0.csv", "part-1*"]
+    assert manifest["split"]["train_files"] == ["day_0.csv", "day_1*"]
     three = Split(
-        "files", train_files=("part-0.csv",), valid_files=("part-1.csv",), test_files=("part-2*",)
+        "files", train_files=("day_0.csv",), valid_files=("day_1.csv",), test_files=("day_2*",)
     )
-    run(settings(raw, tmp_path / "three", _with(three)))
-    assert [len(own) for own in _got(tmp_path / "three").values()] == [700, 1, 400]
+    run(settings(raw, tmp_path / "three", spec_with(three)))
+    assert [len(own) for own in numbers_of(tmp_path / "three").values()] == [700, 1, 400]
 
 
 def test_files_that_cannot_be_used(raw: Path, tmp_path: Path) -> None:
     def found(**files: tuple[str, ...]) -> None:
-        files = {"train_files": ("part-0.csv",), "valid_files": ("part-1.csv",), **files}
-        run(settings(raw, tmp_path / "out", _with(Split("files", **files))))
+        files = {"train_files": ("day_0.csv",), "valid_files": ("day_1.csv",), **files}
+        run(settings(raw, tmp_path / "out", spec_with(Split("files", **files))))
 
-    with pytest.raises(BadInputError, match=r"test = 'x\*' matches no file; there are part-0.csv"):
+    with pytest.raises(BadInputError, match=r"test = 'x\*' matches no file; there are day_0.csv"):
         found(test_files=("x*",))
-    with pytest.raises(BadInputError, match=r"part-0\.csv: is for train and for test"):
-        found(test_files=("part-0*",))
-    spec = _with(Split("files", train_files=("a",), valid=0.1, test_files=("b",)))
+    with pytest.raises(BadInputError, match=r"day_0\.csv: is for train and for test"):
+        found(test_files=("day_0*",))
+    spec = spec_with(Split("files", train_files=("a",), valid=0.1, test_files=("b",)))
     with pytest.raises(SettingsError, match="--days with a split by files"):
         run(settings(raw, tmp_path / "out", spec, days=frozenset({0})))
 
 
-def test_bad_rows_are_rejected_once(raw: Path, rows: list[Row], tmp_path: Path) -> None:
+def test_bad_rows_are_rejected_once(raw: Path, rows: Rows, tmp_path: Path) -> None:
     """Also those in a block of which training has no row; lines are those of the file."""
     (tmp_path / "raw").mkdir()
     for path in raw.iterdir():
         (tmp_path / "raw" / path.name).write_bytes(path.read_bytes())
-    with open(tmp_path / "raw" / "part-1.csv", "a") as file:
-        file.write("1,1,i,u\n1,1,i,u,12:00\n1,1,i,,5\n")
-    options = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.1}
-    for split in (BY_TIME, SPLITS_OF_ROWS["column"]):
+    with open(tmp_path / "raw" / "day_1.csv", "a") as file:
+        file.write("1,1,i,r,1,u\n1,1,i,r,1,u,12:00,\n1,1,i,r,1,,5,\n")
+    for split in (SHARES_OF_TIME, SPLITS_OF_ROWS["column"]):
         output = tmp_path / split.by
-        manifest = run(settings(tmp_path / "raw", output, _with(split), **options))
+        manifest = run(settings(tmp_path / "raw", output, spec_with(split), **QUARANTINE))
         rejected = 2  # a time is read by time only, and a user by column only
         assert manifest["rows"] == {"in": 1101 + 3, "out": 1101 + 3 - rejected, "rejected": 2}
-        lines = (output / "rejected" / "part-1.csv.tsv").read_text().splitlines()[1:]
+        lines = (output / "rejected" / "day_1.csv.tsv").read_text().splitlines()[1:]
         assert [int(line.split("\t")[1]) for line in lines] == (
             [3, 4] if split.by == "time" else [3, 5]
         )
         assert bad(output) == []
-    with pytest.raises(BadRowError, match=r"part-1\.csv, line 3"):
-        run(settings(tmp_path / "raw", tmp_path / "stops", _with(BY_TIME)))
+    with pytest.raises(BadRowError, match=r"day_1\.csv, line 3"):
+        run(settings(tmp_path / "raw", tmp_path / "stops", spec_with(SHARES_OF_TIME)))
 
 
-def test_shuffled_and_resumed(raw: Path, rows: list[Row], tmp_path: Path, monkeypatch) -> None:
+def test_shuffled_and_resumed(raw: Path, rows: Rows, tmp_path: Path, monkeypatch) -> None:
     """The times are not counted again, and the output is the same."""
-    spec = _with(BY_TIME)
+    spec = spec_with(SHARES_OF_TIME)
     run(settings(raw, tmp_path / "whole", spec, shuffle="full", seed=2))
-    with monkeypatch.context() as patch:
-        patch.setattr("nvt_torchrec.etl.stages.Stages.count_and_encode", _interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(settings(raw, tmp_path / "out", spec, shuffle="full", seed=2))
-    monkeypatch.setattr("nvt_torchrec.etl.split_pass._count_times", _interrupted)
+    with failing("nvt_torchrec.etl.stages.Stages.count_and_encode", KeyboardInterrupt("ctrl-c")):
+        run(settings(raw, tmp_path / "out", spec, shuffle="full", seed=2))
+    monkeypatch.setattr("nvt_torchrec.etl.split_pass._count_times", None)
     run(settings(raw, tmp_path / "out", spec, shuffle="full", seed=2, workers=1))
-    whole, resumed = tree(tmp_path / "whole"), tree(tmp_path / "out")
-    assert whole.keys() == resumed.keys()
-    absolute = "_file_list.txt"  # which names the directory
-    assert [f for f in whole if whole[f] != resumed[f] and not f.endswith(absolute)] == []
-    assert sorted(_got(tmp_path / "out")["train"]) == _expected(rows, spec.split)["train"]
-
-
-def _interrupted(*args, **options):
-    raise KeyboardInterrupt
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+    assert sorted(numbers_of(tmp_path / "out")["train"]) == _expected(rows, spec.split)["train"]
 
 
 def test_empty_splits_are_refused(raw: Path, tmp_path: Path) -> None:
     late = dataclasses.replace(
-        SPLITS_OF_ROWS["cuts"], valid_from="1970-01-01 00:05", test_from="1971-01-01"
+        SPLITS_OF_ROWS["time"], valid_from="1970-01-01 00:05", test_from="1971-01-01"
     )
     with pytest.raises(BadInputError, match=r"no row for test; train has \d+.*\n.*time_format"):
-        run(settings(raw, tmp_path / "late", _with(late)))
+        run(settings(raw, tmp_path / "late", spec_with(late)))
     early = dataclasses.replace(late, valid_from="1969-01-01", test_from="1970-01-01 00:05")
     with pytest.raises(BadInputError, match="no well-formed row is for training"):
-        run(settings(raw, tmp_path / "early", _with(early)))
+        run(settings(raw, tmp_path / "early", spec_with(early)))
 
 
 @given(
@@ -351,5 +295,5 @@ def test_times_that_leave_no_row_for_training(times: list[int], split: str) -> N
 
 
 def test_by_days_the_manifest_has_no_rule(tmp_path: Path, raw: Path) -> None:
-    run(settings(raw, tmp_path / "out", SPEC))
+    run(settings(raw, tmp_path / "out", spec_with()))
     assert "split" not in json.loads((tmp_path / "out" / "manifest.json").read_text())

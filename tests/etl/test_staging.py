@@ -19,7 +19,7 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.staging import estimate
 from nvt_torchrec.formats.spec.columns import InputFormat
 from nvt_torchrec.formats.spec.toml_file import load_spec
-from tests.etl.runs import QUARANTINE, assert_is, settings
+from tests.etl.runs import QUARANTINE, assert_is, failing, settings
 from tests.logs import COMPRESS, ROWS, pack, random_rows, write_day, write_log
 
 MIB = 1 << 20
@@ -146,14 +146,8 @@ def test_an_interrupted_run_keeps_its_copies(log, tmp_path: Path, monkeypatch) -
     raw, output = tmp_path / "raw", tmp_path / "out"
     write_log(raw, ROWS)
     pack(raw / "day_0")
-
-    def interrupted(*arguments, **options) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("nvt_torchrec.etl.stages.make_plan", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(settings(raw, output))
+    with failing("nvt_torchrec.etl.stages.make_plan", KeyboardInterrupt("ctrl-c")):
+        run(settings(raw, output))
     (copy,) = output.glob(".work/*/decompressed/day_0")
     before = copy.stat().st_ino
     monkeypatch.setattr("nvt_torchrec.etl.run.output.release", lambda path: None)

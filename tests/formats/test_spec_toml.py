@@ -70,7 +70,6 @@ def test_a_column_of_the_file_is_read_once_for_each_way_of_reading_it(tmp_path: 
     assert spec.file_columns(label=True) == ["age", "work", "fnl", "edu", "inc"]
     raw = [read.raw for read in spec.read_plan(label=False).reads]
     assert raw == ["int32", "float", "string", "string"]
-    assert not spec.is_plain
     assert not spec.is_criteo_format
 
 

@@ -12,8 +12,8 @@ import torch
 
 from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.config import model_config
+from nvt_torchrec.dlrm.planning import plan_only
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
-from nvt_torchrec.dlrm.sharding.planning import plan_only
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.reference import reference_losses

@@ -21,8 +21,7 @@ from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpe
 from nvt_torchrec.inference.model.bundle import save_bundle
 from nvt_torchrec.inference.model.scoring import ServingModel, Table
 from nvt_torchrec.inference.model.weights import CheckpointOrigin, ModelShape, Origin
-from nvt_torchrec.inference.publish import steps
-from nvt_torchrec.inference.publish.settings import PublishSettings
+from nvt_torchrec.inference.publish import PublishSettings, steps
 from nvt_torchrec.workflows.description import inspect
 
 SPEC = FeatureSpec(

@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 
 from nvt_torchrec.inference.model.bundle import bundle_digest, describe
-from nvt_torchrec.inference.publish import steps
-from nvt_torchrec.inference.publish.settings import PublishSettings
+from nvt_torchrec.inference.publish import PublishSettings, steps
 from tests.forks import kill_before, was_killed
 
 steps.Predictor.load = lambda path, check: describe(path, check=check)

@@ -14,7 +14,7 @@ from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.interactions import DotProducts, LowRankCross, Projection
 from nvt_torchrec.dlrm.model import Scorer, build_dlrm, fill_table
 from nvt_torchrec.formats.rows import RawRows
-from nvt_torchrec.inference.stock import to_tensors
+from nvt_torchrec.inference.benchmark import to_tensors
 
 INTERACTIONS = (
     DotProducts(),

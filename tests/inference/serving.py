@@ -8,10 +8,13 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tests.inference.conftest import ROOT
 
@@ -24,6 +27,35 @@ def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def asking(
+    connect: Callable[[], http.client.HTTPConnection],
+    ask: Callable[[http.client.HTTPConnection, np.random.Generator], object],
+    count: int = 4,
+) -> Iterator[list[str]]:
+    """Threads that each call ``ask`` again and again over a connection; yields what went wrong."""
+    stop, wrong = threading.Event(), []
+
+    def run(number: int) -> None:
+        rng = np.random.default_rng(number)
+        try:
+            with contextlib.closing(connect()) as connection:
+                while not stop.is_set():
+                    ask(connection, rng)
+        except Exception as error:
+            wrong.append(repr(error))
+
+    threads = [threading.Thread(target=run, args=(k,), daemon=True) for k in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield wrong
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(200)
 
 
 class Server:

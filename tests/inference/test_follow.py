@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import http.client
 import itertools
@@ -21,11 +20,11 @@ import pytest
 from nvt_torchrec.inference import Predictor
 from nvt_torchrec.inference.model.bundle import bundle_digest, bundle_name
 from nvt_torchrec.inference.server import reload
-from nvt_torchrec.inference.server.reload import open_served
+from nvt_torchrec.inference.server.reload import Served, open_served
 from tests.inference.bundles import ROWS, make_bundle, publish
-from tests.inference.serving import JSON, Server, serving, until
+from tests.inference.serving import JSON, Server, asking, serving, until
 
-SWITCHES, CLIENTS = 100, 4
+SWITCHES = 100
 #: Beside what an answer must equal up to the rounding of one sigmoid.
 ROUNDING = 1e-6
 PATIENT = ["--timeout_s", "100"]
@@ -64,43 +63,24 @@ def _switch(served: Path, target: Path) -> None:
     os.replace(link, served)
 
 
-class Client(threading.Thread):
-    """Sends requests over one connection until it is told to stop; keeps what is wrong."""
+def asking_for(two: Bundles, server: Server, seen: list[str]):
+    """Clients that check each answer; ``seen`` gets the bundles that answer one of them in turn."""
 
-    def __init__(self, server: Server, two: Bundles, number: int) -> None:
-        super().__init__(daemon=True)
-        self._server, self._two = server, two
-        self._rng = np.random.default_rng(number)
-        self.stop = threading.Event()
-        self.wrong: list[str] = []
-        self.names: list[str] = []
-
-    def run(self) -> None:
-        try:
-            with contextlib.closing(self._server.connect()) as connection:
-                while not self.stop.is_set():
-                    self._ask(connection)
-        except Exception as error:
-            self.wrong.append(repr(error))
-
-    def _ask(self, connection: http.client.HTTPConnection) -> None:
-        count = int(self._rng.choice([1, 3, 20]))
-        picked = self._rng.integers(0, len(self._two.rows), count)
-        body = json.dumps({"rows": [self._two.rows[place] for place in picked]})
+    def ask(connection: http.client.HTTPConnection, rng: np.random.Generator) -> None:
+        picked = rng.integers(0, len(two.rows), int(rng.choice([1, 3, 20])))
+        body = json.dumps({"rows": [two.rows[place] for place in picked]})
         connection.request("POST", "/predict", body, JSON)
         answer = connection.getresponse()
         content = answer.read()
+        assert (answer.status, answer.headers.get("Connection")) == (200, None), content
         name = answer.headers["X-Bundle"]
-        if answer.status != 200 or answer.headers.get("Connection") == "close":
-            self.wrong.append(f"{answer.status} {content!r}")
-            return
         got = np.array(json.loads(content)["probabilities"], np.float32)
-        if np.abs(got - self._two.expected[name][picked]).max() > ROUNDING:
-            self.wrong.append(f"{name}: {got}, not {self._two.expected[name][picked]}")
-        if answer.headers["X-Workflow-Generation"] != self._two.generations[name]:
-            self.wrong.append(f"{name}: {answer.headers}")
-        if self.names[-1:] != [name]:
-            self.names.append(name)
+        assert np.abs(got - two.expected[name][picked]).max() <= ROUNDING, name
+        assert answer.headers["X-Workflow-Generation"] == two.generations[name]
+        if seen[-1:] != [name]:
+            seen.append(name)
+
+    return asking(server.connect, ask)
 
 
 class Watch(threading.Thread):
@@ -135,23 +115,19 @@ def test_a_hundred_switches_under_load(two: Bundles, tmp_path: Path) -> None:
     served.symlink_to(two.paths[names[0]])
     with serving(tmp_path, "--bundle", str(served), *PATIENT) as server:
         pid = server.process.pid
-        clients = [Client(server, two, number) for number in range(CLIENTS)]
-        watch = Watch(pid)
-        for thread in (*clients, watch):
-            thread.start()
-        before = (0, 0)
-        for number, name in zip(range(1, SWITCHES + 1), itertools.cycle(names[::-1])):
-            _switch(served, two.paths[name])
-            server.process.send_signal(signal.SIGHUP)
-            until(lambda number=number: _reloads(server) == number)
-            if number == SWITCHES // 10:
-                before = _resources(pid)
-        for thread in (*clients, watch):
-            thread.stop.set()
-            thread.join(100)
-        assert [client.wrong for client in clients] == [[]] * CLIENTS
-        switched = sum(len(client.names) - 1 for client in clients)
-        assert switched > SWITCHES  # the clients saw most of them
+        watch, before, seen = Watch(pid), (0, 0), []
+        watch.start()
+        with asking_for(two, server, seen) as wrong:
+            for number, name in zip(range(1, SWITCHES + 1), itertools.cycle(names[::-1])):
+                _switch(served, two.paths[name])
+                server.process.send_signal(signal.SIGHUP)
+                until(lambda number=number: _reloads(server) == number)
+                if number == SWITCHES // 10:
+                    before = _resources(pid)
+        watch.stop.set()
+        watch.join(100)
+        assert wrong == []
+        assert len(seen) > SWITCHES // 2  # the clients saw most of them
         assert watch.most == 2
         until(lambda: len(_tables(pid)) == 1)
         after = _resources(pid)
@@ -248,17 +224,15 @@ def test_a_bundle_that_was_repaired_is_tried_again(
 
     source = SimpleNamespace(bundle=served, load=lambda bundle: Predictor.load(bundle, check=True))
     failures: list[None] = []
-    service = SimpleNamespace(
-        served=open_served(source), reload_failed=lambda: failures.append(None)
+    switches: list[Served] = []
+    follower = reload.Reloader(
+        source, open_served(source), switches.append, lambda: failures.append(None)
     )
-    service.serve = lambda served: setattr(service, "served", served)
-    follower = reload.Reloader(source, service)
-    follower.start()
     try:
         _switch(served, repaired)
         until(lambda: len(failures) > 2)
         bias.write_bytes(whole)
-        until(lambda: service.served.name == list(two.paths)[1])
+        until(lambda: [served.name for served in switches] == list(two.paths)[1:])
     finally:
         follower.close()
 
@@ -269,15 +243,10 @@ def test_each_worker_switches(two: Bundles, tmp_path: Path) -> None:
     served.symlink_to(two.paths[names[0]])
     with serving(tmp_path, "--bundle", str(served), "--workers", "2", *PATIENT) as server:
         assert _info(server) == {names[0]: 2.0}
-        clients = [Client(server, two, number) for number in range(4)]
-        for client in clients:
-            client.start()
-        for number, name in enumerate(names[::-1], 1):
-            _switch(served, two.paths[name])
-            server.process.send_signal(signal.SIGHUP)
-            until(lambda number=number: _reloads(server) == 2 * number)
-            until(lambda name=name: _info(server) == {name: 2.0})
-        for client in clients:
-            client.stop.set()
-            client.join(100)
-        assert [client.wrong for client in clients] == [[]] * 4
+        with asking_for(two, server, []) as wrong:
+            for number, name in enumerate(names[::-1], 1):
+                _switch(served, two.paths[name])
+                server.process.send_signal(signal.SIGHUP)
+                until(lambda number=number: _reloads(server) == 2 * number)
+                until(lambda name=name: _info(server) == {name: 2.0})
+        assert wrong == []

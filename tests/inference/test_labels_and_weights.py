@@ -18,9 +18,9 @@ from nvt_torchrec.dlrm.metrics import Metrics
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
-from nvt_torchrec.inference.accuracy import score_labelled
 from nvt_torchrec.inference.model.bundle import describe, save_bundle
 from nvt_torchrec.inference.model.weights import read_checkpoint
+from nvt_torchrec.inference.publish.steps import score_labelled
 from tests.dlrm.runs import train_here
 from tests.etl.runs import settings
 from tests.weighted_logs import write_weighted_log
@@ -91,16 +91,16 @@ def test_bulk_scores_are_evaluated_as_in_training(bought: Bought, tmp_path: Path
 def test_comparisons_use_label_and_weights(bought: Bought) -> None:
     predictor = Predictor.load(bought.bundle)
     expected = weighted(predictor.predict(bought.day), bought.rows)
-    metrics = score_labelled({"one": predictor}, str(bought.day))["one"]
+    metrics = score_labelled({"one": predictor}, str(bought.day), None, 1000)["one"]
     for name, value in expected.items():
         assert getattr(metrics, name) == pytest.approx(value, abs=1e-6)
-    some = score_labelled({"one": predictor}, str(bought.day), most=37)["one"]
+    some = score_labelled({"one": predictor}, str(bought.day), None, 37)["one"]
     assert (some.samples, some.positives) == (37, bought.rows["bought"][:37].sum())
     assert some.total_weight == pytest.approx(bought.rows["w"][:37].sum())
     other = Predictor(predictor.workflow, predictor.model)
     assert other.label == "liked"
     with pytest.raises(SchemaError, match="model two predicts label liked, the first one bought"):
-        score_labelled({"one": predictor, "two": other}, str(bought.day))
+        score_labelled({"one": predictor, "two": other}, str(bought.day), None, 37)
 
 
 def test_a_label_that_the_workflow_has_not(bought: Bought, tmp_path: Path) -> None:

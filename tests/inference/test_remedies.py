@@ -22,7 +22,7 @@ from nvt_torchrec.inference.server.app import RefusedError, parse_body
 from nvt_torchrec.inference.server.reload import Served
 from tests.inference.test_export import untrained
 
-NEW_RUN = ", which takes effect with another ETL run and training"
+NEW_RUN = "; keys of the spec take effect with another ETL run and training"
 SPEC = FeatureSpec(
     "label",
     (DenseColumn("count"), DenseColumn("price", raw="float")),
@@ -85,11 +85,7 @@ def test_files_say_when_keys_take_effect(predictor: Predictor, tmp_path: Path) -
     path = tmp_path / "rows.csv"
     header = "count,price,hex,user,tags,when\n"
     path.write_text(header + "1,0.5,1b,u,3,1414670400\n1,?,1b,u,3,1414670400\n")
-    said = (
-        "set nulls, trim, lenient, thousands, or decimal in [input] for column price in the spec{}"
-        "; its keys take effect with another ETL run and training: until then, write files as it "
-        "says"
-    )
+    keys = "set nulls, trim, lenient, thousands, or decimal in [input] for column price in the spec"
     quarantine = ", or leave such rows out with --on_bad_rows quarantine"
     for score in (
         lambda: predictor.predict(path),
@@ -98,11 +94,11 @@ def test_files_say_when_keys_take_effect(predictor: Predictor, tmp_path: Path) -
         with pytest.raises(BadRowError) as caught:
             score()
         assert "line 3: column price: '?'" in caught.value.what
-        assert caught.value.remedy == "correct the file, or " + said.format(quarantine)
+        assert caught.value.remedy == f"correct the file, or {keys}{quarantine}{NEW_RUN}"
     scored = predict_file(predictor, str(path), tmp_path / "scores.parquet", reject=True)
-    assert said.format("") in scored.rejected_file.read_text()
+    assert f"{keys}{NEW_RUN}" in scored.rejected_file.read_text()
     path.write_text(header.replace(",", ";") + "1;1;1;1;1;1\n")
-    with pytest.raises(BadInputError, match=r"of the spec; its keys take effect with another"):
+    with pytest.raises(BadInputError, match=f"of the spec{NEW_RUN}"):
         predictor.predict(path)
 
 

@@ -42,7 +42,8 @@ def test_rows_and_sums(kind: str) -> None:
     weights = torch.randn(500, 12, generator=generator)
     table = Table(weights).convert(kind)
     assert table.kind == kind
-    assert table.nbytes == 500 * {"float32": 48, "float16": 24, "int8": 12 + 8}[kind]
+    width = {"float32": 4, "float16": 2, "int8": 1}[kind]
+    assert (table.values.itemsize, table.ranges is not None) == (width, kind == "int8")
     index = torch.randint(0, 500, (300,), generator=generator)
     rows = table.rows(index)
     assert rows.dtype == torch.float32

@@ -39,7 +39,7 @@ def test_edit_refuses_another_source() -> None:
 
 def test_replace_refuses_another_source() -> None:
     module = types.SimpleNamespace(__name__="module", function=test_edit_refuses_another_source)
-    with pytest.raises(PatchError, match=r"module.function is not as expected"):
+    with pytest.raises(PatchError, match="test_edit_refuses_another_source is not as expected"):
         replace(module, "function", lambda: 0, expect="zzz" + "zzz")
     with pytest.raises(PatchError, match=r"module.none does not exist"):
         replace(module, "none", lambda: 0, expect="")

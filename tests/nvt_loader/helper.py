@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -38,6 +39,15 @@ def assert_same(first: list[Batch], second: list[Batch]) -> None:
         assert torch.equal(a.sparse_features.offsets(), b.sparse_features.offsets())
         assert a.sparse_features.length_per_key() == b.sparse_features.length_per_key()
         assert torch.equal(a.labels, b.labels)
+
+
+def embeddings() -> EmbeddingBagCollection:
+    """A table for each categorical column of a split."""
+    tables = [
+        EmbeddingBagConfig(name=f"t{i}", embedding_dim=4, num_embeddings=200, feature_names=[key])
+        for i, key in enumerate(("cat_0", "cat_1", "cat_2"))
+    ]
+    return EmbeddingBagCollection(tables=tables)
 
 
 def all_ranks(path: Path, batch_size: int, world_size: int, **options) -> list[KJTLoader]:

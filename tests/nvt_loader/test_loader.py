@@ -8,7 +8,6 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -18,7 +17,7 @@ from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import (
     all_ranks,
     assert_same,
-    global_batches,
+    embeddings,
     global_rows,
     limit_rows,
     read_rows,
@@ -113,11 +112,7 @@ def test_the_last_step_is_split_evenly_and_empty_batches_are_valid(train):
     loaders = all_ranks(train.parent / "valid", 2, 8)
     batches = [list(loader) for loader in loaders]
     assert [len(rank) for rank in batches] == [1] * 8
-    tables = [
-        EmbeddingBagConfig(name=f"t{i}", embedding_dim=4, num_embeddings=200, feature_names=[key])
-        for i, key in enumerate(loaders[0].schema.categorical)
-    ]
-    embed = EmbeddingBagCollection(tables=tables)
+    embed = embeddings()
     sizes = [rank[0].labels.shape[0] for rank in batches]
     assert sorted(sizes) == [0, 0, 0, 1, 1, 1, 1, 1]
     for (batch,), size in zip(batches, sizes, strict=True):
@@ -134,32 +129,6 @@ def test_drop_last(train):
     assert len(loaders[0]) == 9
     assert len(set().union(*steps)) == 1800
     assert list(KJTLoader(train.parent / "valid", 6, drop_last=True, device="cpu")) == []
-
-
-@pytest.mark.parametrize("shuffle", ["none", "row_groups", "rows"])
-@pytest.mark.parametrize(
-    ("global_batch", "world_sizes"),
-    [
-        (96, (2, 3, 4, 8)),
-        (300, (2, 3, 4, 75)),
-        (1000, (2, 5, 16, 20)),
-        (7, (7,)),
-        (6, (2, 3, 6)),
-        (12, (3, 4, 12)),
-    ],
-)
-def test_the_global_batch_does_not_depend_on_the_world_size(
-    tmp_path, global_batch, world_sizes, shuffle
-):
-    rows = 3 * global_batch + 5
-    write_split(tmp_path, {"train": [rows // 2, rows - rows // 2]}, row_group_rows=90)
-    options = {"shuffle": shuffle, "shuffle_window": 2 * global_batch}
-    train = tmp_path / "train"
-    alone = global_batches(all_ranks(train, global_batch, 1, **options))
-    for ranks in world_sizes:
-        if global_batch % ranks == 0:
-            found = global_batches(all_ranks(train, global_batch // ranks, ranks, **options))
-            assert_same(found, alone)
 
 
 def test_one_virtual_shard_is_the_order_of_the_files(train):

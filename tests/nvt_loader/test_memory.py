@@ -46,19 +46,6 @@ def test_what_every_rank_holds(train, world_size, shards, threads):
             assert width * held <= size
 
 
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("read", [1.0, 1.5, 8.0, 64.0])
-def test_the_budget_is_within_the_memory(train, read, whole):
-    dataset = read_dataset(train)
-    width = dataset.batch_row_bytes
-    for mib, batch, window, shards in ((1, 64, 0, 1), (4, 64, 0, 8), (64, 2048, 8192, 2)):
-        size = mib << 20
-        demand = memory.Demand(batch, window, shards, read)
-        budget = memory.divide_memory(dataset, size, demand, on_device=whole)
-        assert width * memory.held_rows(demand, budget, whole=whole) <= size
-        assert budget.block_rows >= max(batch, window)
-
-
 def test_the_default_grows_as_needed(train):
     """Up to four times; beyond that the user decides."""
     dataset = read_dataset(train)

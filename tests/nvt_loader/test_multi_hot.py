@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.formats.schema import TableSchema
@@ -17,7 +16,7 @@ from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
-from tests.nvt_loader.helper import all_ranks, assert_same, read_rows, rows_of
+from tests.nvt_loader.helper import all_ranks, assert_same, embeddings, read_rows, rows_of
 
 LISTS = ("cat_0", "cat_2")
 ROWS = 1580
@@ -69,16 +68,8 @@ def assert_derived(kjt):
     assert kjt.offset_per_key() == derived.offset_per_key()
 
 
-def bag_collection() -> EmbeddingBagCollection:
-    tables = [
-        EmbeddingBagConfig(name=f"t{i}", embedding_dim=4, num_embeddings=200, feature_names=[key])
-        for i, key in enumerate(("cat_0", "cat_1", "cat_2"))
-    ]
-    return EmbeddingBagCollection(tables=tables)
-
-
 def test_embeddings_of_jagged_and_empty_batches(train):
-    embed = bag_collection()
+    embed = embeddings()
     for loader in all_ranks(train.parent / "valid", 2, 8):
         (batch,) = list(loader)
         size = batch.labels.shape[0]
@@ -129,7 +120,7 @@ def test_a_block_without_a_single_id(small, shuffle):
     rewrite(small, **dict.fromkeys(names, empty))
     schema = dataclasses.replace(TableSchema.read(small), multi_hot=names)
     options = {"schema": schema, "shuffle": shuffle, "device": "cpu"}
-    embed = bag_collection()
+    embed = embeddings()
     rows = 0
     for batch in KJTLoader(small, 16, **options):
         kjt, size = batch.sparse_features, batch.labels.shape[0]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.nvt_loader.parquet.arrow_reader import keep_rows
+from nvt_torchrec.nvt_loader.parquet.decoder import keep_rows
 from nvt_torchrec.nvt_loader.plan import (
     Plan,
     Span,

@@ -86,18 +86,11 @@ def lines(draw: st.DrawFn) -> bytes:
     return (together.removesuffix("\t") + draw(ends)).encode()
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=160, deadline=None)
 @given(st.lists(lines(), min_size=1, max_size=3), st.booleans())
 def test_as_the_cpu(several: list[bytes], last_newline: bool) -> None:
     text = b"".join(several)
     check(text if last_newline else text.removesuffix(b"\n") or b"x")
-
-
-@settings(max_examples=60, deadline=None)
-@given(fields, st.integers(0, 5), odd)
-def test_every_odd_value_in_every_field(row: tuple[str, ...], field: int, value: str) -> None:
-    changed = [*row[:field], value, *row[field + 1 :]]
-    check("\t".join(row).encode() + b"\n" + "\t".join(changed).encode() + b"\n")
 
 
 GOOD = "1\t5\t\t0000000a\tb\t"

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from nvt_torchrec import workflows
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from nvt_torchrec.formats.spec.transforms import TRANSFORMS
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import tables
 from nvt_torchrec.workflows.compiled.dense import DensePlan
@@ -154,6 +153,6 @@ def test_what_a_card_has_to_hold(tmp_path: Path) -> None:
 
 
 def test_integers_beyond_the_table_begin_where_it_ends() -> None:
-    plan = DensePlan(np.zeros(1), np.zeros(1), np.ones(1), (TRANSFORMS["log"],))
+    plan = DensePlan(spec_of("log", [0]), {})
     at = plan.first_beyond(0)
     assert plan.table[0, -1] == plan.calculate(0, np.array([at - 1]))[0]

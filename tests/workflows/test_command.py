@@ -16,6 +16,7 @@ from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.workflows.__main__ import main
 from nvt_torchrec.workflows.lookup import Meaning, id_of, meaning_of
 
 SPEC = FeatureSpec(
@@ -116,15 +117,10 @@ def test_a_damaged_vocabulary_is_named(saved: Path, tmp_path: Path) -> None:
         id_of(copy, "cat_1", "3")
 
 
-def _run(*args: str | Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "workflows", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_inspect(saved: Path) -> None:
-    done = _run("inspect", saved)
-    assert done.returncode == 0, done.stderr
-    lines = {line.split()[0]: " ".join(line.split()) for line in done.stdout.splitlines() if line}
+def test_inspect(saved: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["inspect", str(saved)]) == 0
+    shown = capsys.readouterr().out
+    lines = {line.split()[0]: " ".join(line.split()) for line in shown.splitlines() if line}
     assert lines["digest"] == f"digest {workflows.inspect(saved).digest}"
     assert lines["cat_1"] == "cat_1 hex32 cat_1 1 4 seen >= 3 times id 2 0 4"
     assert lines["user"] == "user int user 2 7 table <= 7 ids 2 to 4, by hash 1 13"
@@ -134,11 +130,11 @@ def test_inspect(saved: Path) -> None:
     sizes = "5,4,7,200003,200003,12"
     assert lines["--num_embeddings_per_feature"] == f"--num_embeddings_per_feature {sizes}"
     size = sum(f.stat().st_size for f in saved.rglob("artifacts/**/*") if f.is_file())
-    assert f"{size / 2**20:.1f} MiB" in done.stdout
-    assert _run("inspect", saved / "nothing").returncode == 2
+    assert f"{size / 2**20:.1f} MiB" in shown
+    assert main(["inspect", str(saved / "nothing")]) == 2
 
 
-def test_lookup(saved: Path) -> None:
+def test_lookup(saved: Path, capsys: pytest.CaptureFixture) -> None:
     answers = {
         ("cat_0", "4"): "cat_0 4: 0a1b2c3d (once in the training days)",
         ("cat_0", "0"): "cat_0 0: padding, which no value has",
@@ -150,11 +146,11 @@ def test_lookup(saved: Path) -> None:
         "in all columns of vocabulary items)",
     }
     for question, answer in answers.items():
-        done = _run("lookup", saved, *question)
-        assert done.stdout == answer + "\n", done.stderr
-    done = _run("lookup", saved, "cat_0", "77")
-    assert done.returncode == 2
-    assert done.stderr == "error: column cat_0 has no id 77\n  -> its ids are 0 to 4\n"
+        assert main(["lookup", str(saved), *question]) == 0
+        assert capsys.readouterr().out == answer + "\n"
+    assert main(["lookup", str(saved), "cat_0", "77"]) == 2
+    message = "error: column cat_0 has no id 77\n  -> its ids are 0 to 4\n"
+    assert capsys.readouterr().err == message
 
 
 def test_it_imports_nothing_heavy(saved: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,8 +16,6 @@ from hypothesis import strategies as st
 
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.clicklog.text.line_layout import plain_layout
-from nvt_torchrec.clicklog.text.tokenizer import parse_rows
 from nvt_torchrec.formats.rows import (
     Jagged,
     RawRows,
@@ -312,45 +308,9 @@ def test_tables_are_views(tmp_path: Path) -> None:
 
 def test_arrow_schema() -> None:
     schema = TableSchema("click", ("price",), ("user", "words"), (10, 20), ("words",))
-    ids = pa.field("element", pa.int32(), nullable=False)
-    assert schema.arrow.equals(
-        pa.schema(
-            [
-                pa.field("click", pa.float32(), nullable=False),
-                pa.field("price", pa.float32(), nullable=False),
-                pa.field("user", pa.int32(), nullable=False),
-                pa.field("words", pa.list_(ids), nullable=False),
-            ]
-        )
-    )
-
-
-def test_imports_nothing_heavy(tmp_path: Path) -> None:
-    """Writing, building, loading, transforming and making a table, in a process of its own."""
-    spec = load_spec()
-    save(
-        tmp_path,
-        spec,
-        {key: {"mean": 0.5, "std": 2.0} for key in spec.dense_names},
-        np.random.default_rng(1),
-    )
-    row = b"\t".join([b"1", *[b"7"] * 13, *[b"1f"] * 26])
-    code = (
-        "import sys\n"
-        "from nvt_torchrec.workflows import compiled\n"
-        "from nvt_torchrec.clicklog.text.line_layout import plain_layout\n"
-        "from nvt_torchrec.clicklog.text.tokenizer import parse_rows\n"
-        "compiled.build(sys.argv[1])\n"
-        "workflow = compiled.load(sys.argv[1], verify=True)\n"
-        f"rows = parse_rows({row!r}, workflow.spec, plain_layout(workflow.spec, label=True))\n"
-        "table = compiled.to_table(workflow.transform(rows), workflow.schema)\n"
-        "heavy = ('nvtabular', 'merlin', 'dask', 'distributed', 'pandas', 'torch',\n"
-        "         'nvt_torchrec.nvt_compat')\n"
-        "print(table.num_rows, [m for m in heavy if m in sys.modules])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "1 []\n"
-    alone = compiled.load(tmp_path).transform(parse_rows(row, spec, plain_layout(spec, label=True)))
-    assert len(alone) == 1
+    assert list(map(str, schema.arrow)) == [
+        "pyarrow.Field<click: float not null>",
+        "pyarrow.Field<price: float not null>",
+        "pyarrow.Field<user: int32 not null>",
+        "pyarrow.Field<words: list<element: int32 not null> not null>",
+    ]

@@ -18,7 +18,7 @@ import pytest
 
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, SchemaError
-from nvt_torchrec.formats.rows import empty_mask
+from nvt_torchrec.formats.rows import empty_mask, empty_rows
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.__main__ import main
@@ -164,7 +164,7 @@ def parse_text(path: Path, lines: list[str]):
     fields = [line.split(",") for line in lines]
     n = len(lines)
     return dataclasses.replace(
-        workflows_empty(path),
+        empty_rows(compiled.load(path).spec),
         label=np.zeros(n, np.uint8),
         dense=np.empty((0, n), np.int32),
         dense_missing=empty_mask(0, n),
@@ -175,12 +175,6 @@ def parse_text(path: Path, lines: list[str]):
         ],
         categorical_missing=empty_mask(3, n),
     )
-
-
-def workflows_empty(path: Path):
-    from nvt_torchrec.formats.rows import empty_rows
-
-    return empty_rows(compiled.load(path).spec)
 
 
 def test_plans_that_do_not_fit(saved: Path) -> None:

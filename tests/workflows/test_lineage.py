@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,8 +20,8 @@ from nvt_torchrec.formats.generations import read_reused
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.workflows.extension.state import read_state
 from nvt_torchrec.workflows.extension.workflow import DayCounts
-from nvt_torchrec.workflows.lookup import id_of, meaning_of
-from nvt_torchrec.workflows.report import days_text
+from nvt_torchrec.workflows.lookup import describe_meaning, id_of, meaning_of
+from nvt_torchrec.workflows.report import days_text, report
 from nvt_torchrec.workflows.vocabulary import apply_policy
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.mutations import expect_own_errors
@@ -91,11 +89,6 @@ def write_line(root: Path) -> Path:
     return root
 
 
-def run(*args: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "workflows", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 def edit(file: Path, change: Callable[[dict], object]) -> None:
     value = json.loads(file.read_text())
     change(value)
@@ -156,8 +149,6 @@ def test_a_day_that_adds_nothing(line: Path, tmp_path: Path) -> None:
     description = extend(line / "2", tmp_path / "3", day(8, cat_0={7: 1}))
     assert description.digest == workflows.inspect(line / "2" / "workflow").digest
     assert description.ancestor(description.digest).number == 3
-    with pytest.raises(SchemaError, match=r"state of generation 2 .*the workflow is generation 3"):
-        read_state(line / "2" / "extension", description)
 
 
 @pytest.mark.parametrize(
@@ -225,9 +216,7 @@ def test_a_workflow_without_a_line_of_descent(tmp_path: Path) -> None:
     assert workflows.compiled.load(tmp_path / "workflow").digest == description.digest
     with pytest.raises(BadInputError, match=r"does not say which days.*\n.*fit it again with"):
         _extend_copy(tmp_path)
-    assert "line of descent\n  unknown: it was imported" in run(
-        "inspect", tmp_path / "workflow"
-    ).stdout  # fmt: skip
+    assert "line of descent\n  unknown: it was imported" in report(tmp_path / "workflow")
     state = fitted()
     imported = write_workflow(tmp_path / "imported", SPEC, state)
     assert imported.lineage == ()
@@ -295,9 +284,8 @@ def test_full_tables_are_logged(
 
 
 def test_inspect_shows_the_line(line: Path) -> None:
-    done = run("inspect", line / "2" / "workflow")
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.split("line of descent\n")[1].splitlines()[:4]]
+    shown = report(line / "2" / "workflow").split("line of descent\n")[1]
+    lines = [line.split() for line in shown.splitlines()[:4]]
     digests = [one.digest[:12] for one in workflows.inspect(line / "2" / "workflow").lineage]
     assert lines == [
         ["generation", "digest", "days", "values", "added", "ids", "reused"],
@@ -309,10 +297,11 @@ def test_inspect_shows_the_line(line: Path) -> None:
 
 def test_lookup_says_which_days_were_counted(line: Path) -> None:
     for name, answer in (
-        ("0", "user 3: 1 (6 times in the training days)\n"),
-        ("2", "user 3: 1 (6 times in the days counted)\n"),
+        ("0", "user 3: 1 (6 times in the training days)"),
+        ("2", "user 3: 1 (6 times in the days counted)"),
     ):
-        assert run("lookup", line / name / "workflow", "user", 3).stdout == answer
+        path = line / name / "workflow"
+        assert describe_meaning(path, "user", meaning_of(path, "user", 3)) == answer
 
 
 def test_days_of_a_dated_log_are_dates() -> None:

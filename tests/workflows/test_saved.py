@@ -283,7 +283,7 @@ def test_two_workflows_at_one_path(copy: Path) -> None:
 
 
 def test_an_unfitted_workflow_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(SchemaError, match="column cat_0: the workflow is not fitted"):
+    with pytest.raises(SchemaError, match="column int_0: the workflow is not fitted"):
         workflows.save(build(SPEC, str(tmp_path)), SPEC, tmp_path / "workflow")
     assert not (tmp_path / "workflow" / "metadata.json").exists()
 

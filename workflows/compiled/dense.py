@@ -7,7 +7,6 @@ differently in the last place, and that matters for values near the mean.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -26,51 +25,30 @@ _TABLE_CELLS = WORD_BITS * _INTEGERS
 _BLOCK_ROWS = 4096  # so that a few columns in float64 fit in a cache
 
 
-@dataclasses.dataclass(frozen=True)
 class DensePlan:
     """The parameters of ``(y − center) / scale``, float64 [dense columns] each.
 
     Attributes:
-        fill: Replaces missing values.
-        center: 0 where nothing is normalized.
-        scale: 1 where nothing is normalized, and where the standard deviation is 0 (NVTabular's
-            Normalize then only subtracts the mean).
         transforms: The transforms of the columns.
+        fill: Replaces missing values.
+        center, scale: See :func:`normalization`.
         looked_up: The columns whose results for integers are looked up, int64.
         least: The smallest integer in the table of each of these, int64.
         table: Their results for the integers from there on, float32 [looked up, integers].
     """
 
-    fill: np.ndarray
-    center: np.ndarray
-    scale: np.ndarray
-    transforms: tuple[DenseTransform, ...]
-    looked_up: np.ndarray = dataclasses.field(init=False)
-    least: np.ndarray = dataclasses.field(init=False)
-    table: np.ndarray = dataclasses.field(init=False)
-
-    def __post_init__(self) -> None:
-        minima = [transform.minimum for transform in self.transforms]
-        looked_up = np.array([j for j, least in enumerate(minima) if least is not None], np.int64)
-        least = np.array([least for least in minima if least is not None], np.int64)
-        integers = min(_INTEGERS, _TABLE_CELLS // max(1, len(looked_up)))
-        table = np.empty((len(looked_up), integers), np.float32)
-        for k, j in enumerate(looked_up.tolist()):
-            table[k] = self.calculate(j, np.arange(least[k], least[k] + integers))
-        object.__setattr__(self, "looked_up", looked_up)
-        object.__setattr__(self, "least", least)
-        object.__setattr__(self, "table", table)
-
-    @classmethod
-    def make(cls, spec: FeatureSpec, statistics: dict[str, dict[str, float]]) -> DensePlan:
+    def __init__(self, spec: FeatureSpec, statistics: dict[str, dict[str, float]]) -> None:
         """Make the plan of a spec and its statistics. Raises KeyError if a column has none."""
-        center, scale = normalization(spec, statistics)
-        return cls(
-            fill=np.array([float(column.fill) for column in spec.dense]),
-            center=center,
-            scale=scale,
-            transforms=tuple(map(spec.transform_of, spec.dense)),
-        )
+        self.transforms = tuple(map(spec.transform_of, spec.dense))
+        self.fill = np.array([float(column.fill) for column in spec.dense])
+        self.center, self.scale = normalization(spec, statistics)
+        minima = {j: t.minimum for j, t in enumerate(self.transforms) if t.minimum is not None}
+        self.looked_up = np.array(list(minima), np.int64)
+        self.least = np.array(list(minima.values()), np.int64)
+        integers = min(_INTEGERS, _TABLE_CELLS // max(1, len(minima)))
+        self.table = np.empty((len(minima), integers), np.float32)
+        for k, (j, least) in enumerate(minima.items()):
+            self.table[k] = self.calculate(j, np.arange(least, least + integers))
 
     def transform(self, values: np.ndarray, missing: np.ndarray, out: np.ndarray) -> None:
         """Fill ``out``, float32 [columns, n].

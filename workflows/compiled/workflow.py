@@ -220,7 +220,7 @@ def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
     arrays = [array.values for array in mapped]
     try:
         places = _places(description, plan.tables, *map(len, arrays))
-        dense = DensePlan.make(description.spec, description.statistics)
+        dense = DensePlan(description.spec, description.statistics)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise _damaged(path, path / DIRECTORY / PLAN_FILE, error) from error
     words, text, text_begins = arrays

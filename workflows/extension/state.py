@@ -141,13 +141,11 @@ def remembered(spec: FeatureSpec) -> dict[str, CategoricalColumn]:
     return {name: column for name, column in first.items() if not column.hash_buckets}
 
 
-def _files(spec: FeatureSpec, generation: int) -> dict[str, set[str]]:
-    """Return the vocabularies that have a file of pending values, and one of days."""
-    columns = remembered(spec)
-    return {
-        "pending": {name for name, column in columns.items() if has_pending(column)},
-        "seen": {name for name, c in columns.items() if c.max_table_size and generation},
-    }
+def _with_files(spec: FeatureSpec, generation: int) -> tuple[list[str], list[str]]:
+    """Return the vocabularies that have a file of pending values, and those with one of days."""
+    columns = sorted(remembered(spec).items())
+    pending = [name for name, column in columns if has_pending(column)]
+    return pending, [name for name, c in columns if c.max_table_size and generation]
 
 
 def write_state(directory: Path, spec: FeatureSpec, state: ExtensionState) -> None:
@@ -157,18 +155,18 @@ def write_state(directory: Path, spec: FeatureSpec, state: ExtensionState) -> No
         OutputError: The directory cannot be written.
     """
     remove(directory / STATE_FILE)
-    files = _files(spec, state.generation)
+    with_pending, with_days = _with_files(spec, state.generation)
     entries: dict[str, FileEntry] = {}
-    pending = {name: state.vocabularies[name].pending for name in sorted(files["pending"])}
     with deferred() as written:
-        for name, values in pending.items():
+        for name in with_pending:
+            values = state.vocabularies[name].pending
             table = {
                 "value": arrow_values(values.values),
                 "count": to_arrow(values.counts),
                 "last_day": to_arrow(values.days),
             }
             entries |= _write(directory, f"pending.{name}.parquet", table)
-        for name in sorted(files["seen"]):
+        for name in with_days:
             days = state.vocabularies[name].last_days
             assert days is not None
             entries |= _write(directory, f"seen.{name}.parquet", {"last_day": to_arrow(days)})
@@ -177,7 +175,7 @@ def write_state(directory: Path, spec: FeatureSpec, state: ExtensionState) -> No
         "workflow_digest": state.digest,
         "generation": state.generation,
         "day": state.day,
-        "pending": {name: len(values) for name, values in pending.items()},
+        "pending": {name: len(state.vocabularies[name].pending) for name in with_pending},
         "moments": None if state.moments is None else state.moments.tolist(),
         "files": {name: entry.to_dict() for name, entry in entries.items()},
     }
@@ -218,22 +216,23 @@ def read_state(directory: Path, description: WorkflowDescription) -> ExtensionSt
             f"{description.digest[:12]}…",
             _COPY_AGAIN,
         )
-    spec, files = description.spec, _files(description.spec, record.generation)
-    _check_record(file, record, description, files)
+    spec = description.spec
+    with_pending, with_days = _with_files(spec, record.generation)
+    _check_record(file, record, description)
     check_sizes(directory, record.files, _COPY_AGAIN)
     check_digests(directory, record.files, _COPY_AGAIN)
     vocabularies = {}
     for name, column in remembered(spec).items():
         kind = pa.string() if RAW_TYPES[column.raw].is_text else pa.int64()
         pending, seen = no_values(column), None
-        if name in files["pending"]:
+        if name in with_pending:
             kinds = {"value": kind, "count": pa.int64(), "last_day": pa.int32()}
             values, *numbers = read_columns(
                 directory / f"pending.{name}.parquet", kinds, _COPY_AGAIN
             )
             values = values if pa.types.is_string(kind) else to_numpy(values)
             pending = SeenValues(values, *map(to_numpy, numbers))
-        if name in files["seen"]:
+        if name in with_days:
             kinds = {"last_day": pa.int32()}
             seen = to_numpy(*read_columns(directory / f"seen.{name}.parquet", kinds, _COPY_AGAIN))
         elif column.max_table_size:
@@ -255,15 +254,15 @@ def no_values(column: CategoricalColumn) -> SeenValues:
     return SeenValues(empty_values(column.raw), np.empty(0, np.int64), np.empty(0, np.int32))
 
 
-def _check_record(
-    file: Path, record: _StateRecord, description: WorkflowDescription, files: dict[str, set[str]]
-) -> None:
+def _check_record(file: Path, record: _StateRecord, description: WorkflowDescription) -> None:
     """Check that a state holds what that of this workflow has to hold."""
     spec = description.spec
-    names = sorted(f"{kind}.{name}.parquet" for kind, names in files.items() for name in names)
+    with_pending, with_days = _with_files(spec, record.generation)
+    names = [f"pending.{name}.parquet" for name in with_pending]
+    names += [f"seen.{name}.parquet" for name in with_days]
     for what, held, needed in (
-        ("files", sorted(record.files), names),
-        ("pending", sorted(record.pending), sorted(files["pending"])),
+        ("files", sorted(record.files), sorted(names)),
+        ("pending", sorted(record.pending), with_pending),
         ("day", record.day, description.lineage[-1].days[-1]),
         (
             "number of moments",

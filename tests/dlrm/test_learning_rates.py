@@ -1,13 +1,20 @@
-"""Learning rates that a run chooses itself: it learns, whatever the optimizer and the batch."""
+"""Learning rates that a run chooses itself, with which it learns; and the rate of each step.
+
+The latter against what the reference prints for the same settings.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from nvt_torchrec.dlrm.config import model_config
-from nvt_torchrec.dlrm.optim.learning_rates import default_warmup, with_default_rates
+from nvt_torchrec.dlrm.optim.learning_rates import (
+    default_warmup,
+    learning_rate,
+    with_default_rates,
+)
 from nvt_torchrec.dlrm.optimizers import OPTIMIZERS
-from nvt_torchrec.dlrm.settings.train_settings import parse_settings, with_sizes
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, parse_settings, with_sizes
 from nvt_torchrec.formats.schema import TableSchema
 from tests.dlrm.runs import events, losses, train_here
 from tests.nvt_loader.data import write_split
@@ -86,3 +93,42 @@ def test_every_optimizer_learns_in_wide_layers(learnable, tmp_path, optimizer, b
     assert max(losses(tmp_path)) < 1.5
     assert result.metrics["test"].auroc > 0.65
     assert not events(tmp_path, "warning")
+
+
+# param_groups[0]["lr"] before each step under facebookresearch/dlrm's LRPolicyScheduler, lr = 2
+DLRM_MAIN = {
+    (4, 7, 5): [0.5, 1, 1.5, 1.5, 1.5, 1.5, 2, 1.28, 0.72, 0.32, 0.08, 0.08, 0.08],
+    (5, 5, 3): [0.4, 0.8, 1.2, 1.6, 2, 8 / 9, 2 / 9, 2 / 9, 2 / 9],
+    (6, 6, 2): [1 / 3, 2 / 3, 1, 4 / 3, 5 / 3, 2, 0.5, 0.5, 0.5],
+}
+
+
+def _schedule(settings: TrainSettings, steps: int) -> list[float]:
+    return [learning_rate(settings, settings.learning_rate, step, steps) for step in range(steps)]
+
+
+@pytest.mark.parametrize("shape", DLRM_MAIN)
+def test_dlrm_main(shape):
+    warmup, start, steps = shape
+    settings = TrainSettings(
+        learning_rate=2.0, lr_warmup_steps=warmup, lr_decay_start=start, lr_decay_steps=steps
+    )
+    expected = DLRM_MAIN[shape]
+    assert _schedule(settings, len(expected)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_dlrm_main_never_falls_below_its_floor():
+    settings = TrainSettings(learning_rate=1e-6, lr_decay_steps=1000)
+    assert learning_rate(settings, settings.learning_rate, 998, 2000) == 1e-7
+
+
+def test_warmup_alone_ends_at_the_learning_rate():
+    settings = TrainSettings(learning_rate=8.0, lr_warmup_steps=4)
+    assert _schedule(settings, 6) == [2.0, 4.0, 6.0, 8.0, 8.0, 8.0]
+
+
+def test_change_counts_steps_over_all_epochs():
+    settings = TrainSettings(
+        learning_rate=1.0, change_lr=True, lr_change_point=0.7, lr_after_change_point=0.5, epochs=2
+    )
+    assert _schedule(settings, 10) == [1.0] * 7 + [0.5] * 3

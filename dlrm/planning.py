@@ -39,7 +39,7 @@ from nvt_torchrec.dlrm.data import choose_sizes
 from nvt_torchrec.dlrm.model import TrainModel, build_dlrm
 from nvt_torchrec.dlrm.optim.combined import fuse_table_optimizer
 from nvt_torchrec.dlrm.optim.learning_rates import with_default_rates
-from nvt_torchrec.dlrm.settings.sizes import SIZES
+from nvt_torchrec.dlrm.settings.fields import SIZES
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, with_sizes
 from nvt_torchrec.formats.schema import SCHEMA_FILE, TableSchema
 

@@ -1,1 +1,0 @@
-"""Plan how the tables are sharded over the ranks, and shard the model."""
