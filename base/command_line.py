@@ -198,7 +198,8 @@ def add_arguments(parser: Parser, *settings_classes: type) -> None:
 def _add(group: Any, field: dataclasses.Field, rules: Rules, hint: Any) -> None:
     if isinstance(hint, types.UnionType):
         hint = next(kind for kind in typing.get_args(hint) if kind is not types.NoneType)
-    default, text = field.default if hint in _TYPES else None, rules.text
+    computed = field.default_factory is not dataclasses.MISSING
+    default, text = None if computed or hint not in _TYPES else field.default, rules.text
     if default not in (dataclasses.MISSING, None, "", ()) and "default" not in text:
         text += f" (default: {as_text(default)})"
     text = text.replace("%", "%%")

@@ -49,6 +49,7 @@ class Job(Settings):
     quiet: bool = flag("print nothing", False)
     level: int | None = flag("level of silence", None, needs="--quiet")
     made: frozenset[str] = flag("letters", frozenset, parse=frozenset)
+    computed: int = flag("cores", lambda: 4)
     not_a_flag: int = 7
 
 
