@@ -62,9 +62,8 @@ def failing(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(name, fail)
-        with pytest.raises(
-            expected or type(error), match=re.escape(getattr(error, "strerror", None) or str(error))
-        ):
+        message = getattr(error, "strerror", None) or str(error)
+        with pytest.raises(expected or type(error), match=re.escape(message)):
             yield
 
 
