@@ -7,6 +7,7 @@ import itertools
 import json
 import pkgutil
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,14 @@ def failing(
         message = getattr(error, "strerror", None) or str(error)
         with pytest.raises(expected or type(error), match=re.escape(message)):
             yield
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + 600
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def fit(
