@@ -12,9 +12,9 @@ from tests.logs import random_rows
 _SCRIPT = """
 import json, resource, sys
 from pathlib import Path
+from nvt_torchrec.etl import shuffle
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
-from nvt_torchrec.etl import shuffle
 from nvt_torchrec.formats.spec.toml_file import load_spec
 
 shuffle._LEAST = 6 << 20  # bytes of rows that are shuffled at once
