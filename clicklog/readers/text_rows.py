@@ -39,8 +39,10 @@ OPEN_QUOTE_REMEDY = (
 
 
 def header_lines(spec: FeatureSpec, path: str) -> int:
-    """Return how many lines of a text file come before its first row."""
-    return int(bool(spec.input.header)) + find_preamble(path, spec.input)[1]
+    """Return how many lines of a text file come before its first row; it is read for comments."""
+    text = spec.input
+    skipped = find_preamble(path, text)[1] if text.comment else text.skip_lines
+    return int(bool(text.header)) + skipped
 
 
 def rows_in(text: memoryview | LongLine, spec: FeatureSpec) -> int:
