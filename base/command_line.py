@@ -214,7 +214,7 @@ def _add(group: Any, field: dataclasses.Field, rules: Rules, hint: Any) -> None:
         options["choices"] = rules.choices
     else:
         options["metavar"] = rules.metavar or metavar
-    required = default is dataclasses.MISSING
+    required = default is field.default_factory is dataclasses.MISSING
     if rules.positional:
         optional = {} if required else {"nargs": "?", "default": default}
         group.add_argument(field.name, **optional, **options)

@@ -132,17 +132,15 @@ class Predictor:
 
     def read(self, rows: Any) -> RawRows:
         """Convert rows in memory to typed columns; see :meth:`predict`."""
+        are_dicts = isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows)
         try:
-            return self._read(rows)
-        except InvalidRowError as error:
-            raise with_remedy(error, self.spec) from None
-
-    def _read(self, rows: Any) -> RawRows:
-        if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
+            if not are_dicts:
+                return read_columns(rows, self.spec)
             if self._reader is not None and len(rows) < MANY_ROWS:
                 return self._reader.read(rows)
             return read_dicts(rows, self.spec)
-        return read_columns(rows, self.spec)
+        except InvalidRowError as error:
+            raise with_remedy(error, self.spec) from None
 
     def labels_of(self, rows: RawRows) -> np.ndarray | None:
         """Return the values uint8 [n] of the predicted label; None for rows without labels."""

@@ -14,8 +14,7 @@ this one           configuration of Dask and pandas that the old code needs
 ``hashes``         the same hash on the CPU and on the GPU
 ``values``         wrong values that the released NVTabular returns silently
 ``moments``        variances that consist of rounding errors
-``operators``      operators that fail, or return NaN silently
-``arrays``         operators on arrays, in place of a C++ extension for NumPy 1
+``operators``      operators that fail, or return NaN silently, or need an extension for NumPy 1
 ``saved``          ``Workflow.load`` of what ``python -m etl run`` saved
 =================  =======================================================================
 
@@ -63,11 +62,10 @@ cudf_names.apply()
 lists.apply()
 hashes.apply()
 
-from nvt_torchrec.nvt_compat import arrays, merlin_io, moments, operators, saved, values  # noqa: E402
+from nvt_torchrec.nvt_compat import merlin_io, moments, operators, saved, values  # noqa: E402
 
 merlin_io.apply()
 values.apply()
 moments.apply()
 operators.apply()
-arrays.apply()
 saved.apply()

@@ -3,6 +3,11 @@
 * ``DifferenceLag`` assigns None in a column of booleans, which is an error in pandas 3.
 * ``LogOp`` is log(1 + x): -1 becomes -inf, smaller values NaN. Here it warns of them.
 * ``Normalize`` turns a whole column into NaN for one infinite value. Here it raises an error.
+* ``Categorify`` and ``FillMissing`` on dictionaries of NumPy arrays, as Triton's servers call them,
+  use a C++ extension. The released one reads NumPy 1's dtypes ("unhandled dtype i0", "Unhandled
+  floating point width for FillTransform0"), imports a name that merlin-core never had, and ignores
+  ``num_buckets``: all out-of-vocabulary values get id 2. Here the operator's own ``transform`` is
+  used, so ids equal the workflow's.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import warnings
 from nvt_torchrec.nvt_compat.patching import replace
 
 import numpy as np
+import pandas as pd
 
 from nvt_torchrec.base.errors import SchemaError
 
@@ -73,11 +79,46 @@ def _refusing_infinity(fit_finalize):
     return normalize
 
 
+class OnArrays:
+    """A fitted operator that transforms each column separately."""
+
+    def __init__(self, operator) -> None:
+        from merlin.dag import DataFormats, Supports
+
+        self._operator = operator
+        self.supports = Supports.CPU_DICT_ARRAY
+        self.supported_formats = DataFormats.NUMPY_DICT_ARRAY
+
+    def transform(self, col_selector, tensors: dict) -> dict:
+        """Transform ``{column: array [n], or for lists (values, offsets)}``."""
+        return {name: self._column(name, value) for name, value in tensors.items()}
+
+    def _column(self, name: str, value):
+        from merlin.dag import ColumnSelector
+
+        values, *offsets = value if isinstance(value, tuple) else (value,)
+        frame = pd.DataFrame({name: np.ravel(values)})
+        result = self._operator.transform(ColumnSelector([name]), frame)[name].to_numpy()
+        return (result, *offsets) if isinstance(value, tuple) else result
+
+
+def _categorify(self, columns, inference_config) -> OnArrays | None:
+    """Return None, to transform frames, for a combination of columns, which needs all of them."""
+    return None if self.encode_type == "combo" else OnArrays(self)
+
+
+def _fill_missing(self, col_selector, inference_config) -> OnArrays | None:
+    """Return None, to transform frames, where the result has more columns than arrays."""
+    return None if self.add_binary_cols else OnArrays(self)
+
+
 def apply() -> None:
-    """Replace methods of the three operators."""
-    from nvtabular.ops import DifferenceLag, LogOp, Normalize
+    """Replace methods of the operators."""
+    from nvtabular.ops import Categorify, DifferenceLag, FillMissing, LogOp, Normalize
 
     replace(DifferenceLag, "transform", _difference_lag, expect="mask[mask == False] = None")
     replace(LogOp, "transform", _warning_of_nan(LogOp.transform), expect="self.output_dtype) + 1")
     finalize = _refusing_infinity(Normalize.fit_finalize)
     replace(Normalize, "fit_finalize", finalize, expect='dask_stats["std"]')
+    for operator, function in ((Categorify, _categorify), (FillMissing, _fill_missing)):
+        replace(operator, "inference_initialize", function, expect="nvtabular_cpp.inference")

@@ -83,12 +83,10 @@ class Table:
             index: Int64 [n], the rows of all bags.
             begins: Int64 [bags], the position in ``index`` at which each bag begins.
         """
-        if self.kind == "float32":
-            return functional.embedding_bag(index, self.values, begins, mode="sum")
-        end = torch.tensor([len(index)], device=index.device)
-        bag = torch.repeat_interleave(torch.diff(begins, append=end), output_size=len(index))
-        sums = torch.zeros(len(begins), self.values.shape[1], device=index.device)
-        return sums.index_add_(0, bag, self.rows(index))
+        rows = self.values
+        if self.kind != "float32":
+            rows, index = self.rows(index), torch.arange(len(index), device=index.device)
+        return functional.embedding_bag(index, rows, begins, mode="sum")
 
     def convert(self, kind: str) -> Table:
         """Return the table in another type; this one if it is of that type already.

@@ -96,16 +96,6 @@ def usable(device: torch.device | str) -> torch.device:
     return chosen
 
 
-def shape_of_checkpoint(record: CheckpointRecord) -> ModelShape:
-    """Return the shape that a checkpoint's ``model.json`` describes."""
-    from nvt_torchrec.dlrm.config import ModelConfig
-
-    config = ModelConfig.from_dict(record.model)
-    training = record.training
-    digest, label = training.get("workflow_digest") or "", record.label or ""
-    return ModelShape(config.dense, config.categorical, config.num_embeddings, str(digest), label)
-
-
 def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingModel, ModelShape]:
     """Read the model of a training checkpoint of any world size and sharding plan.
 
@@ -117,9 +107,11 @@ def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingMode
     check_training_stack()
     from nvt_torchrec.dlrm.checkpoint.store import load_model  # imports TorchRec: seconds
 
-    shape = shape_of_checkpoint(CheckpointRecord.read(path))
+    record = CheckpointRecord.read(path)
     scorer, config = load_model(path, device)
-    return from_scorer(scorer, config), shape
+    digest, label = str(record.training.get("workflow_digest") or ""), record.label or ""
+    columns = config.dense, config.categorical, config.num_embeddings
+    return from_scorer(scorer, config), ModelShape(*columns, digest, label)
 
 
 def read_checkpoint_origin(path: Path | str) -> CheckpointOrigin:
@@ -140,15 +132,14 @@ def read_checkpoint_origin(path: Path | str) -> CheckpointOrigin:
         **known,
         "digest": digest_of(path),
         "continued_from": before.get("digest"),
-        "settings": {key: item for key, item in settings.items() if not _is_path(item)},
+        "settings": {  # without paths, which mean nothing on another machine
+            key: item
+            for key, item in settings.items()
+            if not (isinstance(item, str) and "/" in item)
+        },
         "versions": record.versions,
     }
     return parse(CheckpointOrigin, value, file, remedy)
-
-
-def _is_path(value: Any) -> bool:
-    """Whether a setting names a place of the machine, which means nothing on another one."""
-    return isinstance(value, str) and "/" in value
 
 
 def from_scorer(scorer: Scorer, config: ModelConfig) -> ServingModel:

@@ -131,14 +131,13 @@ class Batcher:
             batch: list[_Waiting] = []
             rows = 0
             for queue in queues:
-                while queue and (not batch or self._may_join(batch[0], rows, queue[0])):
+                while queue and (not batch or queue[0].model == batch[0].model):
+                    if rows + len(queue[0].rows) > self._batch_rows:
+                        break
                     batch.append(queue.popleft())
                     rows += len(batch[-1].rows)
             self._rows -= rows
             return batch
-
-    def _may_join(self, first: _Waiting, rows: int, part: _Waiting) -> bool:
-        return rows + len(part.rows) <= self._batch_rows and part.model == first.model
 
     def _score(self, batch: list[_Waiting]) -> None:
         model = batch[0].model

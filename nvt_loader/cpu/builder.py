@@ -167,14 +167,36 @@ def permuted(
     chunks: list[RowChunk], order: np.ndarray, dataset: Dataset, buffers: Buffers
 ) -> RowChunk:
     """Copy the rows of some chunks in another order into one chunk."""
-    if dataset.jagged:
-        return permuted_jagged(chunks, order, dataset, buffers)
-    rows, columns = len(order), len(dataset.schema.columns)
-    memory = buffers.take(4 * columns * rows)
-    for to_rows, from_rows, chunk in moves(chunks, order):
-        permute(memory.view(np.int32), chunk.addresses, rows, to_rows, from_rows)
-    addresses = memory.ctypes.data + 4 * rows * np.arange(columns)
-    return RowChunk(rows, addresses, np.zeros(columns, np.int64), memory)
+    rows, columns = len(order), dataset.schema.columns
+    moved = list(moves(chunks, order))
+    lists = [columns.index(name) for name in dataset.schema.multi_hot]
+    plain = np.setdiff1d(np.arange(len(columns)), lists)
+    addresses, values = np.zeros((2, len(columns)), np.int64)
+    owner = []
+
+    def take(size: int) -> np.ndarray:
+        memory = buffers.take(4 * size)
+        owner.append(memory)
+        return memory.view(np.int32)
+
+    memory = take(len(plain) * rows)
+    for to_rows, from_rows, chunk in moved:
+        permute(memory, chunk.addresses[plain], rows, to_rows, from_rows)
+    addresses[plain] = memory.ctypes.data + 4 * rows * np.arange(len(plain))
+    for i in lists:
+        lengths = np.empty(rows, np.int32)
+        for to_rows, from_rows, chunk in moved:
+            lengths[to_rows] = np.diff(chunk.offsets(i))[from_rows]
+        offsets = take(rows + 1)
+        offsets[0] = 0
+        np.cumsum(lengths, out=offsets[1:])
+        starts = offsets.astype(np.int64)
+        memory = take(int(starts[-1]))
+        for to_rows, from_rows, chunk in moved:
+            where = chunk.addresses[i], to_rows, from_rows
+            permute_lists(memory, starts, chunk.values[i], *where)
+        addresses[i], values[i] = offsets.ctypes.data, memory.ctypes.data
+    return RowChunk(rows, addresses, values, owner)
 
 
 def build_jagged(
@@ -223,44 +245,3 @@ def build_jagged(
     (values,) = tensors((torch.int32, (int(starts[-1]),)))
     list_values(flat(values), starts, np.where(is_list, elements, addresses), addresses, *where)
     return JaggedBlock(labels, dense, values, lengths, offsets, starts[::batch].tolist())
-
-
-def permuted_jagged(
-    chunks: list[RowChunk], order: np.ndarray, dataset: Dataset, buffers: Buffers
-) -> RowChunk:
-    """Copy the rows of some chunks in another order into one chunk."""
-    rows, floats = len(order), 1 + len(dataset.schema.dense)
-    moved = list(moves(chunks, order))
-    addresses, values = np.zeros((2, len(dataset.schema.columns)), np.int64)
-    owner = []
-
-    def take(size: int) -> np.ndarray:
-        memory = buffers.take(4 * size)
-        owner.append(memory)
-        return memory.view(np.int32)
-
-    memory = take(floats * rows)
-    for to_rows, from_rows, chunk in moved:
-        permute(memory, chunk.addresses[:floats], rows, to_rows, from_rows)
-    addresses[:floats] = memory.ctypes.data + 4 * rows * np.arange(floats)
-    lists = set(dataset.schema.multi_hot)
-    for i, name in enumerate(dataset.schema.categorical, start=floats):
-        if name not in lists:
-            memory = take(rows)
-            for to_rows, from_rows, chunk in moved:
-                permute(memory, chunk.addresses[i : i + 1], rows, to_rows, from_rows)
-            addresses[i] = memory.ctypes.data
-            continue
-        lengths = np.empty(rows, np.int32)
-        for to_rows, from_rows, chunk in moved:
-            lengths[to_rows] = np.diff(chunk.offsets(i))[from_rows]
-        offsets = take(rows + 1)
-        offsets[0] = 0
-        np.cumsum(lengths, out=offsets[1:])
-        starts = offsets.astype(np.int64)
-        memory = take(int(starts[-1]))
-        for to_rows, from_rows, chunk in moved:
-            where = chunk.addresses[i], to_rows, from_rows
-            permute_lists(memory, starts, chunk.values[i], *where)
-        addresses[i], values[i] = offsets.ctypes.data, memory.ctypes.data
-    return RowChunk(rows, addresses, values, owner)

@@ -84,23 +84,20 @@ class CudfReader:
             yield own
 
     def _read_call(self, numbers: list[int]) -> list[DeviceRows]:
-        sizes = [self._dataset.row_groups[number].rows for number in numbers]
+        """Decode row groups into consecutive rows; ``numbers`` are ascending."""
+        file = self._dataset.row_groups[numbers[0]].file
         try:
+            with error_context(self._dataset, numbers[0]):
+                rows = self._rows(self._read_columns(numbers), self._dataset.files[file])
+                rows = self._checker.checked(rows, file)
             # copies in torch's memory: another stream may use them, which libcudf's does not know
-            return self._read_together(numbers).split(sizes)
+            return rows.split([self._dataset.row_groups[number].rows for number in numbers])
         except ClickLogError:
             if len(numbers) == 1:
                 raise
             # One by one, so that the error names the file and row group; and files whose types
             # differ, which libcudf refuses in one call, are read.
             return [self._read_call([number])[0] for number in numbers]
-
-    def _read_together(self, numbers: list[int]) -> DeviceRows:
-        """Decode row groups into consecutive rows; ``numbers`` are ascending."""
-        file = self._dataset.row_groups[numbers[0]].file
-        with error_context(self._dataset, numbers[0]):
-            rows = self._rows(self._read_columns(numbers), self._dataset.files[file])
-            return self._checker.checked(rows, file)
 
     def _read_columns(self, numbers: list[int]) -> dict[str, Any]:
         """Read libcudf's columns. Raises OSError for any error that libcudf finds in the files."""

@@ -10,8 +10,8 @@ instead of those of each row. Anything else, and anything broken, is left to
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,16 +40,12 @@ class ColumnChunks:
             from the first byte that is read.
         byte_ranges: The parts of the file to read: first byte and number of bytes.
         codecs: The codec of each chunk, None if it is not compressed.
-        order: int64 [chunks], the chunks in the order of the schema.
-        limits: uint64 [chunks], the bound that each column's numbers must stay below.
     """
 
     numbers: np.ndarray
     chunks: np.ndarray
     byte_ranges: list[tuple[int, int]]
     codecs: list[str | None]
-    order: np.ndarray
-    limits: np.ndarray
 
 
 class PageReader:
@@ -87,9 +83,9 @@ class PageReader:
         largest = np.empty(len(chunks), np.uint64)
         if not open_columns(cursors, largest, table, first_page, chunks):
             return None
-        checked = largest >= columns.limits
-        state = cursors, table, first_page, chunks
-        return OpenRowGroup(self._checker, columns, file, state, checked, owner, self._values)
+        numbers, state = columns.numbers, (cursors, table, first_page, chunks)
+        checked = largest >= self._checker.limits[numbers]
+        return OpenRowGroup(self._checker, numbers, file, state, checked, owner, self._values)
 
 
 @dataclasses.dataclass
@@ -98,7 +94,7 @@ class OpenRowGroup:
 
     Attributes:
         checker: The checks of the columns.
-        columns: The column chunks that are read here.
+        numbers: int64 [chunks], the schema's columns that are read here.
         file: The number of the row group's file.
         state: Cursors, pages, first pages and column chunks, as the loops take them.
         checked: bool [chunks], the columns whose values are checked row by row.
@@ -108,7 +104,7 @@ class OpenRowGroup:
     """
 
     checker: Checker
-    columns: ColumnChunks
+    numbers: np.ndarray
     file: int
     state: tuple[np.ndarray, ...]
     checked: np.ndarray
@@ -117,9 +113,9 @@ class OpenRowGroup:
     broken: bool = False
 
     @property
-    def numbers(self) -> np.ndarray:
-        """The schema's columns that are read here: int64."""
-        return self.columns.numbers
+    def limits(self) -> np.ndarray:
+        """The bound that each column's numbers must stay below: uint64 [chunks]."""
+        return self.checker.limits[self.numbers]
 
     @property
     def complete(self) -> bool:
@@ -148,7 +144,7 @@ class OpenRowGroup:
         addresses, none = np.zeros((2, len(self.checker.limits)), np.int64)
         addresses[self.numbers] = places
         chunk = RowChunk(rows, addresses, none, [*self.owner, memory])
-        for number in self.numbers[largest >= self.columns.limits].tolist():
+        for number in self.numbers[largest >= self.limits].tolist():
             values = chunk.column(number, self.checker.dtype(number))
             ids = self.checker.checked(values, number, self.file).astype(np.int32)
             addresses[number] = ids.ctypes.data
@@ -158,7 +154,7 @@ class OpenRowGroup:
     def read_into(self, target: Target, first: int, rows: int) -> bool:
         """Read the next rows of all columns into a block; ``first`` is the number of the first one
         in its source. False if they cannot be read here, or do not pass the checks."""
-        where = first, rows, self.columns.order, self.columns.limits
+        where = first, rows, np.argsort(self.numbers), self.limits
         return self._can(read_into, *target, *where, *self.state, self.checked)
 
     def _can(self, kernel: Callable[..., bool], *arguments: object) -> bool:
@@ -196,26 +192,18 @@ def _column_chunks(
     numbers = np.array([number for _, number, _, _ in described])
     chunks = np.array([chunk for _, _, chunk, _ in described], np.int64)
     codecs = [codec for _, _, _, codec in described]
-    return ColumnChunks(
-        numbers, chunks, byte_ranges, codecs, np.argsort(numbers), checker.limits[numbers]
-    )
+    return ColumnChunks(numbers, chunks, byte_ranges, codecs)
 
 
-def _read(path: os.PathLike, byte_ranges: list[tuple[int, int]], memory: np.ndarray) -> bool:
+def _read(path: Path, byte_ranges: list[tuple[int, int]], memory: np.ndarray) -> bool:
     """Read parts of a file into memory; False if the file is too short."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        place = 0
+    place = 0
+    with open(path, "rb") as file:
         for begin, size in byte_ranges:
-            done = 0
-            while done < size:
-                count = os.preadv(file, [memory[place + done : place + size]], begin + done)
-                if count == 0:
-                    return False
-                done += count
+            file.seek(begin)
+            if file.readinto(memory[place : place + size]) < size:
+                return False
             place += size
-    finally:
-        os.close(file)
     return True
 
 

@@ -170,11 +170,8 @@ def test_nan_and_empty_lists_are_missing(tmp_path: Path) -> None:
     [
         ({"click": [1, 2, 0]}, "column click: 2: expected a label of 0 or 1"),
         ({"click": [1, None, 0]}, "column click: None: expected a label of 0 or 1"),
-        ({"click": [1, 0.5, 0]}, "column click: 0.5: expected a label of 0 or 1"),
-        ({"n": [1, 2**31, 0]}, "column n: 2147483648: expected an integer from -2147483648"),
         ({"n": [1, 1.5, 0]}, "column n: 1.5: expected an integer"),
         ({"price": [1, math.inf, 0]}, "column price: inf: expected a finite number"),
-        ({"price": [1, -1e300, 0]}, "column price: -1e+300: expected a finite number"),
         ({"hash": [1, -1, 0]}, "column hash: -1: expected an integer from 0 to 4294967295"),
         ({"hash": ["a", "xy", "0"]}, "column hash: 'xy': expected 1 to 8 hexadecimal digits"),
         ({"brand": [1, 2**53 + 1, 0]}, "column brand: 9007199254740993: expected an integer from"),

@@ -99,10 +99,6 @@ def test_many_empty_lines_take_no_memory(tmp_path: Path) -> None:
         assert piece.first + piece.parse(reject=True).lines == 1 + last
 
 
-def test_defaults_do_not_change_the_digest_of_a_spec(tmp_path: Path) -> None:
-    assert not {"comment", "skip_empty_lines"} & spec(tmp_path, "").to_dict()["input"].keys()
-
-
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(["", "#", "#x", "a", "##"]), max_size=8), st.integers(0, 4))
 def test_preambles_are_those_of_plain_python(lines: list[str], skip: int) -> None:

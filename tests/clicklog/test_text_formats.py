@@ -26,7 +26,6 @@ from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.clicklog.text.delimited import split_rows
 from nvt_torchrec.formats.spec.feature_spec import (
     CategoricalColumn,
-    DenseColumn,
     FeatureSpec,
     InputFormat,
 )
@@ -113,16 +112,6 @@ def test_skipping_more_lines_than_there_are(tmp_path: Path) -> None:
         list(stream_rows(str(path), _spec(skip_lines=3), block_bytes=100))
     with pytest.raises(BadInputError, match=r"column a|empty file"):
         _open(path, _spec(skip_lines=3))
-
-
-def test_a_mark_before_criteos_format(tmp_path: Path) -> None:
-    spec = FeatureSpec("y", (DenseColumn("n"),), (CategoricalColumn("c"),))
-    assert spec.is_criteo_format
-    path = tmp_path / "day_0"
-    path.write_bytes(BYTE_ORDER_MARK + b"1\t5\tff\n0.0\t6\ta\n")
-    day = _open(path, spec)
-    rows = read_block(day.cut(day.begin, day.end, 100)[0], spec)
-    assert (rows.label.tolist(), rows.dense.tolist()) == ([1, 0], [[5, 6]])
 
 
 # -- Quoted line breaks ----------------------------------------------------------------------------

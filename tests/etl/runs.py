@@ -7,6 +7,7 @@ import itertools
 import json
 import pkgutil
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,10 +63,17 @@ def failing(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(name, fail)
-        with pytest.raises(
-            expected or type(error), match=re.escape(getattr(error, "strerror", None) or str(error))
-        ):
+        message = getattr(error, "strerror", None) or str(error)
+        with pytest.raises(expected or type(error), match=re.escape(message)):
             yield
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + 600
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def fit(

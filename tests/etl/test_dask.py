@@ -21,7 +21,7 @@ from nvt_torchrec.etl.engines.cluster import WorkerLostError, local_cluster
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from tests.etl.runs import parts, read_split, settings, tree
+from tests.etl.runs import parts, read_split, settings, tree, until
 from tests.logs import random_rows, write_day
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,13 +43,6 @@ def whole(raw: Path, dask_client, tmp_path_factory: pytest.TempPathFactory) -> t
     output = tmp_path_factory.mktemp("etl") / "out"
     run(settings(raw, output, block_mb=1, scheduler=dask_client.scheduler.address))
     return output, tree(output)
-
-
-def _wait(condition: Callable[[], object], seconds: float = 600) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def _start(raw: Path, output: Path, *flags: str) -> subprocess.Popen:
@@ -84,7 +77,7 @@ def test_killed_and_resumed(raw: Path, whole, dask_client) -> None:
         (["--workers", "2", "--resume"], ".work/*/units/*.json"),
     ):
         process = _start(raw, output, *flags)
-        _wait(lambda reached=reached: any(output.glob(reached)))
+        until(lambda reached=reached: any(output.glob(reached)))
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         process.stderr.close()
@@ -149,7 +142,7 @@ def test_a_worker_that_dies_is_replaced(raw: Path, whole, cluster: Client) -> No
     killed = []
 
     def kill() -> None:
-        _wait(lambda: any(output.glob(".work/*/units/*.json")))
+        until(lambda: any(output.glob(".work/*/units/*.json")))
         pid = cluster.run(os.getpid).popitem()[1]
         os.kill(pid, signal.SIGKILL)
         killed.append(pid)
@@ -236,7 +229,7 @@ def test_ctrl_c_while_workers_start(raw: Path, tmp_path: Path) -> None:
     """It reaches all processes of a terminal, and none of them prints a traceback."""
     output = tmp_path / "out"
     process = _start(raw, output, "--workers", "2")
-    _wait(lambda: _descendants(process.pid) >= 2)
+    until(lambda: _descendants(process.pid) >= 2)
     time.sleep(1)  # they import
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=600)

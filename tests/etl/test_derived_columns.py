@@ -28,7 +28,7 @@ categorical = [
     {names = "hour", derive = "hour", from = "time"},
     {names = "weekday", derive = "weekday", from = "time"},
     {names = ["site", "app"], raw = "string", nulls = ["-"], freq_threshold = 2},
-    {names = "site_app", derive = "cross", from = ["site","app"], nulls = ["-"], max_table_size = 12},
+    {names = "site_app", derive = "cross", from = ["site", "app"], max_table_size = 12},
     {names = "amount_log", derive = "log_square", from = "amount", lenient = true, nulls = ["NA"]},
     {names = "bucket", derive = "bucket", from = "site_size", boundaries = [0, 2, 50]},
     {names = "month", derive = "month", from = "born"},

@@ -1,4 +1,4 @@
-"""The cpu engine in a process of its own: how much memory it takes."""
+"""A run with the cpu engine in a process of its own: how much memory it takes."""
 
 from __future__ import annotations
 
@@ -12,29 +12,17 @@ from tests.logs import random_rows
 _SCRIPT = """
 import json, resource, sys
 from pathlib import Path
-from nvt_torchrec.clicklog.readers.days import find_days
+from nvt_torchrec.etl import shuffle
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.formats.spec.toml_file import load_spec
-from nvt_torchrec.etl.engines.engine import Job
-from nvt_torchrec.etl.engines.threads import Threads
-from nvt_torchrec.etl.plan import make_plan
-from nvt_torchrec.workflows.writer import write_workflow
 
-raw, out, block_bytes = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-plan = make_plan(find_days(raw), load_spec(), block_bytes=block_bytes)
-engine = Threads(Job(load_spec(), out, workers=2))
-fitted = engine.fit(plan.train_blocks, lambda rows: None)
-write_workflow(out / "workflow", load_spec(), fitted)
-for _ in engine.encode(plan.units, out / "workflow"):
-    pass
+shuffle._LEAST = 6 << 20  # bytes of rows that are shuffled at once
+options = {"engine": "cpu", "workers": 2, "block_mb": 4, "shuffle": "full"}
+manifest = run(EtlSettings(sys.argv[1], Path(sys.argv[2]), load_spec(), **options))
 peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-print(json.dumps([len(plan.units), peak_mb]))
+print(json.dumps([len(manifest["files"]), peak_mb]))
 """
-
-
-def _run(raw: Path, out: Path, block_bytes: int) -> list:
-    """Return the number of units, and the peak in MiB."""
-    command = [sys.executable, "-c", _SCRIPT, str(raw), str(out), str(block_bytes)]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
@@ -48,8 +36,10 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
             for _ in range(times):
                 file.write(text)
         (tmp_path / name / "day_1").write_text(text)
-        peaks[name] = _run(tmp_path / name, tmp_path / f"{name}.o", 4 << 20)
-    (small_units, small_mb), (large_units, large_mb) = peaks["small"], peaks["large"]
-    assert small_units <= 6
-    assert large_units >= 40
+        command = [sys.executable, "-c", _SCRIPT, str(tmp_path / name), str(tmp_path / f"{name}.o")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        peaks[name] = json.loads(done.stdout)
+    (small_parts, small_mb), (large_parts, large_mb) = peaks["small"], peaks["large"]
+    assert small_parts <= 6
+    assert large_parts >= 40
     assert large_mb < small_mb + 40, peaks

@@ -30,11 +30,6 @@ def guessed(path: Path, **options) -> FeatureSpec:
     return guessed_with_text(path, **options)[0]
 
 
-def text_of(path: Path, **options) -> str:
-    """Return what is written of a file, in one line."""
-    return guessed_with_text(path, **options)[1]
-
-
 def guessed_with_text(path: Path, **options) -> tuple[FeatureSpec, str]:
     text, _ = guess(str(path), **options)
     assert (text, _) == guess(str(path), **options)
@@ -171,7 +166,7 @@ def test_numbers_alone_and_with_units(tmp_path: Path) -> None:
     assert etl_run(path, tmp_path / "out", "--spec", str(tmp_path / "spec.toml")) == 0
     for row in rows[1:]:
         row[1:] = [f"${row[1]}", f"{row[2]} %"]
-    assert text_of(write(path, rows)).count("numbers with a unit") == 2
+    assert guessed_with_text(write(path, rows))[1].count("numbers with a unit") == 2
 
 
 def test_decimal_commas_are_no_lists(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from nvt_torchrec.etl.engines.threads import Threads
 from nvt_torchrec.etl.plan import Plan, make_plan
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.workflows.writer import write_workflow
-from tests.etl.runs import encode, fit, settings
+from tests.etl.runs import encode, fit, settings, until
 from tests.logs import CRITEO
 
 
@@ -47,13 +46,6 @@ def syncs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, str]]:
 
     monkeypatch.setattr(os, "fsync", seeing)
     return seen
-
-
-def _until(reached: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not reached():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_threads_that_compute_sync_nothing(raw: Path, tmp_path: Path, syncs) -> None:
@@ -115,7 +107,7 @@ def test_workers_go_on_while_the_disk_is_slow(fitted, tmp_path, monkeypatch) -> 
     try:
         assert asked.wait(60)
         # one or two are being synced, two wait, two more are written
-        _until(lambda: len(list(parts.rglob(".*.tmp"))) >= 5)
+        until(lambda: len(list(parts.rglob(".*.tmp"))) >= 5)
         time.sleep(0.3)
         assert len(list(parts.rglob(".*.tmp"))) <= 6
         assert not list(parts.rglob("*.parquet"))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.formats.day_names import OpenDays, date_of, name_of, natural_order, parse_days
+from nvt_torchrec.formats.day_names import OpenDays, date_of, name_of, parse_days
 from nvt_torchrec.formats.spec.split import Split
 
 SHARE = Split("share", valid=0.1, test=0.1)
@@ -147,7 +147,3 @@ def test_lists_of_days() -> None:
     ]:
         with pytest.raises(SettingsError, match=message):
             parse_days(text)
-
-
-def test_natural_order() -> None:
-    assert sorted(["p-10", "p-9", "p-9b", "a"], key=natural_order) == ["a", "p-9", "p-9b", "p-10"]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from nvt_torchrec import workflows
-from nvt_torchrec.base.files.atomic import read_json, write_json
+from nvt_torchrec.formats.generations import Generation
 from nvt_torchrec.formats.spec.columns import DenseColumn
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.inference.model.bundle import save_bundle
@@ -23,6 +23,7 @@ from nvt_torchrec.inference.model.scoring import ServingModel, Table
 from nvt_torchrec.inference.model.weights import CheckpointOrigin, ModelShape, Origin
 from nvt_torchrec.inference.publish import PublishSettings, steps
 from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.writer import Descent
 
 SPEC = FeatureSpec(
     "label",
@@ -46,49 +47,32 @@ def make_workflow(
     columns: int = 2,
     parent: str = "",
 ) -> Path:
-    """Write a workflow whose ids depend on the seed; see :func:`set_lineage`."""
+    """Write a workflow whose ids depend on the seed, with generations of a day each.
+
+    The last ``equal`` generations are equal. ``parent`` is the digest of the generation before; ""
+    for one that there is not.
+    """
     spec = dataclasses.replace(SPEC, categorical=SPEC.categorical[:columns])
     rng = np.random.default_rng(seed)
     values = {"cat_0": rng.permutation(VALUES), "cat_1": rng.permutation(5)}
     observed = dict.fromkeys(("null", "oov", "unique"), 0)
     vocabularies = {
-        name: workflows.FittedVocabulary(some, np.ones(len(some), np.int64), observed)
-        for name, some in values.items()
-        if name in spec.categorical_names
+        name: workflows.FittedVocabulary(values[name], np.ones_like(values[name]), observed)
+        for name in spec.categorical_names
     }
     statistics = {name: {"mean": 1.0, "std": 2.0} for name in SPEC.dense_names}
-    workflows.write_workflow(path, spec, workflows.Fitted(statistics, vocabularies))
+    fitted = workflows.Fitted(statistics, vocabularies)
+    digest = workflows.write_workflow(path, spec, fitted).digest
     if generation is not None:
-        set_lineage(path, generation, equal, parent)
+        digests = [hashlib.sha256(bytes([number])).hexdigest() for number in range(generation)]
+        digests[generation + 1 - equal :] = [digest] * (equal - 1)
+        if parent:
+            digests[-1] = parent
+        counts = {name: len(vocabulary) for name, vocabulary in vocabularies.items()}
+        ancestors = [Generation(n, other, (n,), counts, {}) for n, other in enumerate(digests)]
+        descent = Descent((generation,), tuple(ancestors))
+        workflows.write_workflow(path, spec, fitted, descent=descent)
     return path
-
-
-def set_lineage(path: Path, generation: int, equal: int = 1, parent: str = "") -> None:
-    """Give a workflow a line of descent of a day each; the last ``equal`` generations are equal.
-
-    ``parent`` is the digest of the generation before; "" for one that there is not.
-    """
-    description = inspect(path)
-    values = {name: vocabulary.values for name, vocabulary in description.vocabularies.items()}
-    lineage = [
-        {
-            "number": number,
-            "digest": description.digest if number > generation - equal else fake_digest(number),
-            "days": [number],
-            "values": values,
-            "reused": {},
-        }
-        for number in range(generation + 1)
-    ]
-    if parent:
-        lineage[-2]["digest"] = parent
-    metadata = read_json(path / "metadata.json", "a workflow")
-    write_json(path / "metadata.json", {**metadata, "lineage": lineage})
-
-
-def fake_digest(number: int) -> str:
-    """The digest of a workflow that there is not."""
-    return hashlib.sha256(f"generation {number}".encode()).hexdigest()
 
 
 def make_bundle(

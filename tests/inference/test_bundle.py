@@ -21,6 +21,7 @@ from nvt_torchrec.dlrm.checkpoint.record import FORMAT
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
+from nvt_torchrec.workflows.writer import Descent
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import criteo_dicts
 
@@ -141,7 +142,14 @@ def test_descriptions_that_are_wrong(bundle: Path, tmp_path: Path) -> None:
             Predictor.load(copy)
 
 
-def _rewritten(source: Path, target: Path, *, dense: int = 13, another: int | None = None) -> Path:
+def rewritten(
+    source: Path,
+    target: Path,
+    *,
+    dense: int = 13,
+    another: int | None = None,
+    descent: Descent | None = None,
+) -> Path:
     """The same workflow with fewer dense columns, or with another value in cat_4's vocabulary."""
     description = workflows.inspect(source)
     vocabularies = {}
@@ -153,7 +161,7 @@ def _rewritten(source: Path, target: Path, *, dense: int = 13, another: int | No
         vocabularies[column.name] = workflows.FittedVocabulary(values, counts, vocabulary.observed)
     spec = dataclasses.replace(description.spec, dense=description.spec.dense[:dense])
     state = workflows.Fitted(description.statistics, vocabularies)
-    workflows.write_workflow(target, spec, state)
+    workflows.write_workflow(target, spec, state, descent=descent)
     return target
 
 
@@ -175,8 +183,8 @@ def test_a_pair_that_does_not_belong_together(trained: Trained, tmp_path: Path) 
     assert not (tmp_path / "bundle").exists()
     # without a recorded digest, columns and table sizes still have to fit
     claim(None)
-    Predictor.load(_rewritten(workflow, tmp_path / "same"), checkpoint)
+    Predictor.load(rewritten(workflow, tmp_path / "same"), checkpoint)
     with pytest.raises(SchemaError, match=r"column cat_4: .* gives ids up to \d+"):
-        Predictor.load(_rewritten(workflow, tmp_path / "larger", another=2**32 - 1), checkpoint)
+        Predictor.load(rewritten(workflow, tmp_path / "larger", another=2**32 - 1), checkpoint)
     with pytest.raises(SchemaError, match="dense columns of"):
-        Predictor.load(_rewritten(workflow, tmp_path / "narrower", dense=12), checkpoint)
+        Predictor.load(rewritten(workflow, tmp_path / "narrower", dense=12), checkpoint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -12,13 +11,16 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.dlrm.checkpoint.record import FORMAT
+from nvt_torchrec.formats.etl_output import SWITCH_FILE
 from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.lineage import read_lineage
 from nvt_torchrec.inference.model.bundle import describe
 from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.writer import Descent
 from tests.inference.bundles import make_bundle, make_origin, make_workflow
 from tests.inference.conftest import Trained
+from tests.inference.test_bundle import rewritten
 
 
 def _rewrite(bundle: Path, **changes) -> None:
@@ -101,11 +103,7 @@ def test_the_line_of_descent(tmp_path: Path, capsys) -> None:
     assert [day["generation"] for day in shown["days"]] == [0, 1, 2]
     assert [day["trained"] for day in shown["days"]] == [True, True, False]
     # a workflow that was extended since is a descendant
-    later = make_workflow(tmp_path / "later", generation=2)
-    metadata = read_json(later / "metadata.json", "a workflow")
-    last = metadata["lineage"][-1]
-    metadata["lineage"].append({**last, "number": 3, "days": [9]})
-    write_json(later / "metadata.json", metadata)
+    later = make_workflow(tmp_path / "later", generation=3, equal=2)
     status, shown, _ = _lineage(capsys, bundle, "--workflow", later)
     assert (status, shown["wrong"]) == (0, [])
     stranger = make_workflow(tmp_path / "stranger", seed=5, generation=4)
@@ -138,15 +136,8 @@ def test_claims_that_contradict_each_other(tmp_path: Path, capsys) -> None:
 
 def test_a_checkpoint_of_an_earlier_generation(trained: Trained, tmp_path: Path) -> None:
     """The remedy is to train on, not to look for another workflow."""
-    from tests.inference.test_bundle import _rewritten
-
-    later = _rewritten(trained.workflow, tmp_path / "later", another=2**32 - 1)
-    metadata = read_json(later / "metadata.json", "a workflow")
-    values = {name: value["values"] for name, value in metadata["vocabularies"].items()}
-    first = dataclasses.asdict(inspect(trained.workflow).lineage[0])
-    second = {"number": 1, "digest": metadata["digest"], "days": [9], "reused": {}}
-    metadata["lineage"] = [first, {**second, "values": values}]
-    write_json(later / "metadata.json", metadata)
+    descent = Descent((9,), inspect(trained.workflow).lineage)
+    later = rewritten(trained.workflow, tmp_path / "later", another=2**32 - 1, descent=descent)
     with pytest.raises(
         SchemaError, match=r"trained on generation 0 .* is at generation 1\n.*--continue_from"
     ):
@@ -156,8 +147,6 @@ def test_a_checkpoint_of_an_earlier_generation(trained: Trained, tmp_path: Path)
 
 
 def test_an_output_between_two_generations(trained: Trained, tmp_path: Path) -> None:
-    from nvt_torchrec.formats.etl_output import SWITCH_FILE
-
     out = tmp_path / "out"
     shutil.copytree(trained.workflow, out / "workflow")
     (out / SWITCH_FILE).write_text("{}")

@@ -3,8 +3,7 @@
 https://github.com/triton-inference-server/python_backend: ``Tensor(name, array)`` with ``name()``
 and ``as_numpy()``; ``InferenceRequest(inputs=…)`` with ``inputs()``; ``get_input_tensor_by_name``,
 which gives None for a name that is not there; ``InferenceResponse(output_tensors, error=None)``
-with ``output_tensors()``, ``has_error()`` and ``error()``; ``TritonError(message)`` with
-``message()``.
+with ``output_tensors()`` and ``error()``; ``TritonError(message)`` with ``message()``.
 """
 
 from __future__ import annotations
@@ -16,43 +15,22 @@ class Tensor:
     def __init__(self, name: str, array: np.ndarray) -> None:
         if not isinstance(array, np.ndarray):
             raise TypeError("a NumPy array is needed")
-        self._name, self._array = name, array
-
-    def name(self) -> str:
-        return self._name
-
-    def as_numpy(self) -> np.ndarray:
-        return self._array
+        self.name, self.as_numpy = lambda: name, lambda: array
 
 
 class TritonError:
     def __init__(self, message: str) -> None:
-        self._message = message
-
-    def message(self) -> str:
-        return self._message
+        self.message = lambda: message
 
 
 class InferenceRequest:
     def __init__(self, inputs: list[Tensor]) -> None:
-        self._inputs = inputs
-
-    def inputs(self) -> list[Tensor]:
-        return self._inputs
+        self.inputs = lambda: inputs
 
 
 class InferenceResponse:
     def __init__(self, output_tensors: list[Tensor], error: TritonError | None = None) -> None:
-        self._tensors, self._error = output_tensors, error
-
-    def output_tensors(self) -> list[Tensor]:
-        return self._tensors
-
-    def has_error(self) -> bool:
-        return self._error is not None
-
-    def error(self) -> TritonError | None:
-        return self._error
+        self.output_tensors, self.error = lambda: output_tensors, lambda: error
 
 
 def get_input_tensor_by_name(request: InferenceRequest, name: str) -> Tensor | None:

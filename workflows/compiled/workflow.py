@@ -217,13 +217,12 @@ def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
     description = inspect(path)
     plan = _read_plan(path, description)
     mapped = tuple(_open(path, name, plan.arrays, verify) for name in ARRAYS)
-    arrays = [array.values for array in mapped]
+    words, text, text_begins = (array.values for array in mapped)
     try:
-        places = _places(description, plan.tables, *map(len, arrays))
+        places = _places(description, plan.tables, len(words), len(text_begins))
         dense = DensePlan(description.spec, description.statistics)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise _damaged(path, path / DIRECTORY / PLAN_FILE, error) from error
-    words, text, text_begins = arrays
     return CompiledWorkflow(
         spec=description.spec,
         schema=description.table_schema,
@@ -270,11 +269,7 @@ def _damaged(path: Path, file: Path, error: object) -> BadInputError:
 
 
 def _places(
-    description: WorkflowDescription,
-    plan: dict[str, TablePlace],
-    words: int,
-    texts: int,
-    text_begins: int,
+    description: WorkflowDescription, plan: dict[str, TablePlace], words: int, text_begins: int
 ) -> np.ndarray:
     """int64 [columns, fields], checked: kernels read only there. Raises ValueError."""
     columns = description.spec.categorical
