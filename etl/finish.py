@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.base.files.atomic import atomic_path, fsync_directory
 from nvt_torchrec.clicklog.readers.raw import first_line
-from nvt_torchrec.etl.plan import Unit
 from nvt_torchrec.etl.results import LostRowsError, UnitResult, by_source
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.state import rejected_file
@@ -191,15 +190,12 @@ def check_rows(results: list[UnitResult], split_root: Path) -> dict[str, int]:
         if rows != result.rows:
             raise LostRowsError(f"{path}: {rows} rows, {result.rows} were written", _REMEDY)
     for source, group in by_source(results).items():
-        _check_tiling(source, [result.unit for result in group])
+        blocks = dict.fromkeys(result.unit.block for result in group)
+        for before, after in itertools.pairwise(blocks):
+            if before.end != after.begin:
+                what = f"{source}: a gap between {before.end} and {after.begin}"
+                raise LostRowsError(what, _REMEDY)
     return sizes
-
-
-def _check_tiling(source: str, units: list[Unit]) -> None:
-    blocks = list(dict.fromkeys(unit.block for unit in units))
-    for before, after in itertools.pairwise(blocks):
-        if before.end != after.begin:
-            raise LostRowsError(f"{source}: a gap between {before.end} and {after.begin}", _REMEDY)
 
 
 _REMEDY = "begin again with --restart; if the error repeats, it is a defect of this program"

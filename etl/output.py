@@ -13,7 +13,6 @@ import logging
 import re
 import secrets
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -186,17 +185,6 @@ def release(output: Path, marker: str = UNFINISHED_FILE) -> None:
     shutil.rmtree(output / WORK_DIRECTORY, ignore_errors=True)
     with contextlib.suppress(OSError):
         (output / marker).unlink()
-
-
-@contextlib.contextmanager
-def deleted_meanwhile(directory: Path) -> Iterator[None]:
-    """Delete what is not needed any more in a thread, as it takes a while; gone at the end."""
-    thread = threading.Thread(target=shutil.rmtree, args=(directory, True), name="delete")
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
 
 
 def named_errors(output: Path) -> AbstractContextManager[None]:

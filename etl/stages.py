@@ -183,7 +183,6 @@ class Stages:
             if not whole:
                 with self.timer("fit"), RowsBar("fit", plan, counted) as bar:
                     self._make_workflow(started, bar.update, write_workflow, parts=bool(done))
-                stack.enter_context(output.deleted_meanwhile(self.work / output.FIT))
             if missing:
                 lines = sum(result.lines for result in results)
                 with self.timer("transform"), RowsBar("transform", plan, initial=lines) as bar:

@@ -164,17 +164,14 @@ def decompress(
     with atomic_path(packed.copy) as temporary, open(temporary, "wb") as out:
         for chunk in read_stream(day.path, _CHUNK_BYTES):
             if size + len(chunk) > packed.limit:
-                raise _too_large(packed)
+                raise BadInputError(
+                    f"{day.source}: {day.size:,} bytes become more than {packed.limit:,} bytes of "
+                    f"text; about {packed.estimate:,} were estimated from its first bytes",
+                    "if its content is right, set --max_decompressed_gb to how much a day may "
+                    "become",
+                )
             out.write(chunk)
             size += len(chunk)
             report(len(chunk))
         if not size:
             raise BadInputError(f"{day.source}: empty file", f"fetch {day.name} again")
-
-
-def _too_large(packed: CompressedDay) -> BadInputError:
-    return BadInputError(
-        f"{packed.day.source}: {packed.day.size:,} bytes become more than {packed.limit:,} bytes "
-        f"of text; about {packed.estimate:,} were estimated from its first bytes",
-        "if its content is right, set --max_decompressed_gb to how much a day may become",
-    )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.etl.check.output import ERROR, NOTE, WARNING, Finding
+from nvt_torchrec.etl.check.files import ERROR, NOTE, WARNING, Finding
 from nvt_torchrec.etl.settings import threads_flag
 
 #: For the command's help.
@@ -37,9 +37,8 @@ def check(
             between two generations.
     """
     from nvt_torchrec.etl.check import files, rows
-    from nvt_torchrec.etl.check.output import find
 
-    output = find(Path(path))
+    output = files.find(Path(path))
     files.check(output)
     rows.check(output, workers=workers, report=report)
     order = {ERROR: 0, WARNING: 1, NOTE: 2}

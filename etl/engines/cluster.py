@@ -9,14 +9,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from pathlib import Path
 
 import nvt_torchrec.nvt_compat  # noqa: F401
 
 from distributed import Client, KilledWorker, LocalCluster
-from distributed.client import ClosedClientError
 
 from nvt_torchrec.base.errors import ClickLogError, SettingsError
 from nvt_torchrec.etl.engines.device import gpu_count, gpu_memory
@@ -219,7 +218,7 @@ def readable_errors(client: Client | None = None) -> Iterator[None]:
             "use a smaller --block_mb, fewer --workers, or cap the vocabularies; the same "
             "command keeps what is finished",
         ) from error
-    except (CancelledError, ClosedClientError):  # while or before waiting for a result
+    except Exception:  # of whatever kind, once the client is closed
         if not lost.is_set():
             raise
         raise WorkerLostError(

@@ -74,17 +74,11 @@ def write_run(path: Path, run: Run) -> None:
             most = column.counts.max(initial=0)  # mostly few: a byte each instead of eight
             add(f"counts_{v}", column.counts.astype(np.min_scalar_type(most)))
             if isinstance(column.values, pa.Array):
-                offsets, text = _buffers(column.values)
-                add(f"offsets_{v}", offsets)
-                add(f"text_{v}", text)
+                offsets, text = string_parts(column.values)
+                add(f"offsets_{v}", offsets - offsets[0])
+                add(f"text_{v}", text[offsets[0] : offsets[-1]])
             else:
                 add(f"values_{v}", column.values)
-
-
-def _buffers(values: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets from 0, int64 [n + 1], and the text they cut, uint8."""
-    offsets, text = string_parts(values)
-    return offsets - offsets[0], text[offsets[0] : offsets[-1]]
 
 
 def run_name(begin: int, end: int) -> str:

@@ -54,7 +54,10 @@ class Workers(Engine):
         with open_runs(self.job, blocks) as runs:
             report(runs.rows)
             numbered = [(index, blocks[index]) for index in runs.missing]
-        if self._on_cards(blocks) and self._agrees("counting", device.compare_counts, blocks[0]):
+        on_cards = self._on_cards(blocks)
+        if on_cards:
+            log.info("Criteo's format: kernels on the GPUs parse, count and encode text")
+        if on_cards and self._agrees("counting", device.compare_counts, blocks[0]):
             results = self._results(device.count_blocks, device.divided(numbered, self.client))
         else:
             results = self._results(_count_block, numbered)

@@ -97,17 +97,6 @@ def _check_split(paths: EtlOutput, split: Split, rule: dict[str, Any]) -> None:
         )
 
 
-def check_flags(settings: ExtendSettings, split: Split) -> None:
-    """Refuse days of splits where each row is divided by itself. Raises :class:`SettingsError`."""
-    if split.by == "days" or not (settings.valid_days or settings.test_days):
-        return
-    raise SettingsError(
-        f"--valid_days and --test_days: {settings.output_path} is split by {split.by}, so each "
-        "new day has rows in all splits",
-        "leave both out: the [split] of the spec decides for each row",
-    )
-
-
 def new_days(settings: ExtendSettings, manifest: Manifest) -> list[DayFile]:
     """Find the days to add; those that are there already, from the same file, are passed over.
 

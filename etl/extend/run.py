@@ -11,14 +11,13 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.journal import changes
 from nvt_torchrec.base.files.validation import path_inside
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.etl.engines.start import resolve
 from nvt_torchrec.etl.extend.checks import (
     check_extendable,
-    check_flags,
     check_not_repeated,
     check_row_count,
     new_days,
@@ -71,7 +70,6 @@ def extend(settings: ExtendSettings) -> Manifest:
         if settings.undo:
             return _undo(paths, manifest, claim)
         split = check_extendable(paths, manifest).split
-        check_flags(settings, split)
         if not settings.input_path and (begun := claim.unfinished_day()):
             settings = dataclasses.replace(settings, input_path=begun.path)
         days = new_days(settings, manifest) if settings.input_path else []
@@ -82,6 +80,12 @@ def extend(settings: ExtendSettings) -> Manifest:
                 [day.day for day in days],
                 settings.valid_days,
                 settings.test_days,
+            )
+        elif settings.valid_days:
+            raise SettingsError(
+                f"--valid_days and --test_days: {paths.root} is split by {split.by}, so each new "
+                "day has rows in all splits",
+                "leave both out: the [split] of the spec decides for each row",
             )
         for day, assignment in zip(days, chosen, strict=True):
             _Day(settings, day, assignment, manifest, claim).add()

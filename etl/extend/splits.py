@@ -77,7 +77,7 @@ def assign_all(
         if absent:
             raise BadInputError(
                 f"{flag}: day {absent[0]} is neither in OUT nor among the days that are added",
-                f"choose of days {_listed(there)}",
+                f"choose of days {','.join(map(str, sorted(there)))}",
             )
     if valid and test:
         _check_order(there, {*valid, *test}, set(days["train"]))
@@ -116,10 +116,6 @@ def _check_order(there: set[int], evaluated: set[int], train: set[int]) -> None:
             "all days are for validation or test, and none for training",
             "choose fewer days for --valid_days and --test_days",
         )
-
-
-def _listed(days: set[int]) -> str:
-    return ",".join(map(str, sorted(days)))
 
 
 def renamed_parts(

@@ -12,7 +12,7 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.__main__ import main
-from nvt_torchrec.etl.check.output import WARNING
+from nvt_torchrec.etl.check.files import WARNING
 from nvt_torchrec.etl.commands import check as check_module
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.output import UNFINISHED_FILE

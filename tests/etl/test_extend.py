@@ -17,7 +17,7 @@ from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.clicklog.readers.raw import Block, read_block
 from nvt_torchrec.etl.__main__ import main
-from nvt_torchrec.etl.check.output import ERROR
+from nvt_torchrec.etl.check.files import ERROR
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.engines.nvtabular import transform_frame
 from nvt_torchrec.etl.report.data import collect

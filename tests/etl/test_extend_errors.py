@@ -22,7 +22,7 @@ from nvt_torchrec.base.errors import (
 from nvt_torchrec.base.files.atomic import locked, read_json, write_json
 from nvt_torchrec.base.files.journal import Journal
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.etl.check.output import NOTE
+from nvt_torchrec.etl.check.files import NOTE
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.extend.claim import DayRecord
 from nvt_torchrec.etl.extend.splits import assign_all, days_after

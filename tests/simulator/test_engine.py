@@ -145,7 +145,6 @@ def test_as_the_cpu_engine(
     ):
         path = tmp_path / "raw" / f"day_{day}"
         path.write_bytes(change(path.read_bytes()))
-    device._announce.cache_clear()
     with caplog.at_level("INFO"):
         compare(tmp_path, spec)
     assert caplog.text.count("kernels on the GPUs") == 1

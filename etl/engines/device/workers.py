@@ -61,19 +61,8 @@ _TOLERANCE = 1e-6
 
 
 def takes(spec: FeatureSpec, blocks: Iterable[Block]) -> bool:
-    """Return whether blocks can be processed here: whole blocks of a spec that is supported.
-
-    The first time that they can, it is logged.
-    """
-    if not supports(spec) or not all(type(block) is Block for block in blocks):
-        return False
-    _announce()
-    return True
-
-
-@functools.cache
-def _announce() -> None:
-    log.info("Criteo's format: text is parsed, counted and encoded by kernels on the GPUs")
+    """Return whether blocks can be processed here: whole blocks of a spec that is supported."""
+    return supports(spec) and all(type(block) is Block for block in blocks)
 
 
 def has_room(workflow_path: Path) -> bool:
