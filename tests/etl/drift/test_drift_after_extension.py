@@ -112,21 +112,10 @@ def test_parts_of_other_statistics_are_not_compared():
     assert chosen(frozen, frozen, update) == ["valid/part.0.parquet"]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda content: content | {"rows": "many"},
-        lambda content: content | {"columns": [{}]},
-        lambda content: {key: item for key, item in content.items() if key != "flags"},
-        lambda content: content | {"format": "another"},
-    ],
-)
-def test_a_damaged_result_is_an_error_with_a_remedy(
-    extended: Path, day: Path, tmp_path: Path, change
-):
+def test_a_damaged_result_is_an_error_with_a_remedy(extended: Path, day: Path, tmp_path: Path):
     out = tmp_path / "out"
     shutil.copytree(extended, out)
     file = out / "drift" / "day_2.json"
-    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rows": "many"}))
     with pytest.raises(BadInputError, match=r"day_2.json(.|\n)*etl drift"):
         drift_of(out, day)
