@@ -9,17 +9,15 @@ import faulthandler
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.shell import python
+
 CALLS = ("replace", "rename", "link", "symlink", "mkdir", "unlink", "rmdir")
 
 
@@ -90,12 +88,6 @@ def kill_before(moment: int) -> Callable[[], None]:
 
 def seen_by(module: str, *arguments: object) -> Any:
     """Run a module that kills its forks; what it printed as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-m", module, *arguments)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

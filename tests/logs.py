@@ -47,7 +47,11 @@ def random_rows(rows: int, seed: int, spec: FeatureSpec = CRITEO) -> list[list[s
 
 def write_day(path: Path, rows: list[list[str]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join("\t".join(row) + "\n" for row in rows))
+    path.write_text(text_of(rows))
+
+
+def text_of(rows: list[list[str]]) -> str:
+    return "".join("\t".join(row) + "\n" for row in rows)
 
 
 def write_log(directory: Path, rows_per_day: list[int], seed: int = 0) -> list[list[list[str]]]:

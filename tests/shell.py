@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 #: With the interpreter of these tests and the packages of this checkout, and without a GPU.
@@ -33,6 +34,12 @@ def run(directory: Path, script: str) -> tuple[int, str]:
         check=False,
     )
     return done.returncode, done.stdout
+
+
+def python(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the interpreter of these tests in the repository's root."""
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, **options)
 
 
 @contextlib.contextmanager

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,7 @@ from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.__main__ import Step, all_steps, chosen, measure
 from benchmarks.gpu.worker import GpuSettings
 from nvt_torchrec.base.errors import SettingsError
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.shell import python
 
 
 @pytest.fixture
@@ -52,8 +49,7 @@ def test_steps_are_chosen_by_patterns(
 def test_without_a_gpu_it_says_so() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    command = [sys.executable, "-m", "benchmarks.gpu", "--only=copies"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = python("-m", "benchmarks.gpu", "--only=copies")
     assert done.returncode == 2
     assert "torch sees no GPU here" in done.stderr
 

@@ -23,8 +23,7 @@ from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, In
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from tests.etl.runs import parts, read_split, settings, tree, until
 from tests.logs import random_rows, write_day
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.shell import ROOT, python
 
 
 @pytest.fixture(scope="module")
@@ -216,10 +215,7 @@ def test_workers_that_cannot_start(raw: Path, tmp_path: Path) -> None:
         "DASK_DISTRIBUTED__WORKER__PRELOAD": "['broken']",
     }
     flags = ["--input_path", str(raw), "--output_path", str(tmp_path / "out"), "--workers", "1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "etl", "run", "--engine", "dask", *flags],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = python("-m", "etl", "run", "--engine", "dask", *flags, env=environment)
     assert done.returncode == 2, done.stderr
     assert "error: Dask workers did not start: ModuleNotFoundError(" in done.stderr
     assert "no_such_module_there_is" in done.stderr

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
@@ -15,8 +12,7 @@ import pytest
 from nvt_torchrec.base.versions import UnsupportedStackError
 from nvt_torchrec.etl.commands import doctor
 from nvt_torchrec.etl.commands.doctor import NOTE, OK, WRONG
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.shell import python
 
 H200, OLD = ("NVIDIA H200", (9, 0)), ("Tesla P100-PCIE-16GB", (6, 0))
 
@@ -46,8 +42,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def test_on_this_machine() -> None:
     """Whatever it has: a report that can be read by people and by programs."""
-    command = [sys.executable, "-m", "etl", "doctor", "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = python("-m", "etl", "doctor", "--json")
     findings = [doctor.Diagnosis(**values) for values in json.loads(done.stdout)]
     assert done.returncode == int(any(finding.state == WRONG for finding in findings))
     subjects = [finding.subject for finding in findings]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.logs import random_rows
+from tests.logs import random_rows, text_of
+from tests.shell import python
 
 _SCRIPT = """
 import json, resource, sys
@@ -27,8 +26,7 @@ print(json.dumps([len(manifest["files"]), peak_mb]))
 
 def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     """Logs of about 3 and 40 blocks: the same vocabulary, about the same peak."""
-    rows = random_rows(4000, 0)
-    text = "".join("\t".join(row) + "\n" for row in rows)
+    text = text_of(random_rows(4000, 0))
     peaks = {}
     for name, times in (("small", 10), ("large", 190)):
         (tmp_path / name).mkdir()
@@ -36,8 +34,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
             for _ in range(times):
                 file.write(text)
         (tmp_path / name / "day_1").write_text(text)
-        command = [sys.executable, "-c", _SCRIPT, str(tmp_path / name), str(tmp_path / f"{name}.o")]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = python("-c", _SCRIPT, tmp_path / name, tmp_path / f"{name}.o")
         peaks[name] = json.loads(done.stdout)
     (small_parts, small_mb), (large_parts, large_mb) = peaks["small"], peaks["large"]
     assert small_parts <= 6

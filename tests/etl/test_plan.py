@@ -20,7 +20,7 @@ from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
 from tests.clicklog.reference_reader import as_lists
 from tests.etl.runs import settings
-from tests.logs import COMPRESS, CRITEO, pack, write_day, write_log
+from tests.logs import COMPRESS, CRITEO, pack, text_of, write_day, write_log
 from tests.spec_logs import stream_rows, write_spec_log
 
 
@@ -34,10 +34,6 @@ def _staged(raw: Path, work: Path, spec=CRITEO) -> list:
     return staged(find_days(str(raw)), settings(raw, work, spec, workers=2), work)
 
 
-def _joined(rows) -> bytes:
-    return "".join("\t".join(row) + "\n" for row in rows).encode()
-
-
 @pytest.mark.parametrize("block_bytes", [300, 1 << 20])
 @pytest.mark.parametrize("limit", [None, 7, 100])
 def test_every_row_goes_where_it_should(tmp_path: Path, block_bytes: int, limit) -> None:
@@ -45,9 +41,9 @@ def test_every_row_goes_where_it_should(tmp_path: Path, block_bytes: int, limit)
     plan = make_plan(find_days(str(tmp_path)), CRITEO, block_bytes=block_bytes, limit_rows=limit)
     days = [rows[:limit] for rows in days]
     half = (len(days[2]) + 1) // 2
-    assert _text(plan, "train") == _joined(days[0] + days[1])
-    assert _text(plan, "valid") == _joined(days[2][:half])
-    assert _text(plan, "test") == _joined(days[2][half:])
+    assert _text(plan, "train") == text_of(days[0] + days[1]).encode()
+    assert _text(plan, "valid") == text_of(days[2][:half]).encode()
+    assert _text(plan, "test") == text_of(days[2][half:]).encode()
     files = [unit.file for unit in plan.units]
     assert len(set(files)) == len(files)
     assert (len(files) == 4) is (block_bytes > 300)

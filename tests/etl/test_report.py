@@ -22,8 +22,8 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
-from tests.etl.runs import cut, read_split, settings
-from tests.logs import CRITEO, write_log
+from tests.etl.runs import QUARANTINE, cut, read_split, settings
+from tests.logs import CRITEO, write_day, write_log
 from tests.spec_logs import write_spec_log
 
 ROWS = [300, 200, 151]
@@ -35,10 +35,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list]:
     days = write_log(directory / "raw", ROWS)
     days[0][0][-1] = days[1][0][-1] = "<b>"  # not hexadecimal: two bad rows
     for day in (0, 1):
-        text = "".join("\t".join(row) + "\n" for row in days[day])
-        (directory / "raw" / f"day_{day}").write_text(text)
-    options = {"on_bad_rows": "quarantine"}
-    run(settings(directory / "raw", directory / "out", **options))
+        write_day(directory / "raw" / f"day_{day}", days[day])
+    run(settings(directory / "raw", directory / "out", **QUARANTINE))
     return directory / "out", [days[0][1:], days[1][1:], days[2]]
 
 
@@ -166,9 +164,8 @@ def test_parts_without_rows_are_not_sampled(tmp_path: Path, monkeypatch):
     days = write_log(tmp_path / "raw", [40, 30, 20, 20])
     for row in days[0]:
         row[-1] = "not hexadecimal"
-    text = "".join("\t".join(row) + "\n" for row in days[0])
-    (tmp_path / "raw" / "day_0").write_text(text)
-    options = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.9}
+    write_day(tmp_path / "raw" / "day_0", days[0])
+    options = QUARANTINE | {"max_bad_fraction": 0.9}
     run(settings(tmp_path / "raw", tmp_path / "out", **options))
     monkeypatch.setattr(report_data, "SAMPLED_ROW_GROUPS", 1)
     assert data_of(tmp_path / "out")[1].sampled_rows == 30

@@ -6,8 +6,6 @@ import json
 import os
 import resource
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import fsspec
@@ -27,8 +25,7 @@ from tests.etl.runs import QUARANTINE, assert_is, change_json, failing, settings
 from tests.etl.split_logs import SHARES_OF_TIME, spec_with, write
 from tests.forks import seen_by
 from tests.logs import CRITEO, ROWS, pack, write_day, write_log
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.shell import python
 
 
 @pytest.fixture
@@ -233,12 +230,8 @@ def test_a_file_system_that_takes_no_more(raw: Path, done: Path, tmp_path: Path)
     """A limit of the kernel's, which every library meets: parquet, npz, JSON."""
     flags = ["--input_path", str(raw), "--output_path", str(tmp_path / "out"), "--resume"]
     for size in (100, 20_000, 60_000):
-        failed = subprocess.run(
-            [sys.executable, "-m", "etl", "run", "--engine", "cpu", *flags],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
+        failed = python(
+            *("-m", "etl", "run", "--engine", "cpu", *flags),
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),  # noqa: B023
         )
         assert failed.returncode == 2, failed.stderr

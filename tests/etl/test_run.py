@@ -27,6 +27,7 @@ from nvt_torchrec.formats.schema import TableSchema
 from tests.etl.extended import content
 from tests.etl.runs import assert_is, etl_run, read_split, settings
 from tests.logs import CRITEO, ROWS, write_day, write_log
+from tests.shell import python
 
 
 @pytest.fixture(scope="module", params=["cpu", "dask", "nvtabular"])
@@ -179,9 +180,7 @@ banned = {{"nvtabular", "merlin", "dask", "distributed", "pandas", "torch",
           "nvt_torchrec.nvt_compat"}}
 print("imported:", sorted(banned & set(sys.modules)))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    done = python("-c", program)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("imported: []\n")
 

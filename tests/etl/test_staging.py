@@ -20,7 +20,7 @@ from nvt_torchrec.etl.staging import estimate
 from nvt_torchrec.formats.spec.columns import InputFormat
 from nvt_torchrec.formats.spec.toml_file import load_spec
 from tests.etl.runs import QUARANTINE, assert_is, failing, settings
-from tests.logs import COMPRESS, ROWS, pack, random_rows, write_day, write_log
+from tests.logs import COMPRESS, ROWS, pack, random_rows, text_of, write_day, write_log
 
 MIB = 1 << 20
 ZEROS = bytes(32 * MIB)
@@ -40,14 +40,10 @@ def unpacked(monkeypatch) -> list[int]:
     return sizes
 
 
-def _text(rows: list[list[str]]) -> bytes:
-    return "".join("\t".join(row) + "\n" for row in rows).encode()
-
-
 def _random_text(rows: int) -> bytes:
     """Rows that compress to about half: one MiB of them is what a file is judged by."""
     hashes = [[os.urandom(4).hex() for _ in range(26)] for _ in range(rows)]
-    return _text([["0", *["1"] * 13, *row] for row in hashes])
+    return text_of([["0", *["1"] * 13, *row] for row in hashes]).encode()
 
 
 @pytest.mark.parametrize("ending", list(COMPRESS))
@@ -78,7 +74,7 @@ def test_no_more_is_written_than_was_said(
     monkeypatch.setattr(staging, "SPARE_BYTES", 0)
     caplog.set_level(logging.INFO, "nvt_torchrec.etl")
     head = _random_text(15_000)
-    tail = _text(random_rows(1, 0))
+    tail = text_of(random_rows(1, 0)).encode()
     path = tmp_path / "day_0.gz"
     text = head + tail * (28 * MIB // len(tail))
     path.write_bytes(gzip.compress(text, 6))
@@ -114,7 +110,7 @@ def test_too_little_room_is_said_before(tmp_path: Path, monkeypatch, unpacked) -
 
 def test_other_days_stop_when_one_fails(tmp_path: Path, unpacked) -> None:
     """Otherwise hours of decompressing would go on behind the error."""
-    rows = _text(random_rows(50, 0))
+    rows = text_of(random_rows(50, 0)).encode()
     (tmp_path / "raw").mkdir()
     whole = gzip.compress(rows * (160 * MIB // len(rows)), 1)
     (tmp_path / "raw" / "day_0.gz").write_bytes(whole)
