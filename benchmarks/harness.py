@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.process import BUILD, Run, run
+from benchmarks.process import BUILD, PeerError, Run, run
 from nvt_torchrec.base.command_line import Parser, parse
 from nvt_torchrec.base.errors import ClickLogError, run_command
 from nvt_torchrec.base.files.atomic import write_json
@@ -311,6 +311,13 @@ def _from_proc(file: str, key: str) -> str:
     except OSError:
         return ""
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), "")
+
+
+def run_etl(*arguments: Any) -> None:
+    """Run ``python -m etl`` with these arguments. Raises :class:`PeerError`."""
+    done = run([sys.executable, "-m", "etl", *map(str, arguments)], cwd=ROOT, result=dict)
+    if done.error:
+        raise PeerError(f"etl {arguments[0]} failed: {done.error}", "see `python -m etl`")
 
 
 def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:

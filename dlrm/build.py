@@ -192,14 +192,10 @@ class OneRankPipeline:
 
     There are no messages between ranks that could overlap with computing, and TorchRec's pipeline
     spends time in each step on that (tracing, streams, waiting for sizes).
-
-    Attributes:
-        batches: The batches that are fetched and not trained yet: always none.
     """
 
     def __init__(self, model: DistributedModelParallel, optimizer: CombinedOptimizer) -> None:
         self._model, self._optimizer = model, optimizer
-        self.batches: tuple[TrainBatch, ...] = ()
 
     def progress(self, batches: Iterator[TrainBatch]) -> StepOutput:
         """Train the next batch, or evaluate it if the model is in evaluation mode.

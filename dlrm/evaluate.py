@@ -38,8 +38,6 @@ def evaluate(
     Raises:
         SettingsError: A prediction is not finite (on rank 0).
     """
-    if pipeline.batches:
-        raise RuntimeError("evaluation would take batches that the pipeline fetched for training")
     model.eval()
     outputs: list[list[torch.Tensor]] = []
     with torch.no_grad():

@@ -23,8 +23,8 @@ import numpy as np
 
 from benchmarks.data import make_once
 from benchmarks.etl.verify import Output, parts, read_parquet_column
-from benchmarks.harness import ROOT, System
-from benchmarks.process import BUILD, PeerError, run
+from benchmarks.harness import System, run_etl
+from benchmarks.process import BUILD, PeerError
 from nvt_torchrec.clicklog.synthetic.log import SyntheticSettings, synthesize
 from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
@@ -175,21 +175,19 @@ def output_of(log: Log, name: str, case: str) -> Path:
 def ours(log: Log, engine: str, name: str, case: str, *flags: str, **more: Any) -> System:
     """Measure the whole process of ``python -m etl run``."""
     output, warm_up_output = output_of(log, name, case), log.work / "warm_up"
-    command = [sys.executable, "-m", "etl", "run", "--engine", engine, *flags]
-    command += ["--input_path", str(log.path), "--workers", str(log.threads), "--output_path"]
+    arguments = ["run", "--engine", engine, *flags, "--input_path", str(log.path)]
+    arguments += ["--workers", str(log.threads), "--output_path"]
 
     def warm_up() -> None:
         """Compile Numba's kernels, which are cached."""
         shutil.rmtree(warm_up_output, ignore_errors=True)
-        done = run([*command, warm_up_output, "--limit_rows", "500"], cwd=ROOT, result=dict)
+        run_etl(*arguments, warm_up_output, "--limit_rows", "500")
         shutil.rmtree(warm_up_output, ignore_errors=True)
-        if done.error:
-            raise PeerError(f"{' '.join(command)}: {done.error}")
 
     return System(
         name,
         case,
-        [*command, output],
+        [sys.executable, "-m", "etl", *arguments, output],
         prepare=warm_up,
         before=lambda: shutil.rmtree(output, ignore_errors=True),
         result=lambda: {"rows": json.loads((output / "manifest.json").read_text())["rows"]["out"]},

@@ -31,9 +31,10 @@ from benchmarks.harness import (
     System,
     Table,
     run_benchmark,
+    run_etl,
     split_flags,
 )
-from benchmarks.process import BUILD, PeerError, run
+from benchmarks.process import BUILD
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.dlrm.reporting.metrics_log import METRICS_FILE
 from nvt_torchrec.dlrm.reporting.page import read_events
@@ -110,13 +111,8 @@ def make_data(rows_per_day: int) -> Path:
     raw, etl = root / "raw", root / "etl"
 
     def make() -> None:
-        for arguments in (
-            ["synthesize", "--output_path", raw, "--days", 5, "--rows_per_day", rows_per_day],
-            ["run", "--input_path", raw, "--output_path", etl],
-        ):
-            done = run([sys.executable, "-m", "etl", *map(str, arguments)], cwd=ROOT, result=dict)
-            if done.error:
-                raise PeerError(f"etl {arguments[0]} failed: {done.error}", "see `python -m etl`")
+        run_etl("synthesize", "--output_path", raw, "--days", 5, "--rows_per_day", rows_per_day)
+        run_etl("run", "--input_path", raw, "--output_path", etl)
 
     make_once(root, f"a log of 5 x {rows_per_day} rows", make)
     return etl / "criteo_binary" / "split"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from benchmarks.data import make_once
-from benchmarks.harness import ROOT, Metric, Table, run_benchmark
-from benchmarks.process import BUILD, PeerError, run
+from benchmarks.harness import Metric, Table, run_benchmark, run_etl
+from benchmarks.process import BUILD
 from benchmarks.train.quality import OPTIMIZERS, make_data, training_run
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.dlrm.metrics import auroc, compute_metrics
@@ -148,10 +147,7 @@ def _make(log: str) -> tuple[Path, float]:
         spec = _SPEC.format(dense=json.dumps(dense), categorical=json.dumps(categorical))
         (root / "spec.toml").write_text(spec)
         flags = ["--input_path", root / "log.csv", "--spec", root / "spec.toml"]
-        command = ["-m", "etl", "run", *flags, "--output_path", root / "out"]
-        done = run([sys.executable, *map(str, command)], cwd=ROOT, result=dict)
-        if done.error:
-            raise PeerError(f"etl run failed: {done.error}", "see `python -m etl`")
+        run_etl("run", *flags, "--output_path", root / "out")
 
     make_once(root, f"{log}, {len(logits)} rows", make)
     return root / "out" / "criteo_binary" / "split", auroc(logits, labels)

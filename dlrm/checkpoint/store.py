@@ -71,13 +71,11 @@ def check_destination(path: Path | str) -> None:
         OutputError: Something is there already.
     """
     path = Path(path)
-    if not path.exists():
-        return
     if (path / MODEL_FILE).exists():
         raise OutputError(
             f"{path} holds a checkpoint already", "choose another directory, or move that one away"
         )
-    if not path.is_dir() or any(path.iterdir()):
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise OutputError(
             f"{path} exists and is not an empty directory", "choose another directory"
         )

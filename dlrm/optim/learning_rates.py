@@ -132,11 +132,11 @@ def remedies(
         epoch_steps: The steps of an epoch.
     """
     tables, dense = default_rates(given, config, global_batch)
-    names = ("learning_rate", "dense_learning_rate")
-    values = {name: getattr(given, name) for name in names}
-    flags = [f"--{name} {value:g}" for name, value in values.items() if value is not None]
+    rates = {name: getattr(given, name) for name in ("learning_rate", "dense_learning_rate")}
+    flags = [f"--{name} {rate:g}" for name, rate in rates.items() if rate is not None]
+    leave_out = f"leave {' and '.join(flags)} out"
     too_high = (
-        f"leave {' and '.join(flags)} out: these layers would be given {tables:g} for the tables "
+        f"{leave_out}: these layers would be given {tables:g} for the tables "
         f"and {dense:g} for the dense layers{'' if given.continue_from else ', after a warm-up'}"
         if flags
         else f"give a --learning_rate below {tables:g} (tables) and {dense:g} (dense layers)"
@@ -156,7 +156,7 @@ def remedies(
     if given.undersampling_rate:
         calibration = "--undersampling_rate makes clicks more frequent: train without it"
     elif flags:
-        calibration = f"leave {' and '.join(flags)} out, so that the dense layers' rate falls to 0"
+        calibration = f"{leave_out}, so that the dense layers' rate falls to 0"
     elif given.dense_decay == 0 or given.continue_from or given.lr_decay_steps:
         calibration = f"give --dense_decay {_DENSE_DECAY}, so that the dense layers' rate falls"
     else:

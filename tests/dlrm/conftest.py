@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tests.dlrm.generations import write_output
-from tests.dlrm.resuming import adam_flags, flags_of, train_until_pulled
-from tests.dlrm.runs import train_here, train_many
+from tests.dlrm.runs import adam_flags, flags_of, train_here, train_many, train_until_pulled
 from tests.nvt_loader.data import write_split
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as train_torchrec.py does

@@ -15,8 +15,7 @@ import pytest
 from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.dlrm.checkpoint.claims import claimed
 from nvt_torchrec.dlrm.launch.distributed import process_group
-from tests.dlrm.resuming import flags_of
-from tests.dlrm.runs import environment, events, train_here
+from tests.dlrm.runs import environment, events, flags_of, train_here
 
 HOLDER = """
 import pathlib, sys, time

@@ -27,8 +27,7 @@ from tests.dlrm.generations import (
     sources,
     table_sizes,
 )
-from tests.dlrm.resuming import assert_same
-from tests.dlrm.runs import events, losses, torchrun, train_here, train_many
+from tests.dlrm.runs import assert_same, events, losses, torchrun, train_here, train_many
 
 
 @pytest.fixture(scope="module")

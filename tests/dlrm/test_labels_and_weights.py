@@ -18,8 +18,7 @@ from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.reference import reference_losses
-from tests.dlrm.resuming import weights
-from tests.dlrm.runs import MODEL, events, losses, train_here, train_many
+from tests.dlrm.runs import MODEL, events, losses, train_here, train_many, weights
 from tests.nvt_loader.weighted import write_weighted
 
 FLAGS = ["--epochs=2", "--learning_rate=0.1"]

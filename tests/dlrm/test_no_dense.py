@@ -19,8 +19,7 @@ from nvt_torchrec.dlrm.model import Scorer, build_dlrm, fill_table
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, parse_settings, with_sizes
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
-from tests.dlrm.resuming import assert_same
-from tests.dlrm.runs import MODEL, events, losses, train_here, train_many
+from tests.dlrm.runs import MODEL, assert_same, events, losses, train_here, train_many
 from tests.nvt_loader.data import write_split
 
 INTERACTIONS = {

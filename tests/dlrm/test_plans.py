@@ -14,8 +14,9 @@ from tests.dlrm.reference import reference_losses
 from tests.dlrm.runs import MODEL, losses, train_here, train_many
 
 GLOBAL_BATCH = 32
-FIRST_ORDER = "--first_order=0.5"
 EPOCHS = 7  # of 30 steps: more than 200
+CHANGED = 168  # the first step at the other rate
+FLAGS = ["--first_order=0.5", "--seed=5", "--change_lr", "--lr_change_point=0.8"]
 RATES = {"sgd": 0.3, "adagrad": 0.02, "rowwise_adagrad": 0.05, "adam": 0.005}
 CASES = [
     (optimizer, sharding)
@@ -32,23 +33,25 @@ def _flags(data: Path, optimizer: str, *more: str) -> list[str]:
         f"--optimizer={optimizer}",
         f"--learning_rate={RATES[optimizer]}",
         f"--epochs={EPOCHS}",
+        f"--lr_after_change_point={RATES[optimizer] / 2}",
         "--validation_freq_within_epoch=1000",
-        FIRST_ORDER,
+        *FLAGS,
         *more,
     ]
 
 
 @pytest.fixture(scope="module")
 def references(data) -> dict[str, list[float]]:
-    config = model_config(parse_settings([*MODEL, FIRST_ORDER]), TableSchema.read(data))
+    config = model_config(parse_settings([*MODEL, "--first_order=0.5"]), TableSchema.read(data))
     return {
         optimizer: reference_losses(
             data / "train",
             config,
             batch_size=GLOBAL_BATCH,
             epochs=EPOCHS,
-            rate=lambda step, value=value: value,
+            rate=lambda step, value=value: value / 2 if step >= CHANGED else value,
             optimizer=optimizer,
+            seed=5,
         )
         for optimizer, value in RATES.items()
     }

@@ -15,8 +15,17 @@ import pytest
 from nvt_torchrec.dlrm import train as train_module
 from nvt_torchrec.dlrm.checkpoint.writer import finished
 from nvt_torchrec.dlrm.launch.preemption import EXIT_STATUS
-from tests.dlrm.resuming import STEPS, assert_same, flags_of
-from tests.dlrm.runs import MODEL, ROOT, environment, events, torchrun, train_here
+from tests.dlrm.runs import (
+    MODEL,
+    ROOT,
+    STEPS,
+    assert_same,
+    environment,
+    events,
+    flags_of,
+    torchrun,
+    train_here,
+)
 
 NEVER = "--checkpoint_freq=1000"
 SCRIPT = str(ROOT / "tests" / "dlrm" / "disturbed.py")

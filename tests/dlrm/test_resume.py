@@ -18,20 +18,18 @@ from nvt_torchrec.dlrm.checkpoint.record import FORMAT, CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.writer import finished
 from tests.dlrm.conftest import TABLE_SIZES
 from tests.dlrm.generations import DIGESTS, write_workflow
-from tests.dlrm.resuming import (
-    STEPS,
-    adam_flags,
-    assert_same,
-    flags_of,
-    train_until_pulled,
-)
 from tests.dlrm.runs import (
     MODEL,
     ROOT,
+    STEPS,
+    adam_flags,
+    assert_same,
     events,
+    flags_of,
     losses,
     run_command,
     train_here,
+    train_until_pulled,
     two_machines,
 )
 from tests.nvt_loader.data import write_metadata, write_split

@@ -1,4 +1,4 @@
-"""Training runs end to end: against plain PyTorch, by one rank and by two."""
+"""Training runs end to end, by one rank and by two; test_plans.py has them beside plain PyTorch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,8 @@ from sklearn import metrics as sklearn
 import train_torchrec
 from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
 from nvt_torchrec.dlrm.checkpoint.store import load_model
-from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.evaluate import score
-from nvt_torchrec.dlrm.settings.train_settings import parse_settings
-from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
-from tests.dlrm.reference import reference_losses
 from tests.dlrm.runs import MODEL, ROOT, events, losses, run_command, torchrun, train_here
 from tests.nvt_loader.data import write_split
 
@@ -75,27 +71,6 @@ def two_ranks(one_rank, data, tmp_path_factory) -> Run:
     assert result.returncode == 0, result.stderr
     run.output = result.stderr
     return run
-
-
-def test_one_rank_equals_plain_pytorch(one_rank, data):
-    settings = parse_settings([*MODEL, *one_rank.flags])
-
-    def rate(step: int) -> float:
-        changed = settings.change_lr and step >= int(0.7 * 2 * STEPS)
-        return settings.lr_after_change_point if changed else settings.learning_rate
-
-    expected = reference_losses(
-        data / "train",
-        model_config(settings, TableSchema.read(data)),
-        batch_size=32,
-        epochs=2,
-        rate=rate,
-        optimizer=settings.table_optimizer,
-        seed=settings.seed,
-    )
-    assert len(expected) == 2 * STEPS
-    assert np.abs(np.diff(expected)).max() > 0.01
-    np.testing.assert_allclose(losses(one_rank.log), expected, rtol=0, atol=1e-5)
 
 
 def test_two_ranks_train_as_one(one_rank, two_ranks):

@@ -19,8 +19,8 @@ from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.checkpoint.tensors import read_tensors
 from nvt_torchrec.dlrm.checkpoint.writer import finished
 from nvt_torchrec.dlrm.launch.distributed import process_group
-from tests.dlrm.resuming import STEPS, assert_same, flags_of
-from tests.dlrm.runs import MODEL, events, torchrun, train_here
+from tests.dlrm.runs import MODEL, STEPS, assert_same, events, flags_of, torchrun, train_here
+from tests.dlrm.test_checkpoint import flip_a_bit
 
 
 @pytest.mark.parametrize("where", ["weights", "optimizer"])
@@ -32,9 +32,7 @@ def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_taken(
     name = "model.dlrm.over_arch" if where == "weights" else "optimizer.tables"
     items = read_tensors(newest).items()
     chunk = next(tensor.chunks[0] for key, tensor in items if key.startswith(name))
-    content = bytearray(part.read_bytes())
-    content[chunk.begin + chunk.length - 70] ^= 1
-    part.write_bytes(content)
+    flip_a_bit(part, chunk.begin + chunk.length - 70)
     _assert_resumes_from_the_one_before(
         data, whole, started, caplog, "0_0.distcp: not the file that was written"
     )
