@@ -103,7 +103,7 @@ def exit_status(
         report(f"error: {error}")
         return 2
     except BaseException as error:
-        status = interrupts.report_end(error, report)
-        if status is None:
+        ended = interrupts.report_end(error, report)
+        if ended is None:
             raise
-        return status
+        return ended

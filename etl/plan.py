@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import DayFile
@@ -92,7 +92,7 @@ class Plan:
         """The blocks whose rows go to several splits, each once."""
         return [block for block in self.blocks if isinstance(block, DividedBlock)]
 
-    def with_blocks(self, changed: dict[DividedBlock, DividedBlock]) -> Plan:
+    def with_blocks(self, changed: Mapping[Block, DividedBlock]) -> Plan:
         """Return the plan with other divided blocks for the same units."""
         units = [
             dataclasses.replace(unit, block=changed.get(unit.block, unit.block))

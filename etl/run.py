@@ -64,7 +64,7 @@ def _run(stages: Stages, days: list[DayFile]) -> Manifest:
     _log_plan(plan, spec)
     plan = stages.divide(plan)
     rule = None if spec.split.by == "days" else split_pass.describe(plan, spec)
-    if spec.split.by == "time":
+    if rule and spec.split.by == "time":
         log.info("valid from %s on, test from %s on (UTC)", rule["valid_from"], rule["test_from"])
     results = stages.count_and_encode(
         plan,

@@ -72,16 +72,6 @@ class ReadSettings(Settings):
     )
     # fmt: on
 
-    def __post_init__(self) -> None:
-        # a Dask worker on another machine may have another working directory
-        object.__setattr__(self, "output_path", self.output_path.absolute())
-        super().__post_init__()
-        if self.engine == "cpu" and self.scheduler:
-            raise SettingsError(
-                f"--engine cpu and --scheduler {self.scheduler} are both set",
-                "the cpu engine runs on this machine; use --engine dask for a Dask cluster",
-            )
-
     @property
     def threads(self) -> int:
         """The number of threads of this process."""
@@ -91,6 +81,16 @@ class ReadSettings(Settings):
     def reject(self) -> bool:
         """Whether bad rows are left out."""
         return self.on_bad_rows == "quarantine"
+
+
+def _check_place(settings: EtlSettings | ExtendSettings) -> None:
+    # a Dask worker on another machine may have another working directory
+    object.__setattr__(settings, "output_path", settings.output_path.absolute())
+    if settings.engine == "cpu" and settings.scheduler:
+        raise SettingsError(
+            f"--engine cpu and --scheduler {settings.scheduler} are both set",
+            "the cpu engine runs on this machine; use --engine dask for a Dask cluster",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +133,10 @@ class EtlSettings(ReadSettings):
     )
     restart: bool = flag("discard an interrupted run in OUT and start again", False)
     # fmt: on
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_place(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready form, without settings that cannot change the result."""
@@ -222,6 +226,7 @@ class ExtendSettings(ReadSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_place(self)
         if not (self.input_path or self.undo or self.resume):
             raise SettingsError("--input_path is missing", "pass the new day, or its directory")
 

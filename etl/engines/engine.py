@@ -95,7 +95,7 @@ def add_up(
             )
         files, rows = runs.files, runs.rows
     small_first = sorted(files, key=lambda file: file.path.stat().st_size)
-    nulls = sum(file.array("nulls") for file in files).tolist()
+    nulls = np.sum([file.array("nulls") for file in files], axis=0).tolist()
 
     def vocabulary(index: int, columns: tuple[CategoricalColumn, ...]) -> _Result:
         counts = merge(file.counts(index) for file in small_first)
