@@ -11,6 +11,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,6 +184,9 @@ class Stages:
             if not whole:
                 with self.timer("fit"), RowsBar("fit", plan, counted) as bar:
                     self._make_workflow(started, bar.update, write_workflow, parts=bool(done))
+                # the counts of a large log take as much room as its parts: delete them meanwhile
+                deleting = stack.enter_context(ThreadPoolExecutor(1, "delete"))
+                deleting.submit(shutil.rmtree, self.work / output.FIT, ignore_errors=True)
             if missing:
                 lines = sum(result.lines for result in results)
                 with self.timer("transform"), RowsBar("transform", plan, initial=lines) as bar:
