@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import shutil
-import subprocess
 import sys
 import zlib
 from collections.abc import Callable
@@ -18,10 +15,12 @@ import pytest
 
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, SchemaError
-from nvt_torchrec.formats.rows import empty_mask, empty_rows
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.__main__ import main
+from tests.mutations import edit_json, flip_bit
+from tests.shell import python
+from tests.workflows.random_specs import raw_rows
 
 SPEC = FeatureSpec(
     "label", (), tuple(CategoricalColumn(f"c_{raw}", raw=raw) for raw in ("hex32", "int", "string"))
@@ -52,10 +51,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def _edit_plan(path: Path, edit: Callable[[dict], None]) -> None:
-    file = path / "compiled" / "compiled.json"
-    plan = json.loads(file.read_text())
-    edit(plan)
-    file.write_text(json.dumps(plan))
+    edit_json(path / "compiled" / "compiled.json", edit)
 
 
 def test_nothing_there(tmp_path: Path, saved: Path) -> None:
@@ -84,9 +80,8 @@ def test_damaged_arrays(saved: Path, name: str) -> None:
         np.save(file, np.zeros(3, dtype), allow_pickle=True)
         with pytest.raises(BadInputError, match=f"{name}: missing or damaged"):
             compiled.load(saved)
-    flipped = bytearray(whole)
-    flipped[-1] ^= 1
-    file.write_bytes(flipped)
+    file.write_bytes(whole)
+    flip_bit(file, -1)
     with pytest.raises(BadInputError, match=f"{name}: .*checksum"):
         compiled.load(saved, verify=True)
     file.write_bytes(whole)
@@ -95,7 +90,7 @@ def test_damaged_arrays(saved: Path, name: str) -> None:
 
 def test_damaged_tables_give_ids_not_crashes(saved: Path) -> None:
     """Unverified nonsense in the tables is never read past their ends, and lookups come back."""
-    rows = parse_text(saved, ["3,5,a", "77,77,unknown", "ffffffff,-5,bc"] * 20)
+    rows = parse_text(["3,5,a", "77,77,unknown", "ffffffff,-5,bc"] * 20)
     rng = np.random.default_rng(0)
     for name in ("tables.npy", "text_begins.npy"):
         array = np.load(saved / "compiled" / name)
@@ -133,11 +128,10 @@ def test_offsets_that_are_not_in_the_text(saved: Path, begins: Callable) -> None
     program = (
         "import sys; from tests.workflows.test_compiled_files import *; from pathlib import Path;"
         "path = Path(sys.argv[1]);"
-        "rows = parse_text(path, ['3,5,a', '3,5,bc', '3,5,' + 'x' * 9]);"
+        "rows = parse_text(['3,5,a', '3,5,bc', '3,5,' + 'x' * 9]);"
         "print(compiled.load(path).transform(rows).ids[2].max())"
     )
-    command = [sys.executable, "-c", program, str(saved)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = python("-c", program, saved)
     assert (done.returncode, int(done.stdout) <= 4) == (0, True), done.stderr
 
 
@@ -148,7 +142,7 @@ def test_ids_that_are_outside_of_their_table(saved: Path, column: int) -> None:
     whole = np.array(workflow._words)
     begin, slots, wide = workflow._places[column][:3]
     table = slice(begin + wide, begin + slots * (1 + wide), 1 + wide)
-    rows = parse_text(saved, ["3,-5,a", "ffffffff,1099511627776,bc"])
+    rows = parse_text(["3,-5,a", "ffffffff,1099511627776,bc"])
     shift = np.uint64(0 if wide else 32)
     for number in (5, 2**31 - 1, 2**32 - 1, 1):  # the last id is 4; negative ones; the null's
         words = whole.copy()
@@ -159,22 +153,15 @@ def test_ids_that_are_outside_of_their_table(saved: Path, column: int) -> None:
         assert set(compiled.load(saved).transform(rows).ids[column].tolist()) == {2}
 
 
-def parse_text(path: Path, lines: list[str]):
+def parse_text(lines: list[str]):
     """Rows of hex, int, string; as the readers would give them."""
     fields = [line.split(",") for line in lines]
-    n = len(lines)
-    return dataclasses.replace(
-        empty_rows(compiled.load(path).spec),
-        label=np.zeros(n, np.uint8),
-        dense=np.empty((0, n), np.int32),
-        dense_missing=empty_mask(0, n),
-        categorical=[
-            np.array([int(f[0], 16) for f in fields], np.uint32),
-            np.array([int(f[1]) for f in fields]),
-            pa.array([f[2] for f in fields], pa.string()),
-        ],
-        categorical_missing=empty_mask(3, n),
-    )
+    categorical = [
+        np.array([int(f[0], 16) for f in fields], np.uint32),
+        np.array([int(f[1]) for f in fields]),
+        pa.array([f[2] for f in fields], pa.string()),
+    ]
+    return raw_rows(np.zeros(len(lines), np.uint8), categorical)
 
 
 def test_plans_that_do_not_fit(saved: Path) -> None:
@@ -280,7 +267,7 @@ def test_opening_reads_no_table(saved: Path) -> None:
     workflow = compiled.load(saved)
     assert _resident_bytes() - resident < 50 << 20
     assert _bytes_read() - read < 50 << 20
-    ids = workflow.transform(parse_text(saved, ["3,-5,bc"])).ids
+    ids = workflow.transform(parse_text(["3,-5,bc"])).ids
     assert np.asarray(ids).tolist() == [[3], [3], [4]]
 
 
@@ -298,8 +285,6 @@ def _bytes_read() -> int:
 def test_a_damaged_vocabulary_is_not_compiled(saved: Path) -> None:
     """A flipped bit would make a known value out of vocabulary."""
     file = next((saved / "artifacts").rglob("unique.*.parquet"))
-    content = bytearray(file.read_bytes())
-    content[len(content) // 3] ^= 1
-    file.write_bytes(content)
+    flip_bit(file)
     with pytest.raises(BadInputError, match="not the file that was written"):
         compiled.build(saved)

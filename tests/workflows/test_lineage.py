@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,8 @@ from nvt_torchrec.workflows.lookup import describe_meaning, id_of, meaning_of
 from nvt_torchrec.workflows.report import days_text, report
 from nvt_torchrec.workflows.vocabulary import apply_policy
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
-from tests.mutations import expect_own_errors
+from tests.mutations import edit_json, expect_own_errors, flip_bit
+from tests.workflows.random_specs import as_columns
 from tests.workflows.test_extension import extend, write_base
 
 SPEC = FeatureSpec(
@@ -67,10 +67,7 @@ def day(number: int, **values: dict) -> DayCounts:
     return DayCounts(
         number,
         {
-            name: (
-                pa.array(list(own)) if name == "item" else np.array(list(own), np.int64),
-                np.array(list(own.values()), np.int64),
-            )
+            name: as_columns(own, "string" if name == "item" else "int")
             for name, own in values.items()
         },
         {"cat_0": 2},
@@ -87,12 +84,6 @@ def write_line(root: Path) -> Path:
         update_statistics=True,
     )  # fmt: skip
     return root
-
-
-def edit(file: Path, change: Callable[[dict], object]) -> None:
-    value = json.loads(file.read_text())
-    change(value)
-    file.write_text(json.dumps(value))
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +157,7 @@ def test_a_day_that_adds_nothing(line: Path, tmp_path: Path) -> None:
     ],
 )
 def test_damaged_lineage(copy: Path, change, message: str) -> None:
-    edit(copy / "workflow" / "metadata.json", lambda value: change(value["lineage"]))
+    edit_json(copy / "workflow" / "metadata.json", lambda value: change(value["lineage"]))
     with pytest.raises(BadInputError, match=rf"metadata.json: damaged: .*{message}"):
         workflows.inspect(copy / "workflow")
 
@@ -210,7 +201,7 @@ def _extend_copy(copy: Path, **options) -> None:
 
 def test_a_workflow_without_a_line_of_descent(tmp_path: Path) -> None:
     write_base(tmp_path, SPEC, fitted(), [3])
-    edit(tmp_path / "workflow" / "metadata.json", lambda value: value.pop("lineage"))
+    edit_json(tmp_path / "workflow" / "metadata.json", lambda value: value.pop("lineage"))
     description = workflows.inspect(tmp_path / "workflow")
     assert (description.generation, description.parent, description.lineage) == (None, None, ())
     assert workflows.compiled.load(tmp_path / "workflow").digest == description.digest
@@ -247,9 +238,7 @@ def test_any_state(copy: Path) -> None:
 )
 def test_a_damaged_file_of_the_state(copy: Path, name: str) -> None:
     file = copy / "extension" / name
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
+    flip_bit(file)
     with pytest.raises(BadInputError, match=f"{name}: not the file that was written"):
         _extend_copy(copy)
     file.unlink()
@@ -262,7 +251,7 @@ def test_days_of_another_number_of_values(copy: Path) -> None:
     file = copy / "extension" / "seen.item.parquet"
     pq.write_table(pa.table({"last_day": pa.array([7] * 9, pa.int32())}), file)
     entry = FileEntry.of(file).to_dict()
-    edit(copy / "extension" / "state.json", lambda state: state["files"].update({file.name: entry}))
+    edit_json(file.with_name("state.json"), lambda state: state["files"].update({file.name: entry}))
     with pytest.raises(BadInputError, match=r"state\.json: days of 9 values, not of 2"):
         _extend_copy(copy)
 
