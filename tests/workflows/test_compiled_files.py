@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec import workflows
-from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.__main__ import main
@@ -54,15 +54,20 @@ def _edit_plan(path: Path, edit: Callable[[dict], None]) -> None:
     edit_json(path / "compiled" / "compiled.json", edit)
 
 
+def _expect_refusal(
+    path: Path, message: str, error: type[ClickLogError] = BadInputError, *, verify: bool = False
+) -> None:
+    with pytest.raises(error, match=message):
+        compiled.load(path, verify=verify)
+
+
 def test_nothing_there(tmp_path: Path, saved: Path) -> None:
-    with pytest.raises(BadInputError, match="no such file"):
-        compiled.load(tmp_path / "nowhere")
+    _expect_refusal(tmp_path / "nowhere", "no such file")
     with pytest.raises(BadInputError, match="no such file"):
         compiled.build(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
     shutil.rmtree(saved / "compiled")
-    with pytest.raises(BadInputError, match=r"not compiled\n.*python -m workflows compile /"):
-        compiled.load(saved)
+    _expect_refusal(saved, r"not compiled\n.*python -m workflows compile /")
 
 
 @pytest.mark.parametrize("name", ["tables.npy", "text.npy", "text_begins.npy"])
@@ -70,20 +75,16 @@ def test_damaged_arrays(saved: Path, name: str) -> None:
     file = saved / "compiled" / name
     whole = file.read_bytes()
     file.unlink()
-    with pytest.raises(BadInputError, match=rf"{name}: missing or damaged.*\n.*workflows compile"):
-        compiled.load(saved)
+    _expect_refusal(saved, rf"{name}: missing or damaged.*\n.*workflows compile")
     for bytes_ in (b"", whole[:50], whole[:-1], whole[:128], b"\x80\x04pickle" + whole):
         file.write_bytes(bytes_)
-        with pytest.raises(BadInputError, match=f"{name}: missing or damaged"):
-            compiled.load(saved)
+        _expect_refusal(saved, f"{name}: missing or damaged")
     for dtype in (np.float64, object):
         np.save(file, np.zeros(3, dtype), allow_pickle=True)
-        with pytest.raises(BadInputError, match=f"{name}: missing or damaged"):
-            compiled.load(saved)
+        _expect_refusal(saved, f"{name}: missing or damaged")
     file.write_bytes(whole)
     flip_bit(file, -1)
-    with pytest.raises(BadInputError, match=f"{name}: .*checksum"):
-        compiled.load(saved, verify=True)
+    _expect_refusal(saved, f"{name}: .*checksum", verify=True)
     file.write_bytes(whole)
     compiled.load(saved, verify=True)
 
@@ -169,8 +170,7 @@ def test_plans_that_do_not_fit(saved: Path) -> None:
 
     def expect(edit: Callable[[dict], None], error: type, match: str) -> None:
         _edit_plan(saved, edit)
-        with pytest.raises(error, match=match):
-            compiled.load(saved)
+        _expect_refusal(saved, match, error)
         (saved / "compiled" / "compiled.json").write_text(whole)
 
     expect(lambda plan: plan.update(format="x"), BadInputError, "not a compiled workflow")
@@ -188,8 +188,7 @@ def test_plans_that_do_not_fit(saved: Path) -> None:
             "compiled.json.*damaged",
         )
     (saved / "compiled" / "compiled.json").write_text("{")
-    with pytest.raises(BadInputError, match=r"compiled.json: cannot be read"):
-        compiled.load(saved)
+    _expect_refusal(saved, r"compiled.json: cannot be read")
 
 
 def test_of_another_workflow(saved: Path, tmp_path: Path) -> None:
@@ -198,8 +197,7 @@ def test_of_another_workflow(saved: Path, tmp_path: Path) -> None:
     workflows.write_workflow(other, SPEC, fitted)
     shutil.rmtree(other / "compiled")
     shutil.copytree(saved / "compiled", other / "compiled")
-    with pytest.raises(SchemaError, match="compiled from another workflow"):
-        compiled.load(other)
+    _expect_refusal(other, "compiled from another workflow", SchemaError)
     assert main(["compile", str(other)]) == 0
     assert compiled.load(other, verify=True).digest == workflows.inspect(other).digest
 
@@ -215,8 +213,7 @@ def test_vocabularies_that_are_not_what_is_described(saved: Path) -> None:
         with pytest.raises(BadInputError, match=match):
             compiled.build(saved, description)
         file.write_bytes(whole)
-        with pytest.raises(BadInputError, match="not compiled"):
-            compiled.load(saved)
+        _expect_refusal(saved, "not compiled")
         assert not list((saved / "compiled").glob(".*"))
 
     expect("c_hex32", pa.array([1, 1]), r"unique.c_hex32.*value 1 is in the vocabulary twice")

@@ -129,6 +129,18 @@ class Days:
                 self.reused.add(i + self.column.reserved_ids)
         self._forget(limit)
 
+    def check(self, values: list, counts: list, reused: list, state: VocabularyState) -> None:
+        """Compare all that is stored of the vocabulary; ``reused`` are ids."""
+        assert values == self.values
+        assert counts == [self.counts[value] for value in values]
+        assert reused == sorted(self.reused)
+        waiting = sorted(self.pending, key=order_of)
+        assert state.pending.values.tolist() == waiting
+        assert state.pending.counts.tolist() == [self.pending[value] for value in waiting]
+        assert state.pending.days.tolist() == [self.seen[value] for value in waiting]
+        if self.column.max_table_size:
+            assert state.last_days.tolist() == [self.seen[value] for value in values]
+
     def _forget(self, limit: int) -> None:
         def place(value) -> tuple:
             return -self.pending[value], -self.seen[value], order_of(value)
@@ -180,16 +192,8 @@ def test_any_days_of_a_vocabulary(counters, policy, raw, gaps, retire, limit) ->
             )
             oracle.extend(day, counter, retire, limit)
             known, state = found.vocabulary, found.state
-            assert known.values.tolist() == oracle.values
-            assert known.counts.tolist() == [oracle.counts[value] for value in oracle.values]
-            assert (found.reused + column.reserved_ids).tolist() == sorted(oracle.reused)
-            assert state.pending.values.tolist() == sorted(oracle.pending, key=order_of)
-            waiting = [oracle.pending[value] for value in state.pending.values.tolist()]
-            assert state.pending.counts.tolist() == waiting
-            seen = [oracle.seen[value] for value in state.pending.values.tolist()]
-            assert state.pending.days.tolist() == seen
-            if column.max_table_size:
-                assert state.last_days.tolist() == [oracle.seen[value] for value in oracle.values]
+            reused = (found.reused + column.reserved_ids).tolist()
+            oracle.check(known.values.tolist(), known.counts.tolist(), reused, state)
 
 
 def _stored(path: Path, description, column: CategoricalColumn) -> tuple[list, list]:
@@ -261,19 +265,9 @@ def test_any_days_of_any_spec(
                 oracle = expected[name]
                 oracle.extend(day, counted.counts[name], retire, limit)
                 values, times = _stored(after, description, column)
-                assert values == oracle.values
-                assert times == [oracle.counts[value] for value in values]
-                assert set(reused.get(name, np.empty(0)).tolist()) == oracle.reused
+                ids = sorted(reused.get(name, np.empty(0)).tolist())
+                oracle.check(values, times, ids, state.vocabularies[name])
                 assert description.lineage[-1].reused[name] == len(oracle.reused)
-                pending = state.vocabularies[name].pending
-                assert pending.values.tolist() == sorted(oracle.pending, key=order_of)
-                assert (
-                    dict(zip(pending.values.tolist(), pending.counts.tolist(), strict=True))
-                    == oracle.pending
-                )
-                seen = state.vocabularies[name].last_days
-                if column.max_table_size:
-                    assert seen.tolist() == [oracle.seen[value] for value in values]
                 observed = description.vocabularies[column.name].observed
                 unique = sum(times)
                 assert observed == {

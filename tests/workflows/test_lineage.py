@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec import workflows
-from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.formats.generations import read_reused
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
@@ -195,8 +195,10 @@ def test_any_metadata(copy: Path) -> None:
     expect_own_errors(workflow / "metadata.json", use, rounds=300)
 
 
-def _extend_copy(copy: Path, **options) -> None:
-    extend(copy, copy / "next", day(9, item={"b": 1}), **options)
+def _expect_refusal(copy: Path, message: str, error: type[ClickLogError] = BadInputError) -> None:
+    """Extend the workflow by a day, which must fail."""
+    with pytest.raises(error, match=message):
+        extend(copy, copy / "next", day(9, item={"b": 1}))
 
 
 def test_a_workflow_without_a_line_of_descent(tmp_path: Path) -> None:
@@ -205,8 +207,7 @@ def test_a_workflow_without_a_line_of_descent(tmp_path: Path) -> None:
     description = workflows.inspect(tmp_path / "workflow")
     assert (description.generation, description.parent, description.lineage) == (None, None, ())
     assert workflows.compiled.load(tmp_path / "workflow").digest == description.digest
-    with pytest.raises(BadInputError, match=r"does not say which days.*\n.*fit it again with"):
-        _extend_copy(tmp_path)
+    _expect_refusal(tmp_path, r"does not say which days.*\n.*fit it again with")
     assert "line of descent\n  unknown: it was imported" in report(tmp_path / "workflow")
     state = fitted()
     imported = write_workflow(tmp_path / "imported", SPEC, state)
@@ -216,11 +217,9 @@ def test_a_workflow_without_a_line_of_descent(tmp_path: Path) -> None:
 
 def test_the_state_of_another_generation(copy: Path, line: Path) -> None:
     shutil.rmtree(copy / "extension")
-    with pytest.raises(BadInputError, match=r"state.json: no such file"):
-        _extend_copy(copy)
+    _expect_refusal(copy, r"state.json: no such file")
     shutil.copytree(line / "1" / "extension", copy / "extension")
-    with pytest.raises(SchemaError, match=r"state of generation 1 with digest"):
-        _extend_copy(copy)
+    _expect_refusal(copy, r"state of generation 1 with digest", SchemaError)
     assert not (copy / "next").exists()
 
 
@@ -239,11 +238,9 @@ def test_any_state(copy: Path) -> None:
 def test_a_damaged_file_of_the_state(copy: Path, name: str) -> None:
     file = copy / "extension" / name
     flip_bit(file)
-    with pytest.raises(BadInputError, match=f"{name}: not the file that was written"):
-        _extend_copy(copy)
+    _expect_refusal(copy, f"{name}: not the file that was written")
     file.unlink()
-    with pytest.raises(BadInputError, match=f"{name}: missing"):
-        _extend_copy(copy)
+    _expect_refusal(copy, f"{name}: missing")
 
 
 def test_days_of_another_number_of_values(copy: Path) -> None:
@@ -252,8 +249,7 @@ def test_days_of_another_number_of_values(copy: Path) -> None:
     pq.write_table(pa.table({"last_day": pa.array([7] * 9, pa.int32())}), file)
     entry = FileEntry.of(file).to_dict()
     edit_json(file.with_name("state.json"), lambda state: state["files"].update({file.name: entry}))
-    with pytest.raises(BadInputError, match=r"state\.json: days of 9 values, not of 2"):
-        _extend_copy(copy)
+    _expect_refusal(copy, r"state\.json: days of 9 values, not of 2")
 
 
 def test_full_tables_are_logged(
