@@ -21,6 +21,24 @@ _VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+def flip_bit(file: Path, at: int | None = None) -> None:
+    """Change a bit of the byte at an offset, by default in the middle.
+
+    The file is written anew: what has the old one by a hard link keeps it.
+    """
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2 if at is None else at] ^= 1
+    file.unlink()
+    file.write_bytes(content)
+
+
+def edit_json(file: Path, change: Callable[[Any], object]) -> None:
+    """Let ``change`` edit the value of a JSON file in place."""
+    value = json.loads(file.read_text())
+    change(value)
+    file.write_text(json.dumps(value))
+
+
 def mutated(value: Any, seed: int) -> Any:
     """A copy of a JSON value with one to three changes."""
     rng = random.Random(seed)

@@ -11,11 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nvt_torchrec.clicklog.readers.days import find_days
+from nvt_torchrec.clicklog.readers.raw import OpenDay, open_day
 from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.reading import Read
 from nvt_torchrec.formats.spec.times import EPOCHS, ISO
+from nvt_torchrec.formats.spec.toml_file import load_spec
 
 _DAY = 86_400_000_000
 _FIRST_DAY = 16_364 * _DAY  # 21 October 2014
@@ -156,6 +159,18 @@ def time_text(time: int, format: str) -> str:
         microseconds=time
     )
     return moment.replace(tzinfo=None).isoformat() if format == ISO else moment.strftime(format)
+
+
+def spec_of(text: str, directory: Path) -> FeatureSpec:
+    """Read a spec from its text, which is written to ``spec.toml`` in a directory."""
+    (directory / "spec.toml").write_text(text)
+    return load_spec(directory / "spec.toml")
+
+
+def open_file(path: Path, spec: FeatureSpec) -> OpenDay:
+    """Open a file as the only day of a log."""
+    (file,) = find_days(str(path))
+    return open_day(file, spec)
 
 
 def stream_rows(

@@ -10,13 +10,22 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nvt_torchrec.formats.rows import Jagged, RawRows, is_missing
+from nvt_torchrec.formats.rows import Jagged, RawRows, empty_rows, is_missing
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.reading import Derivation, Read
 from nvt_torchrec.formats.spec.times import parse_iso
 from tests.clicklog.reference_fields import BAD, LARGEST, expected
 
-__all__ = ["LARGEST", "BadFieldError", "as_lists", "derived", "key_of", "parse", "split"]
+__all__ = [
+    "LARGEST",
+    "BadFieldError",
+    "as_lists",
+    "check_rows",
+    "derived",
+    "key_of",
+    "parse",
+    "split",
+]
 
 
 class BadFieldError(Exception):
@@ -176,6 +185,36 @@ def as_lists(rows: RawRows, spec: FeatureSpec) -> list[list]:
             default = 0 if isinstance(column, np.ndarray) else ""
         columns.append(_with_none(values, rows.categorical_missing, j, default))
     return [list(row) for row in zip(*columns, strict=True)]
+
+
+def check_rows(
+    rows: RawRows,
+    lines: list[str],
+    spec: FeatureSpec,
+    names: list[str] | None = None,
+    *,
+    label: bool = True,
+) -> None:
+    """Rows are those of :func:`parse`, their arrays of the usual types; other lines are told."""
+    good, kept, bad = [], [], []
+    for number, line in enumerate(lines):
+        try:
+            good.append(parse(split(line, spec), spec, names, label=label))
+            kept.append(number)
+        except (BadFieldError, csv.Error):
+            bad.append(number)
+    assert as_lists(rows, spec) == good
+    assert rows.line.tolist() == kept
+    assert [item.line for item in rows.bad] == bad
+    assert [item.text for item in rows.bad] == [lines[number].encode() for number in bad]
+    assert all(item.column in ("", *spec.sources(label=label)) for item in rows.bad)
+    assert (rows.bad_count, rows.lines) == (len(bad), len(lines))
+    like = empty_rows(spec, label=label)
+    assert list(map(type, rows.categorical)) == list(map(type, like.categorical))
+    for name in ("label", "more_labels", "weight", "key", "dense"):
+        item, other = getattr(rows, name), getattr(like, name)
+        assert (item is None) == (other is None)
+        assert item is None or (item.dtype, item.shape[:-1]) == (other.dtype, other.shape[:-1])
 
 
 def _with_none(values: list, mask: np.ndarray, column: int, default) -> list:

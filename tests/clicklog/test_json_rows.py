@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.json_rows import read_lines
-from nvt_torchrec.clicklog.readers.raw import open_day, read_block
+from nvt_torchrec.clicklog.readers.raw import read_block
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.guess import guess
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.spec.toml_file import load_spec
+from tests.spec_logs import open_file, spec_of
 
 SPEC = """
 [input]
@@ -42,10 +42,8 @@ raw = "string"
 
 def read(path: Path, lines: list[str], *, reject: bool = False) -> RawRows:
     path.write_text("".join(f"{line}\n" for line in lines))
-    spec_file = path.with_suffix(".toml")
-    spec_file.write_text(SPEC)
-    spec = load_spec(spec_file)
-    day = open_day(find_days(str(path))[0], spec)
+    spec = spec_of(SPEC, path.parent)
+    day = open_file(path, spec)
     blocks = day.cut(day.begin, day.end, 1 << 20)
     return read_block(blocks[0], spec, label=day.label, reject=reject)
 

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers import lines
-from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine, split_chunks
-from nvt_torchrec.clicklog.readers.raw import open_day, read_block, read_block_chunks
+from nvt_torchrec.clicklog.readers.raw import read_block, read_block_chunks
 from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from tests.logs import CRITEO, random_rows, write_day
-from tests.spec_logs import stream_rows
+from tests.spec_logs import open_file, stream_rows
 
 SHORT = dataclasses.replace(CRITEO, input=InputFormat(max_line_kb=1))
 MIB = 1 << 20
@@ -85,8 +84,7 @@ def _rows_and_zeros(path: Path, zeros: int, after: int = 0) -> bytes:
     head = path.read_bytes()
     with open(path, "ab") as file:
         file.truncate(len(head) + zeros)
-    if after:
-        with open(path, "ab") as file:
+        if after:
             file.write(b"\n" + head)
     return head
 
@@ -97,8 +95,7 @@ def test_zeros_at_the_end_are_read_a_few_times_not_hundreds(
 ) -> None:
     """1 GiB took 512 GiB of reading and a file opened 16,384 times for every 2 MiB of it."""
     head = _rows_and_zeros(tmp_path / "day_0", 64 * MIB, after)
-    (file,) = find_days(str(tmp_path))
-    day = open_day(file, CRITEO)
+    day = open_file(tmp_path, CRITEO)
     counted, _Counted.opened, _Counted.bytes = _Counted, 0, 0
     monkeypatch.setattr(lines, "filesystem_of", lambda path: (SimpleNamespace(open=counted), path))
     blocks = day.cut(day.begin, day.end, 4 * MIB)
@@ -111,7 +108,7 @@ def test_zeros_at_the_end_are_read_a_few_times_not_hundreds(
     ]
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert counted.bytes < 2.1 * file.size
+    assert counted.bytes < 2.1 * day.file.size
     assert counted.opened <= 1 + len(blocks) <= 4
     assert peak < 16 * MIB
     assert sum(map(len, read)) == 10 * (1 + after)
@@ -129,8 +126,7 @@ def test_a_block_in_one_chunk_counts_its_long_lines(tmp_path: Path) -> None:
     for i in (0, 4, 5, 11):
         rows[i] = [*rows[i], "y" * 1024]
     write_day(tmp_path / "day_0", rows)
-    (file,) = find_days(str(tmp_path))
-    day = open_day(file, SHORT)
+    day = open_file(tmp_path, SHORT)
     (block,) = day.cut(day.begin, day.end, MIB)
     whole = read_block(block, SHORT, reject=True)
     assert whole.line.tolist() == [1, 2, 6, 7, 8, 9, 10]
@@ -173,8 +169,7 @@ def test_the_label_is_told_by_a_whole_first_line(tmp_path: Path, size: int) -> N
     """Of its first 64 KiB alone, a longer line seemed to have one field less: no label."""
     path = tmp_path / "day_0"
     path.write_bytes(b"1\t" + b"x" * size + b"\tz\n0\ta\tb\n")
-    (day,) = find_days(str(tmp_path))
-    assert open_day(day, TEXTS).label
+    assert open_file(tmp_path, TEXTS).label
     (unparsed,) = stream_unparsed(str(path), TEXTS, block_bytes=8 * MIB)
     assert unparsed.label
     assert unparsed.parse().label.tolist() == [1, 0]
@@ -186,8 +181,7 @@ def test_too_long_lines_do_not_tell_the_label(tmp_path: Path, labels: bool) -> N
     path = tmp_path / "day_0"
     row = b"1\ta\tb\n" if labels else b"a\tb\n"
     path.write_bytes(b"1\t" + b"x" * 200_000 + b"\n" + b"2" * 5000 + b"\n" + row * 3)
-    (day,) = find_days(str(tmp_path))
-    assert open_day(day, spec).label == labels
+    assert open_file(tmp_path, spec).label == labels
     long, again, rest = stream_unparsed(str(path), spec, block_bytes=MIB)
     assert [item.label for item in (long, again, rest)] == [labels] * 3
     assert [item.first for item in (long, again, rest)] == [0, 1, 2]
@@ -199,14 +193,13 @@ def test_a_header_has_the_limit_of_lines(tmp_path: Path, size: int, fits: bool) 
     spec = dataclasses.replace(TEXTS, input=InputFormat("csv", max_line_kb=1))
     path = tmp_path / "day_0.csv"
     path.write_bytes(b"y,c,d,".ljust(size, b"x") + b"\n1,a,b,\n")
-    (day,) = find_days(str(tmp_path))
     if fits:
-        assert open_day(day, spec).begin == size + 1
+        assert open_file(path, spec).begin == size + 1
         ((_, rows),) = stream_rows(str(path), spec, block_bytes=MIB)
         assert rows.label.tolist() == [1]
         return
     for read in (
-        lambda: open_day(day, spec),
+        lambda: open_file(path, spec),
         lambda: list(stream_rows(str(path), spec, block_bytes=MIB)),
     ):
         with pytest.raises(BadInputError, match=r"header has more than 1,024 bytes\n.*max_line_kb"):

@@ -14,12 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.parquet_rows import ParquetLayout, cut_rows, parquet_layout
 from nvt_torchrec.clicklog.readers.raw import (
     Block,
     first_line,
-    open_day,
     read_block,
     read_block_chunks,
 )
@@ -31,20 +29,10 @@ from nvt_torchrec.formats.spec.feature_spec import (
 )
 from nvt_torchrec.formats.spec.reading import Derivation, LabelRule, Reading
 from tests.clicklog.reference_reader import LARGEST, as_lists
-from tests.spec_logs import stream_rows
+from tests.clicklog.test_text import CSV
+from tests.spec_logs import open_file, stream_rows
 
-SPEC = FeatureSpec(
-    label="click",
-    dense=(DenseColumn("n"), DenseColumn("price", raw="float")),
-    categorical=(
-        CategoricalColumn("hash"),
-        CategoricalColumn("brand", raw="int"),
-        CategoricalColumn("name", raw="string"),
-        CategoricalColumn("tags", raw="string", multi_hot=True),
-        CategoricalColumn("ids", raw="int", multi_hot=True),
-    ),
-    input=InputFormat("parquet"),
-)
+SPEC = FeatureSpec(CSV.label, CSV.dense, CSV.categorical[:-1], input=InputFormat("parquet"))
 #: What each column may be held as, and with which values; None: missing.
 HELD = {
     "click": {
@@ -266,16 +254,16 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "day_0.parquet"
     pq.write_table(pa.table(GOOD).drop_columns(["brand"]), path)
     with pytest.raises(BadInputError, match="column brand is not there"):
-        open_day(find_days(str(path))[0], SPEC)
+        open_file(path, SPEC)
     pq.write_table(pa.table(GOOD).drop_columns(["click"]), path)
-    day = open_day(find_days(str(path))[0], SPEC)
+    day = open_file(path, SPEC)
     assert not day.label
     assert read_block(Block(str(path), 0, 3, "x"), SPEC, label=False).label is None
     with pytest.raises(BadInputError, match="3 rows instead of 4"):
         read_block(Block(str(path), 0, 4, "x"), SPEC, label=False)
     path.write_text("click,n\n1,2\n")
     with pytest.raises(BadInputError, match="cannot be read as parquet"):
-        open_day(find_days(str(path))[0], SPEC)
+        open_file(path, SPEC)
     with pytest.raises(BadInputError, match="No such file"):
         list(stream_rows(str(tmp_path / "none"), SPEC, block_bytes=10))
 

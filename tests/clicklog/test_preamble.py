@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadRowError
 from nvt_torchrec.clicklog.readers import lines
-from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import after_preamble, text_end, without_empty_lines
-from nvt_torchrec.clicklog.readers.raw import open_day, read_block
+from nvt_torchrec.clicklog.readers.raw import read_block
 from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.spec.toml_file import load_spec
-from tests.spec_logs import stream_rows
+from tests.spec_logs import open_file, spec_of, stream_rows
 
 SPEC = """
 [input]
@@ -36,15 +34,9 @@ raw = "string"
 """
 
 
-def spec(tmp_path: Path, keys: str) -> FeatureSpec:
-    path = tmp_path / "spec.toml"
-    path.write_text(SPEC % keys)
-    return load_spec(path)
-
-
 def values(path: Path, log_spec: FeatureSpec, block_bytes: int) -> list[str]:
     """Read a file in blocks, and as a stream; both must give the same."""
-    day = open_day(find_days(str(path))[0], log_spec)
+    day = open_file(path, log_spec)
     blocks = day.cut(day.begin, day.end, block_bytes)
     read = [
         text for block in blocks for text in read_block(block, log_spec).categorical[0].to_pylist()
@@ -63,7 +55,7 @@ def values(path: Path, log_spec: FeatureSpec, block_bytes: int) -> list[str]:
 def test_rows_between_comments_and_empty_lines(tmp_path, header: bool, end: str, mark: str) -> None:
     keys = f'comment = "#!"\nskip_empty_lines = true\nheader = {str(header).lower()}'
     lines = ["#! one", "#!", *(["y,a"] if header else []), "1,#!x", "0,y", "", "1,z"]
-    log_spec = spec(tmp_path, keys)
+    log_spec = spec_of(SPEC % keys, tmp_path)
     path = tmp_path / "log.csv"
     path.write_bytes((mark + end.join([*lines[:-2], lines[-1], "", "", ""])).encode())
     for block_bytes in (1, 5, 1 << 20):
@@ -71,21 +63,22 @@ def test_rows_between_comments_and_empty_lines(tmp_path, header: bool, end: str,
 
 
 def test_an_empty_line_between_rows_is_a_malformed_row(tmp_path: Path) -> None:
-    log_spec = spec(tmp_path, 'comment = "|"\nskip_empty_lines = true\nheader = false')
+    keys = 'comment = "|"\nskip_empty_lines = true\nheader = false'
+    log_spec = spec_of(SPEC % keys, tmp_path)
     path = tmp_path / "log.csv"
     path.write_text("|x\n1,a\n\n0,b\n\n")
     with pytest.raises(BadRowError, match="line 3"):
         list(stream_rows(str(path), log_spec, block_bytes=1 << 20))
     with pytest.raises(BadRowError, match="line 3"):
         list(stream_rows(str(path), log_spec, block_bytes=2))
-    day = open_day(find_days(str(path))[0], log_spec)
+    day = open_file(path, log_spec)
     with pytest.raises(BadRowError, match="line 3"):
         read_block(day.cut(day.begin, day.end, 1 << 20)[0], log_spec)
 
 
 def test_many_empty_lines_take_no_memory(tmp_path: Path) -> None:
     """At the end they are no rows, between rows they are malformed ones, in their number."""
-    log_spec = spec(tmp_path, "header = false\nskip_empty_lines = true")
+    log_spec = spec_of(SPEC % "header = false\nskip_empty_lines = true", tmp_path)
     path = tmp_path / "log.csv.gz"
     for empty, end, last in ((1 << 25, b"", 0), (1 << 20, b"0,b\n", (1 << 20) + 1)):
         path.write_bytes(gzip.compress(b"1,a\n" + b"\n" * empty + end, 1))

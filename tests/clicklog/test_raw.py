@@ -20,7 +20,7 @@ from nvt_torchrec.clicklog.readers.raw import (
 from nvt_torchrec.clicklog.readers.text_rows import count_file_rows, offset_of_row
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from tests.logs import CRITEO, random_rows, write_day, write_log
-from tests.spec_logs import stream_rows
+from tests.spec_logs import open_file, stream_rows
 
 
 def test_empty_file_and_no_directory(tmp_path: Path) -> None:
@@ -142,8 +142,7 @@ def test_a_header_alone_and_a_long_one(tmp_path: Path) -> None:
     assert list(stream_rows(str(tmp_path / "empty.csv"), SMALL_CSV, block_bytes=10)) == []
     names = ",".join(f"column_{i}" for i in range(20_000))
     (tmp_path / "day_0.csv").write_text(f"{names},c,y\n" + "," * 20_000 + "v,1\n")
-    (day,) = find_days(str(tmp_path))
-    opened = open_day(day, SMALL_CSV)
+    opened = open_file(tmp_path, SMALL_CSV)
     (block,) = opened.cut(opened.begin, opened.end, 1 << 20)
     rows = read_block(block, SMALL_CSV)
     assert (rows.label.tolist(), rows.categorical[0].to_pylist()) == ([1], ["v"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -14,20 +12,12 @@ from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.text.derive import derive, hash_texts
 from nvt_torchrec.clicklog.text.line_layout import layout_of, plain_layout, plain_layouts
 from nvt_torchrec.clicklog.text.tokenizer import parse_rows
-from nvt_torchrec.formats.rows import empty_rows
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.reading import Derivation, LabelRule, Reading
 from nvt_torchrec.formats.spec.split import Split
 from tests.clicklog.random_logs import random_logs, random_rows
-from tests.clicklog.reference_reader import (
-    BadFieldError,
-    as_lists,
-    derived,
-    key_of,
-    parse,
-    split,
-)
+from tests.clicklog.reference_reader import as_lists, check_rows, derived, key_of
 
 
 def line_of(fields: list[str], spec: FeatureSpec) -> str:
@@ -40,20 +30,7 @@ def line_of(fields: list[str], spec: FeatureSpec) -> str:
 
 def check(lines: list[str], spec: FeatureSpec, layout, *, label: bool) -> None:
     rows = parse_rows("".join(f"{line}\n" for line in lines).encode(), spec, layout, reject=True)
-    good, bad = [], []
-    for number, line in enumerate(lines):
-        try:
-            good.append(parse(split(line, spec), spec, list(layout.fields), label=label))
-        except (BadFieldError, csv.Error):
-            bad.append(number)
-    assert as_lists(rows, spec) == good
-    assert [item.line for item in rows.bad] == bad
-    assert all(item.column in ("", *spec.sources(label=label)) for item in rows.bad)
-    like = empty_rows(spec, label=label)
-    for name in ("label", "more_labels", "weight", "key"):
-        item, other = getattr(rows, name), getattr(like, name)
-        assert (item is None) == (other is None)
-        assert item is None or (item.dtype, item.shape[:-1]) == (other.dtype, other.shape[:-1])
+    check_rows(rows, lines, spec, list(layout.fields), label=label)
 
 
 @settings(deadline=None, max_examples=200)

@@ -7,8 +7,6 @@ import json
 import logging
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +30,9 @@ from nvt_torchrec.clicklog.synthetic.model import (
     sigmoid,
 )
 from nvt_torchrec.formats.splits import cut_last_day
+from tests.shell import python
 
 SETTINGS = SyntheticSettings(days=3, rows_per_day=BLOCK_ROWS + 1_001, seed=5)
-ROOT = Path(__file__).parents[2]
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -245,8 +243,8 @@ except OutputError as error:
 
 def test_a_failed_write_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     """A limit on the size of files stands in for a full disk."""
-    command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "raw")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = python("-c", FULL_DISK, tmp_path / "raw")
+    assert done.returncode == 0, done.stderr
     assert re.search(r"raw: cannot be written: File too large\n  -> free space", done.stdout)
     assert not os.listdir(tmp_path)
 

@@ -14,7 +14,7 @@ from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
 from nvt_torchrec.clicklog.text.delimited import split_rows
 from nvt_torchrec.clicklog.text.line_layout import layout_of, plain_layout
 from nvt_torchrec.clicklog.text.tokenizer import parse_delimited, parse_rows
-from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, empty_rows
+from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS
 from nvt_torchrec.formats.spec.feature_spec import (
     CategoricalColumn,
     DenseColumn,
@@ -25,7 +25,7 @@ from tests.clicklog.reference_reader import (
     LARGEST,
     BadFieldError,
     as_lists,
-    parse,
+    check_rows,
     raw_types,
     split,
 )
@@ -129,21 +129,7 @@ def test_text_is_what_plain_python_reads(spec, data, newline, last_newline) -> N
         lines.append(_csv_line(row, quoting) if spec is CSV else "\t".join(row))
     text = newline.join(lines) + (newline if lines and (last_newline or not lines[-1]) else "")
     rows = parse_rows(text.encode(), spec, plain_layout(spec, label=True), reject=True)
-    good, kept, bad = [], [], []
-    for number, line in enumerate(lines):
-        try:
-            good.append(parse(split(line, spec), spec))
-            kept.append(number)
-        except (BadFieldError, csv.Error):
-            bad.append(number)
-    assert as_lists(rows, spec) == good
-    assert rows.line.tolist() == kept
-    assert [item.line for item in rows.bad] == bad
-    assert [item.text for item in rows.bad] == [lines[number].encode() for number in bad]
-    assert (rows.bad_count, rows.lines) == (len(bad), len(lines))
-    like = empty_rows(spec)
-    assert rows.dense.dtype == like.dense.dtype
-    assert list(map(type, rows.categorical)) == list(map(type, like.categorical))
+    check_rows(rows, lines, spec)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine, split_chunks
 from nvt_torchrec.clicklog.readers.raw import (
     Block,
     first_line,
-    open_day,
     read_block,
     read_block_chunks,
 )
@@ -30,7 +28,7 @@ from nvt_torchrec.formats.spec.feature_spec import (
     InputFormat,
 )
 from tests.clicklog.reference_reader import as_lists
-from tests.spec_logs import stream_rows
+from tests.spec_logs import open_file, stream_rows
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ODD = st.text(st.sampled_from('a":,\n\r|'), max_size=8)
@@ -42,15 +40,8 @@ def _spec(**options) -> FeatureSpec:
     return FeatureSpec("y", (), columns, input=text)
 
 
-def _open(path: Path, spec: FeatureSpec):
-    return open_day(find_days(str(path))[0], spec)
-
-
 def _values(rows) -> list[tuple]:
     return list(zip(rows.label.tolist(), *(c.to_pylist() for c in rows.categorical), strict=True))
-
-
-# -- Delimiters of several characters --------------------------------------------------------------
 
 
 # -- Encodings, byte order marks, lines to skip ----------------------------------------------------
@@ -82,7 +73,7 @@ def test_every_beginning_of_a_file(
         return [row for part in parts for row in as_lists(part, spec)]
 
     if not packed:
-        day = _open(path, spec)
+        day = open_file(path, spec)
         assert day.count_rows(day.end) == 7
         assert day.find_row(6, day.end) == len(whole) - len(lines[-1].encode(encoding))
         blocks = day.cut(day.begin, day.end, 25)
@@ -111,7 +102,7 @@ def test_skipping_more_lines_than_there_are(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="empty file"):
         list(stream_rows(str(path), _spec(skip_lines=3), block_bytes=100))
     with pytest.raises(BadInputError, match=r"column a|empty file"):
-        _open(path, _spec(skip_lines=3))
+        open_file(path, _spec(skip_lines=3))
 
 
 # -- Quoted line breaks ----------------------------------------------------------------------------
@@ -206,7 +197,7 @@ def test_any_block_size_gives_the_rows_that_were_written(
         writer.writerow(row)
     path = tmp_path_factory.mktemp("quoted") / "day_0.csv"
     path.write_bytes(mark + buffer.getvalue().encode())
-    day = _open(path, spec)
+    day = open_file(path, spec)
     assert day.count_rows(day.end) == len(rows)
     blocks = day.cut(day.begin, day.end, block_bytes)
     actual, numbers = [], []
@@ -233,7 +224,7 @@ def test_any_block_size_gives_the_rows_that_were_written(
 def test_cuts_are_independent_of_each_other_and_of_chunks(tmp_path: Path) -> None:
     path = tmp_path / "day_0.csv"
     path.write_bytes(b"y,a,b\n" + b'1,"x\ny",z\n' * 40)
-    day = _open(path, _spec())
+    day = open_file(path, _spec())
     ends = np.arange(1, 41) * 10 + 6
     for size in (1, 7, 10, 33, 1000):
         blocks = day.cut(day.begin, day.end, size)
@@ -252,7 +243,7 @@ def test_a_stray_quote_and_a_long_row_spoil_one_row_each(tmp_path: Path, block_b
     rows[350] = b'1,"a"b,"c\nd"'
     path.write_bytes(b"y,a,b\n" + b"\n".join(rows))
     spec = _spec(max_line_kb=1)
-    day = _open(path, spec)
+    day = open_file(path, spec)
     kinds = [kind for _, kind in naive_rows(path.read_bytes()[6:], 1024, b",")]
     assert (kinds.count("open"), kinds.count("long")) == (1, 1)
     assert day.count_rows(day.end) == len(kinds)

@@ -27,8 +27,8 @@ import pytest
 
 from nvt_torchrec.inference import Predictor
 from tests.inference.bundles import ROWS, make_bundle
-from tests.inference.conftest import ROOT
 from tests.inference.serving import Server, asking, serving
+from tests.shell import ROOT
 
 KEYS = {"good": "0123456789abcdef" * 4, "attacker": "fedcba9876543210" * 4}
 SECONDS = 4.0

@@ -29,6 +29,7 @@ from nvt_torchrec.formats.spec.feature_spec import (
 )
 from nvt_torchrec.formats.spec.toml_file import load_spec, shipped_specs
 from nvt_torchrec.formats.splits import cut_last_day
+from tests.spec_logs import spec_of
 
 
 def test_criteo_spec_is_torchrecs() -> None:
@@ -39,13 +40,12 @@ def test_criteo_spec_is_torchrecs() -> None:
 
 
 def test_spec_file(tmp_path: Path) -> None:
-    path = tmp_path / "spec.toml"
-    path.write_text(
+    spec = spec_of(
         'dense_transform = "log"\n[label]\nname = "click"\n'
         '[[dense]]\nnames = "n{0..1}"\nfill = -1\n'
-        '[[categorical]]\nnames = ["user", "ad"]\nfreq_threshold = 3\n'
+        '[[categorical]]\nnames = ["user", "ad"]\nfreq_threshold = 3\n',
+        tmp_path,
     )
-    spec = load_spec(path)
     assert spec.columns == ["click", "n0", "n1", "user", "ad"]
     assert spec.dense[1] == DenseColumn("n1", fill=-1)
     assert spec.categorical[0] == CategoricalColumn("user", freq_threshold=3)

@@ -10,6 +10,7 @@ import pytest
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.toml_file import load_spec
+from tests.spec_logs import spec_of
 
 CENSUS = """
 [input]
@@ -52,13 +53,8 @@ hash_buckets = 100
 """
 
 
-def _load(tmp_path: Path, text: str) -> FeatureSpec:
-    (tmp_path / "spec.toml").write_text(text)
-    return load_spec(tmp_path / "spec.toml")
-
-
 def test_a_column_of_the_file_is_read_once_for_each_way_of_reading_it(tmp_path: Path) -> None:
-    spec = _load(tmp_path, CENSUS)
+    spec = spec_of(CENSUS, tmp_path)
     plan = spec.read_plan(label=True)
     reads = "inc label, age label, fnl weight, age int32, age float, work string, edu string"
     assert ", ".join(f"{read.source} {read.raw}" for read in plan.reads) == reads
@@ -74,7 +70,7 @@ def test_a_column_of_the_file_is_read_once_for_each_way_of_reading_it(tmp_path: 
 
 
 def test_specs_survive_json(tmp_path: Path) -> None:
-    spec = _load(tmp_path, CENSUS)
+    spec = spec_of(CENSUS, tmp_path)
     assert FeatureSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
 
 
@@ -172,7 +168,7 @@ WRONG = {
 @pytest.mark.parametrize(("text", "message"), WRONG.items())
 def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message) as caught:
-        _load(tmp_path, f"{text}\n[[categorical]]\nnames = 'x'\n")
+        spec_of(f"{text}\n[[categorical]]\nnames = 'x'\n", tmp_path)
     assert str(tmp_path / "spec.toml") in caught.value.what
 
 
@@ -194,7 +190,7 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, text: str, messag
 def test_derivations_that_cannot_be(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in CENSUS
     with pytest.raises(SettingsError, match=message):
-        _load(tmp_path, CENSUS.replace(old, new, 1))
+        spec_of(CENSUS.replace(old, new, 1), tmp_path)
 
 
 @pytest.mark.parametrize("column", ['from = "stars"', 'from = ["u", "stars"]\nderive = "cross"'])
@@ -204,4 +200,4 @@ def test_no_feature_is_made_of_the_label(tmp_path: Path, column: str) -> None:
     )
     columns = f'[[categorical]]\nnames = "u"\n[[categorical]]\nnames = "x"\n{column}\n'
     with pytest.raises(SettingsError, match="column x is made of stars, from which"):
-        _load(tmp_path, labels + columns)
+        spec_of(labels + columns, tmp_path)

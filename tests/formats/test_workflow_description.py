@@ -22,6 +22,7 @@ from nvt_torchrec.formats.workflow_description import (
     identify,
 )
 from tests.dlrm.generations import DIGESTS, REUSED, SPEC, VALUES, values_of, write_workflow
+from tests.mutations import edit_json, flip_bit
 
 
 @pytest.fixture
@@ -32,8 +33,7 @@ def workflow(tmp_path) -> Path:
 
 
 def change(path: Path, **values) -> None:
-    file = path / "metadata.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    edit_json(path / "metadata.json", lambda value: value.update(values))
 
 
 def test_generations(workflow):
@@ -125,9 +125,7 @@ def test_no_workflow(tmp_path):
 
 def test_a_damaged_file(workflow):
     file = workflow / "lineage" / "reused.1.parquet"
-    content = bytearray(file.read_bytes())
-    content[10] ^= 1
-    file.write_bytes(content)
+    flip_bit(file, 10)
     with pytest.raises(BadInputError, match=r"reused\.1\.parquet: not the file that was written"):
         WorkflowDescription.read(workflow).reused_ids(0)
     assert WorkflowDescription.read(workflow).reused_ids(1), "it is of no use to later generations"

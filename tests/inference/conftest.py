@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +12,9 @@ from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.inference import Predictor, write_bundle
 from tests.inference.bundles import make_bundle
 from tests.logs import CRITEO, write_log
+from tests.shell import python
 from tests.spec_logs import write_spec_log
 
-ROOT = Path(__file__).resolve().parents[2]
 TRAINING = (
     "--adagrad --embedding_dim 8 --dense_arch_layer_sizes 16,8 --over_arch_layer_sizes 16,1 "
     "--learning_rate 0.1 --batch_size 64 --epochs 2"
@@ -42,13 +40,7 @@ def _train(base: Path, days: list, launcher: list[str]) -> Trained:
     parquet = base / "out" / "criteo_binary" / "split"
     flags = f"--binary_path {parquet} --save_checkpoint_path {base / 'checkpoint'} {TRAINING}"
     flags += f" --log_path {base / 'log'}"
-    done = subprocess.run(
-        [sys.executable, *launcher, "train_torchrec.py", *flags.split()],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(*launcher, "train_torchrec.py", *flags.split())
     assert done.returncode == 0, done.stderr
     return Trained(base / "raw", days, base / "out" / "workflow", parquet, base / "checkpoint")
 

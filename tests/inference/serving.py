@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.inference.conftest import ROOT
+from tests.shell import ROOT
 
 JSON = {"Content-Type": "application/json"}
 

@@ -6,8 +6,6 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +22,8 @@ from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.workflows.writer import Descent
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import criteo_dicts
+from tests.mutations import flip_bit
+from tests.shell import python
 
 
 def test_a_bundle_scores_as_its_parts(
@@ -99,9 +99,7 @@ sys.exit(main(["bundle", *sys.argv[2:]]))
 def test_a_full_disk_is_a_sentence(trained: Trained, tmp_path: Path, size: int) -> None:
     """Stood in for by a limit of the size of files."""
     flags = [*trained.flags, "--output", str(tmp_path / "bundle")]
-    done = subprocess.run(
-        [sys.executable, "-c", _FULL, str(size), *flags], capture_output=True, text=True
-    )
+    done = python("-c", _FULL, size, *flags)
     assert done.returncode == 2
     lines = done.stderr.splitlines()
     assert lines[-2:] == [
@@ -120,7 +118,8 @@ def test_damage(bundle: Path, tmp_path: Path, file: str) -> None:
     (copy / file).write_bytes(whole[:-1])
     with pytest.raises(BadInputError, match=rf"{file}: \d+ bytes instead of {len(whole)}"):
         Predictor.load(copy)
-    (copy / file).write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
+    (copy / file).write_bytes(whole)
+    flip_bit(copy / file, -2)
     with pytest.raises(BadInputError, match=rf"{file}: not the file that was written"):
         Predictor.load(copy, check=True)
     (copy / file).unlink()

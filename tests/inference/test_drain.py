@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.inference.bundles import ROWS
-from tests.inference.conftest import ROOT
 from tests.inference.serving import JSON, Server, serving
+from tests.shell import ROOT
 
 
 def ask_until_the_end(server: Server, body: bytes, threads: int) -> tuple[list[int], list[str]]:

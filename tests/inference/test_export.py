@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
@@ -30,7 +30,7 @@ from tests.inference.conftest import Trained
 from tests.inference.exported import arguments_of
 from tests.inference.reference import make_scorer
 from tests.inference.test_predictor import criteo_dicts
-from tests.workflows.random_specs import feature_specs
+from tests.workflows.random_specs import examples, feature_specs
 from tests.workflows.test_compiled import odd_rows, save
 
 
@@ -46,8 +46,7 @@ def random_bundle(workflow: Path, path: Path, seed: int) -> Predictor:
 
 def untrained(directory: Path, spec: FeatureSpec, seed: int) -> Predictor:
     """A bundle of a workflow with odd values and a model of random weights."""
-    statistics = {name: {"mean": 1.5, "std": 2.0} for name in spec.dense_names}
-    save(directory / "workflow", spec, statistics, np.random.default_rng(seed))
+    save(directory / "workflow", spec, np.random.default_rng(seed))
     return random_bundle(directory / "workflow", directory / "bundle", seed)
 
 
@@ -84,6 +83,12 @@ print(lost)
 """
 
 
+def run_isolated(program: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program that finds no packages but those in ``sys.path`` by its own doing."""
+    command = [sys.executable, "-I", "-S", "-W", "ignore", "-c", program]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+
+
 def run_bare(export: Path, folder: Path, inputs: list) -> list:
     """Scores of a package, from a process that has PyTorch and nothing else."""
     torch.save(inputs, folder / "inputs.pt")
@@ -91,13 +96,7 @@ def run_bare(export: Path, folder: Path, inputs: list) -> list:
     packages.mkdir()
     assert not linked(packages, "torch") & {"numpy", "pyarrow", "nvt-torchrec"}
     program = _BARE.format(packages=str(packages), export=str(export), folder=str(folder))
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-W", "ignore", "-c", program],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_isolated(program, folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
     return torch.load(folder / "scores")
@@ -155,11 +154,7 @@ def test_a_package_of_lists_hashes_and_small_tables(tmp_path: Path) -> None:
         np.testing.assert_allclose(scores, small_predictor.predict_rows(rows), atol=1e-6)
 
 
-@settings(
-    max_examples=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@examples(25)
 @given(spec=feature_specs(), seed=st.integers(0, 2**31), count=st.integers(1, 20))
 def test_the_network_scores_any_spec_as_the_predictor(
     spec: FeatureSpec, seed: int, count: int, tmp_path_factory: pytest.TempPathFactory

@@ -23,6 +23,7 @@ from nvt_torchrec.inference.server import reload
 from nvt_torchrec.inference.server.reload import Served, open_served
 from tests.inference.bundles import ROWS, make_bundle, publish
 from tests.inference.serving import JSON, Server, asking, serving, until
+from tests.mutations import flip_bit
 
 SWITCHES = 100
 #: Beside what an answer must equal up to the rounding of one sigmoid.
@@ -172,8 +173,7 @@ def test_what_cannot_be_served_is_logged_and_counted(two: Bundles, tmp_path: Pat
     served = tmp_path / "current"
     served.symlink_to(first)
     damaged = shutil.copytree(second, tmp_path / "damaged")
-    table = (damaged / "weights" / "table.npy").read_bytes()
-    (damaged / "weights" / "table.npy").write_bytes(table[:-1] + bytes([table[-1] ^ 1]))
+    flip_bit(damaged / "weights" / "table.npy", -1)
     narrow = make_bundle(tmp_path / "narrow", seed=3, columns=1)
     with serving(tmp_path, "--bundle", str(served), *PATIENT) as server:
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,8 @@ from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
 from tests.inference.bundles import ROWS, make_bundle
 from tests.inference.conftest import Trained
-from tests.mutations import expect_own_errors
+from tests.mutations import expect_own_errors, flip_bit
+from tests.shell import python
 
 
 @pytest.fixture
@@ -86,15 +85,9 @@ def test_a_bundle_by_a_relative_path(bundle: Path, monkeypatch: pytest.MonkeyPat
     np.testing.assert_array_equal(Predictor.load("..", check=True).predict(ROWS), expected)
 
 
-def _flip(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[-2] ^= 1
-    file.write_bytes(content)
-
-
 @pytest.mark.parametrize("file", ["weights/table.npy", "workflow/compiled/tables.npy"])
 def test_commands_compare_digests(bundle: Path, tmp_path: Path, file: str, capsys) -> None:
-    _flip(bundle / file)
+    flip_bit(bundle / file, -2)
     rows = tmp_path / "rows.tsv"
     rows.write_text("1\t\t7\t5\n")
     flags = ["predict", "--bundle", str(bundle), "--input", str(rows)]
@@ -121,8 +114,7 @@ def test_a_file_that_is_cut_short_while_it_is_served(bundle: Path, name: str, si
         "predictor = Predictor.load(sys.argv[1]); predictor.predict(ROWS);"
         "os.truncate(sys.argv[2], int(sys.argv[3])); predictor.predict(ROWS)"
     )
-    command = [sys.executable, "-c", program, str(bundle), str(bundle / name), str(size)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = python("-c", program, bundle, bundle / name, size)
     assert done.returncode == 1, done.stderr
     assert f"{name}: written to, or cut short, while it is in use" in done.stderr
 
@@ -150,9 +142,7 @@ def test_a_bus_error_is_printed(tmp_path: Path) -> None:
         f"main(['benchmark', '--bundle', {str(tmp_path)!r}, '--input', 'x']);"
         "os.kill(os.getpid(), signal.SIGBUS)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    done = python("-c", program)
     assert done.returncode == -7
     assert "Fatal Python error: Bus error" in done.stderr
 

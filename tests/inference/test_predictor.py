@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
@@ -25,7 +25,7 @@ from nvt_torchrec.workflows import compiled
 from tests.inference.conftest import Trained
 from tests.inference.reference import make_scorer, scores
 from tests.logs import CRITEO, random_rows
-from tests.workflows.random_specs import feature_specs
+from tests.workflows.random_specs import examples, feature_specs
 from tests.workflows.test_compiled import odd_rows, save
 
 _CONVERT = {"int32": int, "int": int, "float": float}
@@ -116,11 +116,7 @@ def test_rows_of_every_raw_type_score_as_in_training(
     assert any(row["price"] is None for row in rows)
 
 
-@settings(
-    max_examples=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@examples(25)
 @given(spec=feature_specs(), seed=st.integers(0, 2**31), count=st.integers(1, 20))
 def test_any_spec_scores_as_nvtabular_and_torchrec(
     spec, seed: int, count: int, tmp_path_factory: pytest.TempPathFactory
@@ -129,8 +125,7 @@ def test_any_spec_scores_as_nvtabular_and_torchrec(
     assume(spec.dense)
     rng = np.random.default_rng(seed)
     path = tmp_path_factory.mktemp("any") / "workflow"
-    statistics = {name: {"mean": 1.5, "std": 2.0} for name in spec.dense_names}
-    save(path, spec, statistics, rng)
+    save(path, spec, rng)
     rows = odd_rows(spec, count, rng)
     workflow = compiled.load(path)
     scorer, config = make_scorer(workflow.schema, seed)

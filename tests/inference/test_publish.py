@@ -18,7 +18,7 @@ from nvt_torchrec.inference.model.bundle import bundle_digest, bundle_name
 from nvt_torchrec.inference.publish.steps import rollback
 from tests.forks import seen_by
 from tests.inference.bundles import ROWS, make_bundle, publish
-from tests.mutations import expect_own_errors
+from tests.mutations import expect_own_errors, flip_bit
 
 
 @pytest.fixture(scope="module")
@@ -175,26 +175,18 @@ def test_old_bundles_are_removed(bundles: list[Path], tmp_path: Path) -> None:
     assert publish(bundles[3], served, keep=2).removed == (names[0],)  # though served already
 
 
-def _damage(bundle: Path) -> None:
-    table = bundle / "weights" / "table.npy"
-    content = bytearray(table.read_bytes())
-    content[-1] ^= 1
-    table.unlink()  # others may have it by a hard link
-    table.write_bytes(content)
-
-
 def test_damage(bundles: list[Path], sample: Path, tmp_path: Path, capsys) -> None:
     served = tmp_path / "served"
     publish(bundles[0], served)
     bad = shutil.copytree(bundles[1], tmp_path / "bad")
-    _damage(bad)
+    flip_bit(bad / "weights" / "table.npy", -1)
     with pytest.raises(BadInputError, match=r"bad/weights/table.npy: not the file"):
         publish(bad, served)
     with pytest.raises(BadInputError, match="no such file"):
         publish(tmp_path / "none", served)
     assert _stored(served) == {_name(bundles[0])}
 
-    _damage(served / "current")
+    flip_bit(served / "current" / "weights" / "table.npy", -1)
     flags = ["--to", str(served), "--sample", str(sample)]
     assert main(["publish", str(bundles[1]), *flags]) == 2
     error = capsys.readouterr().err

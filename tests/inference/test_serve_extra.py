@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
 from nvt_torchrec.formats.spec.toml_file import load_spec
-from tests.inference.test_export import linked, untrained
+from tests.inference.test_export import linked, run_isolated, untrained
 from tests.logs import write_log
 from tests.test_wheel import ROOT, with_extras
 
@@ -31,11 +29,6 @@ sys.exit(status)
 """
 
 
-def run(program: str, cwd: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-I", "-S", "-W", "ignore", "-c", program]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-
-
 def test_a_bundle_needs_the_serve_extra_alone(tmp_path: Path) -> None:
     """Without TorchRec, FBGEMM, NVTabular and Dask. With a checkpoint, the error names TorchRec."""
     untrained(tmp_path, load_spec(), seed=1)
@@ -50,11 +43,11 @@ def test_a_bundle_needs_the_serve_extra_alone(tmp_path: Path) -> None:
     arguments = ["predict", "--bundle", str(tmp_path / "bundle"), "--output", str(output)]
     arguments += ["--input", str(tmp_path / "raw" / "day_0")]
     paths = [str(project), str(packages)]
-    done = run(_PROGRAM.format(paths=paths, arguments=arguments), tmp_path)
+    done = run_isolated(_PROGRAM.format(paths=paths, arguments=arguments), tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
     assert pq.read_metadata(output).num_rows == 50
     arguments[1:3] = ["--workflow", str(tmp_path / "workflow"), "--checkpoint", str(tmp_path)]
-    done = run(_PROGRAM.format(paths=paths, arguments=arguments), tmp_path)
+    done = run_isolated(_PROGRAM.format(paths=paths, arguments=arguments), tmp_path)
     assert done.returncode != 0
     assert "no torchrec; supported: torch 2.13" in done.stderr

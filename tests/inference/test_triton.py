@@ -17,6 +17,7 @@ from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.benchmark import first_rows
 from tests.inference import triton_python_backend_utils as pb
 from tests.inference.conftest import Trained
+from tests.mutations import flip_bit
 
 
 def opened(model: Path) -> Any:
@@ -73,9 +74,6 @@ def test_a_triton_repository(
         scores.append(answer.as_numpy()[:, 0])
     np.testing.assert_allclose(np.concatenate(scores), shop_predictor.predict(rows), atol=1e-6)
 
-    table = model / "1/bundle/weights/table.npy"
-    data = bytearray(table.read_bytes())
-    data[-1] ^= 1
-    table.write_bytes(data)
+    flip_bit(model / "1/bundle/weights/table.npy", -1)
     with pytest.raises(BadInputError, match=r"table\.npy: not the file that was written"):
         opened(model)

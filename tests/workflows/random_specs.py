@@ -29,6 +29,46 @@ def examples(number: int) -> settings:
     return settings(max_examples=number, deadline=None, suppress_health_check=checks)
 
 
+def raw_rows(
+    label: np.ndarray,
+    categorical: list,
+    missing: np.ndarray | None = None,
+    dense: np.ndarray | None = None,
+    dense_missing: np.ndarray | None = None,
+) -> RawRows:
+    """Rows of which none is malformed; by default without dense columns and missing values."""
+    rows = len(label)
+    return RawRows(
+        label=label,
+        dense=np.empty((0, rows), np.int32) if dense is None else dense,
+        dense_missing=empty_mask(0, rows) if dense_missing is None else dense_missing,
+        categorical=categorical,
+        categorical_missing=empty_mask(len(categorical), rows) if missing is None else missing,
+        line=np.arange(rows),
+        bad=[],
+        bad_count=0,
+        lines=rows,
+    )
+
+
+def as_columns(counts: dict, raw: str) -> tuple[np.ndarray | pa.Array, np.ndarray]:
+    """Counted values of a raw type, and their counts, in the order of the dict."""
+    values = pa.array([*counts], pa.string()) if raw == "string" else np.array([*counts], np.int64)
+    return values, np.array([*counts.values()], np.int64)
+
+
+def order_of(value: int | str) -> int | bytes:
+    """Values of equal counts are sorted by it."""
+    return value.encode() if isinstance(value, str) else value
+
+
+def kept_values(counts: dict, column: CategoricalColumn) -> list:
+    """The values that the policy of a column keeps, by their counts."""
+    kept = sorted(counts, key=lambda value: (-counts[value], order_of(value)))
+    kept = [value for value in kept if counts[value] >= column.freq_threshold]
+    return kept[: column.max_table_size - column.reserved_ids] if column.max_table_size else kept
+
+
 @st.composite
 def feature_specs(draw: st.DrawFn) -> FeatureSpec:
     """Up to five categorical columns, some sharing a vocabulary, and up to three dense ones."""
@@ -92,17 +132,8 @@ def random_raw_rows(spec: FeatureSpec, rows: int, seed: int) -> RawRows:
     dense_missing = empty_mask(len(spec.dense), rows)
     for j in range(len(spec.dense)):
         add_missing(dense_missing, j, rng.random(rows) < 0.5)
-    return RawRows(
-        label=rng.integers(0, 2, rows).astype(np.uint8),
-        dense=dense,
-        dense_missing=dense_missing,
-        categorical=columns,
-        categorical_missing=missing,
-        line=np.arange(rows),
-        bad=[],
-        bad_count=0,
-        lines=rows,
-    )
+    label = rng.integers(0, 2, rows).astype(np.uint8)
+    return raw_rows(label, columns, missing, dense, dense_missing)
 
 
 def _values(column: CategoricalColumn, count: int, rng: np.random.Generator):
@@ -143,11 +174,7 @@ class Oracle:
     def _ids(self, column: CategoricalColumn) -> dict:
         if column.hash_buckets:
             return {}
-        counts = self.counts[column.vocabulary_name]
-        kept = sorted(counts, key=lambda value: (-counts[value], _order(value)))
-        kept = [value for value in kept if counts[value] >= column.freq_threshold]
-        if column.max_table_size:
-            kept = kept[: column.max_table_size - column.reserved_ids]
+        kept = kept_values(self.counts[column.vocabulary_name], column)
         return {value: column.reserved_ids + i for i, value in enumerate(kept)}
 
     def cells(self, rows: RawRows) -> list[list]:
@@ -206,7 +233,3 @@ class Oracle:
             else murmur3_int(np.array([value]))
         )
         return 2 + int(hashed[0]) % column.oov_ids
-
-
-def _order(value):
-    return value.encode() if isinstance(value, str) else value

@@ -23,7 +23,13 @@ from nvt_torchrec.formats.rows import RawRows, empty_rows, is_missing
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.workflows.frames import to_table
 from nvt_torchrec.workflows.store import build, load, save
-from tests.workflows.random_specs import Oracle, examples, feature_specs, random_raw_rows
+from tests.workflows.random_specs import (
+    Oracle,
+    as_columns,
+    examples,
+    feature_specs,
+    random_raw_rows,
+)
 
 _SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=4).filter(any)
 
@@ -96,13 +102,8 @@ def test_written_without_nvtabular_is_the_same(
     counted, vocabularies = Oracle(spec, parts), {}
     for name, columns in spec.vocabularies.items():
         counts = dict(sorted(counted.counts[name].items(), key=lambda item: hash(item)))
-        text = columns[0].raw == "string"
-        vocabularies[name] = workflows.finish(
-            pa.array(list(counts), pa.string()) if text else np.array(list(counts), np.int64),
-            np.array(list(counts.values()), np.int64),
-            columns[0],
-            counted.nulls[name],
-        )
+        found = as_columns(counts, columns[0].raw)
+        vocabularies[name] = workflows.finish(*found, columns[0], counted.nulls[name])
     state = workflows.Fitted(saved.statistics, vocabularies)
     written = workflows.write_workflow(directory / "written", spec, state)
     assert written == saved

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,8 @@ from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.workflows.__main__ import main
 from nvt_torchrec.workflows.lookup import Meaning, id_of, meaning_of
+from tests.mutations import flip_bit
+from tests.shell import python
 
 SPEC = FeatureSpec(
     label="label",
@@ -108,9 +108,7 @@ def test_a_damaged_vocabulary_is_named(saved: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(saved, tmp_path / "workflow")
     file = copy / workflows.inspect(copy).vocabularies["cat_1"].file
     page = pq.read_metadata(file).row_group(0).column(0)
-    content = bytearray(file.read_bytes())
-    content[page.data_page_offset + page.total_compressed_size - 1] ^= 1
-    file.write_bytes(content)
+    flip_bit(file, page.data_page_offset + page.total_compressed_size - 1)
     with pytest.raises(BadInputError, match=r"unique.cat_1.parquet: damaged: .*CRC"):
         meaning_of(copy, "cat_1", 3)
     with pytest.raises(BadInputError, match=r"unique.cat_1.parquet: damaged: .*CRC"):
@@ -159,7 +157,6 @@ def test_it_imports_nothing_heavy(saved: Path) -> None:
         "main(['inspect', sys.argv[1]]); main(['lookup', sys.argv[1], 'city', '--value', 'x']);"
         "print([m for m in ('nvtabular', 'dask', 'pandas', 'torch') if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(saved)], capture_output=True, text=True, check=True
-    )
+    done = python("-c", code, saved)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"

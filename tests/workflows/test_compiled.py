@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColum
 from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import tables
-from tests.workflows.random_specs import examples, feature_specs
+from tests.workflows.random_specs import as_columns, examples, feature_specs, raw_rows
 
 #: Values at the ends of each type, beside each other, and such that only the upper half differs.
 _VALUES = {
@@ -49,25 +48,19 @@ _STATISTICS = st.fixed_dictionaries(
 )
 
 
-def vocabulary_of(
-    values: list, column: CategoricalColumn, rng: np.random.Generator
-) -> workflows.FittedVocabulary:
-    kind = pa.array(values, pa.string()) if column.raw == "string" else np.array(values, np.int64)
-    return workflows.finish(kind, rng.integers(1, 9, len(values)), column, 0)
-
-
 def save(
-    directory: Path, spec: FeatureSpec, statistics: dict, rng: np.random.Generator
-) -> dict[str, list]:
+    directory: Path, spec: FeatureSpec, rng: np.random.Generator, statistics: dict | None = None
+) -> None:
     """Write a workflow whose vocabularies hold some of the values, none, or all."""
-    vocabularies, values = {}, {}
-    for name, columns in spec.vocabularies.items():
-        pool = np.array(_VALUES[columns[0].raw], object)
+    vocabularies = {}
+    for name, (column, *_) in spec.vocabularies.items():
+        pool = np.array(_VALUES[column.raw], object)
         kept = pool[rng.random(len(pool)) < rng.choice([0.0, 0.5, 1.0])].tolist()
-        vocabularies[name] = vocabulary_of(kept, columns[0], rng)
-        values[name] = kept
+        counts = dict(zip(kept, rng.integers(1, 9, len(kept)), strict=True))
+        vocabularies[name] = workflows.finish(*as_columns(counts, column.raw), column, 0)
+    if statistics is None:
+        statistics = {name: {"mean": 1.5, "std": 2.0} for name in spec.dense_names}
     workflows.write_workflow(directory, spec, workflows.Fitted(statistics, vocabularies))
-    return values
 
 
 def odd_rows(spec: FeatureSpec, rows: int, rng: np.random.Generator) -> RawRows:
@@ -90,17 +83,9 @@ def odd_rows(spec: FeatureSpec, rows: int, rng: np.random.Generator) -> RawRows:
         pool = pool if rng.random() < 0.5 else pool[:7]  # without values beyond the logarithms
         dense[j] = np.where(absent, 0, np.array(pool)[rng.integers(0, len(pool), rows)])
         add_missing(missing[1], j, absent)
-    return RawRows(
-        label=rng.integers(0, 2, rows).astype(np.uint8),
-        dense=dense,
-        dense_missing=missing[1],
-        categorical=np.array(columns) if spec.is_criteo_format else columns,
-        categorical_missing=missing[0],
-        line=np.arange(rows),
-        bad=[],
-        bad_count=0,
-        lines=rows,
-    )
+    label = rng.integers(0, 2, rows).astype(np.uint8)
+    columns = np.array(columns) if spec.is_criteo_format else columns
+    return raw_rows(label, columns, missing[0], dense, missing[1])
 
 
 def _categories(column: CategoricalColumn, count: int, rng: np.random.Generator):
@@ -158,7 +143,7 @@ def test_as_nvtabular(
     """Every raw type, policy and dense transform; several reads of one workflow."""
     directory, rng = tmp_path_factory.mktemp("compiled"), np.random.default_rng(seed)
     statistics = {name: data.draw(_STATISTICS) for name in spec.normalized_names}
-    save(directory, spec, statistics, rng)
+    save(directory, spec, rng, statistics)
     check(directory, odd_rows(spec, rows, rng))
 
 
@@ -182,20 +167,8 @@ def test_criteo_logs_as_nvtabular(
     )
     assume(spec.is_criteo_format)
     directory, rng = tmp_path_factory.mktemp("compiled"), np.random.default_rng(seed)
-    save(directory, spec, {key: {"mean": 0.3, "std": 1.7} for key in spec.dense_names}, rng)
+    save(directory, spec, rng)
     check(directory, odd_rows(spec, rows, rng))
-
-
-def _rows_of(spec: FeatureSpec, categorical: list, rows: int) -> RawRows:
-    """Rows without dense columns in which nothing is missing."""
-    return dataclasses.replace(
-        empty_rows(spec),
-        label=np.zeros(rows, np.uint8),
-        dense=np.empty((0, rows), np.int32),
-        dense_missing=empty_mask(0, rows),
-        categorical=categorical,
-        categorical_missing=empty_mask(len(categorical), rows),
-    )
 
 
 @pytest.mark.parametrize("raw", ["int32", "float"])
@@ -212,7 +185,7 @@ def test_many_columns(tmp_path: Path, raw: str) -> None:
         tuple(CategoricalColumn(f"c{i}", multi_hot=i % 9 == 5) for i in range(130)),
     )
     statistics = {name: {"mean": rng.random(), "std": 2.0} for name in spec.normalized_names}
-    save(tmp_path, spec, statistics, rng)
+    save(tmp_path, spec, rng, statistics)
     check(tmp_path, odd_rows(spec, 60, rng))
 
 
@@ -235,7 +208,7 @@ def test_large_vocabularies(tmp_path: Path, raw: str) -> None:
     workflows.write_workflow(tmp_path, spec, workflows.Fitted({}, {"c": fitted}))
     workflow = compiled.load(tmp_path)
     asked = np.concatenate([known, unknown])
-    ids = workflow.transform(_rows_of(spec, [values(asked)], len(asked))).ids[0]
+    ids = workflow.transform(raw_rows(np.zeros(len(asked), np.uint8), [values(asked)])).ids[0]
     assert (ids[: len(known)] == np.arange(len(known)) + 3).all()
     assert (ids[len(known) :] == 2).all()
 
@@ -259,15 +232,14 @@ def test_strings_with_equal_hashes(tmp_path: Path) -> None:
     words = np.load(tmp_path / "compiled" / "tables.npy")
     used = np.flatnonzero(words[1::2])
     assert len(set(words[::2][used])) == 1  # the hashes are equal indeed
-    rows = _rows_of(spec, [pa.array(equal[:3])], 3)
+    rows = raw_rows(np.zeros(3, np.uint8), [pa.array(equal[:3])])
     assert compiled.load(tmp_path).transform(rows).ids[0].tolist() == [3, 4, 2]
 
 
 def test_no_rows(tmp_path: Path) -> None:
     for spec in (load_spec(), load_spec("retail")):
         path = tmp_path / str(spec.is_criteo_format)
-        statistics = {key: {"mean": 0.0, "std": 1.0} for key in spec.dense_names}
-        save(path, spec, statistics, np.random.default_rng(0))
+        save(path, spec, np.random.default_rng(0))
         workflow = compiled.load(path)
         table = compiled.to_table(workflow.transform(empty_rows(spec)), workflow.schema)
         assert table.num_rows == 0
@@ -280,9 +252,8 @@ def test_no_rows(tmp_path: Path) -> None:
 
 def test_threads_share_one_workflow(tmp_path: Path) -> None:
     """The same answers from many threads at once, on blocks of their own."""
-    spec, rng = load_spec("retail"), np.random.default_rng(3)
-    statistics = {key: {"mean": 0.5, "std": 2.0} for key in spec.dense_names}
-    save(tmp_path, spec, statistics, rng)
+    spec = load_spec("retail")
+    save(tmp_path, spec, np.random.default_rng(3))
     workflow = compiled.load(tmp_path)
     blocks = [odd_rows(spec, 3000 + 10 * i, np.random.default_rng(i)) for i in range(8)]
     alone = [compiled.to_table(workflow.transform(rows), workflow.schema) for rows in blocks]
@@ -296,7 +267,7 @@ def test_tables_are_views(tmp_path: Path) -> None:
     """No copy between the result and the Arrow table."""
     spec = load_spec()
     rng = np.random.default_rng(1)
-    save(tmp_path, spec, {key: {"mean": 0.5, "std": 2.0} for key in spec.dense_names}, rng)
+    save(tmp_path, spec, rng)
     workflow = compiled.load(tmp_path)
     encoded = workflow.transform(odd_rows(spec, 50, rng))
     table = compiled.to_table(encoded, workflow.schema)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import shutil
-import subprocess
 import sys
 import zlib
 from collections.abc import Callable
@@ -17,11 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec import workflows
-from nvt_torchrec.base.errors import BadInputError, SchemaError
-from nvt_torchrec.formats.rows import empty_mask, empty_rows
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.__main__ import main
+from tests.mutations import edit_json, flip_bit
+from tests.shell import python
+from tests.workflows.random_specs import raw_rows
 
 SPEC = FeatureSpec(
     "label", (), tuple(CategoricalColumn(f"c_{raw}", raw=raw) for raw in ("hex32", "int", "string"))
@@ -52,21 +51,23 @@ def saved(tmp_path: Path) -> Path:
 
 
 def _edit_plan(path: Path, edit: Callable[[dict], None]) -> None:
-    file = path / "compiled" / "compiled.json"
-    plan = json.loads(file.read_text())
-    edit(plan)
-    file.write_text(json.dumps(plan))
+    edit_json(path / "compiled" / "compiled.json", edit)
+
+
+def _expect_refusal(
+    path: Path, message: str, error: type[ClickLogError] = BadInputError, *, verify: bool = False
+) -> None:
+    with pytest.raises(error, match=message):
+        compiled.load(path, verify=verify)
 
 
 def test_nothing_there(tmp_path: Path, saved: Path) -> None:
-    with pytest.raises(BadInputError, match="no such file"):
-        compiled.load(tmp_path / "nowhere")
+    _expect_refusal(tmp_path / "nowhere", "no such file")
     with pytest.raises(BadInputError, match="no such file"):
         compiled.build(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
     shutil.rmtree(saved / "compiled")
-    with pytest.raises(BadInputError, match=r"not compiled\n.*python -m workflows compile /"):
-        compiled.load(saved)
+    _expect_refusal(saved, r"not compiled\n.*python -m workflows compile /")
 
 
 @pytest.mark.parametrize("name", ["tables.npy", "text.npy", "text_begins.npy"])
@@ -74,28 +75,23 @@ def test_damaged_arrays(saved: Path, name: str) -> None:
     file = saved / "compiled" / name
     whole = file.read_bytes()
     file.unlink()
-    with pytest.raises(BadInputError, match=rf"{name}: missing or damaged.*\n.*workflows compile"):
-        compiled.load(saved)
+    _expect_refusal(saved, rf"{name}: missing or damaged.*\n.*workflows compile")
     for bytes_ in (b"", whole[:50], whole[:-1], whole[:128], b"\x80\x04pickle" + whole):
         file.write_bytes(bytes_)
-        with pytest.raises(BadInputError, match=f"{name}: missing or damaged"):
-            compiled.load(saved)
+        _expect_refusal(saved, f"{name}: missing or damaged")
     for dtype in (np.float64, object):
         np.save(file, np.zeros(3, dtype), allow_pickle=True)
-        with pytest.raises(BadInputError, match=f"{name}: missing or damaged"):
-            compiled.load(saved)
-    flipped = bytearray(whole)
-    flipped[-1] ^= 1
-    file.write_bytes(flipped)
-    with pytest.raises(BadInputError, match=f"{name}: .*checksum"):
-        compiled.load(saved, verify=True)
+        _expect_refusal(saved, f"{name}: missing or damaged")
+    file.write_bytes(whole)
+    flip_bit(file, -1)
+    _expect_refusal(saved, f"{name}: .*checksum", verify=True)
     file.write_bytes(whole)
     compiled.load(saved, verify=True)
 
 
 def test_damaged_tables_give_ids_not_crashes(saved: Path) -> None:
     """Unverified nonsense in the tables is never read past their ends, and lookups come back."""
-    rows = parse_text(saved, ["3,5,a", "77,77,unknown", "ffffffff,-5,bc"] * 20)
+    rows = parse_text(["3,5,a", "77,77,unknown", "ffffffff,-5,bc"] * 20)
     rng = np.random.default_rng(0)
     for name in ("tables.npy", "text_begins.npy"):
         array = np.load(saved / "compiled" / name)
@@ -133,11 +129,10 @@ def test_offsets_that_are_not_in_the_text(saved: Path, begins: Callable) -> None
     program = (
         "import sys; from tests.workflows.test_compiled_files import *; from pathlib import Path;"
         "path = Path(sys.argv[1]);"
-        "rows = parse_text(path, ['3,5,a', '3,5,bc', '3,5,' + 'x' * 9]);"
+        "rows = parse_text(['3,5,a', '3,5,bc', '3,5,' + 'x' * 9]);"
         "print(compiled.load(path).transform(rows).ids[2].max())"
     )
-    command = [sys.executable, "-c", program, str(saved)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = python("-c", program, saved)
     assert (done.returncode, int(done.stdout) <= 4) == (0, True), done.stderr
 
 
@@ -148,7 +143,7 @@ def test_ids_that_are_outside_of_their_table(saved: Path, column: int) -> None:
     whole = np.array(workflow._words)
     begin, slots, wide = workflow._places[column][:3]
     table = slice(begin + wide, begin + slots * (1 + wide), 1 + wide)
-    rows = parse_text(saved, ["3,-5,a", "ffffffff,1099511627776,bc"])
+    rows = parse_text(["3,-5,a", "ffffffff,1099511627776,bc"])
     shift = np.uint64(0 if wide else 32)
     for number in (5, 2**31 - 1, 2**32 - 1, 1):  # the last id is 4; negative ones; the null's
         words = whole.copy()
@@ -159,22 +154,15 @@ def test_ids_that_are_outside_of_their_table(saved: Path, column: int) -> None:
         assert set(compiled.load(saved).transform(rows).ids[column].tolist()) == {2}
 
 
-def parse_text(path: Path, lines: list[str]):
+def parse_text(lines: list[str]):
     """Rows of hex, int, string; as the readers would give them."""
     fields = [line.split(",") for line in lines]
-    n = len(lines)
-    return dataclasses.replace(
-        empty_rows(compiled.load(path).spec),
-        label=np.zeros(n, np.uint8),
-        dense=np.empty((0, n), np.int32),
-        dense_missing=empty_mask(0, n),
-        categorical=[
-            np.array([int(f[0], 16) for f in fields], np.uint32),
-            np.array([int(f[1]) for f in fields]),
-            pa.array([f[2] for f in fields], pa.string()),
-        ],
-        categorical_missing=empty_mask(3, n),
-    )
+    categorical = [
+        np.array([int(f[0], 16) for f in fields], np.uint32),
+        np.array([int(f[1]) for f in fields]),
+        pa.array([f[2] for f in fields], pa.string()),
+    ]
+    return raw_rows(np.zeros(len(lines), np.uint8), categorical)
 
 
 def test_plans_that_do_not_fit(saved: Path) -> None:
@@ -182,8 +170,7 @@ def test_plans_that_do_not_fit(saved: Path) -> None:
 
     def expect(edit: Callable[[dict], None], error: type, match: str) -> None:
         _edit_plan(saved, edit)
-        with pytest.raises(error, match=match):
-            compiled.load(saved)
+        _expect_refusal(saved, match, error)
         (saved / "compiled" / "compiled.json").write_text(whole)
 
     expect(lambda plan: plan.update(format="x"), BadInputError, "not a compiled workflow")
@@ -201,8 +188,7 @@ def test_plans_that_do_not_fit(saved: Path) -> None:
             "compiled.json.*damaged",
         )
     (saved / "compiled" / "compiled.json").write_text("{")
-    with pytest.raises(BadInputError, match=r"compiled.json: cannot be read"):
-        compiled.load(saved)
+    _expect_refusal(saved, r"compiled.json: cannot be read")
 
 
 def test_of_another_workflow(saved: Path, tmp_path: Path) -> None:
@@ -211,8 +197,7 @@ def test_of_another_workflow(saved: Path, tmp_path: Path) -> None:
     workflows.write_workflow(other, SPEC, fitted)
     shutil.rmtree(other / "compiled")
     shutil.copytree(saved / "compiled", other / "compiled")
-    with pytest.raises(SchemaError, match="compiled from another workflow"):
-        compiled.load(other)
+    _expect_refusal(other, "compiled from another workflow", SchemaError)
     assert main(["compile", str(other)]) == 0
     assert compiled.load(other, verify=True).digest == workflows.inspect(other).digest
 
@@ -228,8 +213,7 @@ def test_vocabularies_that_are_not_what_is_described(saved: Path) -> None:
         with pytest.raises(BadInputError, match=match):
             compiled.build(saved, description)
         file.write_bytes(whole)
-        with pytest.raises(BadInputError, match="not compiled"):
-            compiled.load(saved)
+        _expect_refusal(saved, "not compiled")
         assert not list((saved / "compiled").glob(".*"))
 
     expect("c_hex32", pa.array([1, 1]), r"unique.c_hex32.*value 1 is in the vocabulary twice")
@@ -280,7 +264,7 @@ def test_opening_reads_no_table(saved: Path) -> None:
     workflow = compiled.load(saved)
     assert _resident_bytes() - resident < 50 << 20
     assert _bytes_read() - read < 50 << 20
-    ids = workflow.transform(parse_text(saved, ["3,-5,bc"])).ids
+    ids = workflow.transform(parse_text(["3,-5,bc"])).ids
     assert np.asarray(ids).tolist() == [[3], [3], [4]]
 
 
@@ -298,8 +282,6 @@ def _bytes_read() -> int:
 def test_a_damaged_vocabulary_is_not_compiled(saved: Path) -> None:
     """A flipped bit would make a known value out of vocabulary."""
     file = next((saved / "artifacts").rglob("unique.*.parquet"))
-    content = bytearray(file.read_bytes())
-    content[len(content) // 3] ^= 1
-    file.write_bytes(content)
+    flip_bit(file)
     with pytest.raises(BadInputError, match="not the file that was written"):
         compiled.build(saved)

@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -24,21 +23,22 @@ from nvt_torchrec.workflows.extension.workflow import DayCounts, extend_workflow
 from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
 from nvt_torchrec.workflows.vocabulary import apply_policy
 from nvt_torchrec.workflows.writer import Descent, Fitted, write_workflow
-from tests.workflows.random_specs import Oracle, examples, feature_specs, random_raw_rows
+from tests.workflows.random_specs import (
+    Oracle,
+    as_columns,
+    examples,
+    feature_specs,
+    kept_values,
+    order_of,
+    random_raw_rows,
+)
 from tests.workflows.test_compiled import check
-
-
-def _order(value):
-    return value.encode() if isinstance(value, str) else value
 
 
 def _values(counter: Counter, raw: str):
     """Distinct values in an order that is none, and their counts."""
     listed = sorted(counter, key=lambda value: str(value)[::-1])
-    counts = np.array([counter[value] for value in listed], np.int64)
-    if raw == "string":
-        return pa.array(listed, pa.string()), counts
-    return np.array(listed, np.int64), counts
+    return as_columns({value: counter[value] for value in listed}, raw)
 
 
 def count_day(spec: FeatureSpec, day: int, rows: RawRows) -> DayCounts:
@@ -97,12 +97,8 @@ class Days:
 
     def __init__(self, column: CategoricalColumn, fitted: Counter, day: int, limit: int) -> None:
         self.column, self.nulls = column, 0
-        kept = sorted(fitted, key=lambda value: (-fitted[value], _order(value)))
-        kept = [value for value in kept if fitted[value] >= column.freq_threshold]
-        if column.max_table_size:
-            kept = kept[: column.max_table_size - column.reserved_ids]
-        self.values = kept
-        self.counts = {value: fitted[value] for value in kept}
+        self.values = kept_values(fitted, column)
+        self.counts = {value: fitted[value] for value in self.values}
         self.seen = dict.fromkeys(fitted, day)
         self.pending = {value: n for value, n in fitted.items() if value not in self.counts}
         self._forget(limit)
@@ -133,15 +129,27 @@ class Days:
                 self.reused.add(i + self.column.reserved_ids)
         self._forget(limit)
 
+    def check(self, values: list, counts: list, reused: list, state: VocabularyState) -> None:
+        """Compare all that is stored of the vocabulary; ``reused`` are ids."""
+        assert values == self.values
+        assert counts == [self.counts[value] for value in values]
+        assert reused == sorted(self.reused)
+        waiting = sorted(self.pending, key=order_of)
+        assert state.pending.values.tolist() == waiting
+        assert state.pending.counts.tolist() == [self.pending[value] for value in waiting]
+        assert state.pending.days.tolist() == [self.seen[value] for value in waiting]
+        if self.column.max_table_size:
+            assert state.last_days.tolist() == [self.seen[value] for value in values]
+
     def _forget(self, limit: int) -> None:
         def place(value) -> tuple:
-            return -self.pending[value], -self.seen[value], _order(value)
+            return -self.pending[value], -self.seen[value], order_of(value)
 
         kept = sorted(self.pending, key=place)[:limit]
         self.pending = {value: self.pending[value] for value in kept}
 
     def _waiting(self) -> list:
-        return sorted(self.pending, key=lambda value: (-self.pending[value], _order(value)))
+        return sorted(self.pending, key=lambda value: (-self.pending[value], order_of(value)))
 
 
 @st.composite
@@ -184,16 +192,8 @@ def test_any_days_of_a_vocabulary(counters, policy, raw, gaps, retire, limit) ->
             )
             oracle.extend(day, counter, retire, limit)
             known, state = found.vocabulary, found.state
-            assert known.values.tolist() == oracle.values
-            assert known.counts.tolist() == [oracle.counts[value] for value in oracle.values]
-            assert (found.reused + column.reserved_ids).tolist() == sorted(oracle.reused)
-            assert state.pending.values.tolist() == sorted(oracle.pending, key=_order)
-            waiting = [oracle.pending[value] for value in state.pending.values.tolist()]
-            assert state.pending.counts.tolist() == waiting
-            seen = [oracle.seen[value] for value in state.pending.values.tolist()]
-            assert state.pending.days.tolist() == seen
-            if column.max_table_size:
-                assert state.last_days.tolist() == [oracle.seen[value] for value in oracle.values]
+            reused = (found.reused + column.reserved_ids).tolist()
+            oracle.check(known.values.tolist(), known.counts.tolist(), reused, state)
 
 
 def _stored(path: Path, description, column: CategoricalColumn) -> tuple[list, list]:
@@ -265,19 +265,9 @@ def test_any_days_of_any_spec(
                 oracle = expected[name]
                 oracle.extend(day, counted.counts[name], retire, limit)
                 values, times = _stored(after, description, column)
-                assert values == oracle.values
-                assert times == [oracle.counts[value] for value in values]
-                assert set(reused.get(name, np.empty(0)).tolist()) == oracle.reused
+                ids = sorted(reused.get(name, np.empty(0)).tolist())
+                oracle.check(values, times, ids, state.vocabularies[name])
                 assert description.lineage[-1].reused[name] == len(oracle.reused)
-                pending = state.vocabularies[name].pending
-                assert pending.values.tolist() == sorted(oracle.pending, key=_order)
-                assert (
-                    dict(zip(pending.values.tolist(), pending.counts.tolist(), strict=True))
-                    == oracle.pending
-                )
-                seen = state.vocabularies[name].last_days
-                if column.max_table_size:
-                    assert seen.tolist() == [oracle.seen[value] for value in values]
                 observed = description.vocabularies[column.name].observed
                 unique = sum(times)
                 assert observed == {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec import workflows
-from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.formats.generations import read_reused
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
@@ -24,7 +23,8 @@ from nvt_torchrec.workflows.lookup import describe_meaning, id_of, meaning_of
 from nvt_torchrec.workflows.report import days_text, report
 from nvt_torchrec.workflows.vocabulary import apply_policy
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
-from tests.mutations import expect_own_errors
+from tests.mutations import edit_json, expect_own_errors, flip_bit
+from tests.workflows.random_specs import as_columns
 from tests.workflows.test_extension import extend, write_base
 
 SPEC = FeatureSpec(
@@ -67,10 +67,7 @@ def day(number: int, **values: dict) -> DayCounts:
     return DayCounts(
         number,
         {
-            name: (
-                pa.array(list(own)) if name == "item" else np.array(list(own), np.int64),
-                np.array(list(own.values()), np.int64),
-            )
+            name: as_columns(own, "string" if name == "item" else "int")
             for name, own in values.items()
         },
         {"cat_0": 2},
@@ -87,12 +84,6 @@ def write_line(root: Path) -> Path:
         update_statistics=True,
     )  # fmt: skip
     return root
-
-
-def edit(file: Path, change: Callable[[dict], object]) -> None:
-    value = json.loads(file.read_text())
-    change(value)
-    file.write_text(json.dumps(value))
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +157,7 @@ def test_a_day_that_adds_nothing(line: Path, tmp_path: Path) -> None:
     ],
 )
 def test_damaged_lineage(copy: Path, change, message: str) -> None:
-    edit(copy / "workflow" / "metadata.json", lambda value: change(value["lineage"]))
+    edit_json(copy / "workflow" / "metadata.json", lambda value: change(value["lineage"]))
     with pytest.raises(BadInputError, match=rf"metadata.json: damaged: .*{message}"):
         workflows.inspect(copy / "workflow")
 
@@ -204,18 +195,19 @@ def test_any_metadata(copy: Path) -> None:
     expect_own_errors(workflow / "metadata.json", use, rounds=300)
 
 
-def _extend_copy(copy: Path, **options) -> None:
-    extend(copy, copy / "next", day(9, item={"b": 1}), **options)
+def _expect_refusal(copy: Path, message: str, error: type[ClickLogError] = BadInputError) -> None:
+    """Extend the workflow by a day, which must fail."""
+    with pytest.raises(error, match=message):
+        extend(copy, copy / "next", day(9, item={"b": 1}))
 
 
 def test_a_workflow_without_a_line_of_descent(tmp_path: Path) -> None:
     write_base(tmp_path, SPEC, fitted(), [3])
-    edit(tmp_path / "workflow" / "metadata.json", lambda value: value.pop("lineage"))
+    edit_json(tmp_path / "workflow" / "metadata.json", lambda value: value.pop("lineage"))
     description = workflows.inspect(tmp_path / "workflow")
     assert (description.generation, description.parent, description.lineage) == (None, None, ())
     assert workflows.compiled.load(tmp_path / "workflow").digest == description.digest
-    with pytest.raises(BadInputError, match=r"does not say which days.*\n.*fit it again with"):
-        _extend_copy(tmp_path)
+    _expect_refusal(tmp_path, r"does not say which days.*\n.*fit it again with")
     assert "line of descent\n  unknown: it was imported" in report(tmp_path / "workflow")
     state = fitted()
     imported = write_workflow(tmp_path / "imported", SPEC, state)
@@ -225,11 +217,9 @@ def test_a_workflow_without_a_line_of_descent(tmp_path: Path) -> None:
 
 def test_the_state_of_another_generation(copy: Path, line: Path) -> None:
     shutil.rmtree(copy / "extension")
-    with pytest.raises(BadInputError, match=r"state.json: no such file"):
-        _extend_copy(copy)
+    _expect_refusal(copy, r"state.json: no such file")
     shutil.copytree(line / "1" / "extension", copy / "extension")
-    with pytest.raises(SchemaError, match=r"state of generation 1 with digest"):
-        _extend_copy(copy)
+    _expect_refusal(copy, r"state of generation 1 with digest", SchemaError)
     assert not (copy / "next").exists()
 
 
@@ -247,14 +237,10 @@ def test_any_state(copy: Path) -> None:
 )
 def test_a_damaged_file_of_the_state(copy: Path, name: str) -> None:
     file = copy / "extension" / name
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(BadInputError, match=f"{name}: not the file that was written"):
-        _extend_copy(copy)
+    flip_bit(file)
+    _expect_refusal(copy, f"{name}: not the file that was written")
     file.unlink()
-    with pytest.raises(BadInputError, match=f"{name}: missing"):
-        _extend_copy(copy)
+    _expect_refusal(copy, f"{name}: missing")
 
 
 def test_days_of_another_number_of_values(copy: Path) -> None:
@@ -262,9 +248,8 @@ def test_days_of_another_number_of_values(copy: Path) -> None:
     file = copy / "extension" / "seen.item.parquet"
     pq.write_table(pa.table({"last_day": pa.array([7] * 9, pa.int32())}), file)
     entry = FileEntry.of(file).to_dict()
-    edit(copy / "extension" / "state.json", lambda state: state["files"].update({file.name: entry}))
-    with pytest.raises(BadInputError, match=r"state\.json: days of 9 values, not of 2"):
-        _extend_copy(copy)
+    edit_json(file.with_name("state.json"), lambda state: state["files"].update({file.name: entry}))
+    _expect_refusal(copy, r"state\.json: days of 9 values, not of 2")
 
 
 def test_full_tables_are_logged(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import pickle
 import shutil
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from nvt_torchrec.formats.rows import empty_rows
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.workflows import compiled, nodes, writer
 from nvt_torchrec.workflows.store import build, load, nodes_of
-from tests.mutations import expect_own_errors
+from tests.mutations import edit_json, expect_own_errors, flip_bit
 
 SPEC = FeatureSpec(
     label="label",
@@ -72,23 +71,17 @@ def copy(saved: Path, tmp_path: Path) -> Path:
 _ENTRY = {"bytes": 1, "sha256": ""}
 
 
-def _edit(file: Path, change: Callable[[dict], object]) -> None:
-    value = json.loads(file.read_text())
-    change(value)
-    file.write_text(json.dumps(value, indent=2) + "\n")
-
-
 def _change(path: Path, name: str, change: Callable[[Path], object]) -> None:
     """Change a file, and its size and digest in ``metadata.json`` with it."""
     change(path / name)
     data = (path / name).read_bytes()
     entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    _edit(path / "metadata.json", lambda value: value["files"].__setitem__(name, entry))
+    edit_json(path / "metadata.json", lambda value: value["files"].__setitem__(name, entry))
 
 
 def _change_graph(path: Path, change: Callable[[list], object]) -> None:
     def edit(file: Path) -> None:
-        _edit(file, lambda value: change(value["nodes"]))
+        edit_json(file, lambda value: change(value["nodes"]))
 
     _change(path, "graph.json", edit)
 
@@ -177,12 +170,10 @@ def test_files_that_are_not_those_saved(saved: Path, tmp_path: Path) -> None:
     description = workflows.inspect(saved)
     for i, name in enumerate(description.files):
         path = shutil.copytree(saved, tmp_path / f"flipped{i}")
-        data = bytearray((path / name).read_bytes())
-        data[len(data) // 2] ^= 1
-        (path / name).write_bytes(data)
+        flip_bit(path / name)
         with pytest.raises(BadInputError, match=f"{Path(name).name}: (not the |cannot be read)"):
             load(path)
-        (path / name).write_bytes(data[:-3])
+        (path / name).write_bytes((path / name).read_bytes()[:-3])
         with pytest.raises(BadInputError, match=r"bytes instead of"):
             workflows.inspect(path)
         (path / name).unlink()
@@ -236,7 +227,7 @@ def test_graph_that_is_not_the_specs(copy: Path, change: Callable) -> None:
     ],
 )
 def test_metadata_that_was_edited(copy: Path, change: Callable, message: str) -> None:
-    _edit(copy / "metadata.json", change)
+    edit_json(copy / "metadata.json", change)
     with pytest.raises(BadInputError, match=message):
         load(copy)
 
@@ -264,8 +255,8 @@ def test_what_is_no_saved_workflow(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="cannot be read"):
         load(directory("text", "{"))
     newer = shutil.copytree(saved, tmp_path / "newer")
-    _edit(newer / "metadata.json", lambda v: v.update(format_version=3))
-    _edit(newer / "metadata.json", lambda v: v["versions"].update({"nvt-torchrec": "7.0"}))
+    edit_json(newer / "metadata.json", lambda v: v.update(format_version=3))
+    edit_json(newer / "metadata.json", lambda v: v["versions"].update({"nvt-torchrec": "7.0"}))
     with pytest.raises(
         SchemaError, match=r"format version 3.*nvt-torchrec 7.0 wrote it\n.*version that saved it"
     ):

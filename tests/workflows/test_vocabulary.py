@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.workflows import finish
+from tests.workflows.random_specs import as_columns, kept_values
 
 _VALUES = {
     "hex32": st.integers(0, 2**32 - 1) | st.integers(0, 3),
@@ -42,16 +42,8 @@ def test_order_and_policy(data: st.DataObject, raw: str) -> None:
         )
     )
     column = CategoricalColumn("c", raw=raw, **policy)
-    got = finish(
-        pa.array(list(counts), pa.string()) if text else np.array(list(counts), np.int64),
-        np.array(list(counts.values()), np.int64),
-        column,
-        nulls=7,
-    )
-    order = sorted(counts, key=lambda v: (-counts[v], v.encode() if text else v))
-    kept = [value for value in order if counts[value] >= column.freq_threshold]
-    if column.max_table_size:
-        kept = kept[: column.max_table_size - column.reserved_ids]
+    got = finish(*as_columns(counts, raw), column, nulls=7)
+    kept = kept_values(counts, column)
     assert list(got.values.tolist()) == kept
     assert got.counts.tolist() == [counts[value] for value in kept]
     unique = sum(counts[value] for value in kept)
