@@ -49,6 +49,11 @@ def torchrun(
     return run_command(run, timeout=timeout)
 
 
+def train_script(*flags: str) -> list[str]:
+    """The command that trains a small model in a process of its own."""
+    return [sys.executable, str(ROOT / "train_torchrec.py"), *MODEL, *flags]
+
+
 def two_machines(
     *command: str, timeout: float = 800, launcher: Sequence[str] = ()
 ) -> list[subprocess.CompletedProcess[str]]:
@@ -65,8 +70,13 @@ def two_machines(
 
 def train_many(flags: list[list[str]], ranks: int) -> None:
     """Train several times in the same processes; starting them takes longer than training."""
-    result = torchrun("tests/dlrm/runs.py", json.dumps(flags), ranks=ranks, timeout=800)
+    passed(torchrun("tests/dlrm/runs.py", json.dumps(flags), ranks=ranks))
+
+
+def passed(result: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """Assert that a program ended without an error."""
     assert result.returncode == 0, result.stderr
+    return result
 
 
 def environment() -> dict[str, str]:
@@ -105,6 +115,12 @@ def losses(directory: Path) -> list[float]:
     return [event["loss"] for event in events(directory, "train")]
 
 
+def resumed_step(path: Path) -> int:
+    """The step of the only resumption of the run in ``path``."""
+    (resumed,) = events(path / "log", "resume")
+    return resumed["step"]
+
+
 FLAGS = ["--epochs=3", "--learning_rate=0.05", "--adagrad", "--shuffle_training_set"]
 STEPS = 90  # 3 epochs of 30 steps of 32 rows
 
@@ -121,19 +137,26 @@ def assert_same(a: Path, b: Path) -> None:
         assert torch.equal(ours[name], theirs[name]), name
 
 
-def flags_of(data: Path, path: Path, *other: str, batch_size: int = 32) -> list[str]:
+def written_to(path: Path) -> list[str]:
+    """The flags of what a run leaves in ``path``: its log and its last checkpoint."""
+    return [f"--log_path={path / 'log'}", f"--save_checkpoint_path={path / 'final'}"]
+
+
+def small_run(data: Path, path: Path, *other: str, batch_size: int = 32) -> list[str]:
     """The flags of a run in ``path``; ``other`` take the place of those of the same name."""
-    flags = [
-        f"--binary_path={data}",
-        f"--batch_size={batch_size}",
-        f"--log_path={path / 'log'}",
-        f"--save_checkpoint_path={path / 'final'}",
-        f"--checkpoint_dir={path / 'steps'}",
-        "--checkpoint_freq=7",
-        *FLAGS,
-    ]
-    names = {flag.split("=")[0] for flag in other}
-    return [*(flag for flag in flags if flag.split("=")[0] not in names), *other]
+    return [f"--binary_path={data}", f"--batch_size={batch_size}", *written_to(path), *other]
+
+
+def train_losses(data: Path, path: Path, *flags: str) -> list[float]:
+    """Train here in batches of 32 rows, with log and checkpoint in ``path``; return the losses."""
+    train_here(*small_run(data, path, *flags))
+    return losses(path / "log")
+
+
+def flags_of(data: Path, path: Path, *other: str, batch_size: int = 32) -> list[str]:
+    """The flags of a run of three epochs that also keeps checkpoints of its steps."""
+    steps = [f"--checkpoint_dir={path / 'steps'}", "--checkpoint_freq=7"]
+    return small_run(data, path, *steps, *FLAGS, *other, batch_size=batch_size)
 
 
 def adam_flags(data: Path, path: Path, **kwargs) -> list[str]:

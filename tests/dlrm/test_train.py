@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import socket
 from pathlib import Path
@@ -16,7 +15,18 @@ from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
 from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.evaluate import score
 from nvt_torchrec.nvt_loader import KJTLoader
-from tests.dlrm.runs import MODEL, ROOT, events, losses, run_command, torchrun, train_here
+from tests.dlrm.runs import (
+    MODEL,
+    ROOT,
+    events,
+    losses,
+    passed,
+    run_command,
+    small_run,
+    torchrun,
+    train_here,
+    train_losses,
+)
 from tests.nvt_loader.data import write_split
 
 STEPS = 30  # of an epoch of the fixture's 929 rows in global batches of 32; the last has one row
@@ -26,60 +36,42 @@ SGD += ["--change_lr", "--lr_change_point=0.7", "--lr_after_change_point=0.03"]
 ADAGRAD = ["--epochs=2", "--learning_rate=0.1", "--adagrad", "--seed=5", "--first_order=0.5"]
 
 
-@dataclasses.dataclass
-class Run:
-    log: Path
-    checkpoint: Path
-    flags: list[str]
-    output: str = ""
-
-
 @pytest.fixture(scope="module", params=[SGD, ADAGRAD], ids=["sgd", "adagrad"])
-def one_rank(request, data, tmp_path_factory) -> Run:
-    path = tmp_path_factory.mktemp("one")
-    run = Run(path / "log", path / "checkpoint", request.param)
-    train_here(
-        f"--binary_path={data}",
-        "--batch_size=32",
-        f"--log_path={run.log}",
-        f"--save_checkpoint_path={run.checkpoint}",
-        *run.flags,
-    )
-    return run
+def flags(request) -> list[str]:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def two_ranks(one_rank, data, tmp_path_factory) -> Run:
+def one_rank(flags, data, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("one")
+    train_here(*small_run(data, path, *flags))
+    return path
+
+
+@pytest.fixture(scope="module")
+def two_ranks(flags, data, tmp_path_factory) -> Path:
     """The same run on two ranks, by the README's torchx, or by our component on two machines."""
     path = tmp_path_factory.mktemp("two")
-    run = Run(path / "log", path / "checkpoint", one_rank.flags)
-    flags = [
-        *MODEL,
-        f"--binary_path={data}",
-        "--batch_size=16",
-        f"--log_path={run.log}",
-        f"--save_checkpoint_path={run.checkpoint}",
-        *run.flags,
-    ]
     if "--adagrad" in flags:  # on two machines
         with socket.create_server(("localhost", 0)) as free:
             port = free.getsockname()[1]
         torchx = f"torchx run -s local_cwd dlrm/launch/component.py:train -j 2x1 --port {port} --"
     else:
         torchx = "torchx run -s local_cwd dist.ddp -j 1x2 --script train_torchrec.py --"
-    result = run_command([*torchx.split(), *flags], cwd=ROOT)
-    assert result.returncode == 0, result.stderr
-    run.output = result.stderr
-    return run
+    run = [*MODEL, *small_run(data, path, *flags, batch_size=16)]
+    passed(run_command([*torchx.split(), *run], cwd=ROOT))
+    return path
 
 
 def test_two_ranks_train_as_one(one_rank, two_ranks):
     """Also on the last step of an epoch, where rank 0 has no row."""
-    np.testing.assert_allclose(losses(two_ranks.log), losses(one_rank.log), rtol=0, atol=1e-5)
+    one, two = (losses(path / "log") for path in (one_rank, two_ranks))
+    np.testing.assert_allclose(two, one, rtol=0, atol=1e-5)
 
 
-def test_events(two_ranks):
-    trained = events(two_ranks.log, "train")
+def test_events(two_ranks, flags):
+    log = two_ranks / "log"
+    trained = events(log, "train")
     assert [event["step"] for event in trained] == list(range(1, 2 * STEPS + 1))
     assert trained[STEPS - 2]["samples"] == 928
     assert trained[STEPS - 1]["samples"] == 929
@@ -87,22 +79,22 @@ def test_events(two_ranks):
     assert trained[-1]["epoch"] == 2.0
     assert all(0 <= event["data_wait"] <= 1 for event in trained)
     assert all(event["samples_per_s"] > 0 for event in trained)
-    if "--change_lr" in two_ranks.flags:
+    if "--change_lr" in flags:
         assert [event["lr"] for event in trained[:42]] == [0.3] * 42
         assert [event["lr"] for event in trained[42:]] == [0.03] * 18
-    splits = [(event["split"], event["epoch"]) for event in events(two_ranks.log, "evaluation")]
+    splits = [(event["split"], event["epoch"]) for event in events(log, "evaluation")]
     assert splits == [("valid", 1.0), ("valid", 2.0), ("test", 2.0)]
-    (start,) = events(two_ranks.log, "start")
+    (start,) = events(log, "start")
     assert start["model"]["num_embeddings"] == [10, 50, 200, 3]
-    (end,) = events(two_ranks.log, "end")
-    assert end["checkpoint"] == str(two_ranks.checkpoint)
+    (end,) = events(log, "end")
+    assert end["checkpoint"] == str(two_ranks / "final")
 
 
 def test_checkpoint_of_two_ranks_predicts_as_their_evaluation(two_ranks, data):
-    model, config = load_model(two_ranks.checkpoint)
+    model, config = load_model(two_ranks / "final")
     assert config.num_embeddings == (10, 50, 200, 3)
     assert config.categorical == ("cat_0", "cat_1", "cat_2", "cat_3")
-    for event in events(two_ranks.log, "evaluation")[-2:]:
+    for event in events(two_ranks / "log", "evaluation")[-2:]:
         logits, labels = score(model, KJTLoader(data / event["split"], 64, device="cpu"))
         assert len(labels) == event["samples"]
         probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
@@ -114,16 +106,14 @@ def test_checkpoint_of_two_ranks_predicts_as_their_evaluation(two_ranks, data):
 
 
 def test_evaluating_on_the_way_does_not_disturb_training(data, tmp_path):
-    flags = [f"--binary_path={data}", "--batch_size=32", "--learning_rate=0.3", "--epochs=2"]
-    flags += ["--shuffle_training_set"]
-    train_here(*flags, f"--log_path={tmp_path / 'a'}")
-    train_here(*flags, f"--log_path={tmp_path / 'b'}", "--validation_freq_within_epoch=7")
-    assert losses(tmp_path / "a") == losses(tmp_path / "b")
-    assert events(tmp_path / "a", "train")[-1]["samples"] == 2 * 929
-    evaluations = events(tmp_path / "b", "evaluation")
+    flags = ["--learning_rate=0.3", "--epochs=2", "--shuffle_training_set"]
+    seldom = train_losses(data, tmp_path / "a", *flags)
+    assert train_losses(data, tmp_path / "b", *flags, "--validation_freq_within_epoch=7") == seldom
+    assert events(tmp_path / "a" / "log", "train")[-1]["samples"] == 2 * 929
+    evaluations = events(tmp_path / "b" / "log", "evaluation")
     assert [event["step"] for event in evaluations] == [7, 14, 21, 28, 30, 37, 44, 51, 58, 60, 60]
     assert {event["samples"] for event in evaluations[:-1]} == {333}
-    ends = [events(tmp_path / run, "evaluation")[-1] for run in "ab"]
+    ends = [events(tmp_path / run / "log", "evaluation")[-1] for run in "ab"]
     for end in ends:
         del end["seconds"]
     assert ends[0] == ends[1]
@@ -131,9 +121,7 @@ def test_evaluating_on_the_way_does_not_disturb_training(data, tmp_path):
 
 def test_shuffling_and_seed(data, tmp_path):
     def curve(name: str, *flags: str) -> list[float]:
-        path = tmp_path / name
-        train_here(f"--binary_path={data}", "--learning_rate=0.1", f"--log_path={path}", *flags)
-        return losses(path)
+        return train_losses(data, tmp_path / name, "--learning_rate=0.1", *flags)
 
     plain = curve("plain")
     assert curve("again") == plain
@@ -144,24 +132,20 @@ def test_shuffling_and_seed(data, tmp_path):
 
 
 def test_reports_every_interval_and_at_the_end_of_an_epoch(data, tmp_path):
-    flags = [f"--binary_path={data}", "--learning_rate=0.1", "--epochs=2"]
-    train_here(*flags, f"--log_path={tmp_path / 'each'}")
-    train_here(*flags, f"--log_path={tmp_path / 'some'}", "--throughput_check_freq_within_epoch=20")
-    some = events(tmp_path / "some", "train")
+    flags = ["--learning_rate=0.1", "--epochs=2"]
+    each = train_losses(data, tmp_path / "each", *flags)
+    train_losses(data, tmp_path / "some", *flags, "--throughput_check_freq_within_epoch=20")
+    some = events(tmp_path / "some" / "log", "train")
     assert [event["step"] for event in some] == [20, 30, 50, 60]
-    each = losses(tmp_path / "each")
     assert some[0]["loss"] == pytest.approx(np.mean(each[:20]), abs=1e-6)
     weights = [32] * 9 + [1]  # of samples, not of steps
     assert some[1]["loss"] == pytest.approx(np.average(each[20:30], weights=weights), abs=1e-6)
 
 
 def test_divergence_stops_the_run(data, tmp_path):
+    saved = f"--save_checkpoint_path={tmp_path / 'c'}"
     with pytest.raises(SettingsError, match=r"the loss is nan between .*\n.*--learning_rate"):
-        train_here(
-            f"--binary_path={data}",
-            "--learning_rate=1e30",
-            f"--save_checkpoint_path={tmp_path / 'c'}",
-        )
+        train_here(f"--binary_path={data}", "--learning_rate=1e30", saved)
     assert not list(tmp_path.iterdir())
 
 
@@ -184,27 +168,23 @@ def test_empty_valid_and_test_sets(tmp_path):
     assert result.metrics["test"].auroc is None
 
 
-def test_a_checkpoint_is_never_overwritten(data, one_rank, monkeypatch):
+def test_a_checkpoint_is_never_overwritten(data, one_rank, flags, monkeypatch):
     """It is found before training, not after."""
-    monkeypatch.setattr(
-        "nvt_torchrec.dlrm.train.set_learning_rate", None
-    )  # the first thing a step calls
-    checkpoint = one_rank.checkpoint
-    before = (checkpoint / "model.json").read_bytes()
-    with pytest.raises(OutputError, match="holds a checkpoint already"):
-        train_here(f"--binary_path={data}", f"--save_checkpoint_path={one_rank.checkpoint}")
-    same = [f"--binary_path={data}", "--batch_size=32", f"--save_checkpoint_path={checkpoint}"]
-    assert train_here(*same, *one_rank.flags).steps == 2 * STEPS, "asked again, it is done already"
-    with pytest.raises(OutputError, match="holds a checkpoint already"):
-        train_here(*same, *one_rank.flags, "--max_steps=60")
-    assert (one_rank.checkpoint / "model.json").read_bytes() == before
+    # the first thing a step calls
+    monkeypatch.setattr("nvt_torchrec.dlrm.train.set_learning_rate", None)
+    same = small_run(data, one_rank, *flags)
+    before = (one_rank / "final" / "model.json").read_bytes()
+    for other in (small_run(data, one_rank), [*same, "--max_steps=60"]):
+        with pytest.raises(OutputError, match="holds a checkpoint already"):
+            train_here(*other)
+    assert train_here(*same).steps == 2 * STEPS, "asked again, it is done already"
+    assert (one_rank / "final" / "model.json").read_bytes() == before
 
 
 def test_the_result_as_json(data, tmp_path, capsys):
     """One object on standard output, also of a run that was done before, or resumes."""
-    flags = [*MODEL, f"--binary_path={data}", "--batch_size=32", "--json"]
-    flags += [f"--log_path={tmp_path / 'log'}", f"--checkpoint_dir={tmp_path / 'steps'}"]
-    flags += ["--checkpoint_freq=4", "--resume"]
+    steps = [f"--checkpoint_dir={tmp_path / 'steps'}", "--checkpoint_freq=4", "--resume"]
+    flags = [*MODEL, *small_run(data, tmp_path, *steps, "--json")]
 
     def result(name: str, steps: int) -> dict:
         path = tmp_path / name
