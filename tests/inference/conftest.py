@@ -8,17 +8,15 @@ from pathlib import Path
 import pytest
 
 from nvt_torchrec.etl.run import EtlSettings, run
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.inference import Predictor, write_bundle
+from tests.dlrm.runs import MODEL, torchrun, train_here
 from tests.inference.bundles import make_bundle
 from tests.logs import CRITEO, write_log
-from tests.shell import python
 from tests.spec_logs import write_spec_log
 
-TRAINING = (
-    "--adagrad --embedding_dim 8 --dense_arch_layer_sizes 16,8 --over_arch_layer_sizes 16,1 "
-    "--learning_rate 0.1 --batch_size 64 --epochs 2"
-)
+TRAINING = ["--adagrad", "--learning_rate=0.1", "--batch_size=64", "--epochs=2"]
 
 
 @dataclasses.dataclass
@@ -36,13 +34,20 @@ class Trained:
         return ["--workflow", str(self.workflow), "--checkpoint", str(self.checkpoint)]
 
 
-def _train(base: Path, days: list, launcher: list[str]) -> Trained:
-    parquet = base / "out" / "criteo_binary" / "split"
-    flags = f"--binary_path {parquet} --save_checkpoint_path {base / 'checkpoint'} {TRAINING}"
-    flags += f" --log_path {base / 'log'}"
-    done = python(*launcher, "train_torchrec.py", *flags.split())
-    assert done.returncode == 0, done.stderr
-    return Trained(base / "raw", days, base / "out" / "workflow", parquet, base / "checkpoint")
+def train_model(
+    base: Path, spec: FeatureSpec, *flags: str, days: list | None = None, ranks: int = 1
+) -> Trained:
+    """Run the ETL on the log ``base / "raw"`` and train on its output; one rank is this process."""
+    run(EtlSettings(str(base / "raw"), base / "out", spec, engine="cpu"))
+    parquet, checkpoint = base / "out" / "criteo_binary" / "split", base / "checkpoint"
+    paths = [f"--binary_path={parquet}", f"--save_checkpoint_path={checkpoint}"]
+    command = [*paths, f"--log_path={base / 'log'}", *TRAINING, *flags]
+    if ranks == 1:
+        train_here(*command)
+    else:
+        done = torchrun("train_torchrec.py", *MODEL, *command, ranks=ranks)
+        assert done.returncode == 0, done.stderr
+    return Trained(base / "raw", days or [], base / "out" / "workflow", parquet, checkpoint)
 
 
 @pytest.fixture(scope="session")
@@ -50,8 +55,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """Criteo's columns, one rank."""
     base = tmp_path_factory.mktemp("criteo")
     days = write_log(base / "raw", [400, 300, 201], seed=5)
-    run(EtlSettings(str(base / "raw"), base / "out", CRITEO, engine="cpu"))
-    return _train(base, days, [])
+    return train_model(base, CRITEO, days=days)
 
 
 @pytest.fixture(scope="session")
@@ -60,9 +64,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     base = tmp_path_factory.mktemp("shop")
     spec = load_spec("retail")
     write_spec_log(base / "raw", spec, rows=400)
-    run(EtlSettings(str(base / "raw"), base / "out", spec, engine="cpu"))
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    return _train(base, [], launcher)
+    return train_model(base, spec, ranks=2)
 
 
 @pytest.fixture(scope="session")

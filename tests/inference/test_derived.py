@@ -17,7 +17,6 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
 from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.inference import Predictor
 from nvt_torchrec.inference.benchmark import rows_as_dicts
 from nvt_torchrec.inference.bulk import predict_file
@@ -27,6 +26,7 @@ from nvt_torchrec.inference.server.openapi import request_body
 from tests.clicklog.reference_reader import as_lists, parse
 from tests.etl.runs import settings
 from tests.inference.test_export import random_bundle
+from tests.spec_logs import spec_of
 
 SPEC = """
 [input]
@@ -110,13 +110,12 @@ def line_of(rng: random.Random) -> str:
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("derived")
-    (base / "spec.toml").write_text(SPEC)
     rng = random.Random(3)
     (base / "raw").mkdir()
     for day in range(3):
         lines = [line_of(rng) for _ in range(120)]
         (base / "raw" / f"day_{day}.csv").write_text("".join(f"{line}\n" for line in lines))
-    run(settings(base / "raw", base / "out", load_spec(base / "spec.toml")))
+    run(settings(base / "raw", base / "out", spec_of(SPEC, base)))
     random_bundle(base / "out" / "workflow", base / "bundle", 0)
     return base
 
@@ -264,13 +263,11 @@ def test_another_format_keeps_what_makes_sense(predictor: Predictor) -> None:
 def test_a_successor_reads_the_same(predictor: Predictor, tmp_path: Path) -> None:
     check_same_columns(predictor.spec, predictor.spec, "new")
     for change in (('"%y%m%d%H"', '"%Y%m%d%H"'), ('from = "seen"', 'from = "saw"')):
-        (tmp_path / "spec.toml").write_text(
-            SPEC.replace(*change).replace('"seen", "p', '"saw", "p')
-        )
+        other = SPEC.replace(*change).replace('"seen", "p', '"saw", "p')
         with pytest.raises(SchemaError, match="not those of the bundle that is served"):
-            check_same_columns(predictor.spec, load_spec(tmp_path / "spec.toml"), "new")
-    (tmp_path / "spec.toml").write_text(SPEC.replace("[18, 40]", "[20, 30, 50]"))
-    check_same_columns(predictor.spec, load_spec(tmp_path / "spec.toml"), "new")
+            check_same_columns(predictor.spec, spec_of(other, tmp_path), "new")
+    other = SPEC.replace("[18, 40]", "[20, 30, 50]")
+    check_same_columns(predictor.spec, spec_of(other, tmp_path), "new")
 
 
 def test_rows_against_plain_python(predictor: Predictor, texts: list[dict]) -> None:

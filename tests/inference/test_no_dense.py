@@ -9,12 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from nvt_torchrec.etl.run import EtlSettings, run
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
-from tests.dlrm.runs import train_here
-from tests.inference.conftest import Trained
+from tests.inference.conftest import Trained, train_model
 from tests.inference.exported import arguments_of
 from tests.inference.serving import serving
 from tests.inference.test_predictor import trainers_scores
@@ -37,12 +35,7 @@ DCN = ["--interaction_type=dcn", "--dcn_num_layers=2", "--dcn_low_rank_dim=4"]
 def sparse(request, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     base = tmp_path_factory.mktemp("sparse")
     write_spec_log(base / "raw", SPEC, rows=200)
-    run(EtlSettings(str(base / "raw"), base / "out", SPEC, engine="cpu"))
-    parquet, checkpoint = base / "out" / "criteo_binary" / "split", base / "checkpoint"
-    flags = [f"--binary_path={parquet}", f"--save_checkpoint_path={checkpoint}"]
-    flags += ["--adagrad", "--learning_rate=0.1", "--batch_size=64", f"--log_path={base / 'log'}"]
-    train_here(*flags, *request.param)
-    return Trained(base / "raw", [], base / "out" / "workflow", parquet, checkpoint)
+    return train_model(base, SPEC, *request.param)
 
 
 @pytest.fixture(scope="module")

@@ -43,6 +43,12 @@ def sample(bundles: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Pat
     return path
 
 
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    """Where bundles are published; it is not there yet."""
+    return tmp_path / "served"
+
+
 def _name(bundle: Path) -> str:
     return bundle_name(bundle_digest(bundle))
 
@@ -58,8 +64,7 @@ def _stored(served: Path) -> set[str]:
     return {path.name for path in (served / "bundles").iterdir()}
 
 
-def test_publish_and_roll_back(bundles: list[Path], tmp_path: Path, capsys) -> None:
-    served = tmp_path / "served"
+def test_publish_and_roll_back(bundles: list[Path], tmp_path: Path, served: Path, capsys) -> None:
     names = [_name(bundle) for bundle in bundles]
     for number in (0, 1, 1, 2):
         assert main(["publish", str(bundles[number]), "--to", str(served)]) == 0
@@ -84,9 +89,8 @@ def test_publish_and_roll_back(bundles: list[Path], tmp_path: Path, capsys) -> N
 
 
 def test_a_bundle_that_is_worse_is_refused(
-    bundles: list[Path], sample: Path, tmp_path: Path, caplog, capsys
+    bundles: list[Path], sample: Path, served: Path, caplog, capsys
 ) -> None:
-    served = tmp_path / "served"
     flags = ["--to", str(served), "--sample", str(sample)]
     assert main(["publish", str(bundles[0]), *flags]) == 0
     out = capsys.readouterr().out
@@ -117,12 +121,11 @@ def test_a_bundle_that_is_worse_is_refused(
     assert metrics["positives"] == labels.sum()
 
 
-def test_an_earlier_generation_is_refused(tmp_path: Path, capsys) -> None:
+def test_an_earlier_generation_is_refused(tmp_path: Path, served: Path, capsys) -> None:
     old = make_bundle(tmp_path / "old", seed=1)
     digest = read_json(old / "bundle.json", "a bundle")["workflow_digest"]
     new = make_bundle(tmp_path / "new", seed=2, generation=1, parent=digest)
     refitted = make_bundle(tmp_path / "refitted", seed=3)
-    served = tmp_path / "served"
     for bundle in (old, new):
         assert main(["publish", str(bundle), "--to", str(served)]) == 0
     assert main(["publish", str(old), "--to", str(served), "--json"]) == 3
@@ -156,8 +159,7 @@ def test_samples_that_tell_nothing(
     assert not (tmp_path / "served" / "current").exists()
 
 
-def test_old_bundles_are_removed(bundles: list[Path], tmp_path: Path) -> None:
-    served = tmp_path / "served"
+def test_old_bundles_are_removed(bundles: list[Path], served: Path) -> None:
     for bundle in bundles:
         publish(bundle, served)
     names = [_name(bundle) for bundle in bundles]
@@ -175,8 +177,7 @@ def test_old_bundles_are_removed(bundles: list[Path], tmp_path: Path) -> None:
     assert publish(bundles[3], served, keep=2).removed == (names[0],)  # though served already
 
 
-def test_damage(bundles: list[Path], sample: Path, tmp_path: Path, capsys) -> None:
-    served = tmp_path / "served"
+def test_damage(bundles: list[Path], sample: Path, tmp_path: Path, served: Path, capsys) -> None:
     publish(bundles[0], served)
     bad = shutil.copytree(bundles[1], tmp_path / "bad")
     flip_bit(bad / "weights" / "table.npy", -1)
@@ -242,9 +243,8 @@ def test_directories_of_something_else(bundles: list[Path], tmp_path: Path) -> N
 
 
 def test_a_link_that_was_switched_by_hand_is_rolled_back_too(
-    bundles: list[Path], tmp_path: Path
+    bundles: list[Path], served: Path
 ) -> None:
-    served = tmp_path / "served"
     names = [_name(bundle) for bundle in bundles]
     for bundle in bundles[:3]:
         publish(bundle, served)
@@ -256,8 +256,7 @@ def test_a_link_that_was_switched_by_hand_is_rolled_back_too(
         assert _current(served) == names[number]
 
 
-def test_histories_with_anything_in_them(bundles: list[Path], tmp_path: Path) -> None:
-    served = tmp_path / "served"
+def test_histories_with_anything_in_them(bundles: list[Path], served: Path) -> None:
     publish(bundles[0], served)
     publish(bundles[1], served)
 
