@@ -68,6 +68,15 @@ def two_ranks(data, whole, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def learnable(tmp_path_factory) -> Path:
+    """Splits with more rows, whose labels depend on all columns."""
+    path = tmp_path_factory.mktemp("learnable") / "split"
+    files = {"train": [16_384], "valid": [6_000], "test": [4_000]}
+    write_split(path, files, table_sizes=(10, 30, 50), row_group_rows=4096)
+    return path
+
+
+@pytest.fixture(scope="session")
 def outputs(tmp_path_factory) -> list[Path]:
     """By generation of the workflow, the splits with the same rows."""
     root = tmp_path_factory.mktemp("outputs")

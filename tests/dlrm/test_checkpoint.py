@@ -44,6 +44,13 @@ def change_model_file(path: Path, **values) -> None:
     file.write_text(json.dumps(value | {"blake2b": FORMAT.digest(value)}))
 
 
+def assert_refused(path: Path, message: str, **values) -> None:
+    """Assert that a checkpoint is not loaded once its model file says these values."""
+    change_model_file(path, **values)
+    with pytest.raises(SchemaError, match=message):
+        load_model(path)
+
+
 def test_a_checkpoint_holds_what_is_listed_and_nothing_is_left_beside(saved):
     value = vars(CheckpointRecord.read(saved))
     assert sorted(value["files"]) == sorted({p.name for p in saved.iterdir()} - {"model.json"})
@@ -80,12 +87,8 @@ def test_a_flipped_bit_is_noticed_in_any_file(copy):
 
 
 def test_foreign_and_newer_checkpoints(copy):
-    change_model_file(copy, version=3)
-    with pytest.raises(SchemaError, match="version 3, this program reads 2"):
-        load_model(copy)
-    change_model_file(copy, format="something else")
-    with pytest.raises(SchemaError, match="not a checkpoint of train_torchrec"):
-        load_model(copy)
+    assert_refused(copy, "version 3, this program reads 2", version=3)
+    assert_refused(copy, "not a checkpoint of train_torchrec", format="something else")
     (copy / "model.json").write_text("[1]")
     with pytest.raises(SchemaError, match="not a checkpoint of train_torchrec"):
         load_model(copy)
@@ -93,21 +96,16 @@ def test_foreign_and_newer_checkpoints(copy):
 
 def test_model_file_and_weights_that_do_not_fit(copy):
     config = CheckpointRecord.read(copy).model
-    change_model_file(copy, model={**config, "num_embeddings": [10, 50, 201, 3]})
-    with pytest.raises(SchemaError, match=r"t_cat_2\.weight is \[200, 8\], but .* says \[201, 8\]"):
-        load_model(copy)
-    change_model_file(copy, model={**config, "categorical": ["cat_0", "cat_1", "cat_2", "price"]})
-    with pytest.raises(SchemaError, match=r"no weights .*t_price"):
-        load_model(copy)
-    change_model_file(copy, model={**config, "over_arch_layer_sizes": [1]})
-    with pytest.raises(SchemaError, match=r"model\.json: no DLRM of 3 dense features has"):
-        load_model(copy)
-    change_model_file(copy, model={**config, "over_arch_layer_sizes": [16, 4, 1]})
-    with pytest.raises(SchemaError, match="over_arch"):
-        load_model(copy)
-    change_model_file(copy, model={"dense": []})
-    with pytest.raises(SchemaError, match="not the configuration of a model"):
-        load_model(copy)
+    larger = config | {"num_embeddings": [10, 50, 201, 3]}
+    message = r"t_cat_2\.weight is \[200, 8\], but .* says \[201, 8\]"
+    assert_refused(copy, message, model=larger)
+    for change, message in (
+        ({"categorical": ["cat_0", "cat_1", "cat_2", "price"]}, r"no weights .*t_price"),
+        ({"over_arch_layer_sizes": [1]}, r"model\.json: no DLRM of 3 dense features has"),
+        ({"over_arch_layer_sizes": [16, 4, 1]}, "over_arch"),
+    ):
+        assert_refused(copy, message, model=config | change)
+    assert_refused(copy, "not the configuration of a model", model={"dense": []})
 
 
 class Attack:

@@ -12,6 +12,7 @@ from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.days import TrainingDays, choose_days
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
+from nvt_torchrec.dlrm.train import TrainResult
 from nvt_torchrec.formats.etl_output import SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.spec.split import Split
 from tests.dlrm.generations import PARTS, write_output
@@ -84,17 +85,24 @@ def test_each_new_day_has_a_sample_of_its_own(output):
     assert len(seeds) == 4
 
 
+def train(data: Path, checkpoint: Path, *flags: str) -> tuple[TrainResult, list[int]]:
+    """Train and save a checkpoint; return the run's result and the days that the checkpoint names.
+
+    Days that are new are new to the checkpoint ``before`` in the same directory.
+    """
+    if "--days=new" in flags:
+        flags = (*flags, f"--continue_from={checkpoint.parent / 'before'}")
+    result = train_here(f"--binary_path={data}", f"--save_checkpoint_path={checkpoint}", *flags)
+    return result, CheckpointRecord.read(checkpoint).training["days"]
+
+
 def test_the_rows_that_a_run_trains(output, tmp_path):
-    data = f"--binary_path={output}"
-    checkpoint = tmp_path / "checkpoint"
-    result = train_here(data, "--days=0,1", f"--save_checkpoint_path={checkpoint}")
-    assert result.samples == ROWS[0] + ROWS[1]
-    assert CheckpointRecord.read(checkpoint).training["days"] == [0, 1]
-    new = [data, f"--continue_from={checkpoint}", "--days=new"]
-    assert train_here(*new).samples == ROWS[2]
-    result = train_here(*new, "--replay=0.2", f"--save_checkpoint_path={tmp_path / 'next'}")
+    result, days = train(output, tmp_path / "before", "--days=0,1")
+    assert (result.samples, days) == (ROWS[0] + ROWS[1], [0, 1])
+    assert train(output, tmp_path / "new", "--days=new")[0].samples == ROWS[2]
+    result, days = train(output, tmp_path / "replayed", "--days=new", "--replay=0.2")
     assert result.samples == ROWS[2] + round(0.2 * ROWS[0]) + round(0.2 * ROWS[1])
-    assert CheckpointRecord.read(tmp_path / "next").training["days"] == [0, 1, 2]
+    assert days == [0, 1, 2]
     assert result.metrics["test"].samples == 201, "evaluations read all rows"
 
 
@@ -112,18 +120,15 @@ def test_rows_split_by_share(tmp_path):
     write_days(tmp_path / "raw", {0: 90, 1: 80, 2: 70, 3: 60})
     spec = dataclasses.replace(SMALL, split=Split("share", valid=0.2, test=0.2))
     output = make_base(tmp_path / "raw", tmp_path / "out", spec)
-    data, checkpoint = EtlOutput(output).splits, tmp_path / "checkpoint"
-    flags = [f"--binary_path={data}", "--batch_size=32"]
-    train_here(*flags, f"--save_checkpoint_path={checkpoint}")
-    assert CheckpointRecord.read(checkpoint).training["days"] == [0, 1, 2]
+    data = EtlOutput(output).splits
+    assert train(data, tmp_path / "before")[1] == [0, 1, 2]
     with pytest.raises(SettingsError, match=r"training set has no other day\n.*etl extend`$"):
         choose(data, "--days=new", trained=[0, 1, 2])
     manifest = add(output, tmp_path / "raw")
-    new = [*flags, f"--continue_from={checkpoint}", "--days=new"]
-    result = train_here(*new, f"--save_checkpoint_path={tmp_path / 'next'}")
+    result, days = train(data, tmp_path / "next", "--days=new")
+    assert days == [0, 1, 2, 3]
     assert result.samples == manifest["by_day_and_split"]["3"]["train"]["rows"]
     assert result.metrics["test"].samples == manifest["splits"]["test"]["rows"]
-    assert CheckpointRecord.read(tmp_path / "next").training["days"] == [0, 1, 2, 3]
 
 
 def test_days_that_there_are_not(output):
@@ -134,35 +139,29 @@ def test_days_that_there_are_not(output):
 
 
 def test_a_checkpoint_that_does_not_say_its_days(output, tmp_path):
-    checkpoint, data = tmp_path / "checkpoint", f"--binary_path={output}"
-    train_here(data, "--max_steps=1", f"--save_checkpoint_path={checkpoint}")
-    record = CheckpointRecord.read(checkpoint).training
-    change_model_file(checkpoint, training={**record, "days": None})
+    before = tmp_path / "before"
+    train(output, before, "--max_steps=1")
+    record = CheckpointRecord.read(before).training
+    change_model_file(before, training={**record, "days": None})
     with pytest.raises(SettingsError, match=r"does not say which days .*\n.*--days 2"):
-        train_here(data, f"--continue_from={checkpoint}", "--days=new")
-    after = tmp_path / "after"
-    flags = [data, "--days=2", "--max_steps=1", f"--save_checkpoint_path={after}"]
-    train_here(*flags, f"--continue_from={checkpoint}")
-    assert CheckpointRecord.read(after).training["days"] is None
+        train(output, tmp_path / "after", "--days=new")
+    flags = ["--days=2", "--max_steps=1", f"--continue_from={before}"]
+    assert train(output, tmp_path / "after", *flags)[1] is None
 
 
 def test_the_rest_of_an_unfinished_epoch_is_mentioned(output, tmp_path, caplog):
-    checkpoint, data = tmp_path / "checkpoint", f"--binary_path={output}"
-    train_here(data, "--days=0-1", "--max_steps=2", f"--save_checkpoint_path={checkpoint}")
-    train_here(data, f"--continue_from={checkpoint}", "--days=new", "--max_steps=1")
+    train(output, tmp_path / "before", "--days=0-1", "--max_steps=2")
+    train(output, tmp_path / "after", "--days=new", "--max_steps=1")
     assert "was written after 11 % of the first epoch" in caplog.text
 
 
 def test_weights_only(output, tmp_path):
     """--load_checkpoint_path: the days that the weights have seen count."""
     first, second = tmp_path / "first", tmp_path / "second"
-    flags = [f"--binary_path={output}", "--max_steps=1"]
-    train_here(*flags, "--days=0", f"--save_checkpoint_path={first}")
-    train_here(
-        *flags, "--days=2", f"--load_checkpoint_path={first}", f"--save_checkpoint_path={second}"
-    )
-    training = CheckpointRecord.read(second).training
-    assert (training["days"], training["optimizer_steps"]) == ([0, 2], 1)
+    train(output, first, "--days=0", "--max_steps=1")
+    flags = ["--days=2", "--max_steps=1", f"--load_checkpoint_path={first}"]
+    assert train(output, second, *flags)[1] == [0, 2]
+    assert CheckpointRecord.read(second).training["optimizer_steps"] == 1
 
 
 def test_data_that_do_not_say_their_days(tmp_path):

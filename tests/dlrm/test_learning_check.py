@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.dlrm.reporting.learning_check import _is_chance
 from tests.dlrm.runs import events, train_here
-from tests.nvt_loader.data import write_split
 
 WIDE = ["--dense_arch_layer_sizes=64,8", "--over_arch_layer_sizes=1024,1024,1"]
 
 
 @pytest.fixture(scope="module")
-def split(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "split"
-    files = {"train": [8192], "valid": [6000], "test": [200]}
-    write_split(path, files, table_sizes=(10, 30, 50), row_group_rows=4096)
-    return path
-
-
-@pytest.fixture(scope="module")
-def noise(split, tmp_path_factory):
+def noise(learnable, tmp_path_factory):
     """The same with labels that depend on nothing."""
-    path = tmp_path_factory.mktemp("noise") / "split"
-    files = {"train": [8192], "valid": [6000], "test": [200]}
-    write_split(path, files, table_sizes=(10, 30, 50), row_group_rows=4096)
+    path = shutil.copytree(learnable, tmp_path_factory.mktemp("noise") / "split")
     for part in path.glob("*/part.*.parquet"):
         table = pq.read_table(part)
         labels = np.random.default_rng(0).permutation(table["label"].to_numpy())
@@ -37,31 +28,28 @@ def noise(split, tmp_path_factory):
     return path
 
 
-def _warnings(log) -> list[str]:
+def _warnings(data, log, *flags: str) -> list[str]:
+    """Return the warnings of a run with Adagrad."""
+    train_here(f"--binary_path={data}", f"--log_path={log}", "--adagrad", *flags)
     return [f"step {event['step']}: {event['text']}" for event in events(log, "warning")]
 
 
-def test_a_run_that_learns_is_not_warned(split, tmp_path, caplog):
-    flags = ["--adagrad", "--batch_size=256", "--epochs=2"]
-    train_here(f"--binary_path={split}", f"--log_path={tmp_path}", *flags)
-    assert not _warnings(tmp_path)
+def test_a_run_that_learns_is_not_warned(learnable, tmp_path, caplog):
+    assert not _warnings(learnable, tmp_path, "--batch_size=256", "--epochs=2")
     assert "nothing is learned" not in caplog.text
 
 
-def test_a_loss_that_explodes(split, tmp_path, caplog):
+def test_a_loss_that_explodes(learnable, tmp_path, caplog):
     """The settings of public recipes: one learning rate for tables and wide layers."""
-    flags = ["--adagrad", "--learning_rate=0.1", "--batch_size=1024", "--max_steps=4", *WIDE]
-    train_here(f"--binary_path={split}", f"--log_path={tmp_path}", *flags)
-    (first, *_) = _warnings(tmp_path)
+    flags = ["--learning_rate=0.1", "--batch_size=1024", "--max_steps=4", *WIDE]
+    (first, *_) = _warnings(learnable, tmp_path, *flags)
     assert first.startswith(("step 1: loss", "step 2: loss", "step 4: loss"))
     assert "training diverges" in first
     assert "leave --learning_rate 0.1 out: these layers would be given" in caplog.text
 
 
 def test_nothing_learned_by_an_evaluation_of_valid(noise, tmp_path, caplog):
-    flags = ["--adagrad", "--batch_size=64"]
-    train_here(f"--binary_path={noise}", f"--log_path={tmp_path}", *flags)
-    (text,) = _warnings(tmp_path)
+    (text,) = _warnings(noise, tmp_path, "--batch_size=128")
     assert text.startswith("step 128: AUROC 0.")
     assert text.endswith("of valid: nothing is learned yet")
     assert "look whether the data tell anything of the label" in caplog.text

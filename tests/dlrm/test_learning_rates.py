@@ -17,20 +17,10 @@ from nvt_torchrec.dlrm.optimizers import OPTIMIZERS
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, parse_settings, with_sizes
 from nvt_torchrec.formats.schema import TableSchema
 from tests.dlrm.runs import events, losses, train_here
-from tests.nvt_loader.data import write_split
 
 SCHEMA = TableSchema("label", ("int_0",), ("cat_0",), (10,))
 #: Wide enough for a learning rate that tables need to be far too high.
 WIDE = ["--dense_arch_layer_sizes=64,8", "--over_arch_layer_sizes=512,512,1"]
-
-
-@pytest.fixture(scope="module")
-def learnable(tmp_path_factory):
-    """Labels that depend on all columns."""
-    path = tmp_path_factory.mktemp("learnable") / "split"
-    files = {"train": [16_384], "valid": [4_000], "test": [4_000]}
-    write_split(path, files, table_sizes=(10, 30, 50), row_group_rows=4096)
-    return path
 
 
 def _resolved(*flags: str, global_batch: int = 16_384, epoch_steps: int = 1000):
@@ -39,21 +29,20 @@ def _resolved(*flags: str, global_batch: int = 16_384, epoch_steps: int = 1000):
     return with_default_rates(settings, config, global_batch, epoch_steps)
 
 
-def test_a_given_rate_serves_both_from_the_first_step():
-    chosen = _resolved("--adagrad", "--learning_rate=0.5")
-    assert (chosen.learning_rate, chosen.dense_learning_rate, chosen.lr_warmup_steps) == (
-        0.5,
-        0.5,
-        0,
-    )
-
-
-def test_each_can_be_given():
-    chosen = _resolved("--adagrad", "--dense_learning_rate=0.5", "--lr_warmup_steps=3")
-    assert (chosen.learning_rate, chosen.dense_learning_rate) == (0.018, 0.5)
-    assert chosen.lr_warmup_steps == 3
-    chosen = _resolved("--learning_rate=0.5", "--dense_learning_rate=0.1")
-    assert (chosen.learning_rate, chosen.dense_learning_rate) == (0.5, 0.1)
+@pytest.mark.parametrize(
+    ("flags", "rates", "warmup"),
+    [
+        ("--adagrad --learning_rate=0.5", (0.5, 0.5), 0),
+        ("--adagrad --learning_rate=0.5 --continue_from=checkpoint", (0.5, 0.5), 0),
+        ("--learning_rate=0.5 --dense_learning_rate=0.1", (0.5, 0.1), 0),
+        ("--adagrad --dense_learning_rate=0.5 --lr_warmup_steps=3", (0.018, 0.5), 3),
+    ],
+)
+def test_given_rates(flags, rates, warmup):
+    """One rate serves tables and dense layers from the first step; each can have its own."""
+    chosen = _resolved(*flags.split())
+    assert (chosen.learning_rate, chosen.dense_learning_rate) == rates
+    assert chosen.lr_warmup_steps == warmup
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adagrad", "adam"])
@@ -63,8 +52,6 @@ def test_a_continued_run_has_lower_rates_and_no_warmup(optimizer):
     assert chosen.learning_rate == pytest.approx(0.4 * first.learning_rate, rel=0.05)
     assert chosen.dense_learning_rate == pytest.approx(first.dense_learning_rate / 6, rel=0.05)
     assert chosen.lr_warmup_steps == 0 < first.lr_warmup_steps
-    given = _resolved("--adagrad", "--learning_rate=0.5", "--continue_from=checkpoint")
-    assert (given.learning_rate, given.dense_learning_rate) == (0.5, 0.5)
 
 
 def test_no_warmup_that_goes_on_when_the_decay_begins():
@@ -97,38 +84,38 @@ def test_every_optimizer_learns_in_wide_layers(learnable, tmp_path, optimizer, b
 
 # param_groups[0]["lr"] before each step under facebookresearch/dlrm's LRPolicyScheduler, lr = 2
 DLRM_MAIN = {
-    (4, 7, 5): [0.5, 1, 1.5, 1.5, 1.5, 1.5, 2, 1.28, 0.72, 0.32, 0.08, 0.08, 0.08],
-    (5, 5, 3): [0.4, 0.8, 1.2, 1.6, 2, 8 / 9, 2 / 9, 2 / 9, 2 / 9],
-    (6, 6, 2): [1 / 3, 2 / 3, 1, 4 / 3, 5 / 3, 2, 0.5, 0.5, 0.5],
+    "--lr_warmup_steps=4 --lr_decay_start=7 --lr_decay_steps=5": (
+        [0.5, 1, 1.5, 1.5, 1.5, 1.5, 2, 1.28, 0.72, 0.32, 0.08, 0.08, 0.08]
+    ),
+    "--lr_warmup_steps=5 --lr_decay_start=5 --lr_decay_steps=3": (
+        [0.4, 0.8, 1.2, 1.6, 2, 8 / 9, 2 / 9, 2 / 9, 2 / 9]
+    ),
+    "--lr_warmup_steps=6 --lr_decay_start=6 --lr_decay_steps=2": (
+        [1 / 3, 2 / 3, 1, 4 / 3, 5 / 3, 2, 0.5, 0.5, 0.5]
+    ),
+}
+#: Warm-up alone ends at the learning rate; a change counts steps over all epochs.
+OURS = {
+    "--lr_warmup_steps=4": [0.5, 1, 1.5, 2, 2, 2],
+    "--change_lr --lr_change_point=0.7 --lr_after_change_point=0.5 --epochs=2": [2] * 7 + [0.5] * 3,
 }
 
 
-def _schedule(settings: TrainSettings, steps: int) -> list[float]:
+def _schedule(flags: str, steps: int) -> list[float]:
+    settings = parse_settings(["--learning_rate=2", *flags.split()])
     return [learning_rate(settings, settings.learning_rate, step, steps) for step in range(steps)]
 
 
-@pytest.mark.parametrize("shape", DLRM_MAIN)
-def test_dlrm_main(shape):
-    warmup, start, steps = shape
-    settings = TrainSettings(
-        learning_rate=2.0, lr_warmup_steps=warmup, lr_decay_start=start, lr_decay_steps=steps
-    )
-    expected = DLRM_MAIN[shape]
-    assert _schedule(settings, len(expected)) == pytest.approx(expected, rel=1e-12)
+@pytest.mark.parametrize(("flags", "expected"), DLRM_MAIN.items())
+def test_dlrm_main(flags, expected):
+    assert _schedule(flags, len(expected)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("flags", "expected"), OURS.items())
+def test_schedules_of_ours(flags, expected):
+    assert _schedule(flags, len(expected)) == expected
 
 
 def test_dlrm_main_never_falls_below_its_floor():
     settings = TrainSettings(learning_rate=1e-6, lr_decay_steps=1000)
     assert learning_rate(settings, settings.learning_rate, 998, 2000) == 1e-7
-
-
-def test_warmup_alone_ends_at_the_learning_rate():
-    settings = TrainSettings(learning_rate=8.0, lr_warmup_steps=4)
-    assert _schedule(settings, 6) == [2.0, 4.0, 6.0, 8.0, 8.0, 8.0]
-
-
-def test_change_counts_steps_over_all_epochs():
-    settings = TrainSettings(
-        learning_rate=1.0, change_lr=True, lr_change_point=0.7, lr_after_change_point=0.5, epochs=2
-    )
-    assert _schedule(settings, 10) == [1.0] * 7 + [0.5] * 3

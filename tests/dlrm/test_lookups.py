@@ -18,7 +18,7 @@ from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.optim.adam import lookups_of
 from nvt_torchrec.dlrm.planning import sharder
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
-from tests.dlrm.runs import MODEL, events, losses, train_here
+from tests.dlrm.runs import MODEL, events, train_here, train_losses
 
 SIZES = ModelConfig(("i",), ("a", "b"), (2**30, 2**30 - 1), 8, (8,), (8, 1))
 LARGER = ModelConfig(("i",), ("a", "b"), (2**30, 2**30), 8, (8,), (8, 1))
@@ -31,12 +31,6 @@ def lookup_of(data, *flags: str):
         model, _, _ = build(settings, model_config(settings, read_schema(settings)), group)
         (lookup,) = lookups_of(model)
         return lookup
-
-
-def train(data, log, *flags: str) -> list[float]:
-    common = [f"--binary_path={data}", f"--log_path={log}", "--batch_size=32", "--adagrad"]
-    train_here(*common, "--learning_rate=0.1", *flags)
-    return losses(log)
 
 
 @pytest.mark.parametrize(("config", "ids"), [(SIZES, torch.int32), (LARGER, torch.int64)])
@@ -60,36 +54,32 @@ def test_fbgemm_gets_it(data):
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "adam"])
 def test_tables_in_float16(data, tmp_path, optimizer, caplog):
     """They are trained, saved, resumed bit by bit and served; optimizer state is float32."""
-    same = [f"--binary_path={data}", "--batch_size=32", f"--optimizer={optimizer}"]
-    same += ["--learning_rate=0.02"]
-    train_here(*same, f"--log_path={tmp_path / 'wide'}", "--max_steps=12")
+    same = [f"--optimizer={optimizer}", "--learning_rate=0.02"]
+    wide = train_losses(data, tmp_path / "wide", *same, "--max_steps=12")
     half = [*same, "--table_precision=fp16"]
-    kept = f"--save_checkpoint_path={tmp_path}"
-    train_here(*half, f"--log_path={tmp_path / 'log'}", f"{kept}/whole", "--max_steps=12")
+    whole = train_losses(data, tmp_path / "whole", *half, "--max_steps=12")
     assert "rounds to the nearest" in caplog.text
-    np.testing.assert_allclose(
-        losses(tmp_path / "log"), losses(tmp_path / "wide"), rtol=0, atol=2e-3
-    )
+    np.testing.assert_allclose(whole, wide, rtol=0, atol=2e-3)
     steps = [f"--checkpoint_dir={tmp_path / 'steps'}", "--checkpoint_freq=6"]
-    train_here(*half, *steps, "--max_steps=6")
-    train_here(*half, *steps, "--max_steps=12", "--resume", f"{kept}/resumed")
-    tensors = read_tensors(tmp_path / "whole")
+    train_losses(data, tmp_path / "first", *half, *steps, "--max_steps=6")
+    train_losses(data, tmp_path / "resumed", *half, *steps, "--max_steps=12", "--resume")
+    tensors = read_tensors(tmp_path / "whole" / "final")
     types = {name: one.dtype for name, one in tensors.items() if "t_cat_2" in name}
     (weight,) = [name for name in types if name.endswith("t_cat_2.weight")]
     assert types.pop(weight) == "float16"
     assert set(types.values()) == {"float32"}
-    served, _ = load_model(tmp_path / "whole")
-    resumed, _ = load_model(tmp_path / "resumed")
+    served, _ = load_model(tmp_path / "whole" / "final")
+    resumed, _ = load_model(tmp_path / "resumed" / "final")
     for mine, theirs in zip(served.parameters(), resumed.parameters(), strict=True):
         assert mine.dtype == torch.float32
         assert torch.equal(mine, theirs)
     assert torch.equal(served.tables, served.tables.half().float())
-    tested = [f"--load_checkpoint_path={tmp_path / 'whole'}", "--mode=test"]
-    metrics = []
-    for name, flags in (("as16", half), ("as32", same)):
-        metrics.append(train_here(*flags, *tested, f"--log_path={tmp_path / name}").metrics["test"])
-    (trained,) = [one for one in events(tmp_path / "log", "evaluation") if one["split"] == "test"]
+    tested = [f"--load_checkpoint_path={tmp_path / 'whole' / 'final'}", "--mode=test"]
+    where = [f"--binary_path={data}", "--batch_size=32", f"--log_path={tmp_path / 'test'}"]
+    metrics = [train_here(*where, *tested, *flags).metrics["test"] for flags in (half, same)]
+    evaluations = events(tmp_path / "whole" / "log", "evaluation")
+    (trained,) = [one for one in evaluations if one["split"] == "test"]
     assert metrics[0] == metrics[1]
     assert metrics[0].log_loss == pytest.approx(trained["log_loss"], abs=1e-7)
     with pytest.raises(SettingsError, match="table_precision was fp16, is fp32"):
-        train_here(*same, *steps, "--resume")
+        train_losses(data, tmp_path / "other", *same, *steps, "--resume")

@@ -19,7 +19,7 @@ from nvt_torchrec.dlrm.model import Scorer, build_dlrm, fill_table
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, parse_settings, with_sizes
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
-from tests.dlrm.runs import MODEL, assert_same, events, losses, train_here, train_many
+from tests.dlrm.runs import MODEL, assert_same, events, losses, small_run, train_here, train_many
 from tests.nvt_loader.data import write_split
 
 INTERACTIONS = {
@@ -44,27 +44,19 @@ def split(tmp_path_factory) -> Path:
 
 
 def flags(split: Path, path: Path, interaction: str, *more: str, batch_size: int = 64) -> list[str]:
-    return [
-        f"--binary_path={split}",
-        f"--batch_size={batch_size}",
-        f"--log_path={path / 'log'}",
-        "--epochs=2",
-        "--adagrad",
-        "--learning_rate=0.1",
-        *INTERACTIONS[interaction],
-        *more,
-    ]
+    adagrad = ["--epochs=2", "--adagrad", "--learning_rate=0.1", *INTERACTIONS[interaction]]
+    return small_run(split, path, *adagrad, *more, batch_size=batch_size)
 
 
 @pytest.mark.parametrize("interaction", INTERACTIONS)
 def test_a_run_and_its_resumption(split, tmp_path, interaction):
     """Trained, evaluated, saved; gone on from a checkpoint; scored from the last."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    train_here(*flags(split, whole, interaction, f"--save_checkpoint_path={whole / 'final'}"))
+    train_here(*flags(split, whole, interaction))
     steps = [f"--checkpoint_dir={resumed / 'steps'}", "--checkpoint_freq=3"]
-    train_here(*flags(split, resumed, interaction, *steps, "--max_steps=4"))
-    steps += ["--resume", f"--save_checkpoint_path={resumed / 'final'}"]
-    train_here(*flags(split, resumed, interaction, *steps))
+    first = ["--max_steps=4", f"--save_checkpoint_path={resumed / 'first'}"]
+    train_here(*flags(split, resumed, interaction, *steps, *first))
+    train_here(*flags(split, resumed, interaction, *steps, "--resume"))
     assert_same(whole / "final", resumed / "final")
     model, config = load_model(whole / "final")
     assert not any("dense_arch" in name for name in model.state_dict())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,7 @@ from nvt_torchrec.dlrm.build import _hardware
 from nvt_torchrec.dlrm.launch.distributed import Group
 from nvt_torchrec.dlrm.planning import plan_only
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
-from tests.dlrm.runs import MODEL, ROOT, losses, run_command, train_many
+from tests.dlrm.runs import losses, passed, run_command, small_run, train_many, train_script
 
 #: Table sizes of MLPerf's DLRM: ids hashed to 40 M at most.
 MLPERF = (
@@ -79,15 +78,7 @@ def test_too_large_for_everything():
 
 
 def test_plan_only_from_the_command_line(data):
-    command = [
-        sys.executable,
-        ROOT / "train_torchrec.py",
-        *MODEL,
-        f"--binary_path={data}",
-        "--plan_only=2",
-    ]
-    result = run_command(command)
-    assert result.returncode == 0, result.stderr
+    result = passed(run_command(train_script(f"--binary_path={data}", "--plan_only=2")))
     assert result.stdout.count("t_cat_") == 4
 
 
@@ -98,13 +89,14 @@ def test_plan_only_without_data_or_sizes():
 
 def test_communication_in_less_precision(data, tmp_path):
     """Quantized on the way between ranks: close to full precision, but not the same."""
-    flags = [f"--binary_path={data}", "--batch_size=16", "--learning_rate=0.3"]
-    runs = ("fp32", "fp16", "bf16")
-    train_many(
-        [[*flags, f"--comm_precision={run}", f"--log_path={tmp_path / run}"] for run in runs], 2
-    )
-    full = losses(tmp_path / "fp32")
-    for run, tolerance in (("fp16", 1e-3), ("bf16", 1e-2)):
-        curve = losses(tmp_path / run)
+
+    def run(precision: str) -> list[str]:
+        flags = [f"--comm_precision={precision}", "--learning_rate=0.3"]
+        return small_run(data, tmp_path / precision, *flags, batch_size=16)
+
+    train_many([run("fp32"), run("fp16"), run("bf16")], 2)
+    full = losses(tmp_path / "fp32" / "log")
+    for precision, tolerance in (("fp16", 1e-3), ("bf16", 1e-2)):
+        curve = losses(tmp_path / precision / "log")
         assert curve == pytest.approx(full, abs=tolerance)
         assert curve != full

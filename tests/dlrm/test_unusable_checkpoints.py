@@ -19,7 +19,7 @@ from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.checkpoint.tensors import read_tensors
 from nvt_torchrec.dlrm.checkpoint.writer import finished
 from nvt_torchrec.dlrm.launch.distributed import process_group
-from tests.dlrm.runs import MODEL, STEPS, assert_same, events, flags_of, torchrun, train_here
+from tests.dlrm.runs import MODEL, STEPS, assert_same, flags_of, resumed_step, torchrun, train_here
 from tests.dlrm.test_checkpoint import flip_a_bit
 
 
@@ -41,8 +41,7 @@ def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_taken(
 def _assert_resumes_from_the_one_before(data, whole, path, caplog, why: str) -> None:
     """Passes the newest over, says so, and ends as the run that was not interrupted."""
     train_here(*flags_of(data, path), "--resume")
-    (resumed,) = events(path / "log", "resume")
-    assert resumed["step"] == 77
+    assert resumed_step(path) == 77
     (said,) = [record.message for record in caplog.records if "passed over" in record.message]
     assert "step_00000084" in said
     assert why in said
@@ -114,11 +113,9 @@ def test_a_diverged_run_stops_and_keeps_its_finite_checkpoints(data, tmp_path, r
         result = torchrun("train_torchrec.py", *MODEL, *flags, *diverging, timeout=800)
         assert result.returncode == 1
         assert re.search(message, result.stderr), result.stderr
-    assert [path.name for path in finished(tmp_path / "steps")] == [
-        "step_00000042",
-        "step_00000045",
-    ]
-    for path in finished(tmp_path / "steps"):
+    kept = finished(tmp_path / "steps")
+    assert [path.name for path in kept] == ["step_00000042", "step_00000045"]
+    for path in kept:
         load_model(path)  # raises for what is not finite
     if ranks == 1:
         assert train_here(*flags, "--resume").steps == STEPS
