@@ -18,24 +18,22 @@ from nvt_torchrec.dlrm.data import read_schema
 from nvt_torchrec.dlrm.launch.distributed import Group, process_group
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.dlrm.train import Trainer
-from tests.dlrm.runs import MODEL, train_here, train_many
+from tests.dlrm.runs import MODEL, passed, torchrun, train_here, train_many
 
 RATES = {"sgd": 0.3, "adagrad": 0.02, "rowwise_adagrad": 0.05, "adam": 0.005}
 SHARDINGS = ("table_wise", "row_wise", "column_wise")
+#: World sizes with kinds of sharding; one rank has each table whole under any of them.
+PLACEMENTS = [(1, "table_wise"), *((2, sharding) for sharding in SHARDINGS)]
 TABLES = "model.dlrm.sparse_arch.embedding_bag_collection.embedding_bags."
 #: Of a checkpoint: optimizer, world size and kind of sharding.
 Kind: TypeAlias = tuple[str, int, str]
 
 
 def flags(data: Path, optimizer: str = "rowwise_adagrad", *more: str, batch: int = 32) -> list[str]:
-    return [
-        f"--binary_path={data}",
-        f"--batch_size={batch}",
-        f"--optimizer={optimizer}",
-        f"--learning_rate={RATES[optimizer]}",
-        "--throughput_check_freq_within_epoch=1000",
-        *more,
-    ]
+    """The flags of a run; ``more`` take the place of those of the same name."""
+    chosen = [f"--optimizer={optimizer}", f"--learning_rate={RATES[optimizer]}"]
+    few_lines = "--throughput_check_freq_within_epoch=1000"
+    return [f"--binary_path={data}", f"--batch_size={batch}", *chosen, few_lines, *more]
 
 
 def train_checkpoints(root: Path, data: Path, kinds: Iterable[Kind]) -> dict[Kind, Path]:
@@ -61,6 +59,12 @@ def save_start(flags: Sequence[str], path: Path, group: Group) -> None:
     trainer._start()
     state = training_state(trainer.model, trainer.optimizer, group)
     save_checkpoint(path, state, trainer.config, trainer._record(), group)
+
+
+def save_starts(runs: dict[Path, list[str]]) -> None:
+    """Save the starts of several runs, by path, as two ranks."""
+    jobs = [[flags, str(path)] for path, flags in runs.items()]
+    passed(torchrun("tests/dlrm/continuing.py", json.dumps(jobs)))
 
 
 def save_start_here(flags: Sequence[str], path: Path) -> None:

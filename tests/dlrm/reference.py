@@ -8,9 +8,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.config import ModelConfig, model_config
 from nvt_torchrec.dlrm.model import build_dlrm, fill_table
+from nvt_torchrec.dlrm.settings.train_settings import parse_settings
+from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
+from tests.dlrm.runs import MODEL
 
 
 class Reference(nn.Module):
@@ -92,18 +95,19 @@ class LazyAdam:
 
 
 def reference_losses(
-    path: Path,
-    config: ModelConfig,
-    *,
-    batch_size: int,
-    epochs: int,
-    rate: Callable[[int], float],
-    optimizer: str = "sgd",
-    seed: int = 0,
-    label: str | None = None,
+    data: Path, *flags: str, rate: Callable[[int], float] | None = None
 ) -> list[float]:
-    """The loss of every step; ``rate`` gives a step's learning rate."""
-    model = Reference(config, seed, sparse=optimizer == "adam")
+    """Return the loss of every step that a run with these flags trains in batches of 32 rows.
+
+    Args:
+        data: The splits.
+        flags: Those of the trainer; its batch size is not looked at.
+        rate: A function that returns a step's learning rate, where ``--learning_rate`` is not it.
+    """
+    settings = parse_settings([*MODEL, *flags])
+    optimizer = settings.table_optimizer
+    config = model_config(settings, TableSchema.read(data))
+    model = Reference(config, settings.seed, sparse=optimizer == "adam")
     dense = [*model.dense.parameters(), *model.over.parameters()]
     tables = [table.weight for table in model.tables]
     eps = {"lr": 1.0, "eps": 1e-8}
@@ -116,11 +120,11 @@ def reference_losses(
         step, by_hand = torch.optim.Adagrad(dense, **eps), RowWiseAdagrad(tables)
     else:
         step, by_hand = torch.optim.Adam(dense, **eps), LazyAdam(tables)
-    loader = KJTLoader(path, batch_size, device="cpu", label=label)
+    loader = KJTLoader(data / "train", 32, device="cpu", label=settings.label)
     losses = []
-    for _ in range(epochs):
+    for _ in range(settings.epochs):
         for batch in loader:
-            lr = rate(len(losses))
+            lr = rate(len(losses)) if rate else settings.learning_rate
             ids = batch.sparse_features.values().view(len(tables), -1).long()
             each = nn.functional.binary_cross_entropy_with_logits(
                 model(batch.dense_features, ids), batch.labels, reduction="none"

@@ -11,34 +11,23 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError, SettingsError
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.writer import finished
-from tests.dlrm.continuing import flags, save_start_here, train_checkpoints
+from tests.dlrm.continuing import PLACEMENTS, flags, save_start_here, train_checkpoints
 from tests.dlrm.generations import DIGESTS, table_sizes, write_output, write_workflow
-from tests.dlrm.runs import assert_same, events, train_here, train_until_pulled
+from tests.dlrm.runs import assert_same, events, train_here, train_until_pulled, written_to
 from tests.dlrm.test_checkpoint import change_model_file
 
 
 @pytest.fixture(scope="module")
 def trained(outputs, tmp_path_factory) -> dict[tuple[int, str], Path]:
     """Checkpoints of generation 0 by world size and kind of sharding."""
-    kinds = [(1, "table_wise"), (2, "table_wise"), (2, "row_wise")]
-    root = tmp_path_factory.mktemp("trained")
-    checkpoints = train_checkpoints(
-        root, outputs[0], [("rowwise_adagrad", *kind) for kind in kinds]
-    )
+    kinds = [("rowwise_adagrad", *kind) for kind in PLACEMENTS if kind[1] != "column_wise"]
+    checkpoints = train_checkpoints(tmp_path_factory.mktemp("trained"), outputs[0], kinds)
     return {(ranks, sharding): path for (_, ranks, sharding), path in checkpoints.items()}
 
 
 def continued(data: Path, before: Path, path: Path, *more: str) -> list[str]:
-    return flags(
-        data,
-        "rowwise_adagrad",
-        f"--continue_from={before}",
-        f"--checkpoint_dir={path / 'steps'}",
-        "--checkpoint_freq=4",
-        f"--log_path={path / 'log'}",
-        f"--save_checkpoint_path={path / 'final'}",
-        *more,
-    )
+    steps = [f"--checkpoint_dir={path / 'steps'}", "--checkpoint_freq=4", *written_to(path)]
+    return flags(data, "rowwise_adagrad", f"--continue_from={before}", *steps, *more)
 
 
 def test_a_resumed_run_does_not_begin_again(outputs, trained, tmp_path, monkeypatch):
@@ -46,10 +35,8 @@ def test_a_resumed_run_does_not_begin_again(outputs, trained, tmp_path, monkeypa
     gone = Path(shutil.copytree(trained[2, "row_wise"], tmp_path / "gone"))
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train_here(*continued(outputs[2], gone, whole))
-    train_until_pulled(
-        monkeypatch, 2, *continued(outputs[2], gone, broken)
-    )  # without a checkpoint yet
-    assert not finished(broken / "steps")
+    train_until_pulled(monkeypatch, 2, *continued(outputs[2], gone, broken))
+    assert not finished(broken / "steps"), "without a checkpoint yet"
     train_until_pulled(monkeypatch, 14, *continued(outputs[2], gone, broken, "--resume"))
     shutil.rmtree(gone)
     train_here(*continued(outputs[2], gone, broken, "--resume"))
@@ -64,9 +51,8 @@ def test_a_resumed_run_does_not_begin_again(outputs, trained, tmp_path, monkeypa
 def test_new_days_are_those_of_the_run_when_it_resumes(outputs, tmp_path, monkeypatch):
     """They are new to the checkpoint that it continued from, not to its own."""
     before, path = tmp_path / "before", tmp_path / "run"
-    train_here(
-        *flags(outputs[0], "rowwise_adagrad", "--days=0", f"--save_checkpoint_path={before}")
-    )
+    saved = f"--save_checkpoint_path={before}"
+    train_here(*flags(outputs[0], "rowwise_adagrad", "--days=0", saved))
     new = ["--days=new", "--replay=0.25"]
     train_here(*continued(outputs[2], before, tmp_path / "whole", *new))
     train_until_pulled(monkeypatch, 9, *continued(outputs[2], before, path, *new))

@@ -11,14 +11,12 @@ from sklearn import metrics as sklearn
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.checkpoint.store import load_model
-from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.evaluate import score
 from nvt_torchrec.dlrm.model import TrainBatch, _sum_losses, _with_mean_1
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
-from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.reference import reference_losses
-from tests.dlrm.runs import MODEL, events, losses, train_here, train_many, weights
+from tests.dlrm.runs import events, losses, small_run, train_here, train_many, weights
 from tests.nvt_loader.weighted import write_weighted
 
 FLAGS = ["--epochs=2", "--learning_rate=0.1"]
@@ -40,10 +38,8 @@ def flags_of(
     data: Path, path: Path, *other: str, batch_size: int = 32, label: str = ""
 ) -> list[str]:
     flags = [f"--label={label}"] if label else []
-    flags += [f"--optimizer={OPTIMIZERS[label or 'label']}"]
-    flags += [f"--binary_path={data}", f"--batch_size={batch_size}", *FLAGS]
-    flags += [f"--log_path={path / 'log'}", f"--save_checkpoint_path={path / 'final'}"]
-    return [*flags, *other]
+    flags += [f"--optimizer={OPTIMIZERS[label or 'label']}", *FLAGS]
+    return small_run(data, path, *flags, *other, batch_size=batch_size)
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +56,9 @@ def runs(weighted, tmp_path_factory) -> dict[tuple[int, str], Path]:
 
 @pytest.mark.parametrize("label", LABELS)
 def test_one_rank_equals_plain_pytorch(runs, weighted, label):
-    settings = parse_settings([*MODEL, *flags_of(weighted, weighted, label=label)])
-    expected = reference_losses(
-        weighted / "train",
-        model_config(settings, TableSchema.read(weighted)),
-        batch_size=32,
-        epochs=2,
-        rate=lambda step: 0.1,
-        optimizer=settings.table_optimizer,
-        label=label,
-    )
+    flags = flags_of(weighted, weighted, label=label)
+    assert parse_settings(flags).label == label
+    expected = reference_losses(weighted, *flags)
     np.testing.assert_allclose(losses(runs[1, label] / "log"), expected, rtol=0, atol=1e-5)
 
 

@@ -7,59 +7,45 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
-from nvt_torchrec.formats.schema import TableSchema
+from tests.dlrm.continuing import RATES, SHARDINGS, flags
 from tests.dlrm.reference import reference_losses
-from tests.dlrm.runs import MODEL, losses, train_here, train_many
+from tests.dlrm.runs import losses, train_here, train_many
 
-GLOBAL_BATCH = 32
 EPOCHS = 7  # of 30 steps: more than 200
 CHANGED = 168  # the first step at the other rate
 FLAGS = ["--first_order=0.5", "--seed=5", "--change_lr", "--lr_change_point=0.8"]
-RATES = {"sgd": 0.3, "adagrad": 0.02, "rowwise_adagrad": 0.05, "adam": 0.005}
+FLAGS += ["--throughput_check_freq_within_epoch=1"]
 CASES = [
     (optimizer, sharding)
     for optimizer in ("adagrad", "rowwise_adagrad", "adam")
-    for sharding in ("table_wise", "row_wise", "column_wise")
+    for sharding in SHARDINGS
     if (optimizer, sharding) != ("rowwise_adagrad", "column_wise")  # a moment per column shard
 ]
 CASES.append(("sgd", "row_wise"))  # the others: on four ranks
 
 
 def _flags(data: Path, optimizer: str, *more: str) -> list[str]:
-    return [
-        f"--binary_path={data}",
-        f"--optimizer={optimizer}",
-        f"--learning_rate={RATES[optimizer]}",
-        f"--epochs={EPOCHS}",
-        f"--lr_after_change_point={RATES[optimizer] / 2}",
-        "--validation_freq_within_epoch=1000",
-        *FLAGS,
-        *more,
-    ]
+    changed = f"--lr_after_change_point={RATES[optimizer] / 2}"
+    return flags(data, optimizer, f"--epochs={EPOCHS}", changed, *FLAGS, *more)
 
 
 @pytest.fixture(scope="module")
 def references(data) -> dict[str, list[float]]:
-    config = model_config(parse_settings([*MODEL, "--first_order=0.5"]), TableSchema.read(data))
-    return {
-        optimizer: reference_losses(
-            data / "train",
-            config,
-            batch_size=GLOBAL_BATCH,
-            epochs=EPOCHS,
-            rate=lambda step, value=value: value / 2 if step >= CHANGED else value,
-            optimizer=optimizer,
-            seed=5,
+    def losses_at(optimizer: str, value: float) -> list[float]:
+        given = _flags(data, optimizer)
+        settings = parse_settings(given)
+        assert (settings.table_optimizer, settings.seed) == (optimizer, 5)
+        return reference_losses(
+            data, *given, rate=lambda step: value / 2 if step >= CHANGED else value
         )
-        for optimizer, value in RATES.items()
-    }
+
+    return {optimizer: losses_at(optimizer, value) for optimizer, value in RATES.items()}
 
 
 @pytest.mark.parametrize("optimizer", RATES)
 def test_one_rank(data, references, tmp_path, optimizer):
-    train_here(*_flags(data, optimizer), f"--batch_size={GLOBAL_BATCH}", f"--log_path={tmp_path}")
+    train_here(*_flags(data, optimizer), f"--log_path={tmp_path}")
     expected = references[optimizer]
     assert len(expected) > 200
     assert np.mean(expected[-30:]) < np.mean(expected[:30]) - 0.01, "it learns"
@@ -86,13 +72,13 @@ def test_every_plan(data, references, tmp_path):
 def test_a_plan_of_two_kinds(data, references, tmp_path):
     """On four ranks; of t_cat_3's three rows no rank would get its share, so it stays whole."""
     logs = {(name, "mixed"): tmp_path / name for name in RATES}
-    flags = ["--sharding=row_wise", "--batch_size=8"]
-    runs = [_flags(data, name, *flags, f"--log_path={log}") for (name, _), log in logs.items()]
+    more = ["--sharding=row_wise", "--batch_size=8"]
+    runs = [_flags(data, name, *more, f"--log_path={log}") for (name, _), log in logs.items()]
     train_many(runs, 4)
     _compare(references, logs)
 
 
 def test_moments_of_column_shards_are_warned_of(data, caplog):
-    flags = _flags(data, "rowwise_adagrad", "--sharding=column_wise", "--limit_train_batches=1")
-    train_here(*(flag for flag in flags if "epochs" not in flag))
+    short = ["--sharding=column_wise", "--limit_train_batches=1", "--epochs=1"]
+    train_here(*_flags(data, "rowwise_adagrad", *short))
     assert "column-wise shards keep a row-wise Adagrad moment each: results depend" in caplog.text
