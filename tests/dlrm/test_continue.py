@@ -13,28 +13,24 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.dlrm import evaluate as evaluate_module
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from tests.dlrm.continuing import (
+    PLACEMENTS,
     RATES,
     SHARDINGS,
     TABLES,
     flags,
     read_all,
     save_start_here,
+    save_starts,
     train_checkpoints,
 )
-from tests.dlrm.generations import (
-    DIGESTS,
-    SPEC,
-    sources,
-    table_sizes,
-)
-from tests.dlrm.runs import assert_same, events, losses, torchrun, train_here, train_many
+from tests.dlrm.generations import DIGESTS, SPEC, sources, table_sizes
+from tests.dlrm.runs import assert_same, events, losses, train_here, train_many
 
 
 @pytest.fixture(scope="module")
 def trained(outputs, tmp_path_factory) -> dict[tuple[str, int, str], Path]:
     """Checkpoints of generation 0 by optimizer, world size and kind of sharding."""
-    kinds = [(1, "table_wise"), *((2, kind) for kind in SHARDINGS)]
-    every = [(optimizer, *kind) for optimizer in RATES for kind in kinds]
+    every = [(optimizer, *placement) for optimizer in RATES for placement in PLACEMENTS]
     return train_checkpoints(tmp_path_factory.mktemp("trained"), outputs[0], every)
 
 
@@ -64,7 +60,7 @@ def assert_grown(then: Path, now: Path, generation: int = 2, since: int = 0) -> 
 CASES = [
     (optimizer, ranks, then, now)
     for optimizer in RATES
-    for ranks, then in ((1, "table_wise"), *((2, kind) for kind in SHARDINGS))
+    for ranks, then in PLACEMENTS
     for now in SHARDINGS
     # moments of column shards: see test_moments_of_column_shards
     if optimizer != "rowwise_adagrad" or "column_wise" not in (then, now)
@@ -83,16 +79,14 @@ def test_on_one_rank(outputs, trained, tmp_path):
 @pytest.mark.timeout(900)
 def test_on_two_ranks(outputs, trained, tmp_path):
     """From each kind of sharding to each."""
-    runs = {}
+    runs, checkpoints = {}, {}
     for optimizer, ranks, then, now in CASES:
-        before = trained[optimizer, ranks, then]
-        more = [f"--continue_from={before}", f"--sharding={now}"]
         path = tmp_path / f"{optimizer}-{ranks}-{then}-{now}"
-        runs[path] = before, flags(outputs[2], optimizer, *more, batch=16)
-    jobs = json.dumps([[job, str(path)] for path, (_, job) in runs.items()])
-    result = torchrun("tests/dlrm/continuing.py", jobs, timeout=800)
-    assert result.returncode == 0, result.stderr
-    for path, (before, _) in runs.items():
+        checkpoints[path] = trained[optimizer, ranks, then]
+        more = [f"--continue_from={checkpoints[path]}", f"--sharding={now}"]
+        runs[path] = flags(outputs[2], optimizer, *more, batch=16)
+    save_starts(runs)
+    for path, before in checkpoints.items():
         assert_grown(before, path)
 
 
@@ -100,9 +94,7 @@ def test_moments_of_column_shards(outputs, trained, tmp_path):
     """Bit by bit under the same plan; under another one they are refused."""
     before, path = trained["rowwise_adagrad", 2, "column_wise"], tmp_path / "same"
     given = flags(outputs[2], "rowwise_adagrad", f"--continue_from={before}", batch=16)
-    jobs = json.dumps([[[*given, "--sharding=column_wise"], str(path)]])
-    result = torchrun("tests/dlrm/continuing.py", jobs, timeout=500)
-    assert result.returncode == 0, result.stderr
+    save_starts({path: [*given, "--sharding=column_wise"]})
     for number, column in enumerate(SPEC.categorical):
         name = f"{TABLES}t_{column.name}.weight".replace("model.", "optimizer.tables.", 1)
         name = f"{name}.t_{column.name}.momentum1"
@@ -176,11 +168,8 @@ def test_a_continued_run_is_one_that_was_not_interrupted(outputs, tmp_path, opti
     flags_ = [*flags(outputs[0], optimizer), *short, "--limit_test_batches=1"]
     train_here(*flags_, "--epochs=2", f"--save_checkpoint_path={tmp_path / 'both'}")
     train_here(*flags_, f"--save_checkpoint_path={tmp_path / 'first'}")
-    train_here(
-        *flags_,
-        f"--continue_from={tmp_path / 'first'}",
-        f"--save_checkpoint_path={tmp_path / 'second'}",
-    )
+    saved = f"--save_checkpoint_path={tmp_path / 'second'}"
+    train_here(*flags_, f"--continue_from={tmp_path / 'first'}", saved)
     assert_same(tmp_path / "second", tmp_path / "both")
     first, second, both = (
         CheckpointRecord.read(tmp_path / name).training for name in ("first", "second", "both")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +19,18 @@ from tests.dlrm.conftest import TABLE_SIZES
 from tests.dlrm.generations import DIGESTS, write_workflow
 from tests.dlrm.runs import (
     MODEL,
-    ROOT,
     STEPS,
     adam_flags,
     assert_same,
     events,
     flags_of,
     losses,
+    passed,
+    resumed_step,
     run_command,
     train_here,
+    train_losses,
+    train_script,
     train_until_pulled,
     two_machines,
 )
@@ -43,13 +45,13 @@ def test_a_resumed_run_is_bitwise_the_uninterrupted_one(data, whole, tmp_path, m
     """Also over the end of an epoch, where the loader's state is the next one's beginning."""
     train_until_pulled(monkeypatch, step, *flags_of(data, tmp_path))
     result = train_here(*flags_of(data, tmp_path), "--resume", "--validation_freq_within_epoch=11")
-    (resumed,) = events(tmp_path / "log", "resume")
-    assert resumed["step"] == step - step % 7
+    resumed = resumed_step(tmp_path)
+    assert resumed == step - step % 7
     assert result.steps == STEPS
     assert result.samples == 3 * 929
     assert_same(tmp_path / "final", whole / "final")
     expected = losses(whole / "log")
-    assert losses(tmp_path / "log")[-(STEPS - resumed["step"]) :] == expected[resumed["step"] :]
+    assert losses(tmp_path / "log")[-(STEPS - resumed) :] == expected[resumed:]
 
 
 def test_adam_resumes_bitwise_too(data, tmp_path, monkeypatch):
@@ -68,7 +70,7 @@ def test_a_killed_rank_brings_the_job_back(data, two_ranks, tmp_path):
     flags = [*MODEL, *adam_flags(data, tmp_path, batch_size=16), "--resume"]
     command = ["tests/dlrm/disturbed.py", "killed", step, str(tmp_path / "places"), *flags]
     for result in two_machines(*command, launcher=["--max-restarts=1"]):
-        assert result.returncode == 0, result.stderr
+        passed(result)
     for place in (tmp_path / "places").iterdir():
         assert len({line.split()[0] for line in place.read_text().splitlines()}) == 2, "processes"
     assert len(events(tmp_path / "log", "resume")) == 1
@@ -76,8 +78,7 @@ def test_a_killed_rank_brings_the_job_back(data, two_ranks, tmp_path):
 
 
 def test_from_one_rank_to_two(whole, two_ranks):
-    (resumed,) = events(two_ranks / "wider" / "log", "resume")
-    assert resumed["step"] == 28
+    assert resumed_step(two_ranks / "wider") == 28
     expected = losses(whole / "log")[28:]
     assert len(expected) > 50
     np.testing.assert_allclose(losses(two_ranks / "wider" / "log"), expected, rtol=0, atol=1e-5)
@@ -92,8 +93,7 @@ def test_from_two_ranks_to_one(data, two_ranks, tmp_path, run):
     for path in finished(tmp_path / "steps")[1:]:
         shutil.rmtree(path)
     train_here(*make(data, tmp_path), "--resume")
-    (resumed,) = events(tmp_path / "log", "resume")
-    expected = losses(two_ranks / run / "log")[resumed["step"] :]
+    expected = losses(two_ranks / run / "log")[resumed_step(tmp_path) :]
     assert len(expected) > 10
     np.testing.assert_allclose(losses(tmp_path / "log"), expected, rtol=0, atol=1e-5)
 
@@ -208,8 +208,7 @@ def test_half_written_checkpoints_are_never_resumed_from_and_removed(data, start
     newest.rename(newest.with_name(".step_00000084.tmp"))  # killed before the rename
     shutil.copytree(newest.with_name(".step_00000084.tmp"), started / "steps" / ".step_1.old.tmp")
     train_here(*flags_of(data, started), "--resume")
-    (resumed,) = events(started / "log", "resume")
-    assert resumed["step"] == 77
+    assert resumed_step(started) == 77
     assert not list((started / "steps").glob(".*"))
 
 
@@ -217,8 +216,8 @@ def test_a_full_disk_stops_training_and_keeps_what_was_written(data, started):
     """A real one, as far as a process can tell: no file may grow beyond 16 KiB."""
     for path in finished(started / "steps")[1:]:
         shutil.rmtree(path)
-    train = [sys.executable, str(ROOT / "train_torchrec.py"), *MODEL, *flags_of(data, started)]
-    result = run_command(["bash", "-c", f"ulimit -f 16; {shlex.join([*train, '--resume'])}"])
+    train = shlex.join(train_script(*flags_of(data, started), "--resume"))
+    result = run_command(["bash", "-c", f"ulimit -f 16; {train}"])
     assert result.returncode == 2, result.stderr
     assert "error: " in result.stderr
     assert "step_00000077: the checkpoint cannot be written: " in result.stderr
@@ -235,20 +234,14 @@ def test_without_a_frequency_checkpoints_are_written_at_each_evaluation(data, tm
 
 def test_mode_test_evaluates_a_checkpoint(data, whole, tmp_path):
     final = events(whole / "log", "evaluation")[-1]
-    result = train_here(
-        f"--binary_path={data}",
-        "--mode=test",
-        f"--load_checkpoint_path={whole / 'final'}",
-        "--batch_size=64",
-    )
+    load = f"--load_checkpoint_path={whole / 'final'}"
+    result = train_here(f"--binary_path={data}", "--mode=test", load, "--batch_size=64")
     assert result.metrics["test"].samples == final["samples"]
     assert result.metrics["test"].auroc == final["auroc"]
     assert result.metrics["test"].log_loss == pytest.approx(final["log_loss"], abs=1e-7)
 
 
 def test_starting_from_the_weights_of_another_run(data, whole, tmp_path):
-    flags = [f"--binary_path={data}", "--learning_rate=0.05", "--batch_size=32"]
-    fresh, warm = tmp_path / "fresh", tmp_path / "warm"
-    train_here(*flags, f"--log_path={fresh}")
-    train_here(*flags, f"--log_path={warm}", f"--load_checkpoint_path={whole / 'final'}")
-    assert losses(warm)[0] < losses(fresh)[0] - 0.05
+    load, rate = f"--load_checkpoint_path={whole / 'final'}", "--learning_rate=0.05"
+    warm = train_losses(data, tmp_path / "warm", rate, load)
+    assert warm[0] < train_losses(data, tmp_path / "fresh", rate)[0] - 0.05
