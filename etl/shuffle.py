@@ -13,7 +13,7 @@ split. The state on disk is a journal (:mod:`base.files.journal`) and for each g
 ``chunk.<i>``: its rows as Arrow IPC messages by the group that they move to, then where each
 begins. The units of the journal are::
 
-    chunk.<i>            the file is there
+    chunk.<i>          the file is there
     scattered          all of them are: the source is not read again
     bucket.<i>         the parts of this group are written
 """
@@ -248,7 +248,6 @@ def _scatter(plan: _Plan, source: Path, work: Path, group: int) -> float:
 def _gather(plan: _Plan, directory: Path, work: Path, group: int) -> float:
     """Write the parts of a group; returns half of their rows."""
     begin, end = plan.bounds[group : group + 2].tolist()
-
     schema = _read(directory / plan.parts[plan.groups[group][0]].file, pq.read_schema)
     moving = schema.append(pa.field("", pa.int64(), nullable=False))
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from nvt_torchrec.base.device import difference
 from nvt_torchrec.nvt_loader import plan as planning
-from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, Block, LoaderBatch, ShardRows
+from nvt_torchrec.nvt_loader.cpu.blocks import BatchBlock, BatchFactory, LoaderBatch, ShardRows
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.memory import PREFETCH_BLOCKS, READ_AHEAD, Budget
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
@@ -149,10 +149,10 @@ def produce_blocks(
         yield slice(0, 1), now.build(1, rows_left, sources)
 
 
-def _difference(build: Callable[[], Block], host: Block) -> str:
+def _difference(build: Callable[[], BatchBlock], host: BatchBlock) -> str:
     """Return how a block that is built on a device differs from the host's; "" if it does not."""
 
-    def arrays(block: Block) -> dict[str, np.ndarray]:
+    def arrays(block: BatchBlock) -> dict[str, np.ndarray]:
         return {name: tensor.cpu().numpy() for name, tensor in block.tensors.items()}
 
     return difference(lambda: arrays(build()), arrays(host))

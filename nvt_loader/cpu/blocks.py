@@ -183,10 +183,10 @@ def empty_block(dataset: Dataset, steps: int, device: torch.device) -> FlatBlock
     )
 
 
-Block = TypeVar("Block", FlatBlock, JaggedBlock)
+BatchBlock = TypeVar("BatchBlock", FlatBlock, JaggedBlock)
 
 
-def take_weights(dataset: Dataset, block: Block) -> Block:
+def take_weights(dataset: Dataset, block: BatchBlock) -> BatchBlock:
     """Move the weights of the rows out of the dense features, of which they are the first column.
 
     Raises:
