@@ -14,11 +14,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
 from nvt_torchrec.base.errors import ClickLogError
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +127,19 @@ def kernel(function: Callable) -> Any:
     from numba import cuda
 
     return cuda.jit(function)
+
+
+def use_device(device: torch.device) -> None:
+    """Make a GPU the current device of the calling thread; on a CPU, do nothing.
+
+    A thread begins with the first GPU as its current one, also on ranks that use another.
+    Leaving ``torch.cuda.stream(…)`` there returns to that GPU, and would create a context on it:
+    about half a GB of its memory for each rank, and an error in the exclusive compute mode.
+    """
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.set_device(device)
 
 
 class DeviceError(ClickLogError):

@@ -24,6 +24,7 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from nvt_torchrec.base.device import use_device
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.layers import PooledVectors
 from nvt_torchrec.nvt_loader.cpu.blocks import LoaderBatch
@@ -358,6 +359,6 @@ def fill_table(
         with torch.cuda.stream(stream):  # the caller's, not that of this thread
             part.copy_(torch.from_numpy(mine))
 
-    with ThreadPoolExecutor(_INIT_THREADS) as pool:
+    with ThreadPoolExecutor(_INIT_THREADS, "init", use_device, (shard.device,)) as pool:
         for _ in pool.map(fill, range(first // BLOCK_ROWS, -(-end // BLOCK_ROWS))):
             pass

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nvt_torchrec.base.device import difference
+from nvt_torchrec.base.device import difference, use_device
 from nvt_torchrec.nvt_loader import plan as planning
 from nvt_torchrec.nvt_loader.cpu.blocks import BatchBlock, BatchFactory, LoaderBatch, ShardRows
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
@@ -201,7 +201,9 @@ class EpochIterator(Iterator[LoaderBatch]):
         self._position = position
         self._batches: Iterator[LoaderBatch] = iter(())
         self._error: Exception | None = None
-        self._executor = concurrent.futures.ThreadPoolExecutor(1, "nvt_loader")
+        self._executor = concurrent.futures.ThreadPoolExecutor(
+            1, "nvt_loader", use_device, (builder.device,)
+        )
         self._ahead: collections.deque[concurrent.futures.Future] = collections.deque()
         for _ in range(PREFETCH_BLOCKS):
             self._submit()

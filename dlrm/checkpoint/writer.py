@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 
+from nvt_torchrec.base.device import use_device
 from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.base.files.atomic import TEMPORARY, write_text
 from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE
@@ -110,8 +111,7 @@ class Checkpoints:
     def _write(
         self, step: int, state: dict[str, Any], record: dict[str, Any], loss: torch.Tensor
     ) -> None:
-        if self._group.device.type == "cuda":  # a new thread uses the first GPU
-            torch.cuda.set_device(self._group.device)
+        use_device(self._group.device)
         try:
             path = self.directory / f"step_{step:08}"
             save_checkpoint(path, state, self._config, record, self._group, loss=loss)

@@ -52,7 +52,7 @@ class CpuBuilder:
 
     def __init__(self, dataset: Dataset, device: torch.device, threads: int = 1) -> None:
         self._dataset = dataset
-        self._device = device
+        self.device = device
         self.decode: Decoder = cpu_decoder(dataset)
         self.buffers = Buffers()
         self._pool = (

@@ -56,14 +56,14 @@ class PinnedBuilder(CpuBuilder):
                 return None
             steps, block = made
             # torch keeps the pinned memory until the copies from it are complete
-            block = take_weights(self._dataset, block.to(self._device))
+            block = take_weights(self._dataset, block.to(self.device))
             return steps, block, self._stream.record_event()
 
     def receive(
         self, steps: slice, block: FlatBlock | JaggedBlock, ready: torch.cuda.Event
     ) -> tuple[slice, FlatBlock | JaggedBlock]:
         """Let the caller's stream wait for the block."""
-        stream = torch.cuda.current_stream(self._device)
+        stream = torch.cuda.current_stream(self.device)
         stream.wait_event(ready)
         for tensor in block.tensors.values():
             tensor.record_stream(stream)
@@ -87,7 +87,7 @@ class CudfBuilder(PinnedBuilder):
 
         use_pool(device)
         stream = loader_stream(device, "reading")
-        self.reading = ReadAhead(CudfReader(dataset, stream), stream)
+        self.reading = ReadAhead(CudfReader(dataset, stream), stream, device)
         self.decode = self.reading.decode
         self.host = self.host_kind(dataset, device, threads)
 
@@ -101,7 +101,7 @@ class CudfBuilder(PinnedBuilder):
         self.read_ahead(sources, following)
         self.reading.finish(groups, self._stream)
         return build_on_device(
-            self._dataset, decoded_rows(rows), sources, steps, batch, self._device
+            self._dataset, decoded_rows(rows), sources, steps, batch, self.device
         )
 
     def read_ahead(self, sources: list[ShardRows], following: Sequence[int]) -> None:

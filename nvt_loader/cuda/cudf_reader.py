@@ -18,6 +18,7 @@ import pylibcudf as plc
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from nvt_torchrec.base.device import use_device
 from nvt_torchrec.base.errors import ClickLogError, SchemaError
 from nvt_torchrec.base.parquet_footer import Footer
 from nvt_torchrec.nvt_loader.cuda.device_rows import (
@@ -182,12 +183,17 @@ class ReadAhead:
     Args:
         reader: The reader, used in that thread only.
         stream: The stream that it reads on. None: there are no streams, in tests on a CPU.
+        device: The device that it reads to.
     """
 
-    def __init__(self, reader: CudfReader, stream: torch.cuda.Stream | None) -> None:
+    def __init__(
+        self, reader: CudfReader, stream: torch.cuda.Stream | None, device: torch.device
+    ) -> None:
         self._reader, self._stream = reader, stream
         self.decode = reader.decode
-        self._pool = concurrent.futures.ThreadPoolExecutor(1, "nvt_loader_read")
+        self._pool = concurrent.futures.ThreadPoolExecutor(
+            1, "nvt_loader_read", use_device, (device,)
+        )
 
     def begin(self, groups: Iterable[DeviceRowGroup]) -> None:
         """Decode together those row groups that nobody has begun with."""

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from nvt_torchrec.dlrm import model as model_module
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.model import build_dlrm, fill_table
+from tests import fake_cuda
 
 CONFIG = ModelConfig(("int_0",), ("cat_0", "cat_1"), (100, 7), 8, (16, 8), (16, 1))
 
@@ -55,3 +58,15 @@ def test_dense_weights_depend_on_the_seed_alone():
 def test_tables_have_no_memory_before_sharding():
     parameters = build_dlrm(CONFIG).sparse_arch.parameters()
     assert all(parameter.is_meta for parameter in parameters)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_threads_that_fill_a_shard_touch_its_device_only(monkeypatch):
+    touched = fake_cuda.install(monkeypatch)
+    weights = torch.empty(100, 8)
+    shard = SimpleNamespace(
+        shape=weights.shape, is_cuda=True, device=torch.device("cuda:3"), detach=lambda: weights
+    )
+    fill_table(shard, "t", 100, 8, 0, (0, 0))
+    assert touched == {3}
+    assert torch.equal(weights, filled(100, 8))

@@ -120,9 +120,9 @@ class Blocks(CpuBuilder):
 
     def __init__(self, dataset, device, threads=1):
         super().__init__(dataset, device, threads)
-        stream = SimpleNamespace(device=self._device, cuda_stream=0)
+        stream = SimpleNamespace(device=self.device, cuda_stream=0)
         ahead = importlib.import_module(CUDF_READER)
-        self.reading = ahead.ReadAhead(ahead.CudfReader(dataset, stream), None)
+        self.reading = ahead.ReadAhead(ahead.CudfReader(dataset, stream), None, self.device)
         self.decode = self.reading.decode
         self.host = CpuBuilder(dataset, device, threads)
 

@@ -6,15 +6,19 @@ import dataclasses
 import re
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from nvt_torchrec.base.device import DeviceError
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.cuda import builders as gpu
+from nvt_torchrec.nvt_loader.epoch import EpochIterator, Position
 from nvt_torchrec.nvt_loader.memory import HELD_BLOCKS, device_bytes
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
+from tests import fake_cuda
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import assert_same, limit_rows, rows_of
@@ -276,3 +280,25 @@ def test_what_the_device_lacks_is_not_the_files_fault(tmp_path, libcudf, monkeyp
     monkeypatch.setattr(libcudf.io.parquet, "read_parquet", read_parquet)
     with pytest.raises(DeviceError, match=r"RuntimeError: .*cudaError"):
         list(KJTLoader(tmp_path / "train", 64, device="cpu"))
+
+
+def test_threads_touch_the_device_of_their_rank_only(tmp_path, libcudf, monkeypatch):
+    """The one that builds blocks, and the one that reads ahead."""
+    write_split(tmp_path, {"train": [100]})
+    touched, device = fake_cuda.install(monkeypatch), torch.device("cuda:3")
+    monkeypatch.setattr(gpu, "loader_stream", lambda device, _: fake_cuda.Stream(device))
+    builder = gpu.PinnedBuilder(read_dataset(tmp_path / "train"), device)
+    block = SimpleNamespace(to=lambda _: block, tensors={}, batches=lambda steps, _: iter([steps]))
+    batch = SimpleNamespace(labels=torch.zeros(1))
+    produced = iter([(batch, block)] * 3)
+    found = EpochIterator(produced, builder, None, Position(0), lambda _: None)
+    assert list(found) == [batch] * 3
+    assert touched == {3}
+    touched.clear()
+    reader = SimpleNamespace(decode=None, read=lambda groups: None)
+    read_ahead = sys.modules[fake_libcudf.CUDF_READER].ReadAhead
+    ahead = read_ahead(reader, fake_cuda.Stream(device), device)
+    group = SimpleNamespace(number=0, reading=None, decoded=SimpleNamespace(tensors=[]))
+    ahead.finish([group], fake_cuda.Stream(device))
+    ahead.close()
+    assert touched == {3}
