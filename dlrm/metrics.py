@@ -1,4 +1,4 @@
-"""Metrics of binary classification, exact over all samples. Needs only NumPy."""
+"""Metrics of binary classification, exact over all samples."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import dataclasses
 import math
 
 import numpy as np
+
+from nvt_torchrec.base.auroc import auroc
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,36 +49,6 @@ class Metrics:
         if self.total_weight is None:
             del value["total_weight"]
         return value
-
-
-def auroc(
-    scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
-) -> float | None:
-    """Compute the area under the ROC curve; pairs of equal scores count half.
-
-    It is the Mann-Whitney statistic: the share of pairs (positive, negative) in which the positive
-    has the higher score; with weights, a pair counts as the product of its weights. The sums are
-    float64, so without weights it is exact up to 2**52 pairs.
-
-    Args:
-        scores: Any monotone scores [N], such as logits.
-        labels: The labels [N], 0 or 1.
-        weights: The weights [N], 0 or more; None if all rows count alike.
-
-    Returns:
-        The area; None if there is no positive or no negative, of a positive weight.
-    """
-    order = np.argsort(scores)
-    scores, positive = scores[order], labels[order] > 0.5
-    each = np.ones(len(order)) if weights is None else weights[order].astype(np.float64)
-    total = float(each[positive].sum()), float(each[~positive].sum())
-    if not all(total):
-        return None
-    first_of_group = np.flatnonzero(np.append(True, scores[1:] != scores[:-1]))
-    positives = np.add.reduceat(np.where(positive, each, 0.0), first_of_group)
-    negatives = np.add.reduceat(np.where(positive, 0.0, each), first_of_group)
-    lower = np.cumsum(negatives) - negatives
-    return float(np.sum(positives * (lower + negatives / 2))) / total[0] / total[1]
 
 
 def compute_metrics(

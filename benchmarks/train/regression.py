@@ -24,8 +24,9 @@ from benchmarks.data import make_once
 from benchmarks.harness import Metric, Table, run_benchmark, run_etl
 from benchmarks.process import BUILD
 from benchmarks.train.quality import OPTIMIZERS, make_data, training_run
+from nvt_torchrec.base.auroc import auroc
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.dlrm.metrics import auroc, compute_metrics
+from nvt_torchrec.dlrm.metrics import compute_metrics
 from nvt_torchrec.formats.schema import TableSchema
 
 METRICS = (

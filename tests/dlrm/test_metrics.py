@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as sklearn
 
-from nvt_torchrec.dlrm.metrics import auroc, compute_metrics
+from nvt_torchrec.base.auroc import auroc
+from nvt_torchrec.dlrm.metrics import compute_metrics
 
 pairs = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 1)), min_size=1, max_size=60)
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from nvt_torchrec.base.auroc import auroc
 from nvt_torchrec.base.errors import OutputError
-from nvt_torchrec.dlrm.metrics import auroc
 from nvt_torchrec.inference import Predictor, bulk
 from nvt_torchrec.inference.__main__ import main
 from tests.inference.conftest import Trained
