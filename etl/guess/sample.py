@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import re
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -17,6 +17,7 @@ from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.json_rows import read_lines
 from nvt_torchrec.clicklog.readers.lines import filesystem_of, read_stream, read_up_to
 from nvt_torchrec.clicklog.readers.parquet_rows import partition_values
+from nvt_torchrec.clicklog.readers.text_rows import PARQUET_MAGIC
 from nvt_torchrec.clicklog.text.line_layout import check_text, is_json
 from nvt_torchrec.etl.guess.dialect import (
     Dialect,
@@ -36,6 +37,8 @@ _PARTS = re.compile(r"(part|shard|chunk|split|fold|file|data)[-_][^/]*$", re.IGN
 _ANY_FILES = Split("share", 0.1, 0.1)
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
 _PLACES, _PLACE_BYTES = (0.25, 0.5, 0.75, 1.0), 256 << 10
+#: Of parquet with at most so many rows, rows of all parts are looked at.
+_FEW_ROWS = 400_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +84,7 @@ def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
     head, whole = _head(files[0], head_bytes)
     if not head.strip():
         raise BadInputError(f"{files[0]}: empty file", "pass a file with rows")
-    if head[:4] == b"PAR1":
+    if head[:4] == PARQUET_MAGIC:
         sample = _of_parquet(files)
     elif is_json(head):
         sample = _of_json(files, head, whole)
@@ -121,6 +124,8 @@ def _head(path: str, head_bytes: int) -> tuple[bytes, bool]:
     head = b""
     for chunk in read_stream(path, head_bytes):
         head += chunk
+        if head[:4] == PARQUET_MAGIC:
+            return head, False
         if len(head) > head_bytes:
             break
     else:
@@ -144,9 +149,8 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile
     names = [field.strip(" \t") for field in rows.pop(0)] if header else [""] * dialect.fields
     if not rows:
         raise BadInputError(f"{path}: a header and no rows", "pass a file with rows")
-    seen_all = whole and len(rows) <= HEAD_ROWS
-    rest = rows[HEAD_ROWS:]
-    rows = rows[:HEAD_ROWS] + rest[:: max(1, len(rest) // FURTHER_ROWS)]
+    step = _step(len(rows))
+    rows = rows[:HEAD_ROWS] + rows[HEAD_ROWS::step]
     spread = not path.endswith(_PACKED) and not dialect.quoted_newlines
     if spread and not whole:
         rows += _further(path, len(head), encoding, dialect)
@@ -166,7 +170,13 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile
     if decimal != ".":
         keys["decimal"] = decimal
     notes += _malformed(len(rows) - len(even))
-    return SampledFile(_one_separator(profiles, keys), seen_all, spread, keys, not by_name, notes)
+    profiles = _one_separator(profiles, keys)
+    return SampledFile(profiles, whole and step == 1, spread, keys, not by_name, notes)
+
+
+def _step(rows: int) -> int:
+    """Return which of the rows behind the head are looked at: every one, every second, …"""
+    return max(1, (rows - HEAD_ROWS) // FURTHER_ROWS)
 
 
 def _malformed(rows: int) -> tuple[str, ...]:
@@ -253,11 +263,7 @@ def _of_parquet(files: list[str]) -> SampledFile:
     try:
         with filesystem.open(name, "rb") as file, pq.ParquetFile(file) as parquet:
             total = parquet.metadata.num_rows
-            batches = list(itertools.islice(parquet.iter_batches(HEAD_ROWS), 1))
-            groups = parquet.num_row_groups
-            for place in _PLACES if len(batches) and len(batches[0]) < total else ():
-                group = [max(0, int(place * groups) - 1)]
-                batches += itertools.islice(parquet.iter_batches(FURTHER_ROWS, row_groups=group), 1)
+            table = _take(parquet, _places(total))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadInputError(
             f"{files[0]}: cannot be read as parquet: {error}", "fetch it again"
@@ -265,8 +271,30 @@ def _of_parquet(files: list[str]) -> SampledFile:
     if not total:
         raise BadInputError(f"{files[0]}: no rows", "pass a file with rows")
     keys = {"format": "parquet"}
-    profiles = _of_table(pa.Table.from_batches(batches), files, keys)
-    return SampledFile(profiles, len(batches[0]) == total, groups > 1, keys)
+    return SampledFile(_of_table(table, files, keys), len(table) == total, True, keys)
+
+
+def _places(total: int) -> np.ndarray:
+    """Return the numbers of the rows to read: the same as of a text, if that fits into its head."""
+    head = np.arange(min(total, HEAD_ROWS))
+    if total <= _FEW_ROWS:
+        return np.append(head, np.arange(len(head), total, _step(total)))
+    ends = [int(place * total) for place in _PLACES]
+    return np.concatenate([head, *(np.arange(end - FURTHER_ROWS, end) for end in ends)])
+
+
+def _take(parquet: pq.ParquetFile, rows: np.ndarray) -> pa.Table:
+    """Return rows by their numbers, which rise."""
+    batches, begin = [], 0
+    for group in range(parquet.num_row_groups):
+        end = begin + parquet.metadata.row_group(group).num_rows
+        wanted = rows[(rows >= begin) & (rows < end)]
+        for batch in parquet.iter_batches(HEAD_ROWS, row_groups=[group]) if len(wanted) else ():
+            here = wanted[(wanted >= begin) & (wanted < begin + len(batch))]
+            batches.append(batch.take(pa.array(here - begin)))
+            begin += len(batch)
+        begin = end
+    return pa.Table.from_batches(batches, parquet.schema_arrow)
 
 
 def _of_json(files: list[str], head: bytes, whole: bool) -> SampledFile:

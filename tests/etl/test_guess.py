@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import gzip
 import random
 import re
@@ -9,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -18,6 +21,8 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.guess import guess
 from nvt_torchrec.etl.guess.dialect import find_dialect, split_rows
+from nvt_torchrec.etl.guess.sample import take_sample
+from nvt_torchrec.formats.spec.columns import InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.toml_file import load_spec
 from tests.etl.runs import etl_run
@@ -86,6 +91,42 @@ def test_compressed_files_and_parquet_are_read_like_text(tmp_path: Path) -> None
     spec = guessed(tmp_path / "log.parquet")
     assert spec.input.format == "parquet"
     assert (spec.dense, spec.categorical) == (plain.dense, plain.categorical)
+
+
+@pytest.mark.parametrize("group", [1 << 20, 3000])
+def test_text_and_parquet_of_a_log_give_one_spec(group: int, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    start = datetime.datetime(2024, 1, 1)
+    rows = [
+        {
+            "click": rng.randint(0, 1),
+            "customer_id": 7 * i,
+            "at": start + datetime.timedelta(minutes=2 * i),
+            "site": rng.choice("abc"),
+            "visits": rng.randint(0, 300),
+        }
+        for i in range(25_756)
+    ]
+    table = pa.Table.from_pylist(rows)
+    pacsv.write_csv(table, tmp_path / "log.csv")
+    pq.write_table(table, tmp_path / "log.parquet", row_group_size=group)
+    specs = {}
+    for ending in ("csv", "parquet"):
+        spec, text = guessed_with_text(tmp_path / f"log.{ending}")
+        assert "made from some of its rows (22,878)" in text
+        assert "customer_id: all values are distinct" in text
+        specs[ending] = dataclasses.replace(spec, input=InputFormat())
+    assert specs["csv"] == specs["parquet"]
+    assert specs["csv"].split.test_from == "2024-02-02"
+
+
+def test_of_large_parquet_no_row_is_read_twice(tmp_path: Path) -> None:
+    rows = 500_000
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.table({"click": [0, 1] * (rows // 2), "n": range(rows)}), path)
+    (_, numbers) = take_sample(str(path), 1 << 20).columns
+    assert numbers.rows == numbers.distinct == 28_000
+    assert numbers.most == rows - 1
 
 
 def test_types_of_parquet(tmp_path: Path) -> None:
