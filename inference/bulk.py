@@ -255,7 +255,7 @@ def _score(predictor: Predictor, piece: UnparsedRows, ids: IdColumns, reject: bo
         rows = piece.parse(reject=reject)
     columns: dict[str, Any] = {"row": to_arrow(piece.first + rows.line)}
     columns |= ids.read(piece, rows.line)
-    columns["probability"] = to_arrow(predictor.predict_rows(rows))
+    columns["probability"] = to_arrow(predictor.predict_rows(rows, piece.first))
     labels = predictor.labels_of(rows)
     if labels is not None:
         columns["label"] = to_arrow(labels)

@@ -124,7 +124,8 @@ class Predictor:
         Raises:
             SchemaError: A column is missing, or has a type that cannot hold its raw type.
             InvalidRowError: A column cannot hold a value.
-            BadInputError, BadRowError: A file is missing or malformed.
+            BadInputError, BadRowError: A file is missing or malformed, or a probability is not
+                finite.
         """
         if isinstance(rows, str | Path):
             return self._file(rows)
@@ -149,14 +150,24 @@ class Predictor:
             return rows.label
         return rows.more_labels[number - 1]
 
-    def predict_rows(self, rows: RawRows) -> np.ndarray:
-        """Return the probabilities float32 [n] of parsed rows, with or without labels."""
+    def predict_rows(self, rows: RawRows, first: int = 0) -> np.ndarray:
+        """Return the probabilities float32 [n] of parsed rows, with or without labels.
+
+        Args:
+            rows: The rows.
+            first: The number of the first line of ``rows`` in its file, for errors.
+
+        Raises:
+            NotFiniteError: A probability is not finite.
+        """
         encoded = self.workflow.transform(rows)
-        return self.predict_encoded(encoded.dense, encoded.ids)
+        scores = self.predict_encoded(encoded.dense, encoded.ids)
+        check_finite(scores, first + rows.line)
+        return scores
 
     @torch.inference_mode()
     def predict_encoded(self, dense: np.ndarray, ids: np.ndarray | list[Ids]) -> np.ndarray:
-        """Return the probabilities float32 [n] of dense and ids of EncodedRows."""
+        """Return the probabilities float32 [n] of dense and ids of EncodedRows, not checked."""
         count = dense.shape[1]
         if count <= MODEL_ROWS:
             return self._score(dense, ids) if count else np.empty(0, np.float32)
@@ -174,10 +185,40 @@ class Predictor:
         spec = input_spec(self.spec, str(path))
         with of_fitted_spec():
             pieces = [
-                self.predict_rows(piece.without_label().parse())
+                self.predict_rows(piece.without_label().parse(), piece.first)
                 for piece in stream_unparsed(str(path), spec, block_bytes=_BLOCK_BYTES)
             ]
         return np.concatenate(pieces) if pieces else np.empty(0, np.float32)
+
+
+class NotFiniteError(BadInputError):
+    """A probability that is NaN.
+
+    Attributes:
+        row: The number of its row.
+        reason: What the model computed.
+    """
+
+    def __init__(self, row: int, probability: float) -> None:
+        self.row, self.reason = row, f"the model computed the probability {probability}"
+        super().__init__(
+            f"row {row}: {self.reason}",
+            "a dense value of the row is too large, or the model's weights are: correct the row or "
+            "leave it out, or take an earlier checkpoint",
+        )
+
+
+def check_finite(probabilities: np.ndarray, rows: np.ndarray | None = None) -> None:
+    """Raise :class:`NotFiniteError` if a probability is NaN.
+
+    Args:
+        probabilities: The probabilities [n].
+        rows: The numbers of their rows [n]; None: from 0 on.
+    """
+    finite = np.isfinite(probabilities)
+    if not finite.all():
+        at = int(finite.argmin())
+        raise NotFiniteError(at if rows is None else int(rows[at]), probabilities[at])
 
 
 #: Of files whose names say so.

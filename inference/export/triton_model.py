@@ -12,7 +12,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from nvt_torchrec.base.errors import ClickLogError
-from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.inference.predictor import Predictor, check_finite
 from nvt_torchrec.inference.server.batching import join
 
 BUNDLE = Path(__file__).resolve().parent / "bundle"
@@ -41,13 +41,16 @@ class TritonPythonModel:
             try:
                 good[index] = self._encode(request)
             except (ClickLogError, ValueError) as error:
-                responses[index] = pb_utils.InferenceResponse(
-                    output_tensors=[], error=pb_utils.TritonError(str(error))
-                )
+                responses[index] = _refused(error)
         if good:
             scores = self._predictor.predict_encoded(*join(list(good.values())))
             ends = np.cumsum([len(rows) for rows in good.values()])
             for index, part in zip(good, np.split(scores, ends[:-1]), strict=True):
+                try:
+                    check_finite(part)
+                except ClickLogError as error:
+                    responses[index] = _refused(error)
+                    continue
                 tensor = pb_utils.Tensor("probability", part.reshape(-1, 1))
                 responses[index] = pb_utils.InferenceResponse(output_tensors=[tensor])
         return responses
@@ -67,3 +70,7 @@ class TritonPythonModel:
             columns[name] = values
         predictor = self._predictor
         return predictor.workflow.transform(predictor.read(columns))
+
+
+def _refused(error: Exception):
+    return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(str(error)))

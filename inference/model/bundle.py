@@ -237,6 +237,7 @@ def read_bundle(
     except (ValueError, OSError) as error:
         raise BadInputError(f"{path}: damaged: {error}", _AGAIN) from error
     _check_finite(path, model, tables=check)
+    model.check_scores(path, len(shape.dense), tables=check)
     return workflow, model
 
 

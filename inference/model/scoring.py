@@ -15,13 +15,14 @@ converted to float32 after the lookup; sums are float32.
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.dlrm.interactions import interaction_of, with_relu
 from nvt_torchrec.formats.rows import Jagged
@@ -179,6 +180,33 @@ class ServingModel:
             raise ValueError(f"layers do not match: {str(error).splitlines()[0]}") from error
         if shape != (1,):
             raise ValueError(f"the last layer returns shape {list(shape)} for one row")
+
+    def check_scores(self, path: Path | str, dense: int, *, tables: bool = True) -> None:
+        """Check that the logits of two rows are finite: their dense values are 1, and -1.
+
+        Weights that are finite may be so large that sums of them are not.
+
+        Args:
+            path: Where the model comes from, for errors.
+            dense: The number of dense columns.
+            tables: Read all embeddings, and score those with the largest value of each column; else
+                the first ones.
+
+        Raises:
+            BadInputError: They are not finite.
+        """
+        index = self.first
+        if tables:
+            ranges = self.table.ranges  # of int8: scale and minimum, which bound the values
+            low, high = (self.table.values if ranges is None else ranges).aminmax(dim=1)
+            columns = torch.maximum(high, -low).tensor_split(index[1:].cpu())
+            index = index + torch.stack([column.argmax() for column in columns])
+        x = torch.tensor([[1.0], [-1.0]], device=self.device).expand(2, dense)
+        if not self.interact(x, self.table.rows(index).expand(2, -1, -1)).isfinite().all():
+            raise BadInputError(
+                f"{path}: the model's scores are not finite: its weights are too large",
+                "take an earlier checkpoint, or train again with a lower --learning_rate",
+            )
 
     @property
     def device(self) -> torch.device:

@@ -100,7 +100,7 @@ def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingMode
     """Read the model of a training checkpoint of any world size and sharding plan.
 
     Raises:
-        BadInputError: The checkpoint is missing, incomplete or damaged.
+        BadInputError: The checkpoint is missing, incomplete or damaged, or scores are not finite.
         SchemaError: It is not a checkpoint of this program.
         UnsupportedStackError: TorchRec is not installed.
     """
@@ -111,7 +111,9 @@ def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingMode
     scorer, config = load_model(path, device)
     digest, label = str(record.training.get("workflow_digest") or ""), record.label or ""
     columns = config.dense, config.categorical, config.num_embeddings
-    return from_scorer(scorer, config), ModelShape(*columns, digest, label)
+    model = from_scorer(scorer, config)
+    model.check_scores(path, len(config.dense))
+    return model, ModelShape(*columns, digest, label)
 
 
 def read_checkpoint_origin(path: Path | str) -> CheckpointOrigin:

@@ -208,7 +208,7 @@ def score_labelled(
             if rows.weight is not None:
                 weights.append(rows.weight[:count])
             for name, predictor in predictors.items():
-                scores[name].append(predictor.predict_rows(rows)[:count])
+                scores[name].append(predictor.predict_rows(rows, piece.first)[:count])
             bar.update(count)
             taken += count
     if not taken:

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
 from fastapi_offline import FastAPIOffline
@@ -24,7 +23,7 @@ from nvt_torchrec import __version__
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.files.atomic import unique_keys
 from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError, MissingColumnError
-from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.inference.predictor import NotFiniteError, Predictor, check_finite
 from nvt_torchrec.inference.server.batching import Batcher
 from nvt_torchrec.inference.server.metrics import ServerMetrics
 from nvt_torchrec.inference.server.openapi import ERRORS, Probabilities, request_body
@@ -187,7 +186,12 @@ class Service:
             rows = await loop.run_in_executor(self._parsers, self._parse, body, now.predictor)
         self._check_queue(len(rows))
         probabilities = await self.batcher.score(now.predictor.predict_encoded, rows)
-        check_finite(probabilities)
+        try:
+            check_finite(probabilities)
+        except NotFiniteError as error:
+            log.error("%s", error.what)
+            details = {"row": error.row, "remedy": error.remedy}
+            raise RefusedError(500, error.reason, **details) from None
         content = json.dumps({"probabilities": probabilities.tolist()}, allow_nan=False)
         return Response(content, media_type="application/json", headers=now.headers)
 
@@ -285,22 +289,6 @@ def parse_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
 
 def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number in JSON; a missing value is null")
-
-
-def check_finite(probabilities: np.ndarray) -> None:
-    """Raise RefusedError if a probability is NaN or infinite, which JSON cannot express."""
-    finite = np.isfinite(probabilities)
-    if not finite.all():
-        row = int(finite.argmin())
-        error = f"the model computed the probability {probabilities[row]}"
-        log.error("%s", error)
-        raise RefusedError(
-            500,
-            error,
-            row=row,
-            remedy="its weights, or a dense value of the row, are too large or not finite: "
-            "compare with `python -m inference predict`",
-        )
 
 
 def _rows(value: Any, max_rows: int) -> list[dict] | dict[str, list]:

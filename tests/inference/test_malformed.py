@@ -13,7 +13,9 @@ from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
-from tests.inference.bundles import ROWS, make_bundle
+from nvt_torchrec.inference.commands.model import ModelSettings
+from nvt_torchrec.inference.server.reload import open_served
+from tests.inference.bundles import ROWS, make_bundle, publish
 from tests.inference.conftest import Trained
 from tests.mutations import expect_own_errors, flip_bit
 from tests.shell import python
@@ -164,3 +166,30 @@ def test_weights_that_are_not_finite(trained: Trained, tmp_path: Path, tables: s
         array.flat[-1] = before
         _put(path, name, array)
     Predictor.load(path, check=True)
+
+
+def test_scores_that_are_not_finite(bundle: Path, tmp_path: Path, capsys) -> None:
+    """Of weights that are: refused by publish and serve; by predict, if digests are not compared,
+    with the row whose embedding it is."""
+    served = ModelSettings(bundle=bundle)
+    for name in ("weights/top.0.weight.npy", "weights/table.npy"):
+        whole = np.load(bundle / name)
+        array = whole.copy()
+        array[-1] = 3e38
+        _put(bundle, name, array)
+        for use in (lambda: publish(bundle, tmp_path / "to"), lambda: open_served(served)):
+            with pytest.raises(BadInputError, match="scores are not finite"):
+                use()
+        if "top" in name:
+            _put(bundle, name, whole)
+    predictor = Predictor.load(bundle)
+    ids = predictor.workflow.transform(predictor.read(ROWS)).ids[1]
+    rows = [ROWS[int(ids.argmin())]] * 3 + [ROWS[int(ids.argmax())]]
+    with pytest.raises(BadInputError, match="row 3: the model computed the probability nan"):
+        predictor.predict(rows)
+    file = tmp_path / "rows.tsv"
+    file.write_text("".join(f"{r['int_0']}\t\t{r['cat_0']}\t{r['cat_1']}\n" for r in rows))
+    flags = ["--bundle", str(bundle), "--input", str(file), "--output", str(tmp_path / "x")]
+    assert main(["predict", *flags, "--skip_digests"]) == 2
+    assert "row 3: the model computed the probability nan" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()

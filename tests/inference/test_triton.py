@@ -64,7 +64,8 @@ def test_a_triton_repository(
         )
         for part in (rows[:1], bad, rows[1:20], rows[20:])
     ]
-    first, refused, *others = opened(model).execute(requests)
+    instance = opened(model)
+    first, refused, *others = instance.execute(requests)
     assert "row 0, column recent_products" in refused.error().message()
     scores = []
     for response in (first, *others):
@@ -73,6 +74,11 @@ def test_a_triton_repository(
         assert answer.as_numpy().shape[1:] == (1,)
         scores.append(answer.as_numpy()[:, 0])
     np.testing.assert_allclose(np.concatenate(scores), shop_predictor.predict(rows), atol=1e-6)
+
+    monkeypatch.setattr(instance._predictor, "predict_encoded", lambda *_: np.array([np.nan, 0.5]))
+    refused, good = instance.execute([requests[0], requests[0]])
+    assert "row 0: the model computed the probability nan" in refused.error().message()
+    assert good.output_tensors()[0].as_numpy() == 0.5
 
     flip_bit(model / "1/bundle/weights/table.npy", -1)
     with pytest.raises(BadInputError, match=r"table\.npy: not the file that was written"):
