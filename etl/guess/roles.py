@@ -15,6 +15,7 @@ from nvt_torchrec.etl.guess.label_and_split import (
     label_rule,
     why_no_feature,
 )
+from nvt_torchrec.etl.guess.leaks import find_leak, labels_of_rows
 from nvt_torchrec.etl.guess.sample import SampledFile, spec_name, unique_names
 from nvt_torchrec.etl.guess.values import Profile
 
@@ -101,6 +102,10 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
     labels = [label_rule(columns[j], path) for j in places]
     if possible:
         labels[0] = (labels[0][0], f"{labels[0][1]}; also possible: {', '.join(possible)}")
+    truth = {
+        rule["name"]: labels_of_rows(columns[j], rule)
+        for j, (rule, _) in zip(places, labels, strict=True)
+    }
     rest = [column for j, column in enumerate(columns) if j not in places]
     features: list[Feature] = []
     unread: dict[str, str] = {}
@@ -111,12 +116,15 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
             made = [_feature(column, *(_COUNT if j < 14 else _HASH))]
         else:
             made = _features(column, [columns[i] for i in places], sample)
+            if not isinstance(made, str):
+                made = find_leak(column, truth) or made
         if isinstance(made, str):
             unread[column.name or f"column {j + 1}"] = made
         else:
             features += made
     if not any(feature.kind == "categorical" for feature in features):
         able = [c for c in rest if c.name and not why_no_feature(c, [columns[places[0]]])]
+        able = [c for c in able if not find_leak(c, truth)]
         category = _one_category(able, path)
         features = [each for each in features if each.name != category.name] + [category]
         unread.pop(category.source, None)

@@ -370,6 +370,7 @@ def _of_lists(values: list[Any], name: str, held: pa.DataType) -> Profile:
         reading={},
         multi_hot=True,
         unread=unread,
+        texts=[str(each) if each else "" for each in values],
     )
 
 

@@ -60,6 +60,7 @@ class Profile:
         floating: whether the file holds floats, though these are integers.
         multi_hot: whether values are lists.
         unread: why the column cannot be read; "" if it can.
+        texts: the value of each row as it is written, of parquet its text, "" where missing.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Profile:
     floating: bool = False
     multi_hot: bool = False
     unread: str = ""
+    texts: Sequence[str] = ()
 
     @property
     def plain_name(self) -> str:
@@ -115,6 +117,12 @@ class Profile:
         text = _with_point(text, self.decimal).replace(",", "")
         return int(text) if _INT.fullmatch(text) else float(text)
 
+    def of_rows(self) -> list[str | None]:
+        """Return the value of each row without spaces around, None where it is missing."""
+        nulls = {"", *self.reading.get("nulls", ())}
+        stripped = (text.strip(" \t") for text in self.texts)
+        return [None if text in nulls else text for text in stripped]
+
     def fits(self, raw: str) -> bool:
         """Whether all numbers are within the limits of a raw type."""
         return RAW_TYPES[raw].contains(self.least) and RAW_TYPES[raw].contains(self.most)
@@ -144,7 +152,7 @@ def profile(values: Sequence[str], name: str, *, lists: bool = True, decimal: st
         reading["trim"] = True
     counts = Counter({text: often for text, often in counts.items() if text not in nulls})
     missing = len(values) - sum(counts.values())
-    texts = Profile(name, "empty", len(values), counts, missing, reading, decimal)
+    texts = Profile(name, "empty", len(values), counts, missing, reading, decimal, texts=values)
     if not counts:
         return texts
     format = time_format(list(counts), name)

@@ -354,3 +354,32 @@ def test_parquet_as_warehouses_write_it(tmp_path: Path) -> None:
     spec_file = tmp_path / "spec.toml"
     assert etl_run(tmp_path / "raw", tmp_path / "out", "--spec", str(spec_file)) == 0
     assert main(["check", str(tmp_path / "out")]) == 0
+
+
+def test_columns_that_give_the_label_away_are_left_out(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    rows = ["is_attributed,app,near_id,click_time,attributed_time,margin,profit,state"]
+    for i in range(3000):
+        label = int(rng.random() < 0.05)
+        at = f"2017-11-{6 + i // 1000:02d} {i // 60 % 24:02d}:{i % 60:02d}"
+        fields = [
+            label,
+            rng.randint(1, 90),
+            f"x{rng.randint(1, 50_000)}",  # few of them twice: nothing is learned by heart
+            f"{at}:00",
+            f"{at}:{rng.randint(10, 59)}" * label,
+            f"{rng.random() + 2 * label:.4f}",
+            f"{rng.random() + label * (rng.random() < 0.5):.4f}",  # a good feature, no leak
+            "won" if label and rng.random() < 0.99 else "open",
+        ]
+        rows.append(",".join(map(str, fields)))
+    path = tmp_path / "log.csv"
+    path.write_text("".join(f"{row}\n" for row in rows))
+    spec, text = guessed_with_text(path)
+    away = "is_attributed away (AUROC alone"
+    assert f"attributed_time: whether it is missing gives {away} 1.000)" in text
+    assert f"margin: its numbers give {away} " in text
+    assert f"state: its values give {away} 0.9" in text
+    assert spec.dense_names == ["profit"]
+    assert spec.categorical_names == ["app", "near_id", "click_time_hour", "click_time_weekday"]
+    assert spec.split.column == "click_time"
