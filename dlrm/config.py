@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from typing import Any
 
@@ -12,10 +13,15 @@ from nvt_torchrec.base.files.validation import convert
 from nvt_torchrec.dlrm.interactions import INTERACTIONS, DotProducts, Interaction, sizes_of
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.formats.schema import LARGEST_TABLE, TableSchema
+from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID
+
+log = logging.getLogger(__name__)
 
 #: The factor of the first-order term, times the columns that it sums, and the fewest of them that
 #: count. With more, SGD diverges on the demo's log; with less, it learns rare values more slowly.
 _FIRST_ORDER, _LEAST_COLUMNS = 5.0, 3
+#: The ids of each table that belong to no value: padding, null and out of vocabulary.
+_RESERVED_IDS = FIRST_OOV_ID + 1
 #: Keys of earlier versions, whose models made several ids of each one if the first is not empty.
 _REMOVED = ("multi_hot_sizes", "multi_hot_distribution_type")
 
@@ -132,7 +138,8 @@ class ModelConfig(_Shape):
 def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
     """Return the model that ``settings`` ask for on the data that ``schema`` describes.
 
-    Table sizes come from the data unless the settings hold them.
+    Table sizes come from the data unless the settings hold them. A given size that leaves out the
+    reserved ids, as published sizes do, is raised to what the data need.
 
     Raises:
         SettingsError: A given table is too small for the ids in the data, the number of given
@@ -171,10 +178,8 @@ def _dense_layers(settings: TrainSettings) -> tuple[int, ...]:
 
 
 def _table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[int, ...]:
-    paste = (
-        "leave the flag out and the sizes come from the data, add --hash_indices, or paste "
-        f"--num_embeddings_per_feature {schema.num_embeddings_per_feature}"
-    )
+    leave_out = "leave the flag out and the sizes come from the data"
+    paste = f"or paste --num_embeddings_per_feature {schema.num_embeddings_per_feature}"
     if settings.num_embeddings is not None:
         flag = "--num_embeddings"
         sizes = (settings.num_embeddings,) * len(schema.categorical)
@@ -187,15 +192,29 @@ def _table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[int, ...
         raise SettingsError(
             f"{flag} has {len(sizes)} sizes, but the data has {len(schema.categorical)} "
             f"categorical columns ({schema.categorical[0]} … {schema.categorical[-1]})",
-            paste,
+            f"{leave_out}, {paste}",
         )
-    small = [
-        f"column {name} needs {needed} rows (its largest id + 1) and gets {given}"
+    short = {
+        name: (given, needed)
         for name, given, needed in zip(schema.categorical, sizes, schema.table_sizes, strict=True)
-        if given < needed
-    ]
-    if small and not settings.hash_indices:
-        raise SettingsError(f"{flag}: table too small: {'; '.join(small)}", paste)
+        if given < needed and not (settings.hash_indices and given > _RESERVED_IDS)
+    }
+    small = {
+        f"column {name} needs {needed} rows (its largest id + 1) and gets {given}": given
+        for name, (given, needed) in short.items()
+        if needed - given > _RESERVED_IDS
+    }
+    if small:
+        # smaller tables have no row to map ids to
+        hashing = "add --hash_indices, " if min(small.values()) > _RESERVED_IDS else ""
+        raise SettingsError(
+            f"{flag}: table too small: {'; '.join(small)}", f"{leave_out}, {hashing}{paste}"
+        )
+    if short:
+        raised = (f"{name} {given} → {needed}" for name, (given, needed) in short.items())
+        log.info("%s counts values; raised for the reserved ids: %s", flag, ", ".join(raised))
+    needed = {name: rows for name, (_, rows) in short.items()}
+    sizes = tuple(map(needed.get, schema.categorical, sizes))
     # the loader maps ids beyond it into the table
     limit = settings.max_table_size or max(sizes, default=0)
     return tuple(min(size, limit) for size in sizes)

@@ -10,6 +10,7 @@ import nvt_torchrec.base.interrupts  # before all that takes time: Ctrl-C is one
 # isort: split
 import gc
 import json
+import logging
 import os
 import sys
 import time
@@ -26,11 +27,14 @@ def _train(argv: list[str]) -> None:
     from nvt_torchrec.base.versions import check_training_stack
     from nvt_torchrec.dlrm.launch.startup import prepare_torch
     from nvt_torchrec.dlrm.reporting.metrics_log import set_up_logging
-    from nvt_torchrec.dlrm.settings.train_settings import parse_settings
+    from nvt_torchrec.dlrm.settings.train_settings import THREE_DASHES, parse_settings
 
     settings = parse_settings(argv)
     check_training_stack()  # also where TorchRec is missing
     set_up_logging()
+    if THREE_DASHES in argv:
+        log = logging.getLogger("nvt_torchrec")
+        log.info("%s: read as --adagrad; the example's README has a dash too many", THREE_DASHES)
     prepare_torch()
     if settings.plan_only:
         from nvt_torchrec.dlrm.planning import plan_only

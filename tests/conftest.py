@@ -32,6 +32,7 @@ _LONG = (
     "tests/test_daily_docs.py",
     "tests/etl/test_extend_killed.py",
     "tests/etl/test_dask.py",
+    "tests/dlrm/test_flags.py",
     "tests/dlrm/test_preemption.py",
     "tests/dlrm/test_resume.py",
     "tests/benchmarks/test_daily.py",

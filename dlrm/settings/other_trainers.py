@@ -64,5 +64,4 @@ HINTS = {
     **REMOVED,
     **{flag: f"it is called {name} here" for flag, name in RENAMED.items()},
     **dict.fromkeys(LEFT_OUT, "leave it out: docs/flags.md says why, or what to use"),
-    "---adagrad": "it takes two dashes: --adagrad (three are a typo in the example's README)",
 }

@@ -16,6 +16,8 @@ from nvt_torchrec.formats.day_names import parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.splits import SPLITS
 
+#: A flag as the README of TorchRec's example writes it.
+THREE_DASHES = "---adagrad"
 #: The steps of an epoch that the default batch gives at least, and the bounds of that batch.
 _STEPS, _LEAST_BATCH, _MOST_BATCH = 350, 32, 16_384
 #: The samples of a step of an evaluation, at least, where no batch size is given.
@@ -226,4 +228,5 @@ def parse_settings(argv: Sequence[str]) -> TrainSettings:
         SettingsError: A flag is unknown (with the one that was probably meant), a value is not
             allowed, or settings contradict each other.
     """
+    argv = ["--adagrad" if argument == THREE_DASHES else argument for argument in argv]
     return parse(build_parser(), argv, TrainSettings)[0]

@@ -16,9 +16,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.evaluate import score
 from nvt_torchrec.dlrm.layers import PairProducts, PooledVectors
 from nvt_torchrec.dlrm.metrics import compute_metrics
+from nvt_torchrec.dlrm.settings.train_settings import parse_settings, with_sizes
+from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.runs import events, losses, train_here
 
@@ -221,3 +224,24 @@ def test_hash_indices_trains_smaller_tables(data, tmp_path):
     result = _train(data, tmp_path, sizes, "--hash_indices")
     assert result.samples == 929
     assert events(tmp_path, "start")[-1]["model"]["num_embeddings"] == [10, 20, 40, 3]
+
+
+def test_sizes_that_count_values_are_raised(data, caplog):
+    """By no more than the reserved ids; --hash_indices is advised only where it helps."""
+
+    def sizes(text: str, *flags: str) -> tuple[int, ...]:
+        settings = parse_settings([f"--num_embeddings_per_feature={text}", *flags])
+        return model_config(with_sizes(settings, 0, 1), TableSchema.read(data)).num_embeddings
+
+    caplog.set_level("INFO", "nvt_torchrec")
+    assert sizes("7,47,199,1") == (10, 50, 200, 3)
+    assert "cat_0 7 → 10, cat_1 47 → 50, cat_2 199 → 200, cat_3 1 → 3" in caplog.text
+    with pytest.raises(
+        SettingsError, match=r"small: column cat_1 needs 50 .* 46\n.*--hash_indices"
+    ):
+        sizes("7,46,200,1")
+    assert sizes("7,46,200,1", "--hash_indices") == (7, 46, 200, 3)
+    for flags in ([], ["--hash_indices"]):
+        with pytest.raises(SettingsError, match="column cat_0 needs 10 ") as error:
+            sizes("3,46,200,3", *flags)
+        assert "--hash_indices" not in error.value.remedy

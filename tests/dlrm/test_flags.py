@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,8 @@ from nvt_torchrec.base.command_line import add_arguments
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.settings.other_trainers import HINTS, LEFT_OUT, RENAMED
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, build_parser, parse_settings
-from tests.dlrm.runs import ROOT
+from tests.dlrm.runs import ROOT, events, passed, run_command
+from tests.nvt_loader.data import write_split
 
 PEERS = json.loads((ROOT / "tests" / "dlrm" / "peer_flags.json").read_text())
 PAGE = (ROOT / "docs" / "flags.md").read_text()
@@ -50,7 +52,7 @@ def test_the_page_says_what_the_errors_say():
     assert flags_in(OMITTED) == LEFT_OUT
 
 
-@pytest.mark.parametrize("flag", ["--lr", "--backend", "--lr_policy", "---adagrad"])
+@pytest.mark.parametrize("flag", ["--lr", "--backend", "--lr_policy"])
 def test_another_flag_is_refused_with_what_to_use(flag):
     with pytest.raises(SettingsError, match=f"unknown argument {flag}") as error:
         parse_settings([flag, "1"])
@@ -76,3 +78,48 @@ COMMANDS = {
 @pytest.mark.parametrize("program", COMMANDS)
 def test_the_command_lines_of_the_others_are_understood(program):
     parse_settings(shlex.split(COMMANDS[program]))
+
+
+#: The command in the README of TorchRec's example, but for 8 ranks and its tables of 40,000,000.
+SEED = (
+    "torchx run -s local_cwd dist.ddp -j 1x2 --script train_torchrec.py -- "
+    "--num_embeddings_per_feature 4000,39060,17295,7424,20265,3,7122,1543,63,4000,3067956,405282,"
+    "10,2209,11938,155,4,976,14,4000,4000,4000,590152,12973,108,36 "
+    "--over_arch_layer_sizes 1024,1024,512,256,1 --dense_arch_layer_sizes 512,256,128 "
+    "--embedding_dim 128 --binary_path {path}/criteo_binary/split/ --learning_rate 1.0 "
+    "--validation_freq_within_epoch 1000000 --throughput_check_freq_within_epoch 1000000 "
+    "--batch_size 256"
+)
+#: The values of each column, which published sizes count.
+VALUES = tuple(map(int, re.search(r"per_feature ([\d,]+)", SEED)[1].split(",")))
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory) -> Path:
+    """An output of the ETL for a log with all these values."""
+    path = tmp_path_factory.mktemp("full")
+    rows = {"train": [2000], "valid": [500], "test": [500]}
+    sizes = tuple(values + 3 for values in VALUES)
+    write_split(path / "criteo_binary" / "split", rows, table_sizes=sizes, dense=13)
+    return path
+
+
+@pytest.mark.parametrize("adagrad", [False, True], ids=["sgd", "adagrad"])
+def test_the_command_of_the_example(full, tmp_path, adagrad):
+    """It runs literally; the second time without the slash, and with Adagrad as the README has it.
+
+    The sizes count values, and the ETL's ids of column cat_5 need 6 rows.
+    """
+    command = SEED.format(path=full)
+    if adagrad:
+        command = command.replace("split/ ", "split ") + " ---adagrad"
+    (tmp_path / "train_torchrec.py").symlink_to(ROOT / "train_torchrec.py")
+    result = passed(run_command(shlex.split(command), cwd=tmp_path))
+    assert result.stderr.count("cat_5 3 → 6") == 1
+    assert result.stderr.count("---adagrad: read as --adagrad") == adagrad
+    assert "Traceback" not in result.stderr
+    (log,) = (tmp_path / "training_log").iterdir()
+    (start,) = events(log, "start")
+    assert start["model"]["num_embeddings"] == [values + 3 for values in VALUES]
+    assert start["settings"]["adagrad"] is adagrad
+    assert {event["split"] for event in events(log, "evaluation")} == {"valid", "test"}
