@@ -127,6 +127,16 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
     return with_sizes(settings, int(rows.sum()), ranks)
 
 
+def describe_data(settings: TrainSettings) -> dict[str, str]:
+    """Return the names of the log, the label and the split, as pages show them."""
+    label = settings.label or TableSchema.read(settings.binary_path).label
+    try:
+        manifest = Manifest.read(EtlOutput.of_splits(settings.binary_path).manifest)
+    except ClickLogError:  # data made elsewhere
+        return {"log": "", "label": label, "split": ""}
+    return {"log": manifest.log_name, "label": label, "split": manifest.split_text}
+
+
 def read_oracle(settings: TrainSettings) -> dict[str, dict[str, float]] | None:
     """Return the best metrics that any model can reach, by split, for a synthetic log.
 

@@ -9,6 +9,9 @@ import numpy as np
 
 from nvt_torchrec.base.auroc import auroc
 
+#: The points of a calibration curve.
+_TENTHS = 10
+
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
@@ -30,6 +33,9 @@ class Metrics:
         total_weight: The sum of the rows' weights; None if they have none. Rows of weight 0 count
             for nothing: where one of these metrics is None without rows or without positives, it is
             without those of a positive weight.
+        calibration_curve: The mean prediction and the mean label of each tenth of the rows, by
+            rising prediction; equal predictions are in one tenth, and there may be fewer. ``()``
+            without samples.
     """
 
     samples: int
@@ -42,10 +48,12 @@ class Metrics:
     mean_prediction: float | None
     calibration: float | None
     total_weight: float | None = None
+    calibration_curve: tuple[tuple[float, float], ...] = ()
 
     def to_dict(self) -> dict[str, float | int | None]:
-        """Return a JSON-ready dict, without ``total_weight`` if there are no weights."""
+        """Return a JSON-ready dict, without the curve, and ``total_weight`` if there is none."""
         value = dataclasses.asdict(self)
+        del value["calibration_curve"]
         if self.total_weight is None:
             del value["total_weight"]
         return value
@@ -83,7 +91,8 @@ def compute_metrics(
     normalized = None
     if 0 < rate < 1:
         normalized = log_loss / -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
-    prediction = mean(np.exp(-np.logaddexp(0, -x)))
+    probabilities = np.exp(-np.logaddexp(0, -x))
+    prediction = mean(probabilities)
     return Metrics(
         samples=samples,
         positives=positives,
@@ -95,4 +104,20 @@ def compute_metrics(
         mean_prediction=prediction,
         calibration=prediction / rate if rate else None,
         total_weight=None if w is None else total,
+        calibration_curve=_calibration_curve(probabilities, y, w),
+    )
+
+
+def _calibration_curve(
+    probabilities: np.ndarray, labels: np.ndarray, weights: np.ndarray | None
+) -> tuple[tuple[float, float], ...]:
+    tenths = np.quantile(probabilities, np.arange(1, _TENTHS) / _TENTHS)
+    places = np.searchsorted(tenths, probabilities)
+    each = np.ones(len(labels)) if weights is None else weights
+    count, predicted, observed = (
+        np.bincount(places, each * values, _TENTHS) for values in (1, probabilities, labels)
+    )
+    used = count > 0
+    return tuple(
+        zip(*((sums[used] / count[used]).tolist() for sums in (predicted, observed)), strict=True)
     )

@@ -63,6 +63,16 @@ def name_of(path: str) -> DayName | None:
     return parsed
 
 
+def day_title(path: str) -> str:
+    """Return how the user knows the day of a file, by its path; "" for files of other names."""
+    name = name_of(path)
+    if name is None or name.kind == "day":
+        return ""
+    if name.kind == "date":
+        return name.other(name.number)
+    return "/".join(path.split("/")[-2:]) if name.prefix.endswith("=") else path.split("/")[-1]
+
+
 def partition_name(directory: str) -> DayName | None:
     """Return what the name of a directory such as ``date=2024-10-30`` or ``day=3`` says."""
     match = _PARTITION.fullmatch(directory)

@@ -13,6 +13,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import Format
 from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.base.files.validation import convert
+from nvt_torchrec.formats.day_names import day_title
 from nvt_torchrec.formats.splits import SPLITS
 
 #: By version that can be read. The older one says neither the day of a part nor a generation.
@@ -174,6 +175,36 @@ class Manifest(_ByKey):
         """Return whether it says the days of all splits and parts, as version 3 does."""
         complete = all(by.keys() == set(SPLITS) for by in (self.days, self.next_parts))
         return complete and all(file.day is not None for file in self.files)
+
+    @property
+    def log_name(self) -> str:
+        """The raw files as a page names them; "" for imported data."""
+        paths = [file.path for file in self.inputs]
+        count = f"{len(paths)} files, " if len(paths) > 1 else ""
+        return count + " to ".join(dict.fromkeys(paths[:1] + paths[-1:]))
+
+    @property
+    def day_titles(self) -> dict[int, str]:
+        """How the user knows each day: a date, the name of a file, or a number."""
+        return {file.day: day_title(file.path) or str(file.day) for file in self.inputs}
+
+    @property
+    def split_text(self) -> str:
+        """How rows are divided, as a page says it."""
+        rule = {"by": "days", **(self.split or {})}
+        by = rule.pop("by")
+        if not self.split:
+            titles = self.day_titles
+            rule = {
+                split: " to ".join(dict.fromkeys([titles[days[0]], titles[days[-1]]]))
+                for split, days in self.days.items()
+                if days
+            }
+        values = {
+            key.replace("_", " "): ", ".join(value) if isinstance(value, list | tuple) else value
+            for key, value in rule.items()
+        }
+        return f"by {by}: " + ", ".join(f"{key} {value}" for key, value in values.items())
 
     def fingerprints(self) -> dict[str, Any]:
         """Return the fingerprints of the inputs, as a plan record has them."""

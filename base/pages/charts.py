@@ -171,9 +171,9 @@ def ticks_to(highest: float) -> list[float]:
     return [step * i for i in range(math.ceil(highest / step - 1e-9) + 1)]
 
 
-def number(value: float, spec: str = ",") -> str:
-    """Format by a format specification of Python; by default with commas between thousands."""
-    return format(value, spec)
+def number(value: float | None, spec: str = ",") -> str:
+    """Format by a format specification of Python, by default with commas; None as a dash."""
+    return "–" if value is None else format(value, spec)
 
 
 def short(value: float, form: str = "count") -> str:

@@ -17,6 +17,7 @@ from nvt_torchrec.formats.day_names import (
     DATA_ENDING,
     DayName,
     OpenDays,
+    day_title,
     name_of,
     natural_order,
     partition_name,
@@ -62,16 +63,6 @@ class DayFile:
     def name(self) -> str:
         """The day as messages name it."""
         return self.title or f"day {self.day}"
-
-
-def day_title(path: str) -> str:
-    """Return how the user knows the day of a file, by its path; "" for files of other names."""
-    name = name_of(path)
-    if name is None or name.kind == "day":
-        return ""
-    if name.kind == "date":
-        return name.other(name.number)
-    return "/".join(path.split("/")[-2:]) if name.prefix.endswith("=") else path.split("/")[-1]
 
 
 def find_days(

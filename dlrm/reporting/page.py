@@ -14,12 +14,15 @@ from jinja2 import UndefinedError
 from nvt_torchrec.base.command_line import as_text
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import write_text
-from nvt_torchrec.base.pages.charts import Chart, Series, lines
+from nvt_torchrec.base.pages.charts import Chart, Series, lines, number
 from nvt_torchrec.base.pages.render import render
+from nvt_torchrec.dlrm.reporting.baselines import REGRESSION
 from nvt_torchrec.dlrm.reporting.metrics_log import METRICS_FILE
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 REPORT_FILE = "training.html"
+#: A smaller difference of AUROC is not worth a word.
+_EQUAL = 0.001
 #: Points of a curve at most; of more, every n-th and the last are drawn.
 _POINTS = 600
 #: Curves over the training steps: key of the events, title of the y axis, form, name of the line.
@@ -33,6 +36,18 @@ _CURVES = (
     ),
     ("lr", "learning rate", "count", "of the last step before each report"),
     ("memory_gib", "GiB", "count", "rank 0"),
+)
+
+#: Columns of the table of evaluations: title, key of the events, format.
+_METRICS = (
+    ("samples", "samples", ","),
+    ("AUROC", "auroc", ".5f"),
+    ("log loss", "log_loss", ".5f"),
+    ("normalized entropy", "normalized_entropy", ".5f"),
+    ("accuracy", "accuracy", ".5f"),
+    ("click rate", "positive_rate", ".5f"),
+    ("mean prediction", "mean_prediction", ".5f"),
+    ("calibration", "calibration", ".5f"),
 )
 
 Events = list[dict[str, Any]]
@@ -99,20 +114,31 @@ def page(events: Events) -> str:
     start, *rest = events
     of_kind = {
         kind: [event for event in rest if event["event"] == kind]
-        for kind in ("train", "evaluation", "baseline", "end")
+        for kind in ("train", "evaluation", "baseline", "warning", "end")
     }
     settings = start["settings"]
     plan = start["plan"]
     given, defaults = _split_settings(settings)
+    last = {event["split"]: event for event in of_kind["evaluation"]}
+    baselines = {f"{event['split']}, {event['name']}": event for event in of_kind["baseline"]}
+    oracle = start.get("oracle") or {}
+    best = {f"{split}, oracle": oracle[split] for split in last if split in oracle}
     return render(
         Path(__file__).with_name("training.html"),
         start=start,
+        data=start["data"],
         source=settings["binary_path"],
+        verdict=_verdict(last, baselines),
+        warnings=of_kind["warning"],
         end=of_kind["end"][0] if of_kind["end"] else None,
         train=of_kind["train"],
-        last={event["split"]: event for event in of_kind["evaluation"]},
-        baselines={f"{event['split']}, {event['name']}": event for event in of_kind["baseline"]},
-        oracle=start.get("oracle") or {},
+        last=last,
+        oracle=oracle,
+        metrics=["split", *(title for title, *_ in _METRICS)],
+        results=[
+            [name, *(number(event.get(key), form) for _, key, form in _METRICS)]
+            for name, event in (last | baselines | best).items()
+        ],
         curves=curves(start, of_kind["train"], of_kind["evaluation"]),
         gib_per_rank=plan["gib_per_rank"],
         table_sizes=[sum(table["gpu"]) + sum(table["host"]) for table in plan["tables"]],
@@ -121,8 +147,27 @@ def page(events: Events) -> str:
     )
 
 
+def _verdict(last: dict[str, Any], baselines: dict[str, Any]) -> str:
+    """Compare the model with the regression in a sentence; "" before there is anything to say."""
+    split = next((split for split in ("test", "valid") if split in last), "")
+    if not split or last[split]["auroc"] is None:
+        return ""
+    model, regression = last[split], baselines.get(f"{split}, {REGRESSION}")
+    if regression is None:
+        return (
+            f"On {split}, the model has AUROC {model['auroc']:.4f}; no regression was fitted yet."
+        )
+    gain = model["auroc"] - regression["auroc"]
+    how = "as good as" if abs(gain) < _EQUAL else "better than" if gain > 0 else "worse than"
+    return (
+        f"On {split}, the model is {how} the logistic regression: AUROC {model['auroc']:.4f} "
+        f"against {regression['auroc']:.4f}, log loss {model['log_loss']:.4f} against "
+        f"{regression['log_loss']:.4f}."
+    )
+
+
 def curves(start: dict[str, Any], train: Events, evaluations: Events) -> list[Chart]:
-    """Return the charts of a run: loss, AUROC if valid was evaluated, then speeds and sizes."""
+    """Return the charts of a run: loss, AUROC and calibration if evaluated, then speeds, sizes."""
     if not train:
         return []
     valid = [event for event in evaluations if event["split"] == "valid"]
@@ -141,6 +186,15 @@ def curves(start: dict[str, Any], train: Events, evaluations: Events) -> list[Ch
     if any(event["auroc"] is not None for event in valid):
         auroc = Series("valid", _points(valid, "auroc"), "second", dots=True)
         charts.append(lines([auroc, *of_oracle("auroc")], x="step", y="AUROC", form="number"))
+    if evaluations and (points := evaluations[-1].get("calibration_curve")):
+        highest = max(map(max, points))
+        series = [
+            Series(f"tenths of {evaluations[-1]['split']}", points, "second", dots=True),
+            Series("perfect calibration", [(0, 0), (highest, highest)], "target"),
+        ]
+        charts.append(
+            lines(series, x="mean prediction", y="click rate", form="share", from_zero=True)
+        )
     train = [{**event, "memory_gib": event["memory_bytes"] / 2**30} for event in train]
     for key, title, form, name in _CURVES:
         series = [Series(name, _points(train, key))]

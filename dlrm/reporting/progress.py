@@ -17,7 +17,7 @@ from torch import profiler
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.atomic import write_json, write_text
 from nvt_torchrec.dlrm.config import ModelConfig
-from nvt_torchrec.dlrm.data import read_oracle
+from nvt_torchrec.dlrm.data import describe_data, read_oracle
 from nvt_torchrec.dlrm.launch.distributed import Group, reduce_sum
 from nvt_torchrec.dlrm.metrics import Metrics
 from nvt_torchrec.dlrm.model import StepOutput
@@ -104,6 +104,7 @@ class Progress:
             settings=settings.to_dict(),
             model=config.to_dict(),
             plan=plan,
+            data=describe_data(settings),
             world_size=self._group.world_size,
             device=str(self._group.device),
             epoch_steps=self.epoch_steps,
@@ -165,6 +166,7 @@ class Progress:
             epoch=self.step / max(self.epoch_steps, 1),
             split=split,
             **metrics.to_dict(),
+            calibration_curve=metrics.calibration_curve,
             seconds=seconds,
         )
         log.info("%s", metrics_line(split, metrics))

@@ -24,8 +24,8 @@ def run(settings: ExtendSettings) -> None:
     Raises:
         ClickLogError: A setting is not allowed, or what :func:`etl.extend.run.extend` raises.
     """
-    from nvt_torchrec.clicklog.readers.days import day_title
     from nvt_torchrec.etl.extend.run import extend
+    from nvt_torchrec.formats.day_names import day_title
 
     manifest = extend(settings)
     rows = manifest["rows"]

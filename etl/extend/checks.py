@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
-from nvt_torchrec.clicklog.readers.days import DayFile, day_title, find_days
+from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.etl.extend.splits import split_and_number
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.state import content_digest, fingerprint
@@ -122,7 +122,7 @@ def new_days(settings: ExtendSettings, manifest: Manifest) -> list[DayFile]:
         elif day.day < newest:
             raise BadInputError(
                 f"{day.path}: {day.name} is older than the newest day of "
-                f"{settings.output_path}, {day_title(inputs[newest]['path']) or newest}",
+                f"{settings.output_path}, {day_names.day_title(inputs[newest]['path']) or newest}",
                 "days are added in the order of time; to include it, run the ETL again",
             )
         else:

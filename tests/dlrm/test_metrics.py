@@ -47,6 +47,21 @@ def test_no_samples_and_one_class():
     assert (metrics.calibration, metrics.positives) == (None, 0)
 
 
+def test_the_calibration_curve_is_of_tenths_by_rising_prediction():
+    rng = np.random.default_rng(3)
+    logits, labels = rng.normal(size=1000), rng.integers(0, 2, 1000)
+    p = 1 / (1 + np.exp(-logits))
+    tenths = np.array_split(np.argsort(p), 10)
+    expected = [(p[rows].mean(), labels[rows].mean()) for rows in tenths]
+    curve = compute_metrics(logits, labels).calibration_curve
+    np.testing.assert_allclose(curve, expected, rtol=1e-9)
+    weights = rng.integers(0, 3, 1000)
+    totals = np.array([weights[rows].sum() for rows in tenths])
+    weighted = compute_metrics(logits, labels, weights).calibration_curve
+    assert totals @ np.array(weighted)[:, 1] == pytest.approx(weights @ labels)
+    assert compute_metrics(np.zeros(4), np.array([0, 1, 1, 1])).calibration_curve == ((0.5, 0.75),)
+
+
 weighted = st.lists(
     st.tuples(st.integers(-3, 3), st.integers(0, 1), st.sampled_from([0.0, 0.3, 1.0, 7.5])),
     max_size=40,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 
 import pytest
@@ -14,12 +15,14 @@ from nvt_torchrec.base.files.atomic import write_json
 from nvt_torchrec.base.pages.charts import Series, lines
 from nvt_torchrec.base.pages.render import environment
 from nvt_torchrec.dlrm.data import read_oracle
+from nvt_torchrec.dlrm.reporting.baselines import REGRESSION
 from nvt_torchrec.dlrm.reporting.metrics_log import MetricsLog
 from nvt_torchrec.dlrm.reporting.page import read_events, write_report
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.formats.manifest import InputFile
 from tests.dlrm.runs import events, train_here
 from tests.etl.test_report import Page
+from tests.layout import find_overflows
 from tests.manifests import ROWS, write_manifest
 
 LINE = ("polyline", "points")
@@ -51,7 +54,7 @@ def run(data, tmp_path_factory):
 def test_the_page_is_whole_and_says_what_happened(run):
     page = Page((run / "training.html").read_text())
     lines_drawn = [value for tag, name, value in page.attributes if (tag, name) == LINE]
-    assert len(lines_drawn) == 6 + 1 + 2, "six pictures; valid's loss, twice the oracle"
+    assert len(lines_drawn) == 7 + 1 + 2 + 1, "seven pictures; valid's loss, oracle, diagonal"
     assert not {"src", "href"} & {name for _, name, _ in page.attributes}, "it loads nothing"
     last = {event["split"]: event for event in events(run, "evaluation")}
     for split in ("valid", "test"):
@@ -60,7 +63,39 @@ def test_the_page_is_whole_and_says_what_happened(run):
     assert "of 30 steps" in page.texts
     assert page.texts.count("table-wise") == 4
     assert "--learning_rate" in page.texts
+    assert "; split by days: train 0" in page.texts
+    assert page.texts[page.texts.index("; label ") + 1] == "label"
     assert "The run has not finished." not in " ".join(page.texts)
+
+
+def test_the_model_stands_beside_the_regression_and_warnings_below(run, tmp_path):
+    kept = [e for e in read_events(run / "metrics.jsonl") if e["event"] != "warning"]
+    warning = {"event": "warning", "step": 7, "text": "it <is> odd", "remedy": "look"}
+
+    def lines_after_the_title(gain: float) -> str:
+        for event in kept:
+            if event["event"] == "evaluation":
+                event["auroc"] = regression + gain
+        lines = map(json.dumps, [*kept, warning])
+        (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+        return re.sub(r"<.*?>", "", write_report(tmp_path).read_text().split("</h1>")[1])
+
+    (regression,) = (
+        e["auroc"] for e in kept if e.get("name") == REGRESSION and e["split"] == "test"
+    )
+    assert "the model is better than the logistic regression" in lines_after_the_title(0.01)
+    assert "the model is as good as the logistic" in lines_after_the_title(-0.0009)
+    text = lines_after_the_title(-0.01)
+    assert f"worse than the logistic regression: AUROC {regression - 0.01:.4f} against" in text
+    assert text.index("worse than") < text.index("Warning: it &lt;is&gt; odd. Remedy: look.")
+    kept = [event for event in kept if event["event"] not in ("baseline", "end")]
+    text = lines_after_the_title(0)
+    assert "no regression was fitted yet. The run has not finished." in text
+
+
+@pytest.mark.parametrize("width", [320, 390, 800, 1200])
+def test_nothing_is_cut_or_scrolls_sideways(run, tmp_path, width):
+    assert find_overflows(run / "training.html", width, tmp_path) == []
 
 
 def test_an_oracle_of_other_rows_is_none(run):
