@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import importlib
 import math
+import re
 import sys
 import types
 import typing
@@ -242,14 +243,11 @@ def parse(
     argv = sys.argv[1:] if argv is None else argv
     hints = {name: text for kind in settings_classes for name, text in kind.HINTS.items()}
     # before the other arguments are parsed: the value of an unknown flag may seem to be one of them
-    for argument in argv:
-        if (name := argument.split("=")[0]) in hints:
-            raise SettingsError(f"unknown argument {name}", hints[name])
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        close = difflib.get_close_matches(unknown[0].split("=")[0], parser.flags(), n=1)
-        guess = f"did you mean {close[0]}?" if close else f"see: {parser.prog} --help"
-        raise SettingsError(f"unknown argument {unknown[0]}", guess)
+    names = [text.split("=")[0] for text in argv if re.match("-+[A-Za-z]", text)]
+    known = parser.flags() | {"-h", "--help"}
+    _refuse({name: _instead(name, parser, hints) for name in names if name not in known})
+    args, unexpected = parser.parse_known_args(argv)
+    _refuse(dict.fromkeys(unexpected, f"see: {parser.prog} --help"))
     return [
         settings_class(
             **{
@@ -260,6 +258,31 @@ def parse(
         )
         for settings_class in settings_classes
     ]
+
+
+def _refuse(unknown: Mapping[str, str]) -> None:
+    """Raise an error for unknown arguments; each is given with what to use instead."""
+    if len(unknown) == 1:
+        for name, instead in unknown.items():
+            raise SettingsError(f"unknown argument {name}", instead)
+    if unknown:
+        lines = (f"{name}: {instead}" for name, instead in unknown.items())
+        raise SettingsError(f"unknown arguments {', '.join(unknown)}", "\n  -> ".join(lines))
+
+
+def _instead(name: str, parser: Parser, hints: Mapping[str, str]) -> str:
+    """Say what to use instead of an unknown flag."""
+    # other programs' parsers take flags with one dash, and --noX for a switch X
+    flag = f"--{name.lstrip('-')}"
+    switch = flag.replace("--no", "--", 1)
+    if flag in hints:
+        return hints[flag]
+    if flag in parser.flags():
+        return f"it takes two dashes: {flag}"
+    if switch != flag and switch in parser.flags() | hints.keys():
+        return "leave it out: a switch is off unless it is given"
+    close = difflib.get_close_matches(flag, parser.flags(), n=1)
+    return f"did you mean {close[0]}?" if close else f"see: {parser.prog} --help"
 
 
 def run_subcommand(

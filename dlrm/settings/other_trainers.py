@@ -36,9 +36,10 @@ _LEFT_OUT = (
     "--freeze_mlps --inference_benchmark_batch_sizes --inference_benchmark_steps --loss_scale "
     "--mmap_mode --multi_hot_distribution_type --multi_hot_sizes --num_numerical_features "
     "--optimized_mlp --pin_memory --print_lr --print_sharding_plan --self_interaction "
-    "--synthetic_dataset --synthetic_dataset_num_entries --synthetic_dataset_numerical_features "
-    "--synthetic_dataset_table_sizes --synthetic_dataset_use_feature_spec "
-    "--synthetic_multi_hot_criteo_path --test_after --warmup_factor"
+    "--synthetic_dataset --synthetic_dataset_dir --synthetic_dataset_num_entries "
+    "--synthetic_dataset_numerical_features --synthetic_dataset_table_sizes "
+    "--synthetic_dataset_use_feature_spec --synthetic_multi_hot_criteo_path --test_after "
+    "--warmup_factor"
 )
 LEFT_OUT = set(_LEFT_OUT.split())
 #: Flags of earlier versions.

@@ -102,6 +102,15 @@ def test_values_have_the_types_of_the_fields():
         ("in --row 3", "unknown argument --row\n  -> did you mean --rows"),  # no abbreviations
         ("in --qqqq", "unknown argument --qqqq\n  -> see: job --help"),
         ("in --not_a_flag 3", "unknown argument --not_a_flag"),
+        ("in -rows 3", "unknown argument -rows\n  -> it takes two dashes: --rows"),
+        ("in -lines 3", "unknown argument -lines\n  -> it is called --rows here"),
+        ("in --noquiet", "unknown argument --noquiet\n  -> leave it out: a switch is off unless"),
+        ("in out", "unknown argument out\n  -> see: job --help"),
+        (
+            "--threads 2 --row=3 --rows many",
+            "unknown arguments --threads, --row\n  -> --threads: it was removed: see --rows\n"
+            "  -> --row: did you mean --rows?",
+        ),
     ],
 )
 def test_what_is_refused_and_what_to_do(line, message):

@@ -59,6 +59,26 @@ def test_another_flag_is_refused_with_what_to_use(flag):
     assert error.value.remedy == HINTS[flag]
 
 
+def test_the_switches_of_nvidia():
+    """Its parser, absl's, takes --noX, and one dash."""
+    flags = [
+        "--noamp",
+        "--nohash_indices",
+        "--nooptimized_mlp",
+        "--noshuffle_batch_order",
+        "-shuffle",
+    ]
+    with pytest.raises(SettingsError) as error:
+        parse_settings([*flags, "--synthetic_dataset_dir=/tmp/x"])
+    lines = dict(line.split(": ", 1) for line in error.value.remedy.split("\n  -> "))
+    off = "leave it out: a switch is off unless it is given"
+    assert lines == {
+        **dict.fromkeys(flags[:4], off),
+        "-shuffle": HINTS["--shuffle"],
+        "--synthetic_dataset_dir": HINTS["--synthetic_dataset_dir"],
+    }
+
+
 def test_what_to_use_is_there():
     assert {flag.split()[0] for flag in RENAMED.values()} <= PARSER.flags()
 
