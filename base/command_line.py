@@ -204,8 +204,9 @@ def _add(group: Any, field: dataclasses.Field, rules: Rules, hint: Any) -> None:
     if default not in (dataclasses.MISSING, None, "", ()) and "default" not in text:
         text += f" (default: {as_text(default)})"
     text = text.replace("%", "%%")
-    if hint is bool:
-        group.add_argument(f"--{field.name}", action="store_true", help=text)
+    if hint is bool:  # with --no-NAME where neither is the default
+        action = "store_true" if field.default is False else argparse.BooleanOptionalAction
+        group.add_argument(f"--{field.name}", action=action, help=text)
         return
     parse, metavar = _TYPES.get(hint, (rules.parse, "TEXT"))
     options: dict[str, Any] = {"help": text, "type": rules.parse or parse}

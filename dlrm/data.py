@@ -121,6 +121,8 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
             kept["optimizer"] = table_optimizer(then)
         if resumed and not (settings.learning_rate or settings.dense_learning_rate):
             kept |= {"dense_decay": 0.0, **{name: then.get(name) for name in _RATES}}
+        if resumed:
+            kept["shuffle_training_set"] = then.get("shuffle_training_set")
         known = {name: value for name, value in kept.items() if value not in (None, ())}
         settings = settings.filled(known)
     rows = read_dataset(settings.split_path("train"), schema).rows
@@ -181,7 +183,7 @@ def make_loader(
     return KJTLoader(
         settings.split_path(split),
         settings.batch_size_of(split),
-        shuffle=settings.shuffle_training_set and training,
+        shuffle=bool(settings.shuffle_training_set and training),
         seed=settings.seed,
         drop_last=settings.drop_last_training_batch and training,
         table_sizes=config.num_embeddings,

@@ -48,6 +48,7 @@ from nvt_torchrec.dlrm.optim.learning_rates import (
     sizes_line,
     with_default_rates,
 )
+from nvt_torchrec.dlrm.order import choose_order
 from nvt_torchrec.dlrm.reporting.baselines import compute_baselines
 from nvt_torchrec.dlrm.reporting.learning_check import LearningCheck
 from nvt_torchrec.dlrm.reporting.metrics_log import MetricsLog, metrics_table
@@ -107,7 +108,7 @@ def train(settings: TrainSettings, group: Group) -> TrainResult:
         check_destination(settings.save_checkpoint_path)
     if settings.dense_arch_layer_sizes and not schema.dense and group.rank == 0:
         log.warning("--dense_arch_layer_sizes has no effect: the data have no dense column")
-    settings = choose_sizes(settings, schema, group.world_size)
+    settings = choose_order(choose_sizes(settings, schema, group.world_size))
     with claimed(lock_files(settings), group):
         trainer = Trainer(settings, model_config(settings, schema), group)
         return trainer.test() if settings.mode == "test" else trainer.train()
@@ -136,9 +137,7 @@ class Trainer:
         remedy = remedies(settings, config, global_batch, self.epoch_steps)
         settings = with_default_rates(settings, config, global_batch, self.epoch_steps)
         self.settings = settings
-        self.learning = LearningCheck(
-            group, self.events, self.epoch_steps, settings.lr_warmup_steps, remedy
-        )
+        self.learning = LearningCheck(settings, group, self.events, self.epoch_steps, remedy)
         self.progress = Progress(settings, group, self.events, self.epoch_steps)
         self.model, self.optimizer, plan = build(settings, config, group, self.loaders)
         self.pipeline = make_pipeline(self.model, self.optimizer, group)

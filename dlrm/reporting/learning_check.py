@@ -16,8 +16,10 @@ from nvt_torchrec.dlrm.launch.distributed import Group, reduce_sum
 from nvt_torchrec.dlrm.metrics import Metrics
 from nvt_torchrec.dlrm.model import StepOutput
 from nvt_torchrec.dlrm.optimizers import Remedies
+from nvt_torchrec.dlrm.order import find_order
 from nvt_torchrec.dlrm.reporting.baselines import REGRESSION
 from nvt_torchrec.dlrm.reporting.metrics_log import MetricsLog
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
 
@@ -39,28 +41,37 @@ class LearningCheck:
     """Check training steps and evaluations, and warn of each kind of problem once, on rank 0.
 
     Args:
+        settings: The settings of the run.
         group: This rank.
         events: The log that gets a ``warning`` event for each warning.
         epoch_steps: The steps of an epoch.
-        warmup_steps: The warm-up steps of the learning rate; the AUROC is checked after them.
         remedies: What helps.
     """
 
     def __init__(
         self,
+        settings: TrainSettings,
         group: Group,
         events: MetricsLog,
         epoch_steps: int,
-        warmup_steps: int,
         remedies: Remedies,
     ) -> None:
         self._group, self._events = group, events
         self._remedies = remedies
         self._warned: set[str] = set()
+        self._sorted_by = ""
+        if not group.rank and settings.mode == "train" and not settings.shuffle_training_set:
+            self._sorted_by = find_order(settings)
+        if self._sorted_by:
+            log.info(
+                "the training rows are read as they lie, in the order of column %s: "
+                "--shuffle_training_set reads them in a new order every epoch",
+                self._sorted_by,
+            )
         self._samples = 0
         # on the device, since the last check
         self._loss, self._clicks = torch.zeros(2, dtype=torch.float64, device=group.device)
-        self._begin = max(math.ceil(_SHARE * epoch_steps), warmup_steps)
+        self._begin = max(math.ceil(_SHARE * epoch_steps), settings.lr_warmup_steps or 0)
 
     def add(self, step: int, output: StepOutput) -> None:
         """Add step ``step`` (from 1, over all epochs), and at some steps check (collective)."""

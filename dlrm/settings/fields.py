@@ -74,8 +74,9 @@ class TrainFields(Settings):
     test_batch_size: int | None = _data(
         "samples per step and rank of evaluations (default: --batch_size, if given)", None, least=1
     )
-    shuffle_training_set: bool = _data(
-        "read the rows of the training set in a new order every epoch", False
+    shuffle_training_set: bool | None = _data(
+        "read the rows of the training set in a new order every epoch (default: if the data are "
+        "not divided by time or days)", None
     )
     drop_last_training_batch: bool = _data(
         "leave out the last training step of an epoch when it is not full", False

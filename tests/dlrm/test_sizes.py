@@ -148,7 +148,8 @@ def test_calibration(calibration, regression, remedy, caplog):
         written = []
         log = type("Log", (), {"write": lambda self, *a, **values: written.append(values)})()
         remedies = Remedies("", "", "by hand")
-        check = LearningCheck(group, log, epoch_steps=9, warmup_steps=0, remedies=remedies)
+        settings = parse_settings(["--shuffle_training_set"])
+        check = LearningCheck(settings, group, log, epoch_steps=9, remedies=remedies)
         check.finished(9, {"test": of(calibration)}, {("test", REGRESSION): of(regression)})
     assert [event["remedy"] for event in written] == (
         [] if remedy is None else [written[0]["remedy"]]

@@ -1,0 +1,91 @@
+"""Whether a run shuffles its training rows, and what it says of the order of those it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
+from nvt_torchrec.dlrm.order import choose_order, find_order
+from nvt_torchrec.dlrm.settings.train_settings import parse_settings
+from tests.dlrm.runs import train_here
+from tests.etl.runs import etl_run
+from tests.nvt_loader.data import write_split
+
+SPEC = """
+[input]
+format = "csv"
+[label]
+name = "played"
+[split]
+{split}
+[[dense]]
+names = "length"
+raw = "float"
+[[categorical]]
+names = ["user", "item"]
+raw = "int"
+"""
+SHARES = "valid = 0.1\ntest = 0.1"
+SHARE = f'by = "share"\n{SHARES}'
+TIME = f'by = "time"\ncolumn = "at"\ntime_format = "epoch_s"\n{SHARES}'
+DAYS = 'by = "days"'
+
+
+def write_plays(directory: Path, split: str, *flags: str) -> Path:
+    """Write the splits of a log of plays, sorted by user."""
+    rows, rng = 3_000, np.random.default_rng(0)
+    user = np.sort(rng.integers(0, 60, rows))
+    item = rng.integers(0, 40, rows)
+    frame = {"user": user, "item": item, "at": 10**9 + user * 1000, "length": rng.random(rows)}
+    played = rng.random(rows) < 1 / (1 + np.exp(-rng.normal(0, 2, 60)[user]))
+    pd.DataFrame({**frame, "played": played.astype(int)}).to_csv(directory / "log.csv", index=False)
+    (directory / "spec.toml").write_text(SPEC.format(split=split))
+    assert not etl_run(
+        directory / "log.csv", directory / "out", f"--spec={directory / 'spec.toml'}", *flags
+    )
+    return directory / "out" / "criteo_binary" / "split"
+
+
+@pytest.mark.parametrize(
+    ("split", "flags", "shuffled"),
+    [
+        (SHARE, (), True),
+        (f'by = "column"\ncolumn = "item"\n{SHARES}', (), True),
+        (SHARE, ("--shuffle=full",), False),  # it is already
+        (TIME, (), False),
+        (DAYS, (), False),
+    ],
+)
+def test_the_split_decides_unless_a_flag_does(tmp_path, split, flags, shuffled):
+    data = f"--binary_path={write_plays(tmp_path, split, *flags)}"
+    assert choose_order(parse_settings([data])).shuffle_training_set is shuffled
+    for flag, given in (("--shuffle_training_set", True), ("--no-shuffle_training_set", False)):
+        assert choose_order(parse_settings([data, flag])).shuffle_training_set is given
+
+
+def test_a_run_says_by_what_its_rows_are_sorted_and_resumes_as_it_began(tmp_path, caplog):
+    data = f"--binary_path={write_plays(tmp_path, SHARE)}"
+    caplog.set_level("INFO", "nvt_torchrec")
+    begun = [data, "--batch_size=64", f"--checkpoint_dir={tmp_path / 'steps'}"]
+    begun += ["--checkpoint_freq=10"]
+    train_here(*begun, "--no-shuffle_training_set", "--max_steps=20")
+    said = "in the order of column user: --shuffle_training_set reads them in a new order"
+    assert said in caplog.text
+    end = f"--save_checkpoint_path={tmp_path / 'end'}"
+    assert train_here(*begun, "--resume", end).status == "continued"
+    assert train_here(*begun, "--resume", end).status == "already done"
+    settings = CheckpointRecord.read(tmp_path / "end").training["settings"]
+    assert settings["shuffle_training_set"] is False
+    caplog.clear()
+    train_here(data, "--batch_size=64", f"--log_path={tmp_path / 'log'}")
+    assert "in the order of" not in caplog.text
+
+
+@pytest.mark.parametrize(("dense", "column"), [(0, ""), (1, "int_0")])
+def test_rows_in_no_order_are_not_taken_for_sorted(tmp_path, dense, column):
+    write_split(tmp_path, {"train": [3_000, 0]}, dense=dense)  # the first dense one is a row number
+    assert find_order(parse_settings([f"--binary_path={tmp_path}"])) == column
