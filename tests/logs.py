@@ -100,6 +100,8 @@ class Reference:
         value = float(field) if field else 0.0
         if self.spec.dense_transform == "normalize":
             return value
+        if self.spec.dense_transform == "log_plus_2":
+            return math.log(max(value, -1.0) + 2.0)
         return math.log(max(value, -2.0) + 3.0)
 
     def table_sizes(self) -> tuple[int, ...]:
@@ -114,7 +116,7 @@ class Reference:
         columns[spec.label] = np.array([row[0] for row in rows], np.float32)
         for j, name in enumerate(spec.dense_names):
             values = np.array([self._dense(row[1 + j]) for row in rows])
-            if spec.dense_transform != "log":
+            if spec.dense_transform not in ("log", "log_plus_2"):
                 values = (values - self.mean[j]) / (self.std[j] or 1.0)
             columns[name] = values.astype(np.float32)
         for j, name in enumerate(spec.categorical_names):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nvt_torchrec.formats.spec.transforms import LOG_SHIFT
+from nvt_torchrec.formats.spec.transforms import LOG_SHIFT, LogPlus2
 
 
 def log_of_shifted(column):
@@ -16,9 +16,14 @@ def log_of_shifted(column):
     return np.log(column.astype("float64") + LOG_SHIFT)
 
 
+def log_of_plus_2(column):
+    """Return log(x + 2) in float64, which is at least 0 for x ≥ −1."""
+    return np.log(column.astype("float64") + LogPlus2.shift)
+
+
 def as_float32(column):
     """Convert to float32, the dtype of the training parquet."""
     return column.astype("float32")
 
 
-NAMED = {function.__name__: function for function in (log_of_shifted, as_float32)}
+NAMED = {f.__name__: f for f in (log_of_shifted, log_of_plus_2, as_float32)}

@@ -2,7 +2,8 @@
 
 All keys of a spec; those that are optional say so, or show their default::
 
-    dense_transform = "log_normalize"   # or "log", "normalize"; of columns without a transform
+    dense_transform = "log_normalize"   # of columns without a transform; or "log", "log_plus_2",
+                                        # "normalize"
 
     [input]                       # optional
     format = "csv"                # tsv (default), csv, json or parquet

@@ -53,25 +53,33 @@ class DenseTransform:
         return y
 
 
+#: Added before the logarithm.
+LOG_SHIFT = 3
+
+
 class LogNormalize(DenseTransform):
     """The logarithm, normalized.
 
     Only a few values of Criteo's log are below the bound −2. Without the bound the logarithm of
     x ≤ −3 is −inf or NaN, and normalizing turns the whole column into NaN.
+
+    Attributes:
+        shift: Added before the logarithm.
     """
 
     name = "log_normalize"
     function = "log_of_shifted"
     minimum = -2
+    shift = LOG_SHIFT
     y_formula = "log(max(x, -2) + 3)"
 
     def y(self, x: Any, arrays: ModuleType) -> Any:
         """See :meth:`DenseTransform.y`."""
-        return arrays.log(x.clip(min=self.minimum) + LOG_SHIFT)
+        return arrays.log(x.clip(min=self.minimum) + self.shift)
 
     def x(self, y: Any, arrays: ModuleType) -> Any:
         """See :meth:`DenseTransform.x`."""
-        return arrays.exp(y) - LOG_SHIFT
+        return arrays.exp(y) - self.shift
 
 
 class Log(LogNormalize):
@@ -81,8 +89,16 @@ class Log(LogNormalize):
     normalized = False
 
 
-#: Added before the logarithm.
-LOG_SHIFT = 3
+class LogPlus2(Log):
+    """The logarithm of x + 2, as NVIDIA's DLRM describes it: its values are at least 1 before."""
+
+    name = "log_plus_2"
+    function = "log_of_plus_2"
+    minimum = -1
+    shift = 2
+    y_formula = "log(max(x, -1) + 2)"
+
+
 TRANSFORMS: dict[str, DenseTransform] = {
-    transform.name: transform for transform in (LogNormalize(), Log(), DenseTransform())
+    transform.name: transform for transform in (LogNormalize(), Log(), LogPlus2(), DenseTransform())
 }

@@ -47,6 +47,7 @@ def done(raw: Path, options, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("flags", "policy", "dense"),
     [
         (["--freq_threshold", "4"], {"freq_threshold": 4}, "log_normalize"),
+        (["--policy", "nvidia-3", "--dense", "log_plus_2"], {"freq_threshold": 3}, "log_plus_2"),
         (["--max_table_size", "9", "--dense", "log"], {"max_table_size": 9}, "log"),
     ],
 )

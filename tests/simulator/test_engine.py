@@ -32,6 +32,7 @@ from nvt_torchrec.etl.engines.workers import Workers
 from nvt_torchrec.etl.plan import DividedBlock
 from nvt_torchrec.etl.results import LostRowsError
 from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.spec.columns import DENSE_TRANSFORMS
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.splits import SPLITS, RowRule
 from tests.etl.extended import add, copy_of, make_base, write_days
@@ -132,7 +133,7 @@ def compare(directory: Path, spec: FeatureSpec = SPEC, **options: Any) -> None:
     assert_same(directory / "ours", directory / "cpu")
 
 
-@pytest.mark.parametrize("transform", ["log_normalize", "log", "normalize"])
+@pytest.mark.parametrize("transform", DENSE_TRANSFORMS)
 def test_as_the_cpu_engine(
     tmp_path: Path, transform: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -199,7 +199,10 @@ class Oracle:
         for j, column in enumerate(self.spec.dense):
             absent = is_missing(rows.dense_missing, j)
             x = np.where(absent, column.fill, rows.dense[j].astype(np.float64))
-            if self.spec.transform_of(column).function:
+            formula = self.spec.transform_of(column).y_formula
+            if formula == "log(max(x, -1) + 2)":
+                x = np.log(np.maximum(x, -1) + 2)
+            elif formula != "x":
                 x = np.log(np.maximum(x, -2) + 3)
             result.append(x)
         return result
