@@ -53,8 +53,8 @@ class PublishSettings(Settings):
         least=0, needs="--sample"
     )
     keep: int | None = flag(
-        "remove all published bundles but the last N that were served; never the one served or the "
-        "one before it (default: keep all)", None, least=1, excludes=("rollback",)
+        "remove all published bundles but the last N that were served, and nothing else; never the "
+        "one served or the one before it (default: keep all)", None, least=1, excludes=("rollback",)
     )
     allow_older: bool = flag(
         "publish a bundle whose workflow was extended to that of the served one since", False,

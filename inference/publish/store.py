@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import re
 import shutil
@@ -32,6 +33,8 @@ from nvt_torchrec.inference.model.bundle import (
     describe,
     is_bundle,
 )
+
+log = logging.getLogger(__name__)
 
 CURRENT, BUNDLES, HISTORY_FILE, _LOCK = "current", "bundles", "history.json", ".lock"
 _ELSEWHERE = "choose a directory that only `python -m inference publish` writes to"
@@ -161,8 +164,7 @@ class Store:
         self.entries = reconcile(entries, self.served_name())
         with output_errors(root):
             self._bundles.mkdir(exist_ok=True)
-            for left in self._bundles.glob(f".*{TEMPORARY}"):  # by a command that was killed
-                shutil.rmtree(left)
+            _remove_left(self._bundles, f".{'[0-9a-f]' * 12}*{TEMPORARY}")
 
     def served_name(self) -> str | None:
         """Return the name of the bundle that is served; None if none is.
@@ -245,18 +247,33 @@ class Store:
             fsync_directory(self.root)
 
     def prune(self, keep: int) -> list[str]:
-        """Remove all bundles but the last ``keep`` that were served in turn; return their names.
+        """Remove published bundles but the last ``keep`` that were served; return their names.
 
-        The one that is served and the one to roll back to are never removed.
+        The one that is served and the one to roll back to are never removed, nor is anything that
+        is not in the history.
         """
         needed: list[str] = []
         for entry in reversed(served_in_turn(self.entries)):
             if entry.name not in needed and len(needed) < max(keep, 2):
                 needed.append(entry.name)
-        removed = sorted(set(os.listdir(self._bundles)) - set(needed))
+        published = {entry.name for entry in self.entries if _NAME.fullmatch(entry.name)}
+        there = {path.name for path in self._bundles.iterdir() if path.name[0] != "."}
+        removed = sorted(name for name in there & published - {*needed} if _is_own(self.path(name)))
         for name in removed:
             remove_bundle(self.path(name))
+        if left := sorted(there - {*needed, *removed}):
+            log.warning("%s: left %s, which was not published", self._bundles, ", ".join(left))
         return removed
+
+
+def _is_own(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _remove_left(directory: Path, pattern: str) -> None:
+    """Remove the directories that commands that were killed left half made or half removed."""
+    for left in filter(_is_own, directory.glob(pattern)):
+        shutil.rmtree(left)
 
 
 def _link(source: Path, target: Path) -> bool:
@@ -280,8 +297,7 @@ def prune_bundles(path: Path, keep: int) -> list[Path]:
         OutputError: One cannot be removed.
     """
     parent = path.absolute().parent
-    for left in parent.glob(f".*.old{TEMPORARY}"):  # by a command that was killed
-        shutil.rmtree(left)
+    _remove_left(parent, f".*.old{TEMPORARY}")
     others = [p for p in parent.iterdir() if is_bundle(p) and not p.is_symlink()]
     others = [other for other in others if not other.samefile(path)]
     others.sort(key=lambda other: (other / BUNDLE_FILE).stat().st_mtime, reverse=True)

@@ -177,6 +177,32 @@ def test_old_bundles_are_removed(bundles: list[Path], served: Path) -> None:
     assert publish(bundles[3], served, keep=2).removed == (names[0],)  # though served already
 
 
+def test_only_published_bundles_are_removed(
+    bundles: list[Path], tmp_path: Path, served: Path, caplog
+) -> None:
+    """What else somebody keeps there stays as it is, and is in the way of no command."""
+    publish(bundles[0], served)
+    directory = served / "bundles"
+    elsewhere = directory.rename(tmp_path / "elsewhere")  # to which a link may lead
+    directory.symlink_to(elsewhere)
+    photos = ("photos", "0123456789ab", ".photos.tmp")
+    for name in photos:
+        (directory / name).mkdir()
+        (directory / name / "a.jpg").touch()
+    (directory / "abcdefabcdef").symlink_to(tmp_path)
+    stray = ("notes.txt", ".notes.old.tmp", ".0123456789ab.old.tmp")
+    for name in stray:
+        (directory / name).touch()
+    before = _stored(served)
+    for bundle in bundles[1:]:
+        publish(bundle, served)
+    assert publish(bundles[3], served, keep=2).removed == tuple(sorted(map(_name, bundles[:2])))
+    rollback(served)
+    assert _stored(served) == (before | {*map(_name, bundles[2:])}) - {_name(bundles[0])}
+    assert all((directory / name / "a.jpg").exists() for name in photos)
+    assert "left 0123456789ab, abcdefabcdef, notes.txt, photos" in caplog.text
+
+
 def test_damage(bundles: list[Path], sample: Path, tmp_path: Path, served: Path, capsys) -> None:
     publish(bundles[0], served)
     bad = shutil.copytree(bundles[1], tmp_path / "bad")
