@@ -159,7 +159,17 @@ def is_state_name(name: str) -> bool:
 
 
 def begin_state(output: Path, marker: IO[str]) -> Path:
-    """Return the directory of the state that a marker names; a new one if it names none."""
+    """Return the directory of the state that a marker names; a new one if it names none.
+
+    Raises:
+        OutputError: It would be elsewhere than in the output directory.
+    """
+    directory = output / WORK_DIRECTORY
+    if directory.is_symlink() or directory.is_mount():
+        raise OutputError(
+            f"{directory}: a link or a mount point; what is finished could not be renamed into OUT",
+            "remove it: unfinished work takes room on the file system of OUT",
+        )
     if (work := state_of(output, marker)) is None:
         name = secrets.token_hex(NAME_LETTERS // 2)
         name_state(marker, name)

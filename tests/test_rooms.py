@@ -48,7 +48,7 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
         "check": set(),
         "commands": {"check", "engines", "extend", "guess", "report"},
         "engines": set(),
-        "extend": {"engines", "report"},
+        "extend": {"check", "engines", "report"},
         "guess": set(),
         "report": set(),
     },

@@ -66,12 +66,16 @@ def run(settings: DriftSettings, thresholds: Thresholds) -> int:
     from tqdm import tqdm
 
     from nvt_torchrec.etl.drift import Drift, measure_drift, result_name
+    from nvt_torchrec.etl.extend.checks import check_same_file
+    from nvt_torchrec.etl.extend.claim import finish_switch
 
     output = EtlOutput(settings.output_path)
-    output.check_whole()
+    finish_switch(output.root)
     day, manifest = find_day(settings.input), Manifest.read(output.manifest)
     days = {extension.day for extension in manifest.extensions}
+    days &= {file.day for file in manifest.inputs}  # --keep_days leaves out old ones
     if added := day.day in days and settings.output is None:
+        check_same_file(day, manifest, output.root)
         file = output.drift / f"{result_name(day.source)}.json"
         drift = Drift.read(file)
         log.info("%s was extended by %s: what was measured before", output.root, day.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
@@ -110,15 +111,7 @@ def new_days(settings: ExtendSettings, manifest: Manifest) -> list[DayFile]:
     days = []
     for day in files:
         if day.day in inputs:
-            file = inputs[day.day]
-            if fingerprint(day) != file.fingerprint and content_digest(day) != file.digest:
-                undo = "take that one back with --undo first; or, " * (day.day == newest)
-                raise BadInputError(
-                    f"{day.path}: {settings.output_path} has {day.name} already, of another file, "
-                    f"{file.path}",
-                    f"{undo}if this is a later day, call it {_following(inputs)}; or run the ETL "
-                    "again",
-                )
+            check_same_file(day, manifest, settings.output_path)
         elif day.day < newest:
             raise BadInputError(
                 f"{day.path}: {day.name} is older than the newest day of "
@@ -128,6 +121,19 @@ def new_days(settings: ExtendSettings, manifest: Manifest) -> list[DayFile]:
         else:
             days.append(day)
     return days
+
+
+def check_same_file(day: DayFile, manifest: Manifest, output: Path) -> None:
+    """Refuse another file of a day that is there. Raises :class:`BadInputError`."""
+    inputs = {file.day: file for file in manifest.inputs}
+    file = inputs[day.day]
+    if fingerprint(day) != file.fingerprint and content_digest(day) != file.digest:
+        undo = "take that one back with `etl extend --undo` first; or, "
+        raise BadInputError(
+            f"{day.path}: {output} has {day.name} already, of another file, {file.path}",
+            f"{undo * (day.day == max(inputs))}if this is a later day, call it "
+            f"{_following(inputs)}; or run the ETL again",
+        )
 
 
 def check_not_repeated(day: DayFile, manifest: Manifest) -> None:

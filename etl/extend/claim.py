@@ -22,6 +22,7 @@ from nvt_torchrec.base.files.journal import Journal
 from nvt_torchrec.etl.extend.switch import roll_forward
 from nvt_torchrec.etl.output import (
     EXTENDING_FILE,
+    NAME_LETTERS,
     RESTART,
     UNFINISHED_FILE,
     WORK_DIRECTORY,
@@ -38,6 +39,10 @@ from nvt_torchrec.formats.etl_output import SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 
 log = logging.getLogger(__name__)
+
+#: The name of the state in which the newest day is taken back: a repeated command knows by it that
+#: this is done.
+_UNDOING = "0" * NAME_LETTERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +74,12 @@ class Claim:
     Attributes:
         output: The output directory.
         marker: The locked marker.
+        undoing: Whether a process that was ended before was taking back the newest day.
     """
 
     output: Path
     marker: IO[str]
+    undoing: bool
 
     def unfinished_day(self) -> DayRecord | None:
         """The plan of the day that is being added; None if nothing of it was written down."""
@@ -81,6 +88,11 @@ class Claim:
 
     def begin(self) -> Path:
         """Return the directory of the state of the day that is being, or will be, added."""
+        return begin_state(self.output, self.marker)
+
+    def begin_undoing(self) -> Path:
+        """Return the directory of the state in which the newest day is taken back."""
+        name_state(self.marker, _UNDOING)
         return begin_state(self.output, self.marker)
 
     def end(self) -> None:
@@ -108,7 +120,8 @@ def claimed(output: Path, *, restart: bool) -> Iterator[Claim]:
     with contextlib.ExitStack() as stack:
         with named_errors(output):
             marker = stack.enter_context(locked(output / EXTENDING_FILE, output))
-        claim = Claim(output, marker)
+        undoing = state_of(output, marker) == output / WORK_DIRECTORY / _UNDOING
+        claim = Claim(output, marker, undoing)
         generation = roll_forward(output)
         if generation is not None:
             log.info("%s: finished the switch to generation %d", output, generation)
@@ -122,6 +135,18 @@ def claimed(output: Path, *, restart: bool) -> Iterator[Claim]:
                 release(output, EXTENDING_FILE)
             raise
         release(output, EXTENDING_FILE)
+
+
+def finish_switch(output: Path) -> None:
+    """Finish a switch that was interrupted, if there is one.
+
+    Raises:
+        BadInputError: Its record is damaged.
+        OutputError: It is under way, or the output cannot be written.
+    """
+    if (output / SWITCH_FILE).exists():
+        with claimed(output, restart=False):
+            pass
 
 
 def _check_finished(output: Path) -> None:
@@ -147,5 +172,4 @@ def _settle(claim: Claim, *, restart: bool) -> None:
     now = Manifest.read(EtlOutput(claim.output).manifest).generation or 0
     if plan is None or plan.settings["generation"] <= now:  # only its state was left
         claim.end()
-    else:
-        remove_temporary(claim.output)
+    remove_temporary(claim.output)

@@ -68,7 +68,7 @@ def extend(settings: ExtendSettings) -> Manifest:
     with claimed(settings.output_path, restart=settings.restart) as claim:
         manifest = Manifest.read(paths.manifest)
         if settings.undo:
-            return _undo(paths, manifest, claim)
+            return _undo(paths, manifest, claim, settings.threads)
         split = check_extendable(paths, manifest).split
         if not settings.input_path and (begun := claim.unfinished_day()):
             settings = dataclasses.replace(settings, input_path=begun.path)
@@ -95,8 +95,11 @@ def extend(settings: ExtendSettings) -> Manifest:
         return manifest
 
 
-def _undo(paths: EtlOutput, manifest: Manifest, claim: Claim) -> Manifest:
+def _undo(paths: EtlOutput, manifest: Manifest, claim: Claim, threads: int) -> Manifest:
     """Switch back to the generation before the newest one, and return its manifest."""
+    if claim.undoing and not (paths.root / PREVIOUS).exists():
+        log.info("%s: is generation %s again, by a command before", paths.root, manifest.generation)
+        return manifest
     previous = EtlOutput(paths.root / PREVIOUS)
     remedy = "restore it from a copy; to leave out days without it, run the ETL again without them"
     path_inside(paths.root, PREVIOUS, paths.root, remedy)
@@ -107,10 +110,34 @@ def _undo(paths: EtlOutput, manifest: Manifest, claim: Claim) -> Manifest:
             f"one is kept when a day is added: {remedy}",
         )
     check_extendable(previous, before)
+    _check_undamaged(previous, paths, before, threads)
     claim.end()
-    switch(paths.root, claim.begin(), before.generation, undo=True)
+    switch(paths.root, claim.begin_undoing(), before.generation, undo=True)
     log.info("%s: is generation %d again", paths.root, before.generation)
     return before
+
+
+def _check_undamaged(previous: EtlOutput, now: EtlOutput, before: Manifest, threads: int) -> None:
+    """Compare a generation with its digests and page checksums, but for parts that ``now`` shares.
+
+    Raises:
+        BadInputError: It is damaged.
+    """
+    from nvt_torchrec.etl.check import files, rows
+
+    output = files.find(previous.root)
+    files.check(output)
+    shared = {path.stat().st_ino for path in now.splits.glob("*/*.parquet")}
+    footers = output.footers.items()
+    own = {file: of for file, of in footers if (output.root / file).stat().st_ino not in shared}
+    rows.check(dataclasses.replace(output, footers=own, schema=None), workers=threads)
+    for finding in output.findings:
+        if finding.severity == files.ERROR or finding.kind == "generations":
+            raise BadInputError(
+                f"{previous.root}: generation {before.generation} is damaged: {finding.where}: "
+                f"{finding.what}",
+                "restore it from a copy; what is there now stays",
+            )
 
 
 @dataclasses.dataclass

@@ -70,7 +70,7 @@ def switch(output: Path, work: Path, generation: int, *, undo: bool = False) -> 
     with named_errors(output):
         for directory, _, _ in os.walk(ready):
             fsync_directory(Path(directory))
-        if not undo and (output / PREVIOUS).exists():
+        if not undo and os.path.lexists(output / PREVIOUS):
             _rename(output / PREVIOUS, work / DISCARDED)
     names = [name for name in _PARTS if (ready / name).exists()]
     planned = Switch(generation, work.name, undo, names)

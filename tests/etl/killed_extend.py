@@ -35,7 +35,7 @@ def attempt(output: Path, raw: Path, before_call: Callable[[], object], **option
 
     def work(begin: Callable[[], None]) -> None:
         begin()
-        add(output, raw, workers=2, **options)
+        add(output, "" if "undo" in options else raw, workers=2, **options)
 
     return was_killed(work, before_call)
 
@@ -119,7 +119,23 @@ def main(directory: Path, stride: int, by: str) -> None:
         attempt(output, raw, lambda: None, **options)
         wrong = differences(generations[-1], content(output))
         seen["wrong"] += [f"{moment}: {name}" for name in wrong]
+    seen["undone"] = killed_undoings(output, generations[1], seen["wrong"])
     print(json.dumps(seen))
+
+
+def killed_undoings(output: Path, before: dict[str, bytes], wrong: list[str]) -> int:
+    """Take the newest day back, killed at every third moment, and again; how often it was."""
+    newest = copy_of(output, output.parent / "newest")
+    kills = 0
+    while True:
+        shutil.rmtree(output)
+        shutil.copytree(newest, output)
+        if not attempt(output, Path(), kill_before(1 + 3 * kills), undo=True):
+            return kills
+        attempt(output, Path(), lambda: None, undo=True)
+        left = differences(without_previous(before), content(output))
+        wrong += [f"undoing, killed {kills}: {name}" for name in left]
+        kills += 1
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from nvt_torchrec.base.errors import (
 from nvt_torchrec.base.files.atomic import locked, read_json, write_json
 from nvt_torchrec.base.files.journal import Journal
 from nvt_torchrec.clicklog.readers.days import DayFile
+from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.check.files import NOTE
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.extend.claim import DayRecord
@@ -377,6 +378,62 @@ def test_between_two_generations(raw, output) -> None:
             read()
     assert add(output, raw / "day_4", restart=True)["generation"] == 2
     assert bad(output) == []
+
+
+def test_a_morning_that_was_ended_within_the_switch(raw, output, capsys) -> None:
+    """Its first command, drift, finishes the switch, and finds that the day is there."""
+    _interrupt_switch(raw, output)
+    assert main(["drift", str(output), "--input", str(raw / "day_4")]) == 0
+    assert "compared with days 0 to 3" in capsys.readouterr().out
+    assert bad(output) == []
+    with locked(output / EXTENDING_FILE, output):  # under way, and not interrupted
+        (output / SWITCH_FILE).touch()
+        assert main(["drift", str(output), "--input", str(raw / "day_4")]) == 2
+    assert "another run is writing here" in capsys.readouterr().err
+
+
+def test_drift_of_another_file_of_a_day_that_is_there(raw, output, tmp_path: Path, capsys) -> None:
+    shutil.copy(raw / "day_3", tmp_path)
+    copy = ["drift", str(output), "--input", str(tmp_path / "day_3")]
+    assert main(copy) == 0  # the same content, at another time
+    with open(tmp_path / "day_3", "a") as file:
+        file.write("\x00\x00\n" * 40)
+    capsys.readouterr()
+    assert main(copy) == 2
+    printed = capsys.readouterr()
+    assert "has day 3 already, of another file" in printed.err
+    assert "no drift" not in printed.out
+
+
+def test_work_that_is_elsewhere(raw, output, tmp_path: Path) -> None:
+    """It is refused before anything is done: at the end it could not be renamed into OUT."""
+    (tmp_path / "scratch").mkdir()
+    (output / ".work").symlink_to(tmp_path / "scratch")
+    refused(output, raw / "day_4", r"\.work: a link(.|\n)*remove", OutputError)
+    assert not list((tmp_path / "scratch").iterdir())
+    (output / ".work").unlink()
+    (output / PREVIOUS).rename(tmp_path / "gone")
+    (output / PREVIOUS).symlink_to(tmp_path / "nowhere")
+    assert add(output, raw / "day_4")["generation"] == 2
+    assert bad(output) == []
+
+
+def test_a_damaged_generation_before(raw, output) -> None:
+    """It is compared with its digests before the newest one is given up for it."""
+    previous = EtlOutput(output / PREVIOUS)
+    part = previous.splits / "train" / "part.0.parquet"
+    for file in (
+        next(previous.workflow.rglob("unique.cat_3.parquet")),
+        next(previous.extension.rglob("*.parquet")),
+        part,
+    ):
+        good = file.read_bytes()
+        file.unlink()  # parts are links to those of OUT
+        middle = len(good) // 2
+        file.write_bytes(good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :])
+        refused(output, "", "generation 0 is damaged", BadInputError, undo=True)
+        file.write_bytes(good)
+    assert add(output, "", undo=True)["generation"] == 0
 
 
 def test_a_damaged_record_of_the_switch(raw, output, tmp_path: Path) -> None:

@@ -15,3 +15,4 @@ def test_killed_at_any_moment(tmp_path: Path, by: str, stride: int, kills: int) 
     assert {"generation 0", "switch", "generation 1"} <= seen["kills"].keys()
     assert seen["kills"]["switch"] > 10
     assert sum(seen["kills"].values()) > kills
+    assert seen["undone"] > 20
