@@ -108,7 +108,12 @@ class TrainModel(nn.Module):
     """
 
     def __init__(
-        self, dlrm: DLRM, world_size: int, amp: bool = False, compiled: bool = False
+        self,
+        dlrm: DLRM,
+        world_size: int,
+        amp: bool = False,
+        compiled: bool = False,
+        kept_negatives: float | None = None,
     ) -> None:
         """Add the loss to ``dlrm``.
 
@@ -117,11 +122,15 @@ class TrainModel(nn.Module):
             world_size: The number of ranks.
             amp: Whether the dense layers compute in bfloat16; loss and weights stay float32.
             compiled: Whether they are compiled, on GPUs with CUDA graphs.
+            kept_negatives: The share of the rows with label 0 that training reads; None for all.
+                Their loss is that of the logits plus log(1 / share), which are those of the rows
+                that are read, so that the model's own are those of the whole log.
         """
         super().__init__()
         self.dlrm = dlrm
         self.world_size = world_size
         self._amp = amp
+        self._offset = -math.log(kept_negatives or 1.0)
         self._device_type = next(dlrm.over_arch.parameters()).device.type
         self._replays_graphs = compiled and self._device_type == "cuda"
 
@@ -138,7 +147,8 @@ class TrainModel(nn.Module):
         weights = batch.weights
         if self.training:
             weights = _with_mean_1(weights, batch.global_size, self.world_size)
-        total, weights = _sum_losses(logits, labels, weights)
+        shown = logits + self._offset if self.training and self._offset else logits
+        total, weights = _sum_losses(shown, labels, weights)
         loss = total * (self.world_size / batch.global_size)
         output = StepOutput(
             loss.detach(), logits.detach(), labels.detach(), batch.global_size, weights

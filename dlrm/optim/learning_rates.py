@@ -153,9 +153,7 @@ def remedies(
             "look whether the data tell anything of the label (report.html of the ETL), or "
             f"{too_high}"
         )
-    if given.undersampling_rate:
-        calibration = "--undersampling_rate makes clicks more frequent: train without it"
-    elif flags:
+    if flags:
         calibration = f"{leave_out}, so that the dense layers' rate falls to 0"
     elif given.dense_decay == 0 or given.continue_from or given.lr_decay_steps:
         calibration = f"give --dense_decay {_DENSE_DECAY}, so that the dense layers' rate falls"

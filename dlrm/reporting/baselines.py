@@ -56,10 +56,13 @@ def compute_baselines(
         return {}
     seen = np.unique(fitted.ids.indices)  # the other columns have no weight
     weights = _fit(_features(fitted, seen), fitted.labels, fitted.weights)
+    # of the whole log, as the model's logits are
+    offset = np.log(settings.undersampling_rate or 1.0)
+    weights[-1] += offset
     metrics = {}
     for split in ("valid", "test"):
         rows = _read(settings, config, split)
-        constant = np.full(len(rows.labels), np.log(clicks / (1 - clicks)))
+        constant = np.full(len(rows.labels), np.log(clicks / (1 - clicks)) + offset)
         logits = _features(rows, seen) @ weights
         for name, scores in ((CLICK_RATE, constant), (REGRESSION, logits)):
             metrics[split, name] = compute_metrics(scores, rows.labels, rows.weights)

@@ -1,0 +1,49 @@
+"""A model trained on a share of the rows without a click gives the click rate of the whole log."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from nvt_torchrec.dlrm.reporting.baselines import CLICK_RATE, REGRESSION
+from nvt_torchrec.inference import Predictor, write_bundle
+from nvt_torchrec.inference.export.torch_package import PACKAGE, export_torch
+from tests.dlrm.runs import events, train_here, train_many
+from tests.plays import SHARE, write_plays
+
+RATE = 0.2
+
+
+def test_scores_are_those_of_the_whole_log(tmp_path):
+    split = write_plays(tmp_path, SHARE)
+    log = pd.read_csv(tmp_path / "log.csv")
+    flags = [f"--binary_path={split}", f"--undersampling_rate={RATE}", "--epochs=4"]
+    flags += ["--batch_size=32", f"--log_path={tmp_path}"]
+    result = train_here(*flags, f"--save_checkpoint_path={tmp_path / 'end'}")
+    assert result.samples < 0.7 * 4 * 2_400
+    baselines = events(tmp_path, "baseline")
+    assert {event["name"] for event in baselines} == {CLICK_RATE, REGRESSION}
+    found = [metrics.calibration for metrics in result.metrics.values()]
+    found += [event["calibration"] for event in baselines]
+    assert max(abs(calibration - 1) for calibration in found) < 0.2, found
+    write_bundle(tmp_path / "out" / "workflow", tmp_path / "end", tmp_path / "bundle")
+    scores = Predictor.load(tmp_path / "bundle").predict(log)
+    assert scores.mean() == pytest.approx(log["played"].mean(), rel=0.05)
+    checkpoint = Predictor.load(tmp_path / "out" / "workflow", tmp_path / "end")
+    np.testing.assert_array_equal(checkpoint.predict(log), scores)
+    export_torch(tmp_path / "bundle", tmp_path / "torch")
+    exported = torch.export.load(tmp_path / "torch" / PACKAGE).module()
+    ids = torch.tensor(log[["user", "item"]].to_numpy())
+    given = exported(torch.tensor(log[["length"]].to_numpy()), ids, [])
+    np.testing.assert_allclose(given.detach(), scores, atol=1e-5)
+
+
+def test_two_ranks_correct_alike(tmp_path):
+    split = write_plays(tmp_path, SHARE)
+    flags = [f"--binary_path={split}", f"--undersampling_rate={RATE}", "--learning_rate=0.1"]
+    train_here(*flags, "--batch_size=64", f"--log_path={tmp_path / 'one'}")
+    train_many([[*flags, "--batch_size=32", f"--log_path={tmp_path / 'two'}"]], ranks=2)
+    one, two = (events(tmp_path / name, "evaluation")[-1] for name in ("one", "two"))
+    assert two["calibration"] == pytest.approx(one["calibration"], rel=1e-4)
