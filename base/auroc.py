@@ -7,6 +7,8 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_numpy
 
+#: A column with a larger AUROC alone is hardly a feature.
+TOO_GOOD = 0.98
 #: Rows of the mean label that are added to those of a value: one click of one row is no rate of 1.
 _PRIOR_ROWS = 5
 
@@ -60,17 +62,21 @@ def column_auroc(
         The mean area of both halves; None if one of them has only one label.
     """
     encoded = values.dictionary_encode("encode")
-    ids, size = to_numpy(encoded.indices), len(encoded.dictionary)
-    first = np.random.default_rng(0).random(len(labels)) < 0.5
+    ids, size = to_numpy(encoded.indices).astype(np.int64), len(encoded.dictionary)
+    half = np.random.default_rng(0).integers(0, 2, len(labels))
+    cell = 2 * half + (labels > 0.5)
+    cells = 4 * ids + (cell if rows is None else cell[rows])
+    counts = np.bincount(cells, minlength=4 * size).reshape(size, 2, 2)
     areas = []
-    for half in (first, ~first):
-        counted = half if rows is None else half[rows]
-        seen, its_labels = ids[counted], (labels if rows is None else labels[rows])[counted]
-        prior = _PRIOR_ROWS * labels[half].mean() if half.any() else 0.0
-        positives = np.bincount(seen, its_labels, size)
-        scores = ((positives + prior) / (np.bincount(seen, minlength=size) + _PRIOR_ROWS))[ids]
-        if rows is not None:  # the mean over the values of a row
-            scores = np.bincount(rows, scores, len(labels)) / np.bincount(rows)
-        areas.append(auroc(scores[~half], labels[~half]))
-    one, other = areas
-    return None if one is None or other is None else (one + other) / 2
+    for known, other in ((0, 1), (1, 0)):
+        seen, positives = counts[:, known].sum(1), counts[:, known, 1]
+        prior = _PRIOR_ROWS * positives.sum() / max(1, seen.sum())
+        rates = (positives + prior) / (seen + _PRIOR_ROWS)
+        if rows is None:
+            value, label = np.nonzero(counts[:, other])
+            areas.append(auroc(rates[value], label, counts[value, other, label]))
+        else:  # the mean over the values of a row
+            scores = np.bincount(rows, rates[ids], len(labels)) / np.bincount(rows)
+            areas.append(auroc(scores[half == other], labels[half == other]))
+    one, another = areas
+    return None if one is None or another is None else (one + another) / 2

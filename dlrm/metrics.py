@@ -40,13 +40,13 @@ class Metrics:
 
     samples: int
     positives: int
-    auroc: float | None
-    log_loss: float | None
-    normalized_entropy: float | None
-    accuracy: float | None
-    positive_rate: float | None
-    mean_prediction: float | None
-    calibration: float | None
+    auroc: float | None = None
+    log_loss: float | None = None
+    normalized_entropy: float | None = None
+    accuracy: float | None = None
+    positive_rate: float | None = None
+    mean_prediction: float | None = None
+    calibration: float | None = None
     total_weight: float | None = None
     calibration_curve: tuple[tuple[float, float], ...] = ()
 
@@ -73,14 +73,14 @@ def compute_metrics(
     labels = np.asarray(labels)
     samples = len(labels)
     if not samples:
-        return Metrics(0, 0, *[None] * 7)
+        return Metrics(0, 0)
     x = logits.astype(np.float64)
     y = labels.astype(np.float64)
     w = None if weights is None else weights.astype(np.float64)
     total = float(samples) if w is None else float(w.sum())
     positives = int(np.count_nonzero(y > 0.5))
     if not total:
-        return dataclasses.replace(Metrics(samples, positives, *[None] * 7), total_weight=total)
+        return Metrics(samples, positives, total_weight=total)
 
     def mean(values: np.ndarray) -> float:
         return float(np.mean(values)) if w is None else float(np.sum(w * values)) / total

@@ -27,7 +27,7 @@ from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
 from nvt_torchrec.etl.results import count_missing
-from nvt_torchrec.etl.sample import count_ids, read_sample
+from nvt_torchrec.etl.sample import count_ids, read_sample, values_of
 from nvt_torchrec.etl.settings import Thresholds
 from nvt_torchrec.etl.state import content_digest
 from nvt_torchrec.formats.day_names import name_of
@@ -237,9 +237,8 @@ def _read_cells(
         if name in vocabularies and len(columns) == 1
     }
     sampled = [name for name in names if name not in cells]
-    sample = read_sample(
-        output, manifest, sampled, row_groups=SAMPLED_ROW_GROUPS, rows=SAMPLED_ROWS
-    )
+    table = read_sample(output, manifest, sampled, row_groups=SAMPLED_ROW_GROUPS, rows=SAMPLED_ROWS)
+    sample = {name: values_of(table[name]) for name in sampled}
     for column in spec.categorical:
         if column.name in sample:
             counts = np.bincount(sample.pop(column.name))

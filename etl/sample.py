@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from nvt_torchrec.base.arrays import to_numpy
+from nvt_torchrec.base.arrays import to_arrow, to_numpy
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
@@ -17,8 +18,8 @@ from nvt_torchrec.formats.splits import SPLITS
 
 def read_sample(
     output: EtlOutput, manifest: Manifest, names: Sequence[str], *, row_groups: int, rows: int
-) -> dict[str, np.ndarray]:
-    """Read some training rows, the same ones every time; of lists, their elements.
+) -> pa.Table:
+    """Read some training rows, the same ones every time.
 
     Args:
         output: The output.
@@ -32,7 +33,7 @@ def read_sample(
     """
     parts = comparable_parts(manifest)
     count = min(row_groups, len(parts)) if names else 0
-    samples: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    samples = [pa.table({})]
     for i in range(count):
         file = output.splits / parts[i * len(parts) // count]
         try:
@@ -43,11 +44,24 @@ def read_sample(
                 f"{file}: cannot be read: {error}", "copy the output again, or run the ETL again"
             ) from error
         step = -(-group.num_rows // rows)
-        for name in names:
-            column = group[name].combine_chunks()
-            is_list = pa.types.is_list(column.type)
-            samples[name].append(to_numpy(column.flatten() if is_list else column)[::step])
-    return {name: np.concatenate(arrays) for name, arrays in samples.items()}
+        samples.append(group.take(to_arrow(np.arange(0, group.num_rows, step))))
+    return pa.concat_tables(samples[1:] or samples)
+
+
+def values_of(column: pa.ChunkedArray) -> np.ndarray:
+    """Return the values of a column of a sample; of lists, their elements."""
+    array = column.combine_chunks()
+    return to_numpy(array.flatten() if pa.types.is_list(array.type) else array)
+
+
+def ids_and_rows(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the ids of a column of a sample and, of lists, their rows; an empty list has id 0."""
+    ids, rows = values_of(column), np.arange(len(column))
+    if not pa.types.is_list(column.type):
+        return ids, None
+    lengths = to_numpy(pc.list_value_length(column).combine_chunks())
+    empty = rows[lengths == 0]
+    return np.append(ids, 0 * empty), np.append(rows.repeat(lengths), empty)
 
 
 def comparable_parts(manifest: Manifest) -> list[str]:

@@ -191,8 +191,10 @@ def exact(value: float, form: str) -> str:
     return {"share": f"{value:.2%}", "number": f"{value:.5g}"}.get(form, f"{value:,.0f}")
 
 
-def percent(share: float) -> str:
-    """Format a share as ``25.0 %``; ``0`` and ``100.0 %`` stand for exactly these."""
+def percent(share: float | None) -> str:
+    """Format a share, ``25.0 %``; ``0`` and ``100.0 %`` stand for exactly these; None as a dash."""
+    if share is None:
+        return "–"
     if not share:
         return "0"
     if share < 0.0005:

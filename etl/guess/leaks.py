@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.auroc import column_auroc
+from nvt_torchrec.base.auroc import TOO_GOOD, column_auroc
 from nvt_torchrec.etl.guess.values import Profile
 
-#: The AUROC above which a column alone is hardly a feature.
-_TOO_GOOD = 0.98
 #: With fewer rows of either label an AUROC is chance.
 _ENOUGH = 20
 #: Numbers with more distinct values are compared by the hundredth in which they are.
@@ -46,7 +44,7 @@ def find_leak(column: Profile, labels: dict[str, np.ndarray]) -> str:
             forms["its numbers give"] = _hundredths(column)
         areas = {what: column_auroc(form.filter(known), truth) or 0 for what, form in forms.items()}
         what = max(areas, key=lambda what: (round(areas[what], 3), "missing" in what))
-        if areas[what] > _TOO_GOOD:
+        if areas[what] > TOO_GOOD:
             return (
                 f"{what} {name} away (AUROC alone {areas[what]:.3f}): make it a feature only if it "
                 "is known before the label is"

@@ -1,26 +1,34 @@
 """The numbers behind ``report.html``, from the files of a finished run; the log is not read again.
 
-Time is bounded: the distributions of the dense columns come from a sample of row groups.
+Time is bounded: distributions, AUROCs and click rates come from a sample of row groups.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nvt_torchrec.etl.sample import count_ids, read_sample
+from nvt_torchrec.base.arrays import to_arrow
+from nvt_torchrec.base.auroc import column_auroc
+from nvt_torchrec.etl.sample import count_ids, ids_and_rows, read_sample, values_of
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.spec.columns import CategoricalColumn
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.formats.workflow_description import Vocabulary, WorkflowDescription
 
-#: Row groups that dense distributions are computed from, and the most rows taken from each.
+#: Row groups that are sampled, and the most rows taken from each.
 SAMPLED_ROW_GROUPS, SAMPLED_ROWS = 4, 16 << 10
+#: The most rows for the AUROC of a column, and the most bins of dense values, with so many rows.
+_AUROC_ROWS, _AUROC_BINS, _BIN_ROWS = 16 << 10, 50, 100
 #: Bins of a histogram.
 BINS = 24
 #: Keys of a categorical column that limit its vocabulary.
@@ -57,10 +65,11 @@ class Histogram:
 
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """A dense column: its missing share per split, its values before and after the transform."""
+    """A dense column: missing share per split, AUROC alone, values before and after transform."""
 
     name: str
     missing: dict[str, float]
+    auroc: float | None
     before: Histogram
     after: Histogram
 
@@ -75,12 +84,14 @@ class Categorical:
         policy: The keys of the spec that limit its vocabulary.
         table_size: The rows of its embedding table.
         missing: The share of rows without a value, per split.
+        auroc: The AUROC that it has alone, see :func:`base.auroc.column_auroc`.
         values: The number of values in its vocabulary; None for a hashed column.
         oov: The share of ids that are out of vocabulary, per split; None for a hashed column.
         values_for_99: The number of most frequent values that make 99 % of the occurrences of
             all values in the vocabulary; None for a hashed column.
         top: The most frequent values, each with its occurrences in the training days and its
-            share of all ids there.
+            share of all ids there, and the click rate of the sampled rows with it, over all
+            columns of its vocabulary; None without any.
     """
 
     name: str
@@ -88,10 +99,11 @@ class Categorical:
     policy: str
     table_size: int
     missing: dict[str, float]
+    auroc: float | None
     values: int | None = None
     oov: dict[str, float] | None = None
     values_for_99: int | None = None
-    top: list[tuple[str, int, float]] = dataclasses.field(default_factory=list)
+    top: list[tuple[str, int, float, float | None]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +113,7 @@ class ReportData:
     dense: list[Dense]
     categorical: list[Categorical]
     sampled_rows: int
+    auroc_rows: int
 
 
 def collect(output: Path, manifest: Manifest, description: WorkflowDescription) -> ReportData:
@@ -112,10 +125,17 @@ def collect(output: Path, manifest: Manifest, description: WorkflowDescription) 
         description: The description of its workflow.
     """
     paths, spec = EtlOutput(output), description.spec
-    counted = {
-        vocabulary.name: _read_top(paths.workflow, vocabulary)
-        for vocabulary in description.vocabularies.values()
-    }
+    names = [spec.label, *spec.dense_names, *spec.categorical_names]
+    sample = read_sample(paths, manifest, names, row_groups=SAMPLED_ROW_GROUPS, rows=SAMPLED_ROWS)
+    alone = _column_aurocs(sample, spec)
+    counted = {}
+    for name, columns in spec.vocabularies.items():
+        needed, frequent = _read_top(paths.workflow, description.vocabularies[columns[0].name])
+        rates = _click_rates(sample, spec, columns, list(frequent))
+        counted[name] = (
+            needed,
+            [(*found, rate) for found, rate in zip(frequent.values(), rates, strict=True)],
+        )
     ids = count_ids(paths, manifest, [c.name for c in spec.categorical if c.multi_hot])
     categorical = []
     for column in spec.categorical:
@@ -125,7 +145,12 @@ def collect(output: Path, manifest: Manifest, description: WorkflowDescription) 
         policy = ", ".join(f"{key} = {value}" for key, value in limits.items() if value)
         missing = _shares(manifest, "missing", name)
         described = Categorical(
-            name, vocabulary.name, policy or "every value", vocabulary.table_size, missing
+            name,
+            vocabulary.name,
+            policy or "every value",
+            vocabulary.table_size,
+            missing,
+            alone[name],
         )
         if not column.hash_buckets:
             text = RAW_TYPES[column.raw].log_text
@@ -134,19 +159,16 @@ def collect(output: Path, manifest: Manifest, description: WorkflowDescription) 
                 values=vocabulary.values,
                 oov=_shares(manifest, "out_of_vocabulary", name, ids.get(name)),
                 values_for_99=values_for_99,
-                top=[(text(value), count, share) for value, count, share in top],
+                top=[(text(value), *rest) for value, *rest in top],
             )
         categorical.append(described)
-    sample = read_sample(
-        paths, manifest, spec.dense_names, row_groups=SAMPLED_ROW_GROUPS, rows=SAMPLED_ROWS
-    )
     dense = []
-    for name, sampled in sample.items():
-        after = sampled.astype(np.float64)
+    for name in spec.dense_names:
+        after = values_of(sample[name]).astype(np.float64)
         before = undo_transform(after, name, description)
         missing = _shares(manifest, "missing", name)
-        dense.append(Dense(name, missing, _histogram(before), _histogram(after)))
-    return ReportData(dense, categorical, max(map(len, sample.values()), default=0))
+        dense.append(Dense(name, missing, alone[name], _histogram(before), _histogram(after)))
+    return ReportData(dense, categorical, len(sample), min(len(sample), _AUROC_ROWS))
 
 
 def _shares(
@@ -158,21 +180,52 @@ def _shares(
     return {split: splits[split][key][name] / max(1, totals[split]) for split in SPLITS}
 
 
-def _read_top(workflow: Path, vocabulary: Vocabulary) -> tuple[int, list[tuple[Any, int, float]]]:
-    """Return how many values make 99 % of the occurrences, and the first values with their counts.
+def _column_aurocs(sample: pa.Table, spec: FeatureSpec) -> dict[str, float | None]:
+    """Compute the AUROC of each column alone, of dense columns that of bins of equal counts."""
+    sample = sample.take(to_arrow(np.arange(0, len(sample), -(-len(sample) // _AUROC_ROWS))))
+    labels = values_of(sample[spec.label])
+    bins = min(len(sample) // _BIN_ROWS, _AUROC_BINS)
+    areas = {}
+    for name in spec.dense_names:
+        values = values_of(sample[name])
+        edges = np.quantile(values, np.arange(1, bins) / bins, method="nearest")
+        areas[name] = column_auroc(to_arrow(np.searchsorted(edges, values)), labels)
+    for name in spec.categorical_names:
+        ids, rows = ids_and_rows(sample[name])
+        areas[name] = column_auroc(to_arrow(ids), labels, rows)
+    return areas
 
-    Later generations of a vocabulary are not sorted by count.
+
+def _click_rates(
+    sample: pa.Table, spec: FeatureSpec, columns: Sequence[CategoricalColumn], places: list[int]
+) -> list[float | None]:
+    """Return the click rate of each value, by its row in the vocabulary that the columns share."""
+    labels = values_of(sample[spec.label])
+    parts = [ids_and_rows(sample[column.name]) for column in columns]
+    ids = np.concatenate([part for part, _ in parts])
+    of_ids = np.concatenate([labels if rows is None else labels[rows] for _, rows in parts])
+    hits = [of_ids[ids == columns[0].reserved_ids + place] for place in places]
+    return [float(hit.mean()) if len(hit) else None for hit in hits]
+
+
+def _read_top(
+    workflow: Path, vocabulary: Vocabulary
+) -> tuple[int, dict[int, tuple[Any, int, float]]]:
+    """Return how many values make 99 % of the occurrences, and the most frequent ones.
+
+    Of these, by their row: the value, its count, and its share of all ids. Later generations of a
+    vocabulary are not sorted by count.
     """
     counts = vocabulary.read_counts(workflow)
     if not len(counts):
-        return 0, []
+        return 0, {}
     descending = np.sort(counts)[::-1]
     needed = np.searchsorted(np.cumsum(descending), 0.99 * vocabulary.observed["unique"]) + 1
     frequent = np.flatnonzero(counts >= descending[:TOP][-1])
     rows = frequent[np.argsort(-counts[frequent], kind="stable")][:TOP].tolist()
     values = _read_rows(workflow / vocabulary.file, vocabulary.name, rows)
     total = max(1, sum(vocabulary.observed.values()))
-    return int(needed), [(values[row], int(counts[row]), counts[row] / total) for row in rows]
+    return int(needed), {row: (values[row], int(counts[row]), counts[row] / total) for row in rows}
 
 
 def _read_rows(path: Path, name: str, rows: list[int]) -> dict[int, Any]:

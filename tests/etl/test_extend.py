@@ -232,7 +232,7 @@ def test_descriptions_are_of_all_days(extended) -> None:
     assert int(listed[0]) == len(listed) - 2 == 8
     assert all(Path(path).is_file() for path in listed[1:-1])
     page = (extended / "report.html").read_text()
-    assert "days 0 to 5" in page
+    assert "split by days: train 0 to 4, valid 5, test 5" in page
     data = collect(
         extended,
         Manifest.read(extended / "manifest.json"),
@@ -243,7 +243,7 @@ def test_descriptions_are_of_all_days(extended) -> None:
         extended / "workflow" / workflows.inspect(extended / "workflow").vocabularies["cat_3"].file
     )
     counts = np.sort(counted["cat_3_size"].to_numpy())[::-1]
-    assert [count for _, count, _ in column.top] == counts[:5].tolist()
+    assert [count for _, count, *_ in column.top] == counts[:5].tolist()
     assert column.values_for_99 == 1 + int(np.searchsorted(np.cumsum(counts), 0.99 * counts.sum()))
 
 

@@ -170,7 +170,7 @@ def test_what_describes_the_output(raw: Path, bases, tmp_path: Path, name: str) 
         assert manifest["next_parts"][split] == len(parts)
         assert [part.generation for part in parts] == sorted(part.generation for part in parts)
     page = (output / "report.html").read_text()
-    assert f"Rows are split by {SPLITS_OF_ROWS[name].by}" in page
+    assert f"; split by {SPLITS_OF_ROWS[name].by}: " in page
     description = workflows.inspect(output / "workflow")
     assert [one.days for one in description.lineage] == [(0, 1, 2), (3,), (4,), (5,)]
     assert {path.name for path in (output / "drift").iterdir()} >= {"day_5.json"}

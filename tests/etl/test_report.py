@@ -10,9 +10,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from nvt_torchrec import workflows
+from nvt_torchrec.base.auroc import column_auroc
 from nvt_torchrec.base.pages import charts
 from nvt_torchrec.base.pages.charts import ticks_to
 from nvt_torchrec.etl.report import data as report_data
@@ -23,6 +25,7 @@ from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.runs import QUARANTINE, cut, read_split, settings
+from tests.layout import find_overflows
 from tests.logs import CRITEO, write_day, write_log
 from tests.spec_logs import write_spec_log
 
@@ -93,9 +96,9 @@ def test_the_page_is_whole_and_loads_nothing(which: str, request: pytest.Fixture
     assert "@import" not in text
     assert "prefers-color-scheme: dark" in text
     assert "<b>" not in "".join(re.findall(r"<td class=\"mono.*?</td>", text))
-    for heading in ("Rows and click rate by day", "Missing values", "Dense columns",
-                    "Categorical columns", "Most frequent values", "Rejected rows",
-                    "Time per stage", "Settings and versions"):  # fmt: skip
+    for heading in ("Rows and click rate by day", "Each column alone", "Missing values",
+                    "Dense columns", "Categorical columns", "Most frequent values",
+                    "Rejected rows", "Time per stage", "Settings and versions"):  # fmt: skip
         assert any(heading in one for one in page.texts), heading
 
 
@@ -125,14 +128,72 @@ def test_most_frequent_values_and_how_many_make_99_percent(done: tuple[Path, lis
         counts = Counter(row[14 + j] for row in train)
         counts.pop("", None)
         expected = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-        assert [(value, n) for value, n, _ in column.top] == expected[: report_data.TOP]
-        assert [s for *_, s in column.top] == [n / len(train) for _, n in expected[:5]]
+        assert [(value, n) for value, n, *_ in column.top] == expected[: report_data.TOP]
+        assert [s for _, _, s, _ in column.top] == [n / len(train) for _, n in expected[:5]]
         assert column.values == len(counts)
         wanted, seen, most = 0.99 * sum(counts.values()), 0, 0
         while seen < wanted:
             seen += expected[most][1]
             most += 1
         assert column.values_for_99 == most
+
+
+def test_each_column_alone_and_the_click_rates_of_frequent_values(done: tuple[Path, list]):
+    output, days = done
+    _, data = data_of(output)
+    train = cut(days)["train"]
+    labels = np.array([float(row[0]) for row in train])
+    for j, column in enumerate(data.categorical):
+        written = read_split(output, "train")[column.name]
+        assert column.auroc == column_auroc(pa.array(written), labels)
+        for value, *_, rate in column.top:
+            assert rate == pytest.approx(labels[[row[14 + j] == value for row in train]].mean())
+    text = (output / "report.html").read_text()
+    ranked = sorted([*data.dense, *data.categorical], key=lambda column: -column.auroc)
+    best = f"649 rows, 2 rejected; the best single column is {ranked[0].name}, with AUROC"
+    assert f"{best} {ranked[0].auroc:.3f} alone" in text
+    assert 'label <span class="mono">label</span>; split by days: train 0 to 1, valid 2' in text
+    section = text.split("Each column alone</h2>")[1].split("<h2>")[0]
+    names = re.findall(r"<td>(\w+)</td>", section)
+    assert names == [column.name for column in ranked]
+
+
+def test_click_rates_of_values_that_columns_share_are_of_all_of_them(retail: Path):
+    _, data = data_of(retail)
+    train = read_split(retail, "train")
+    (column,) = (column for column in data.categorical if column.name == "recent_products")
+    labels = train["clicked"].to_numpy()
+    in_lists = labels.repeat(train["recent_products"].map(len))
+    ids = np.concatenate([train["product"], *train["recent_products"]])
+    for i, (*_, rate) in enumerate(column.top):
+        hits = np.concatenate([labels, in_lists])[ids == 3 + i]
+        assert rate == pytest.approx(hits.mean())
+    assert 0.3 < column.auroc < 0.7
+
+
+def test_columns_that_give_the_label_away_are_warnings(tmp_path: Path):
+    days = write_log(tmp_path / "raw", [300, 100])
+    for day, rows in enumerate(days):
+        for row in rows:
+            row[0] = str(int(row[1][-1:] in tuple("01234")))
+            row[1], row[14] = str(5 * int(row[0])), "aaaaaaaa" if row[0] == "1" else ""
+        write_day(tmp_path / "raw" / f"day_{day}", rows)
+    run(settings(tmp_path / "raw", tmp_path / "out"))
+    text = re.sub(r"<.*?>", "", (tmp_path / "out" / "report.html").read_text())
+    for name in ("int_0", "cat_0"):
+        assert f"Warning: {name} alone has AUROC 1.000: it may give label away. Remedy: un" in text
+    assert text.count("Warning: ") == 2
+    assert text.index("the best single column") < text.index("Warning") < text.index("rows read")
+
+
+@pytest.mark.parametrize("width", [320, 390, 800, 1200])
+@pytest.mark.parametrize("which", ["done", "retail"])
+def test_nothing_is_cut_or_scrolls_sideways(which: str, width: int, tmp_path: Path, request):
+    value = request.getfixturevalue(which)
+    text = ((value[0] if which == "done" else value) / "report.html").read_text()
+    page = tmp_path / "report.html"
+    page.write_text(text.replace("recent_products", "products_looked_at_in_the_last_30_days"))
+    assert find_overflows(page, width, tmp_path) == []
 
 
 @pytest.mark.parametrize("transform", ["log_normalize", "log", "normalize"])
