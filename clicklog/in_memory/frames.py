@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import null_mask, to_arrow, to_numpy
+from nvt_torchrec.base.arrays import mask_to_arrow, null_mask, to_arrow, to_numpy
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.errors import (
     InvalidRowError,
@@ -202,7 +202,7 @@ def _array(values: Any, name: str, *, times: bool) -> pa.Array | list:
         return values.tolist()
     if isinstance(values, np.ndarray):
         if values.ndim == 1 and values.dtype.kind in "biuf" and values.dtype.itemsize <= 8:
-            return to_arrow(values.view(np.uint8) if values.dtype.kind == "b" else values)
+            return mask_to_arrow(values) if values.dtype.kind == "b" else to_arrow(values)
         if times and values.ndim == 1 and values.dtype.kind == "M":
             return times_to_arrow(values)
         return _of_objects(list(values))

@@ -17,7 +17,13 @@ import pyarrow.parquet as pq
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.parquet_footer import DECOMPRESSED, Footer, columns_of_leaves, footer_of
 from nvt_torchrec.clicklog.readers.lines import filesystem_of
-from nvt_torchrec.clicklog.readers.parquet_values import convert_array, fits, type_remedy, wanted
+from nvt_torchrec.clicklog.readers.parquet_values import (
+    convert_array,
+    fits,
+    remedy_of_booleans,
+    type_remedy,
+    wanted,
+)
 from nvt_torchrec.clicklog.text.assemble import assemble
 from nvt_torchrec.clicklog.text.convert import Converted
 from nvt_torchrec.formats.rows import RawRows
@@ -238,7 +244,8 @@ def convert_column(array: pa.Array, read: Read) -> Converted:
     """
     if not fits(array.type, read):
         raise SchemaError(
-            f"column {read.source} is of type {array.type}, not {wanted(read)}", "convert it first"
+            f"column {read.source} is of type {array.type}, not {wanted(read)}",
+            remedy_of_booleans(array.type, read) or "convert it first",
         )
     return convert_array(array, read)
 

@@ -4,6 +4,7 @@
 - Integers may be of any integer type, or floats without a fraction, which pandas makes of integers
   with missing values; NaN is a missing value. hex32 may be integers. Integers as strings are their
   decimal digits. Where a column has null texts that are numbers, these numbers are missing values.
+- Booleans are 1 and 0 in columns of numbers; a column of texts does not take them.
 - Decimals are numbers, or texts of these digits. Lists may be text, with ``list_separator``.
 - Labels and weights may be numbers or booleans; a label's texts are compared with the numbers they
   stand for, and ``true`` and ``false`` with booleans.
@@ -63,6 +64,8 @@ def wanted(read: Read) -> str:
 
 def type_remedy(held: pa.DataType, read: Read) -> str:
     """What to do about a column whose type does not fit."""
+    if remedy := remedy_of_booleans(held, read):
+        return remedy
     change = ""
     others = [dataclasses.replace(read, raw=raw) for raw in ("int", "float")]
     if read.raw == "time":
@@ -78,6 +81,16 @@ def type_remedy(held: pa.DataType, read: Read) -> str:
         change = f'set raw = "int" for column {read.source} in the spec if it holds integers, or '
     change = change or "change the column's raw type or multi_hot in the spec, or "
     return f"{change}rewrite the file"
+
+
+def remedy_of_booleans(held: pa.DataType, read: Read) -> str:
+    """What to do about booleans of a column of texts, whose texts are not known; "" of others."""
+    if read.raw != "string" or not pa.types.is_boolean(held):
+        return ""
+    return (
+        f'set raw = "bool" for column {read.source} in the spec, which takes every form of true '
+        "and false, or write the texts that the training log has"
+    )
 
 
 def convert_array(array: pa.Array, read: Read, separator: str = "") -> Converted:

@@ -41,6 +41,7 @@ _ENOUGH_ROWS = 100
 _LARGE = 1_000_000
 #: Buckets of values that never stop coming.
 _BUCKETS = 100_000
+_WORDS = {"hex32": "hexadecimal", "int": "integers", "bool": "booleans"}
 #: What becomes of the columns of Criteo's logs.
 _COUNT = ("dense", {}, "a count")
 _HASH = ("categorical", {"raw": "hex32"}, "hexadecimal")
@@ -244,7 +245,7 @@ def _dense(column: Profile) -> Feature:
 
 
 def _categorical(column: Profile) -> Feature:
-    raw, kind = column.kind, {"hex32": "hexadecimal", "int": "integers"}.get(column.kind, "texts")
+    raw, kind = column.kind, _WORDS.get(column.kind, "texts")
     if raw == "int" and not column.fits("int"):
         raw, kind = "string", "integers of more than 53 bits"
     if raw == "string" and all(map(_WITH_UNIT.fullmatch, column.counts)):

@@ -343,6 +343,8 @@ def _of_array(array: pa.ChunkedArray | pa.Array, field: pa.Field) -> list[Profil
     scalars = profile([_text(value) for value in values], field.name, lists=is_text)
     if is_text and scalars.kind in ("int", "float") and not scalars.multi_hot:
         scalars = dataclasses.replace(scalars, kind="string")
+    if pa.types.is_boolean(held) and scalars.kind != "empty":
+        scalars = dataclasses.replace(scalars, kind="bool")
     if numbers and scalars.kind != "empty":
         exact = pa.types.is_decimal(held) or scalars.fits("int")
         kind = "int" if scalars.kind == "int" and exact else "float"  # ids where some are missing

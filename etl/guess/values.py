@@ -25,6 +25,8 @@ _HEX = re.compile("[0-9a-fA-F]{8}")
 _SHORT_HEX = re.compile("[0-9a-fA-F]{1,8}")
 _COMMA_NUMBER = re.compile(r"[-+]?(\d+|[1-9]\d{0,2}(\.\d{3})+)(,\d+)?")
 _EXCHANGED = str.maketrans(",.", ".,")
+#: How programs write booleans, in lower case; 1 and 0 alone are numbers.
+_BOOLEANS = {"true", "false", "1", "0"}
 _SEPARATORS = "|,;^ "
 #: Of the texts of a column of numbers, the share that may be too large to be read.
 _FEW = 0.01
@@ -49,7 +51,8 @@ class Profile:
 
     Attributes:
         name: in the file; of text without a header the place holder that the spec uses.
-        kind: "empty", "int", "float", "hex32", "time", "string" or, of lists, their items' kind.
+        kind: "empty", "int", "float", "bool", "hex32", "time", "string" or, of lists, their items'
+            kind.
         rows: how many were seen.
         counts: how often each value was seen, without missing ones and spaces around.
         missing: how many values are missing.
@@ -161,6 +164,8 @@ def profile(values: Sequence[str], name: str, *, lists: bool = True, decimal: st
     numbers = _as_numbers(texts) or _as_hex(texts)
     if numbers:
         return numbers
+    if {text.lower() for text in counts} <= _BOOLEANS:
+        return dataclasses.replace(texts, kind="bool")
     separator = _list_separator(counts) if lists else ""
     return _as_lists(texts, separator) if separator else dataclasses.replace(texts, kind="string")
 

@@ -49,7 +49,7 @@ All keys of a spec; those that are optional say so, or show their default::
 
     [[categorical]]               # categories; missing values have an id of their own
     names = ["cat_0", "cat_1"]
-    raw = "hex32"                 # up to 8 hexadecimal digits; or "int", or "string" (UTF-8)
+    raw = "hex32"                 # up to 8 hexadecimal digits; "int", "bool", "string" (UTF-8)
     multi_hot = false             # true: a list of values in each row
     vocabulary = "cats"           # optional: columns with the same name here share ids
     freq_threshold = 5            # optional: rarer values count as out of vocabulary

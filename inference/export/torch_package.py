@@ -219,6 +219,7 @@ def describe(spec: FeatureSpec, digest: str) -> dict[str, Any]:
         "categorical": {"dtype": "int64", "missing": MISSING, "columns": single},
         "lists": {"dtype": "int64", "filled_with": MISSING, "columns": lists},
         "hex32": "pass the number that the hexadecimal digits represent",
+        "bool": "pass 1 for true, 0 for false",
         "nulls": nulls,
         "nulls_are": "passed as missing values",
         "derived": derived,

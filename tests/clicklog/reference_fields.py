@@ -35,6 +35,9 @@ def expected(text: str, read: Read):
         return text
     if read.raw == "hex32":
         return int(text, 16) if re.fullmatch("[0-9a-fA-F]{1,8}", text) else BAD
+    if read.raw == "bool":
+        true = text.lower() in {"true", "t", "yes", "y", "1", "1.0"}
+        return int(true) if true or text.lower() in {"false", "f", "no", "n", "0", "0.0"} else BAD
     if read.raw == "time":
         return time_of(text, read.time_format)
     if read.thousands and read.thousands in text and read.raw != "weight":

@@ -64,12 +64,17 @@ _NUMBERS = st.one_of(
     st.sampled_from(["260.0", "2.6e2", "+5", "1,0", "0,123", "1,0000", "1.5", "+-5", ",", "1,,0"]),
     st.sampled_from(["1.234,5", "12.345,67", "0,5e3", "1,5,0"]),
 )
-_TEXTS = st.one_of(_NUMBERS, st.sampled_from(["?", "NA", "\\N", "n/a", "é", "", "a b", "ff"]))
+_BOOLEANS = st.sampled_from(
+    ["TRUE", "True", "false", "F", "Yes", "n", "1", "0", "1.0", "tru", "on"]
+)
+_TEXTS = st.one_of(
+    _NUMBERS, _BOOLEANS, st.sampled_from(["?", "NA", "\\N", "n/a", "é", "", "a b", "ff"])
+)
 
 
 @st.composite
 def _reads(draw) -> Read:
-    raw = draw(st.sampled_from(["int32", "int", "float", "hex32", "string", "weight"]))
+    raw = draw(st.sampled_from(["int32", "int", "float", "hex32", "bool", "string", "weight"]))
     decimal = draw(st.sampled_from([".", ","]))
     return Read(
         "x",

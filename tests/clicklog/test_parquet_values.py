@@ -18,7 +18,7 @@ from nvt_torchrec.formats.spec.reading import LabelRule, Read
 from tests.clicklog.test_field_rules import _TEXTS, BAD, as_list, fields_of
 
 _UTC = datetime.UTC
-_RAW = st.sampled_from(["int32", "int", "float", "hex32", "string", "weight"])
+_RAW = st.sampled_from(["int32", "int", "float", "hex32", "bool", "string", "weight"])
 _TEXT_TYPES = [pa.string(), pa.large_string(), pa.binary(), pa.string_view(),
                pa.dictionary(pa.int8(), pa.string())]  # fmt: skip
 
@@ -151,6 +151,7 @@ def test_other_times() -> None:
     [
         (pa.float64(), Read("x", "string"), 'set raw = "int" for column x'),
         (pa.int64(), Read("x", "time"), 'set time_format = "epoch_s" or .*for column x'),
+        (pa.bool_(), Read("x", "string"), 'set raw = "bool" for column x'),
         (pa.timestamp("us"), Read("x", "string"), 'add derive = "hour"'),
         (pa.list_(pa.string()), Read("x", "string"), "set multi_hot = true for column x"),
         (pa.struct([]), Read("x", "int"), "change the column's raw type"),

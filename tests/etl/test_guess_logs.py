@@ -8,14 +8,18 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
+from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.guess import guess
-from tests.etl.runs import etl_run
+from nvt_torchrec.formats.splits import SPLITS
+from tests.etl.runs import etl_run, read_split
 from tests.etl.test_guess import guessed, guessed_with_text
 
 ROWS = 300
@@ -383,3 +387,40 @@ def test_columns_that_give_the_label_away_are_left_out(tmp_path: Path) -> None:
     assert spec.dense_names == ["profit"]
     assert spec.categorical_names == ["app", "near_id", "click_time_hour", "click_time_weekday"]
     assert spec.split.column == "click_time"
+
+
+def test_booleans_have_one_id_however_they_are_written(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    values = [rng.choice([True, True, True, False, None]) for _ in range(ROWS)]
+    clicks, sites = ([rng.randint(0, most) for _ in range(ROWS)] for most in (1, 9))
+    table = pa.table({"click": clicks, "premium": values, "site_id": sites})
+
+    def written_as(true: object, false: object) -> list:
+        return [{True: true, False: false}.get(value) for value in values]
+
+    read = {}
+    for number, texts in enumerate([values, written_as("TRUE", "FALSE"), written_as("true", "0")]):
+        path = tmp_path / str(number) / f"log.{'csv' if number else 'parquet'}"
+        path.parent.mkdir()
+        written = table.set_column(1, "premium", [texts])
+        (pacsv.write_csv if number else pq.write_table)(written, path)
+        read[path] = {column.name: column.raw for column in guessed(path).categorical}
+        out = tmp_path / f"out{number}"
+        assert etl_run(path, out, "--spec", str(path.parent / "spec.toml")) == 0
+        assert read[path]["premium"] == "bool"
+        ids = pd.concat([read_split(out, split) for split in SPLITS])
+        assert sorted(ids["premium"].value_counts().items()) == [
+            (1, values.count(None)),
+            (3, values.count(True)),
+            (4, values.count(False)),
+        ]
+    workflow = workflows.load(out / "workflow", label=False)
+    expected = [{True: 3, False: 4, None: 1}[value] for value in values]
+    for form in (
+        values,
+        pd.array(values, "boolean"),
+        written_as("True", "False"),
+        written_as(1, 0),
+    ):
+        frame = pd.DataFrame({"premium": form, "site_id": sites})
+        assert workflow.transform(frame)["premium"].tolist() == expected

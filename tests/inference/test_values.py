@@ -34,6 +34,7 @@ SPEC = FeatureSpec(
     (
         CategoricalColumn("hex"),
         CategoricalColumn("int", raw="int"),
+        CategoricalColumn("bool", raw="bool"),
         CategoricalColumn("text", raw="string"),
         CategoricalColumn("hexes", multi_hot=True),
         CategoricalColumn("ints", raw="int", multi_hot=True),
@@ -42,8 +43,8 @@ SPEC = FeatureSpec(
     input=InputFormat("csv", header=False),
 )
 GOOD = {
-    "count": 1, "price": 0.5, "hex": "0000001b", "int": -7, "text": "é", "hexes": ["1b", 2],
-    "ints": [3, 3], "texts": ["a", "b"],
+    "count": 1, "price": 0.5, "hex": "0000001b", "int": -7, "bool": True, "text": "é",
+    "hexes": ["1b", 2], "ints": [3, 3], "texts": ["a", "b"],
 }  # fmt: skip
 
 
@@ -83,6 +84,7 @@ _ROW = st.fixed_dictionaries(
         "price": st.none() | st.floats(-LARGEST_FLOAT32, LARGEST_FLOAT32),
         "hex": st.none() | _UINT32,
         "int": st.none() | _INT,
+        "bool": st.none() | st.booleans(),
         "text": st.none() | _TEXT,
         "hexes": st.lists(_UINT32, max_size=3),
         "ints": st.lists(_INT, max_size=3),
@@ -117,6 +119,9 @@ def test_values_read_as_their_text_does(rows: list[dict], data: st.DataObject) -
             if value is None or value == []:
                 missing = [None, math.nan, np.nan, pd.NA, pd.NaT, ""]
                 row[name] = data.draw(st.sampled_from(missing))
+        if isinstance(row["bool"], bool):
+            forms = (row["bool"], np.bool_(row["bool"]), str(row["bool"]).upper(), +row["bool"])
+            row["bool"] = data.draw(st.sampled_from(forms))
     assert plain(RowReader(SPEC).read(rows)) == expected
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     assert plain(read_columns(columns, SPEC)) == expected
@@ -135,6 +140,9 @@ def test_values_read_as_their_text_does(rows: list[dict], data: st.DataObject) -
         ("hex", b"1b", 27),
         ("hex", np.str_("1B"), 27),
         ("int", np.float64(2**53), 2**53),
+        ("bool", b"TRUE", True),
+        ("bool", 1.0, True),
+        ("bool", "no", False),
         ("text", np.str_("é"), "é"),
         ("count", decimal.Decimal("7.00"), 7),  # as databases return numbers
         ("price", decimal.Decimal("0.25"), 0.25),
@@ -163,7 +171,10 @@ def test_other_types_that_hold_the_same(name: str, value, same) -> None:
         ("hex", -1, "-1: expected an integer from 0 to 4294967295"),
         ("hex", np.float32(2**24 + 2), "float32 rounds integers above 16777216"),
         ("int", 2**53 + 1, "-9007199254740992 to 9007199254740992"),
+        ("bool", 2, "2: expected true or false (also 1 or 0), or a missing value"),
+        ("bool", "on", "'on': expected true or false"),
         ("text", 1, "1: expected a string"),
+        ("text", True, "True: expected a string"),
         ("text", "\ud800", "expected UTF-8 text"),
         ("ints", "1", "'1': expected a list"),
         ("ints", {1: 2}, "expected a list"),
@@ -193,6 +204,11 @@ def test_wrong_values_are_named(name: str, value, reason: str) -> None:
         ("int", np.array([1, 2**60]), r"column int: 1152921504606846976: expected an integer from"),
         ("hex", np.array([2**24 + 2, 1], np.float32), r"column hex: float rounds integers above"),
         ("text", np.array([1, 2]), r"column text is of type int64, not of raw type string"),
+        (
+            "text",
+            np.array([True, False]),
+            r"is of type bool, not of raw .*\n.*set raw = .bool. for",
+        ),
         ("count", pa.array(["1", "2"]), r"column count is of type string, not of raw type int32"),
         ("ints", pa.array([1, 2]), r"column ints is of type int64, not a list of raw type int"),
         ("ints", pa.array([[1], [None]]), r"row 1, column ints: None: a list must not hold a null"),

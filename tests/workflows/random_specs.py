@@ -87,7 +87,7 @@ def feature_specs(draw: st.DrawFn) -> FeatureSpec:
                 ]
             )
         )
-        raw = draw(st.sampled_from(["hex32", "int", "string"]))
+        raw = draw(st.sampled_from(["hex32", "int", "bool", "string"]))
         sharing = 1 if "hash_buckets" in policy else draw(st.integers(1, 3))
         vocabulary = f"v{len(categorical)}" if sharing > 1 or draw(st.booleans()) else ""
         for _ in range(sharing):
@@ -143,6 +143,8 @@ def _values(column: CategoricalColumn, count: int, rng: np.random.Generator):
         return pa.array([words[draw] for draw in draws], pa.string())
     if column.raw == "hex32":
         return (draws * 0x1F3D5B79 % 2**32).astype(np.uint32)
+    if column.raw == "bool":
+        return draws % 2
     return draws**15 * np.where(draws % 2, -1, 1)  # up to 10^15, of either sign
 
 

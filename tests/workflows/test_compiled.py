@@ -35,6 +35,7 @@ from tests.workflows.random_specs import as_columns, examples, feature_specs, ra
 _VALUES = {
     "hex32": [0, 1, 2, 3, 2**31 - 1, 2**31, 2**32 - 1, 0xDEADBEEF, 1 << 16, 1 << 24],
     "int": [0, 1, -1, 2**53, -(2**53), 2**32, 2**32 + 1, 2**32 - 1, -(2**32), 3 << 40, 7, 8, 9],
+    "bool": [0, 1],
     "string": ["a", "b", "A", "0", "00", "é", "日本語", "x" * 7, "x" * 8, "x" * 9, "x" * 300,
                "x" * 299 + "y", "abcdefgh1", "abcdefgh2", "\x00", "\x00\x00", "🙂", " "],
 }  # fmt: skip

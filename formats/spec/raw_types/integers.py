@@ -23,7 +23,9 @@ _HEX = re.compile("[0-9a-fA-F]{1,8}").fullmatch
 _JSON_HEX = {"type": "string", "pattern": "^[0-9a-fA-F]{0,8}$"}
 
 
-class _Integer(RawType):
+class Integer(RawType):
+    """What raw types of whole numbers have in common."""
+
     syntax = "expected an integer or a missing value"
     has_point = True
     arrow_kinds = ("integer", "floating", "boolean", "decimal")
@@ -48,9 +50,10 @@ class _Integer(RawType):
     def from_python(self, value: Any) -> int | None:
         if type(value) is int and self.least <= value <= self.most:
             return value
-        return None if is_missing(value) else self._integer(value)
+        return None if is_missing(value) else self.whole(value)
 
-    def _integer(self, value: Any) -> int:
+    def whole(self, value: Any) -> int:
+        """Return a number without a fraction, within the limits. Raises ``ValueError``."""
         if isinstance(value, float | np.floating) and float(value).is_integer():
             limit = EXACT.get(getattr(value, "itemsize", 8), 2**53)
             if isinstance(value, np.floating) and abs(float(value)) > limit and limit < 2**53:
@@ -61,14 +64,14 @@ class _Integer(RawType):
         if isinstance(value, decimal.Decimal) and value.is_finite() and value == int(value):
             value = int(value)  # databases return numbers so
         if not isinstance(value, int | np.integer | np.bool_):
-            raise ValueError("expected an integer or a missing value")
+            raise ValueError(self.syntax)
         return self.checked(int(value))
 
     def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
         return usual_numbers(self, values, np.int64) if kinds == {int} else None
 
 
-class Int32(_Integer):
+class Int32(Integer):
     """32-bit integers of dense columns."""
 
     name, dtype, dense = "int32", "int32", True
@@ -78,7 +81,7 @@ class Int32(_Integer):
     example = 1
 
 
-class Int(_Integer):
+class Int(Integer):
     """Integers up to 2**53, which are exact in float64, as NVTabular's pandas code holds them."""
 
     name, dtype, categorical = "int", "int64", True
@@ -89,7 +92,7 @@ class Int(_Integer):
     probes = (least, most, -1, 0)
 
 
-class Hex32(_Integer):
+class Hex32(Integer):
     """Categories of 32 bits; in text up to eight hexadecimal digits."""
 
     name, dtype, categorical, has_point = "hex32", "uint32", True, False
@@ -124,7 +127,7 @@ class Hex32(_Integer):
             return None
         if isinstance(value, bytes):
             value = value.decode("ascii", "replace")
-        return self.from_log_text(value) if isinstance(value, str) else self._integer(value)
+        return self.from_log_text(value) if isinstance(value, str) else self.whole(value)
 
     def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
         if kinds != {str}:
