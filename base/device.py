@@ -11,8 +11,9 @@ host's code, or, where the user asks for that, an error.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -144,6 +145,26 @@ def use_device(device: torch.device) -> None:
 
 class DeviceError(ClickLogError):
     """Code for a card fails, or computes something else than the host's."""
+
+
+@contextlib.contextmanager
+def device_errors(remedy: str) -> Iterator[None]:
+    """Explain errors of CUDA, and of RMM and CuPy, which report a lack of memory by MemoryError.
+
+    Their types depend on the library, and some become an ``Exception`` on their way from a worker.
+
+    Raises:
+        DeviceError: Instead of such an error, with ``remedy``.
+    """
+    try:
+        yield
+    except (ClickLogError, OSError):
+        raise
+    except Exception as error:
+        name = f"{type(error).__module__}.{type(error).__qualname__}"
+        if not isinstance(error, MemoryError) and "cuda" not in f"{name} {error}".lower():
+            raise
+        raise DeviceError(f"the GPU failed: {type(error).__name__}: {error}", remedy) from error
 
 
 def difference(

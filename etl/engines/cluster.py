@@ -15,6 +15,7 @@ from pathlib import Path
 
 import nvt_torchrec.nvt_compat  # noqa: F401
 
+import dask
 from distributed import Client, KilledWorker, LocalCluster
 
 from nvt_torchrec.base.errors import ClickLogError, SettingsError
@@ -132,19 +133,26 @@ def local_cluster(workers: int | None, directory: Path) -> Iterator[Client]:
         if options["n_workers"] > gpus:
             raise SettingsError(f"{workers} workers for {gpus} GPUs", f"--workers {gpus} at most")
         from dask_cuda import LocalCUDACluster
+        from dask_cuda.utils import has_device_memory_resource
 
         # LocalCUDACluster sets its own preload, so workers load nvt_compat by pre_import. The sizes
         # are in bytes because it would compute shares of the whole GPU for a MIG instance.
         memory = gpu_memory()
         options |= {
             "rmm_pool_size": int(POOL_SHARE * memory),
-            "device_memory_limit": int(SPILL_SHARE * memory),
+            # an integrated GPU has no memory of its own to spill from
+            "device_memory_limit": int(SPILL_SHARE * memory)
+            if has_device_memory_resource()
+            else None,
             "pre_import": "nvt_torchrec.nvt_compat",
         }
         started = _start_without_sigint(lambda: LocalCUDACluster(**options))
     else:
         started = _start_without_sigint(lambda: LocalCluster(**options, processes=True))
     with contextlib.ExitStack() as stack:
+        # Dask would give up a worker that takes longer than 15 s to start again.
+        patient = {"distributed.deploy.lost-worker-timeout": START_SECONDS}
+        stack.enter_context(dask.config.set(patient))
         stack.callback(_close, started)
         client = Client(started)
         stack.callback(_close, client)

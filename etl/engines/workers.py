@@ -17,7 +17,7 @@ from typing import Any
 from distributed import Client, Future
 from distributed.client import ClosedClientError
 
-from nvt_torchrec.base.device import fall_back
+from nvt_torchrec.base.device import device_errors, fall_back
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.etl.engines.block import count_block, encode_block
@@ -34,6 +34,10 @@ from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import CompiledWorkflow
 
 log = logging.getLogger(__name__)
+
+#: Seconds for the comparison of the first block, which takes seconds; kernels are compiled, too.
+COMPARE_SECONDS = 300
+_REMEDY = "begin again with --engine cpu --restart"
 
 
 class Workers(Engine):
@@ -58,7 +62,8 @@ class Workers(Engine):
         if on_cards:
             log.info("Criteo's format: kernels on the GPUs parse, count and encode text")
         if on_cards and self._agrees("counting", device.compare_counts, blocks[0]):
-            results = self._results(device.count_blocks, device.divided(numbered, self.client))
+            tasks = device.divided(numbered, self.client)
+            results = self._results(device.count_blocks, tasks, on_cards)
         else:
             results = self._results(_count_block, numbered)
         for rows in results:
@@ -70,7 +75,7 @@ class Workers(Engine):
         on_cards = self._on_cards(unit.block for unit in units) and device.has_room(workflow)
         if on_cards and self._agrees("encoding", device.compare_codes, units[0], saved):
             tasks = device.divided(units, self.client)
-            results = self._results(device.encode_units, tasks, workflow=saved)
+            results = self._results(device.encode_units, tasks, on_cards, workflow=saved)
         else:
             results = self._results(self._encode_block(), by_block(units), workflow=saved)
         for of_task in results:
@@ -87,19 +92,34 @@ class Workers(Engine):
         """Return whether a worker's card does with the first block what the host does.
 
         Raises:
-            DeviceError: It does not, and the settings are strict.
+            DeviceError: It does not, or its worker died or hangs, and the settings are strict.
         """
-        why = self.client.submit(task, self.job, *first, pure=False).result()
+        future = self.client.submit(task, self.job, *first, pure=False)
+        try:
+            why = future.result(COMPARE_SECONDS)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            self._restart_busy(future)
         if why:
             fall_back(f"{what} on the GPU", why, "the CPU does it", strict=self.job.strict_gpu)
         return not why
 
-    def _results(self, task: Callable[..., Any], items: list, **options: Any) -> Iterator[Any]:
+    def _restart_busy(self, future: Future) -> None:
+        """Cancel a task, and restart the worker that hangs in it: it would do no other task."""
+        with contextlib.suppress(Exception):  # it has no nanny, or the cluster is gone
+            tasks = self.client.processing()
+            future.cancel()
+            self.client.restart_workers([worker for worker in tasks if future.key in tasks[worker]])
+
+    def _results(
+        self, task: Callable[..., Any], items: list, on_cards: bool = False, **options: Any
+    ) -> Iterator[Any]:
         """Run a task of the job for each item; yield the results in their order."""
         call = functools.partial(task, job=self.job, **options)
         futures: list[Future] = self.client.map(call, items, pure=False, batch_size=1000)
         try:
-            with readable_errors(self.client):
+            explained = device_errors(_REMEDY) if on_cards else contextlib.nullcontext()
+            with readable_errors(self.client), explained:
                 for future in futures:
                     yield future.result()
                     future.release()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -16,13 +17,16 @@ import pyarrow.parquet as pq
 import pytest
 from distributed import Client
 
+from nvt_torchrec.base.device import DeviceError
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.etl.engines.cluster import WorkerLostError, local_cluster
+from nvt_torchrec.etl.engines.engine import Job
+from nvt_torchrec.etl.engines.workers import Workers
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from tests.etl.runs import parts, read_split, settings, tree, until
-from tests.logs import random_rows, write_day
+from tests.logs import CRITEO, random_rows, write_day
 from tests.shell import ROOT, python
 
 
@@ -159,6 +163,31 @@ def test_a_worker_that_dies_is_replaced(raw: Path, whole, cluster: Client) -> No
     }
     assert rows == {split: one["rows"] for split, one in manifest["splits"].items()}
     assert sum(rows.values()) == manifest["rows"]["in"] == 62 * 300
+
+
+@pytest.mark.parametrize(
+    ("task", "seconds", "why"),
+    [
+        (lambda *_: os._exit(1), None, "KilledWorker"),
+        (lambda *_: time.sleep(10**6), 3, "TimeoutError"),
+    ],
+)
+def test_a_comparison_that_fails_is_a_warning(
+    tmp_path: Path, cluster: Client, monkeypatch, caplog, task: Callable, seconds, why: str
+) -> None:
+    """A worker that died or hangs in it is replaced, so that the hosts' work can follow."""
+    if why == "KilledWorker":  # at its first death
+        monkeypatch.setattr(cluster.cluster.scheduler, "allowed_failures", 0)
+    monkeypatch.setattr("nvt_torchrec.etl.engines.workers.COMPARE_SECONDS", seconds)
+    workers = Workers(Job(CRITEO, tmp_path), cluster, gpu=True)
+    assert not workers._agrees("counting", task)
+    (warning,) = [text for text in caplog.messages if "counting on the GPU" in text]
+    assert f"differs from the CPU's: {why}" in warning
+    monkeypatch.undo()
+    assert cluster.gather(cluster.map(abs, [-1, -2, -3, -4], pure=False)) == [1, 2, 3, 4]
+    workers.job = dataclasses.replace(workers.job, strict_gpu=True)
+    with pytest.raises(DeviceError, match="JSONDecodeError: Expecting property name"):
+        workers._agrees("counting", lambda *_: json.loads("{"))
 
 
 def test_a_cluster_that_loses_all_workers(

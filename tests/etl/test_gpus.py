@@ -40,6 +40,26 @@ def driver(memory: int) -> types.SimpleNamespace:
     )
 
 
+class Cuda(types.ModuleType):
+    """``dask_cuda``, which notes how a cluster is started and starts one without GPUs.
+
+    Args:
+        dedicated: Whether the GPUs have memory of their own.
+    """
+
+    def __init__(self, *, dedicated: bool = True) -> None:
+        super().__init__("dask_cuda")
+        self.asked: dict[str, object] = {}
+        self.utils = types.ModuleType("dask_cuda.utils")
+        self.utils.has_device_memory_resource = lambda: dedicated
+
+    def LocalCUDACluster(  # noqa: N802
+        self, rmm_pool_size: int, device_memory_limit: int, pre_import: str, **options: object
+    ) -> LocalCluster:
+        self.asked.update(pool=rmm_pool_size, limit=device_memory_limit, pre_import=pre_import)
+        return LocalCluster(**options, processes=True)
+
+
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch):
     """Make it one with so many GPUs that CUDA shows, of so many bytes, if these are visible."""
@@ -85,20 +105,14 @@ def test_pools_are_shares_of_an_instance(
     machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """dask-cuda would take shares of the whole card for each of its instances."""
-    asked = {}
-
-    def started(rmm_pool_size: int, device_memory_limit: int, pre_import: str, **options):
-        asked.update(pool=rmm_pool_size, limit=device_memory_limit, pre_import=pre_import)
-        return LocalCluster(**options, processes=True)
-
-    module = types.ModuleType("dask_cuda")
-    module.LocalCUDACluster = started
+    module = Cuda()
     monkeypatch.setitem(sys.modules, "dask_cuda", module)
+    monkeypatch.setitem(sys.modules, "dask_cuda.utils", module.utils)
     memory = 16 << 30
     machine(1, memory, "MIG-41b3359c,MIG-65b79fff")
     with cluster.local_cluster(None, tmp_path) as client:
         assert len(client.scheduler_info(n_workers=-1)["workers"]) == 2
-    assert asked == {
+    assert module.asked == {
         "pool": int(0.7 * memory),
         "limit": int(0.8 * memory),
         "pre_import": "nvt_torchrec.nvt_compat",
@@ -108,6 +122,18 @@ def test_pools_are_shares_of_an_instance(
         cluster.local_cluster(3, tmp_path),
     ):
         pass
+
+
+def test_an_integrated_gpu_has_no_memory_to_spill_from(
+    machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """dask-cuda refuses a limit of it."""
+    module = Cuda(dedicated=False)
+    monkeypatch.setitem(sys.modules, "dask_cuda", module)
+    monkeypatch.setitem(sys.modules, "dask_cuda.utils", module.utils)
+    machine(1)
+    with cluster.local_cluster(None, tmp_path):
+        assert module.asked["limit"] is None
 
 
 def test_the_cause_is_what_a_worker_raised() -> None:

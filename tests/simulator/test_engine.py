@@ -220,7 +220,7 @@ def test_an_interrupted_fit_counts_only_what_is_missing(
         return count(card, block, spec, **options)
 
     monkeypatch.setattr(device, "count_block", counted)
-    with pytest.raises(Exception, match="simulated"):
+    with pytest.raises(DeviceError, match=r"the GPU failed: .*simulated\n.*--engine cpu --restart"):
         compare(tmp_path)
     wait_for_workers()
     runs = {path.name for path in (tmp_path / "ours").rglob("*.npz")}
