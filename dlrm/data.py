@@ -193,6 +193,7 @@ def make_loader(
         selection=selection,
         label=settings.label,
         strict_gpu=settings.strict_gpu,
+        cpu_decoding=settings.cpu_decoding,
         limit_batches=limits[split],
         rank=group.rank,
         world_size=group.world_size,

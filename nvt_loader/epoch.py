@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nvt_torchrec.base.device import difference, use_device
+from nvt_torchrec.base.device import device_errors, difference, use_device
 from nvt_torchrec.nvt_loader import plan as planning
 from nvt_torchrec.nvt_loader.cpu.blocks import BatchBlock, BatchFactory, LoaderBatch, ShardRows
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
@@ -20,6 +21,11 @@ from nvt_torchrec.nvt_loader.memory import PREFETCH_BLOCKS, READ_AHEAD, Budget
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Decoder, ShardReader
 from nvt_torchrec.nvt_loader.plan import Plan
+
+_REMEDY = (
+    "let the CPU decode: cpu_decoding=True, --cpu_decoding of train_torchrec.py; or give libcudf "
+    "less memory by loader_memory, --loader_memory"
+)
 
 
 @dataclasses.dataclass
@@ -227,7 +233,8 @@ class EpochIterator(Iterator[LoaderBatch]):
         if not self._ahead:
             raise StopIteration
         try:
-            made = self._ahead[0].result()  # stays in the queue if interrupted here
+            with device_errors(_REMEDY) if self._builder.on_device else contextlib.nullcontext():
+                made = self._ahead[0].result()  # stays in the queue if interrupted here
             if made is None:
                 self._finish(self._position)
         except Exception as error:

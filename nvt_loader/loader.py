@@ -99,13 +99,15 @@ class KJTLoader:
         label: The label that ``labels`` holds, if the data have several; by default the main one.
         strict_gpu: Where libcudf decodes, the first block of each epoch is compared with the CPU's.
             If they differ, raise an error instead of a warning and going on with the CPU's.
+        cpu_decoding: Decode on the CPU and copy blocks to the device, also where libcudf could.
 
     Raises:
         BadInputError: A missing directory, file or schema, or a file that cannot be read.
         SchemaError: A missing column or one of another type, a null, an id outside its table, or a
             split with another number of rows than the manifest says.
         SettingsError: A setting out of its range, or too little ``loader_memory``.
-        DeviceError: From ``next()``, with ``strict_gpu``.
+        DeviceError: From ``next()``: the device fails, or the first block differs, with
+            ``strict_gpu``.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class KJTLoader:
         transforms: Iterable[Callable[[Any], Any]] = (),
         label: str | None = None,
         strict_gpu: bool = False,
+        cpu_decoding: bool = False,
     ) -> None:
         if isinstance(shuffle, bool):
             shuffle = "rows" if shuffle else "none"
@@ -170,7 +173,8 @@ class KJTLoader:
             limit=limit_batches,
             window_rows=shuffle_window,
         )
-        self._builder, self._strict_gpu = choose_builder(self._dataset, self._device), strict_gpu
+        builder, self._strict_gpu = choose_builder(self._dataset, self._device), strict_gpu
+        self._builder = builder.host_kind if cpu_decoding and builder.on_device else builder
         self._budget()
         self._make_batch = BatchFactory(self._dataset.schema.categorical, self._device)
         self._functions = list(transforms)

@@ -210,6 +210,7 @@ class TrainFields(Settings):
         "an error, not a warning, if the GPU's code differs from the CPU's at the start",
         False
     )
+    cpu_decoding: bool = _speed("decode parquet on the CPU, also where libcudf could", False)
 
     sharding: str = _sharding(
         "how to shard every table; auto: TorchRec's planner chooses table-wise or row-wise", "auto",

@@ -302,3 +302,25 @@ def test_threads_touch_the_device_of_their_rank_only(tmp_path, libcudf, monkeypa
     ahead.finish([group], fake_cuda.Stream(device))
     ahead.close()
     assert touched == {3}
+
+
+@pytest.mark.parametrize("error", [MemoryError("std::bad_alloc"), RuntimeError("CUDA error: x")])
+def test_a_device_that_fails_later(tmp_path, libcudf, monkeypatch, error):
+    """One sentence, and what it advises works."""
+    write_split(tmp_path, {"train": [3000]}, row_group_rows=100)
+    limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=640, BLOCK=640)
+    expected = list(KJTLoader(tmp_path / "train", 64, device="cpu"))
+    build, built = gpu.build_on_device, []
+
+    def failing(*given):
+        built.append(given)
+        if len(built) > 1:
+            raise error
+        return build(*given)
+
+    monkeypatch.setattr(gpu, "build_on_device", failing)
+    with pytest.raises(DeviceError, match=rf"the GPU failed: .*{error}\n.*--cpu_decoding"):
+        list(KJTLoader(tmp_path / "train", 64, device="cpu"))
+    built.clear()
+    assert_same(list(KJTLoader(tmp_path / "train", 64, device="cpu", cpu_decoding=True)), expected)
+    assert not built
