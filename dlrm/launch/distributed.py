@@ -44,7 +44,7 @@ def process_group() -> Iterator[Group]:
     not destroyed: its other members may be waiting in a collective, and the launcher ends them.
 
     Raises:
-        SettingsError: The machine has fewer GPUs than processes.
+        SettingsError: Another process uses the same GPU.
     """
     alone = "WORLD_SIZE" not in os.environ
     rank = 0 if alone else int(os.environ["RANK"])
@@ -57,12 +57,7 @@ def process_group() -> Iterator[Group]:
         store = store_of_this_attempt(shared, rank, world_size)
     where = {"store": store, "rank": rank, "world_size": world_size}
     if torch.cuda.is_available():
-        if local_world_size > torch.cuda.device_count():
-            raise SettingsError(
-                f"{local_world_size} processes, but {torch.cuda.device_count()} GPU(s) here",
-                "start one process per GPU: -j 1xN, or --nproc-per-node N",
-            )
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        device = choose_gpu(store, rank)
         torch.cuda.set_device(device)
         # CUDA's default stream and all blocking streams, such as those of libcudf's reads, wait for
         # each other; so training has a stream of its own.
@@ -84,6 +79,27 @@ def process_group() -> Iterator[Group]:
             dist.destroy_process_group()
         if device.type == "cuda":
             torch.cuda.set_stream(torch.cuda.default_stream(device))
+
+
+def choose_gpu(store: dist.Store, rank: int) -> torch.device:
+    """Return the GPU of this process, which no other one uses.
+
+    A process sees all GPUs of its machine, or its own one only, whatever ``LOCAL_RANK`` is. Without
+    ``LOCAL_RANK`` the ranks of a machine are taken to be consecutive.
+
+    Raises:
+        SettingsError: Another process uses the same GPU.
+    """
+    count = torch.cuda.device_count()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % count)
+    uuid = torch.cuda.get_device_properties(device).uuid
+    if store.add(f"gpu/{uuid}", 1) > 1:
+        raise SettingsError(
+            f"rank {rank}: another process uses its GPU, number {device.index} of {count} here",
+            "start one process per GPU: -j 1xN, or --nproc-per-node N; another launcher has to "
+            "set LOCAL_RANK",
+        )
+    return device
 
 
 def store_of_this_attempt(store: dist.Store, rank: int, world_size: int) -> dist.Store:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.dlrm.launch.distributed import store_of_this_attempt
+from nvt_torchrec.dlrm.launch.distributed import choose_gpu, store_of_this_attempt
 
 
 @pytest.fixture
@@ -24,6 +26,44 @@ def _start(store: dist.Store, world_size: int = 3) -> list[dist.Store]:
                 lambda rank: store_of_this_attempt(store, rank, world_size), range(world_size)
             )
         )
+
+
+@pytest.mark.parametrize(
+    ("visible", "local", "chosen"),
+    [
+        ("ab", ["0", "1"], [0, 1]),
+        ("ab", [None, None], [0, 1]),
+        (["a", "b"], ["0", "0"], [0, 0]),  # torchrun --virtual-local-rank
+        (["a", "b"], ["0", "1"], [0, 0]),  # a GPU a task, under Slurm
+        (["a", "b"], [None, None], [0, 0]),
+    ],
+)
+def test_each_rank_has_a_gpu(store, monkeypatch, visible, local, chosen):
+    """``visible`` are the GPUs that all ranks see, or those of each one."""
+    found = [
+        _choose(store, monkeypatch, rank, visible if visible == "ab" else visible[rank], own)
+        for rank, own in enumerate(local)
+    ]
+    assert found == [torch.device("cuda", index) for index in chosen]
+
+
+@pytest.mark.parametrize("local", [["0", "0"], ["0", "1"], [None, None]])
+def test_two_ranks_on_a_gpu(store, monkeypatch, local):
+    _choose(store, monkeypatch, 0, "a", local[0])
+    with pytest.raises(SettingsError, match=r"rank 1: another process uses its GPU"):
+        _choose(store, monkeypatch, 1, "a", local[1])
+
+
+def _choose(store, monkeypatch, rank: int, visible: str, local: str | None) -> torch.device:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: len(visible))
+    monkeypatch.setattr(
+        "torch.cuda.get_device_properties",
+        lambda device: SimpleNamespace(uuid=visible[device.index]),
+    )
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local is not None:
+        monkeypatch.setenv("LOCAL_RANK", local)
+    return choose_gpu(store, rank)
 
 
 def test_every_start_has_keys_of_its_own(store):
