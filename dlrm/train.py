@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nvt_torchrec.base.errors import OutputError
+from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.dlrm.build import build, make_pipeline
 from nvt_torchrec.dlrm.checkpoint.ancestor import (
     agree_on_ancestor,
@@ -36,7 +36,7 @@ from nvt_torchrec.dlrm.data import (
 )
 from nvt_torchrec.dlrm.days import choose_days, log_days
 from nvt_torchrec.dlrm.evaluate import evaluate
-from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0
+from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0, gathered
 from nvt_torchrec.dlrm.launch.preemption import EXIT_STATUS, StopRequests
 from nvt_torchrec.dlrm.metrics import Metrics
 from nvt_torchrec.dlrm.model import TrainBatch
@@ -175,6 +175,9 @@ class Trainer:
         profiler: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if settings.profile and self.events.directory:
             profiler = step_profiler(settings, self.events.directory, progress.total_steps)
+        baselines = {}
+        if self.group.rank == 0:
+            baselines = compute_baselines(settings, self.config, self.selection)
         if not self._resume():
             self._start()
         kept = settings.checkpoint_dir or settings.save_checkpoint_path
@@ -186,9 +189,7 @@ class Trainer:
                     self._train_epochs()
                 self._save_final_checkpoint()
                 self.stop_requests.finish()
-                baselines = {}
                 if self.group.rank == 0:
-                    baselines = compute_baselines(settings, self.config, self.selection)
                     self.learning.finished(progress.step, self.metrics, baselines)
                 progress.report_end(self.metrics, baselines)
         except BaseException:
@@ -274,12 +275,22 @@ class Trainer:
             self.learning.evaluated(step, self._evaluate("valid"))
 
     def _evaluate(self, split: str) -> Metrics | None:
-        """Evaluate a split; its metrics on rank 0."""
+        """Evaluate a split; its metrics on rank 0. What is trained is kept if that fails."""
         begin = time.perf_counter()
-        loader = self.loaders[split]
-        batches = padded_batches(loader, self.settings.batch_size_of(split), self.group)
-        metrics = evaluate(self.pipeline, self.model, batches, self.group, self._stop_if_asked)
-        loader.check_epoch()
+        loader, group = self.loaders[split], self.group
+        trained = 0 < self.progress.step == self.progress.total_steps
+        changed = gathered(group, loader.changed_file()) if trained else []
+        try:
+            if error := next(filter(None, changed), None):
+                raise error
+            batches = padded_batches(loader, self.settings.batch_size_of(split), group)
+            metrics = evaluate(self.pipeline, self.model, batches, group, self._stop_if_asked)
+            loader.check_epoch()
+        except (BadInputError, SchemaError):
+            # otherwise the other ranks may wait for this one in the middle of the evaluation
+            if trained and (any(changed) or group.world_size == 1):
+                self._save_final_checkpoint()
+            raise
         if metrics is not None:
             self.metrics[split] = metrics
             self.progress.report_evaluation(split, metrics, time.perf_counter() - begin)
@@ -345,6 +356,7 @@ class Trainer:
         self.checkpoints.save(progress.step, state, record, progress.loss)
 
     def _save_final_checkpoint(self) -> None:
+        """Write ``--save_checkpoint_path``, with the metrics that there are."""
         path, keep = self.settings.save_checkpoint_path, self.settings.keep
         if path:
             metrics = {split: m.to_dict() for split, m in self.metrics.items()}

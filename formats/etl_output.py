@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 from nvt_torchrec.base.errors import BadInputError
@@ -14,6 +16,8 @@ NAMES = (
 )  # fmt: skip
 #: Exists while the output is switched to a new generation; it lists the renames of the switch.
 SWITCH_FILE = ".switching.json"
+#: What all links to a file share.
+_SAME = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
 #: The generation before the newest one, laid out as ``OUT``, until a later one is made.
 PREVIOUS = ".previous"
 
@@ -78,13 +82,30 @@ class EtlOutput:
             )
 
 
-def existing_part(part: Path) -> Path:
-    """Return the path of a part, also if a day was added to its output since the part was found.
+def find_part(part: Path, then: os.stat_result) -> Path | None:
+    """Return where a part is now, also if days were added to its output since it was found.
 
-    `python -m etl extend` may give it another name; the old one is kept in :data:`PREVIOUS`.
+    `python -m etl extend` may give it another name, in this generation and in :data:`PREVIOUS`:
+    all of them are links to one file.
+
+    Args:
+        part: Where it was.
+        then: Its status there.
+
+    Returns:
+        A path of the same file; None if there is none, or the file was rewritten.
     """
-    if not part.exists() and len(part.parents) > 3:
-        out = part.parents[3]
-        before = out / PREVIOUS / part.relative_to(out)
-        return before if before.exists() else part
-    return part
+    with contextlib.suppress(OSError):
+        now = part.stat()
+        # either may change: the inode where a network file system invents it, the time by `touch`
+        same = now.st_ino == then.st_ino or now.st_mtime_ns == then.st_mtime_ns
+        if same and now.st_size == then.st_size:
+            return part
+    output = EtlOutput.of_splits(part.parent.parent)
+    for splits in (output.splits, EtlOutput(output.root / PREVIOUS).splits):
+        for path in splits.glob("*/*.parquet"):
+            with contextlib.suppress(OSError):
+                now = path.stat()
+                if all(getattr(now, name) == getattr(then, name) for name in _SAME):
+                    return path
+    return None

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from nvt_torchrec.base.device import fall_back
-from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import options
 from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch
@@ -319,6 +319,15 @@ class KJTLoader:
         self._plan = dataclasses.replace(self._plan, virtual_shards=state["virtual_shards"])
         self._next = Position(state["epoch"], state["step"], state["step"])
         self._current = None
+
+    def changed_file(self) -> BadInputError | None:
+        """Return the error of a file that was removed or rewritten since; None if there is none."""
+        try:
+            for file in range(len(self._dataset.files)):
+                self._dataset.path(file)
+        except BadInputError as error:
+            return error
+        return None
 
     def check_epoch(self) -> None:
         """Compare the rows that all ranks' newest iterators delivered with the plan (collective).

@@ -79,7 +79,7 @@ def select(dataset: Dataset, selection: Selection) -> Dataset:
     return dataclasses.replace(
         dataset,
         files=tuple(dataset.files[file] for file in files),
-        sizes=tuple(dataset.sizes[file] for file in files),
+        status=tuple(dataset.status[file] for file in files),
         row_groups=tuple(
             dataclasses.replace(group, file=renumbered[group.file]) for group, _ in chosen
         ),

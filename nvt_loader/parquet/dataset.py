@@ -7,6 +7,7 @@ import difflib
 import functools
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,12 +18,17 @@ import pyarrow as pa
 from nvt_torchrec.base import parquet_footer
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.base.parquet_footer import VALUES, Footer
-from nvt_torchrec.formats.etl_output import existing_part
+from nvt_torchrec.formats.etl_output import find_part
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Range, RowGroupSlice
 
 REWRITE = "restore the file, or run the ETL again"
+_CHANGED = (
+    "if days were added to this output meanwhile with --keep_days, or one was taken back, begin "
+    "the training again; else the file was rewritten, cut short or removed while in use: restore "
+    "it, or start again"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +50,7 @@ class Dataset:
         schema: Those that are read: one label, and the weight of the rows as the first dense
             column.
         files: The parquet files, ``part.2`` before ``part.10``.
-        sizes: The files' sizes in bytes.
+        status: What the system said of each file.
         row_groups: All row groups in the order of the files.
         hash_indices: Map ids outside their table into it.
         undersampling: Share of the negative rows that is kept, and the seed; None keeps all.
@@ -56,7 +62,7 @@ class Dataset:
     stored: TableSchema
     schema: TableSchema
     files: tuple[Path, ...]
-    sizes: tuple[int, ...]
+    status: tuple[os.stat_result, ...]
     row_groups: tuple[RowGroup, ...]
     hash_indices: bool = False
     undersampling: tuple[float, int] | None = None
@@ -87,9 +93,31 @@ class Dataset:
         """Whether a row may have any number of ids in some column."""
         return bool(self.schema.multi_hot)
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The files' sizes in bytes."""
+        return tuple(status.st_size for status in self.status)
+
     def path(self, file: int) -> Path:
-        """Return where a file can be opened: a day that is added may have given it another name."""
-        return existing_part(self.files[file])
+        """Return where a file can be opened: days that are added may give it other names.
+
+        Raises:
+            BadInputError: It was removed or rewritten.
+        """
+        path, then = self.files[file], self.status[file]
+        if found := find_part(path, then):
+            return found
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise BadInputError(
+                f"{path}: cannot be read since the loader was made: {error.strerror}", _CHANGED
+            ) from error
+        raise BadInputError(
+            f"{path} has {size} bytes; it had {then.st_size} when the loader was made"
+            + ", and is another file" * (size == then.st_size),
+            _CHANGED,
+        )
 
     @functools.cached_property
     def batch_row_bytes(self) -> float:
@@ -189,8 +217,8 @@ def read_dataset(
         for number, file in enumerate(files)
         for index, rows in enumerate(read_footer(file, schema).rows.tolist())
     ]
-    sizes = tuple(file.stat().st_size for file in files)
-    return Dataset(directory, stored, schema, tuple(files), sizes, tuple(row_groups))
+    status = tuple(file.stat() for file in files)
+    return Dataset(directory, stored, schema, tuple(files), status, tuple(row_groups))
 
 
 def _files(directory: Path) -> list[Path]:
@@ -221,22 +249,8 @@ def read_footer(path: Path, schema: TableSchema) -> Footer:
 
 
 def check_file(dataset: Dataset, number: int) -> Footer:
-    """Return a file's footer. Raises :class:`BadInputError` if the file's size has changed."""
-    path, size = dataset.path(number), dataset.sizes[number]
-    try:
-        bytes_now = path.stat().st_size
-    except OSError as error:
-        raise BadInputError(
-            f"{path}: cannot be read since the loader was made: {error.strerror}",
-            "if days were added to this output meanwhile, or one was taken back, begin the "
-            f"training again, or resume it; else {REWRITE}",
-        ) from error
-    if bytes_now != size:
-        raise BadInputError(
-            f"{path} has {bytes_now} bytes; it had {size} when the loader was made",
-            "the file was rewritten or cut short while in use: restore it, or start again",
-        )
-    return read_footer(path, dataset.schema)
+    """Return a file's footer. Raises :class:`BadInputError` if the file has changed."""
+    return read_footer(dataset.path(number), dataset.schema)
 
 
 def check_unchanged(dataset: Dataset, row_group: int, footer: Footer) -> None:

@@ -117,7 +117,7 @@ def test_the_generation_before(raw, base, tmp_path: Path) -> None:
     before = content(output)
     valid = EtlOutput(output).splits / "valid"
     dataset = read_dataset(valid)
-    early, late = (KJTLoader(valid, 8, device="cpu") for _ in range(2))
+    early, late, last = (KJTLoader(valid, 8, device="cpu") for _ in range(3))
     labels = [label for batch in early for label in batch.labels.tolist()]
     add(output, raw[0] / "day_3")
     assert not dataset.files[0].exists()
@@ -126,9 +126,11 @@ def test_the_generation_before(raw, base, tmp_path: Path) -> None:
     assert main(["extend", "--output_path", str(output), "--undo"]) == 0
     assert differences(before, content(output)) == []
     add(output, raw[0])
-    with pytest.raises(BadInputError, match=r"since the loader was made(.|\n)*days were added"):
-        check_file(dataset, 0)
+    assert [label for batch in last for label in batch.labels.tolist()] == labels
+    newest = read_dataset(valid)
     add(output, "", undo=True)
+    with pytest.raises(BadInputError, match=r"since the loader was made(.|\n)*days were added"):
+        check_file(newest, 0)
     other = copy_of(base, tmp_path / "other")
     add(other, raw[0], days=(3, 4))
     found = {name: data for name, data in content(other).items() if PREVIOUS not in name}
