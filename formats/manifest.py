@@ -196,7 +196,9 @@ class Manifest(_ByKey):
         if not self.split:
             titles = self.day_titles
             rule = {
-                split: " to ".join(dict.fromkeys([titles[days[0]], titles[days[-1]]]))
+                split: " to ".join(
+                    dict.fromkeys(titles.get(day, str(day)) for day in (days[0], days[-1]))
+                )
                 for split, days in self.days.items()
                 if days
             }
