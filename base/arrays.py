@@ -44,6 +44,17 @@ def mask_to_numpy(mask: pa.BooleanArray) -> np.ndarray:
     return np.unpackbits(bits, bitorder="little", count=end)[mask.offset :].view(bool)
 
 
+def as_bytes(held: pa.DataType) -> pa.DataType:
+    """Return a type with bytes in the place of text: Python shows no text that is not UTF-8."""
+    types = pa.types
+    if types.is_dictionary(held):
+        return as_bytes(held.value_type)
+    if types.is_list(held) or types.is_large_list(held) or types.is_fixed_size_list(held):
+        return pa.large_list(as_bytes(held.value_type))
+    is_text = types.is_string(held) or types.is_large_string(held) or types.is_string_view(held)
+    return pa.large_binary() if is_text else held
+
+
 def null_mask(array: pa.Array) -> np.ndarray:
     """Return where an array is null, bool [n]."""
     return mask_to_numpy(array.is_null())

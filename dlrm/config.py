@@ -14,6 +14,7 @@ from nvt_torchrec.dlrm.interactions import INTERACTIONS, DotProducts, Interactio
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.formats.schema import LARGEST_TABLE, TableSchema
 from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID
+from nvt_torchrec.formats.spec.feature_spec import MAX_COLUMNS
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,10 @@ class ModelConfig(_Shape):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, sizes in self.to_dict().items():
+            layers = sizes if name == "dcn_num_layers" else 0
+            count = len(sizes) if isinstance(sizes, tuple) else layers
+            if count > MAX_COLUMNS:  # each takes time and memory, before the weights are looked for
+                raise SchemaError(f"no DLRM has {count} {name}")
             for size in sizes if isinstance(sizes, tuple) else (sizes,):
                 if isinstance(size, int) and not 1 <= size <= LARGEST_TABLE:
                     raise SchemaError(f"no DLRM has a size of {size} in {name}")

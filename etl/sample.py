@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from nvt_torchrec.base.arrays import to_arrow, to_numpy
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.validation import open_regular
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
@@ -37,7 +38,8 @@ def read_sample(
     for i in range(count):
         file = output.splits / parts[i * len(parts) // count]
         try:
-            with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
+            with open_regular(file) as opened:
+                parquet = pq.ParquetFile(opened, page_checksum_verification=True)
                 group = parquet.read_row_group(0, columns=list(names), use_threads=False)
         except (OSError, pa.ArrowException) as error:
             raise BadInputError(

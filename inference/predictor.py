@@ -123,9 +123,8 @@ class Predictor:
 
         Raises:
             SchemaError: A column is missing, or has a type that cannot hold its raw type.
-            InvalidRowError: A column cannot hold a value.
-            BadInputError, BadRowError: A file is missing or malformed, or a probability is not
-                finite.
+            InvalidRowError: A column cannot hold a value, or a probability is not finite.
+            BadInputError, BadRowError: A file is missing or malformed.
         """
         if isinstance(rows, str | Path):
             return self._file(rows)
@@ -158,7 +157,7 @@ class Predictor:
             first: The number of the first line of ``rows`` in its file, for errors.
 
         Raises:
-            NotFiniteError: A probability is not finite.
+            InvalidRowError: A probability is not finite.
         """
         encoded = self.workflow.transform(rows)
         scores = self.predict_encoded(encoded.dense, encoded.ids)
@@ -191,34 +190,26 @@ class Predictor:
         return np.concatenate(pieces) if pieces else np.empty(0, np.float32)
 
 
-class NotFiniteError(BadInputError):
-    """A probability that is NaN.
-
-    Attributes:
-        row: The number of its row.
-        reason: What the model computed.
-    """
-
-    def __init__(self, row: int, probability: float) -> None:
-        self.row, self.reason = row, f"the model computed the probability {probability}"
-        super().__init__(
-            f"row {row}: {self.reason}",
-            "a dense value of the row is too large, or the model's weights are: correct the row or "
-            "leave it out, or take an earlier checkpoint",
-        )
-
-
 def check_finite(probabilities: np.ndarray, rows: np.ndarray | None = None) -> None:
-    """Raise :class:`NotFiniteError` if a probability is NaN.
+    """Refuse probabilities that are NaN.
 
     Args:
         probabilities: The probabilities [n].
-        rows: The numbers of their rows [n]; None: from 0 on.
+        rows: The numbers of their rows [n], for errors; None: from 0 on.
+
+    Raises:
+        InvalidRowError: There is one.
     """
     finite = np.isfinite(probabilities)
     if not finite.all():
         at = int(finite.argmin())
-        raise NotFiniteError(at if rows is None else int(rows[at]), probabilities[at])
+        raise InvalidRowError(
+            at if rows is None else int(rows[at]),
+            "",
+            f"the model computed the probability {probabilities[at]}",
+            "a dense value of the row is too large, or the model's weights are: correct the row or "
+            "leave it out, or take an earlier checkpoint",
+        )
 
 
 #: Of files whose names say so.

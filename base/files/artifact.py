@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -141,7 +142,7 @@ def check_sizes(directory: Path, files: Mapping[str, FileEntry], remedy: str) ->
     """
     for name, entry in files.items():
         file = path_inside(directory, name, directory, remedy)
-        if not file.is_file():
+        if not os.path.isfile(file):  # False also for a name that is too long
             raise BadInputError(f"{file}: missing", remedy)
         size = file.stat().st_size
         if size != entry.bytes:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias, TypeVar
 
 from nvt_torchrec.base.errors import BadInputError, OutputError
-from nvt_torchrec.base.files.validation import read_regular
+from nvt_torchrec.base.files.validation import read_regular, strict_json
 
 #: Ending of files that are being written. Such a file is never read, and may always be deleted.
 TEMPORARY = ".tmp"
@@ -26,6 +26,9 @@ TEMPORARY = ".tmp"
 _MAX_DEPTH = 100
 #: Bytes that it may have. A manifest takes 200 for each file; in memory JSON takes ten times more.
 _MAX_BYTES = 64 << 20
+#: Values that it may have, which take 64 bytes and more of memory each. Most have a checkpoint's
+#: tensors: nine for each part of a table on a rank.
+_MAX_VALUES = 4 << 20
 #: Files that are synced at the same time, at most.
 _SYNCS = 8
 
@@ -260,36 +263,24 @@ def read_json(path: Path | str, what: str, remedy: str = "") -> Any:
 
     Raises:
         BadInputError: The file is missing, not a regular one, or not JSON; an object has a key
-            twice; or the file is larger, or values are nested deeper, than this project writes.
+            twice; or it is larger, has more values, or nests them deeper, than this project writes.
     """
     try:
         content = read_regular(path, _MAX_BYTES)
-        value = json.loads(content.decode(), object_pairs_hook=unique_keys)
+        if sum(map(content.count, b"[{,")) > _MAX_VALUES:
+            raise ValueError(f"more than {_MAX_VALUES} values")
+        value = strict_json(content.decode())
         _check_depth(value)
         return value
     except FileNotFoundError:
         raise BadInputError(
             f"{path}: no such file", f"check the path; it should lead to {what}"
         ) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise BadInputError(
             f"{path}: cannot be read as {what}: {error}",
             remedy or "copy it again, or make it again",
         ) from error
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; programs differ in which value of a duplicate key they take.
-
-    Raises:
-        ValueError: A key occurs twice.
-    """
-    items: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in items:
-            raise ValueError(f"the key {key!r:.60} occurs twice in an object")
-        items[key] = value
-    return items
 
 
 def _check_depth(value: Any) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.validation import open_regular
 
 
 class MappedArray:
@@ -32,7 +33,7 @@ class MappedArray:
         values: The array.
 
     Raises:
-        OSError: The file cannot be opened.
+        OSError: The file cannot be opened, or is no regular one.
         ValueError: The file holds something else.
     """
 
@@ -40,7 +41,8 @@ class MappedArray:
         self, path: Path, dtype: np.dtype | type, dimensions: int, *, writable: bool = False
     ) -> None:
         self._path = path
-        self._descriptor: int | None = os.open(path, os.O_RDONLY)
+        with open_regular(path) as file:
+            self._descriptor: int | None = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._descriptor)
         self._stamp = _stamp(self._descriptor)
         try:  # by the descriptor, as the path may lead to another file by now

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import math
 import os
 import stat
 import types
 import typing
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError
 
@@ -32,29 +33,54 @@ def open_regular(path: Path | str) -> IO[bytes]:
     No byte is read of others: a named pipe could block for ever, a device never end.
 
     Raises:
-        OSError: It cannot be opened.
-        ValueError: It is another kind of file.
+        OSError: It cannot be opened, or is another kind of file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     file = open(descriptor, "rb")  # noqa: SIM115  # the caller closes it
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return file
     file.close()
-    raise ValueError("not a regular file")
+    raise OSError("not a regular file")
 
 
 def read_regular(path: Path | str, most: int) -> bytes:
     """Return the content of a regular file of at most ``most`` bytes.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is another kind of file, or larger.
+        OSError: It cannot be read, or is another kind of file.
+        ValueError: It is larger.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
             raise ValueError(f"{size} bytes, where at most {most} are expected")
         return file.read(most)
+
+
+def strict_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text that all programs read in the same way.
+
+    Raises:
+        ValueError: It is not JSON, nests values too deep, has NaN or infinity, or a key twice.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError("values are nested too deep") from None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number in JSON; a missing value is null")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; programs differ in which value of a duplicate key they take."""
+    items: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in items:
+            raise ValueError(f"the key {key!r:.60} occurs twice in an object")
+        items[key] = value
+    return items
 
 
 def path_inside(directory: Path, name: str, source: Path | str, remedy: str = "") -> Path:

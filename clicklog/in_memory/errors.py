@@ -22,18 +22,19 @@ _LATER = "; keys of the spec take effect with another ETL run and training"
 
 
 class InvalidRowError(BadRowError):
-    """A value that does not fit its column.
+    """A value that does not fit its column, or a row that cannot be scored.
 
     Attributes:
         row: Index of the row, from 0.
-        column: Name of the column.
+        column: Name of the column; "" if it is not one column's value.
         reason: The value, and what the column accepts.
         remedy: What to pass instead, and which key of the spec would take the value; "" if neither
             is known.
     """
 
     def __init__(self, row: int, column: str, reason: str, remedy: str = "") -> None:
-        super().__init__(f"row {row}, column {column}: {reason}", remedy)
+        where = f"row {row}, column {column}" if column else f"row {row}"
+        super().__init__(f"{where}: {reason}", remedy)
         self.args = row, column, reason, remedy
         self.row, self.column, self.reason = row, column, reason
 

@@ -170,7 +170,10 @@ def _check_gaps(
 
 def _glob(filesystem: Any, pattern: str) -> list[dict[str, Any]]:
     """Return the files that a glob matches, in natural order."""
-    matched = [filesystem.info(path) for path in filesystem.glob(pattern)]
+    try:
+        matched = [filesystem.info(path) for path in filesystem.glob(pattern)]
+    except ValueError as error:  # of a pattern
+        raise BadInputError(f"{pattern}: {error}", "correct the pattern") from None
     files = [info for info in matched if info["type"] != "directory"]
     return sorted(files, key=lambda info: natural_order(info["name"]))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.json as pj
 
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.validation import strict_json
 from nvt_torchrec.clicklog.readers.parquet_rows import (
     check_columns,
     find_type,
@@ -26,6 +28,7 @@ from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 #: Arrow's parser ends the process at some thousand objects or lists within each other.
 _MOST_BRACKETS = 500
+_CONSTANT = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf)")
 
 
 def json_layout(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
@@ -84,21 +87,22 @@ def read_lines(lines: list[bytes]) -> tuple[pa.Table, list[BadRow]]:
     """Return the objects of lines as a table, and the lines that are none.
 
     Where Arrow cannot parse them, because a line is no object or a key has values of several types,
-    Python does; values of several types are texts then.
+    Python does; values of several types, such as booleans and numbers, are texts then.
     """
     table = _by_arrow(b"\n".join(lines))
     if table is not None and len(table) == len(lines):
         return table, []
     objects, bad = [], []
     for i, line in enumerate(lines):
+        what = "expected a JSON object"
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            value = None
+            value = strict_json(line)
+        except ValueError as error:
+            value, what = None, f"{what}: {error}"
         if isinstance(value, dict):
             objects.append(value)
         else:
-            bad.append(BadRow(i, "expected a JSON object", "", line, "correct the file"))
+            bad.append(BadRow(i, what, "", line, "correct the file"))
     names = dict.fromkeys(name for value in objects for name in value)
     return pa.table({name: _array([o.get(name) for o in objects]) for name in names}), bad
 
@@ -109,6 +113,8 @@ def _by_arrow(text: bytes) -> pa.Table | None:
     ends = np.append(np.flatnonzero(data == ord("\n")), len(data))
     brackets = np.flatnonzero((data == ord("{")) | (data == ord("[")))
     if np.diff(np.searchsorted(brackets, ends), prepend=0).max() > _MOST_BRACKETS:
+        return None
+    if (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text):  # Arrow takes them
         return None
     reading = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
     schema = None
@@ -136,6 +142,8 @@ def _texts(held: pa.DataType) -> pa.DataType:
 
 def _array(values: list[Any]) -> pa.Array:
     try:
+        if bool in (kinds := set(map(type, values))) and kinds - {bool, type(None)}:
+            raise pa.ArrowInvalid("booleans and others")  # Arrow takes some booleans for 1
         return pa.array(values)
     except (pa.ArrowException, OverflowError, UnicodeEncodeError):
         texts = [v if isinstance(v, str) else None if v is None else json.dumps(v) for v in values]

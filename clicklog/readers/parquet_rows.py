@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from nvt_torchrec.base.arrays import as_bytes
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.parquet_footer import DECOMPRESSED, Footer, columns_of_leaves, footer_of
 from nvt_torchrec.clicklog.readers.lines import filesystem_of
@@ -225,7 +226,8 @@ def table_to_rows(
     columns = {name: _column(table, name, source) for name in spec.sources(label=label)}
 
     def as_json(row: int) -> bytes:
-        value = {name: column[row].as_py() for name, column in columns.items()}
+        here = {name: column.slice(row, 1) for name, column in columns.items()}
+        value = {name: one.cast(as_bytes(one.type))[0].as_py() for name, one in here.items()}
         return json.dumps(value, default=_readable, ensure_ascii=False).encode()
 
     converted = (convert_array(columns[read.source], read, separator) for read in plan.reads)

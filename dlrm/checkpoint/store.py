@@ -203,7 +203,7 @@ def errors_of(path: Path) -> Iterator[None]:
         yield
     except (
         *(OSError, MemoryError, EOFError, RuntimeError, ValueError, TypeError),
-        pickle.UnpicklingError,
+        *(LookupError, AttributeError, AssertionError, pickle.UnpicklingError),  # of torch.load
     ) as error:
         if is_momentary(error):
             raise not_read(path, error) from error

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError
 from nvt_torchrec.base.files.atomic import TEMPORARY
+from nvt_torchrec.base.files.validation import open_regular
 from nvt_torchrec.etl.output import EXTENDING_FILE, UNFINISHED_FILE, WORK_DIRECTORY
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
@@ -113,7 +114,8 @@ def find(path: Path) -> Output:
     output = Output(path, root, splits)
     for file in itertools.chain(*splits.values()):
         try:
-            output.footers[file] = pq.read_metadata(root / file)
+            with open_regular(root / file) as opened:
+                output.footers[file] = pq.read_metadata(opened)
         except (OSError, pa.ArrowException) as error:
             output.error("footer", file, f"not a parquet file: {error}", AGAIN)
     _read_schema(output)
@@ -255,7 +257,8 @@ def _check_metadata_file(output: Output, directory: Path, names: dict[str, str])
             output.error("_metadata", path, "missing", AGAIN)
         return
     try:
-        footer = pq.read_metadata(path)
+        with open_regular(path) as opened:
+            footer = pq.read_metadata(opened)
     except (OSError, pa.ArrowException) as error:
         output.error("_metadata", path, f"not parquet metadata: {error}", "delete it")
         return

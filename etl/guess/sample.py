@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from nvt_torchrec.base.arrays import as_bytes
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.json_rows import read_lines
@@ -310,7 +311,12 @@ def _of_json(files: list[str], head: bytes, whole: bool) -> SampledFile:
 
 def _of_table(table: pa.Table, files: list[str], keys: dict[str, Any]) -> list[Profile]:
     """Return what the rows of a table show; names of directories are columns as well."""
-    profiles = [p for field in table.schema for p in _of_array(table.column(field.name), field)]
+    names = table.schema.names
+    fields = [field for field in table.schema if names.count(field.name) == 1]
+    profiles = [p for field in fields for p in _of_array(table.column(field.name), field)]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        none = profile([""] * len(table), name)
+        profiles.append(dataclasses.replace(none, unread="several columns have this name"))
     partitions = [partition_values(path) for path in files]
     for name in set.intersection(*map(set, partitions)) - set(table.schema.names):
         values = [partitions[i % len(files)][name] or "" for i in range(max(len(table), 1))]
@@ -328,7 +334,7 @@ def _of_array(array: pa.ChunkedArray | pa.Array, field: pa.Field) -> list[Profil
             for j, item in enumerate(inner)
             for each in _of_array(pc.struct_field(array, [j]), item)
         ]
-    values = array.to_pylist()
+    values = array.cast(as_bytes(array.type)).to_pylist()
     if pa.types.is_list(held) or pa.types.is_large_list(held) or pa.types.is_fixed_size_list(held):
         return [_of_lists(values, field.name, held)]
     if pa.types.is_timestamp(held) or pa.types.is_date(held):

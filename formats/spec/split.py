@@ -48,6 +48,7 @@ class Split:
         if self.by not in SPLIT_BY:
             raise SettingsError(f"split by {self.by!r}", one_of(SPLIT_BY))
         takes = SPLIT_BY[self.by]
+        names = "/".join((*self.train_files, *self.valid_files, *self.test_files))
         listed = ", ".join(name.removesuffix("_files") for name in takes) or "nothing else"
         shares = self.valid > 0 and self.test > 0 and self.valid + self.test < 1
         shares |= self.by not in ("share", "column", "time") or bool(self.valid_from)
@@ -72,6 +73,7 @@ class Split:
             ("valid_from", times, f"give {_TIMES}; or {_SHARES}"),
             ("valid", shares, f"give {_SHARES}{f'; or {_TIMES}' * (self.by == 'time')}"),
             ("train_files", files or self.by != "files", f"give {_FILES}"),
+            ("train_files", ".." not in names.split("/"), "name files below the input directory"),
         )
         if self.by == "time":
             check_time_format(self.time_format, "split by time: ")

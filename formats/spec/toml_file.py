@@ -119,7 +119,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.base.files.validation import convert
+from nvt_torchrec.base.files.validation import convert, read_regular
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.spec.feature_spec import MAX_COLUMNS, FeatureSpec, did_you_mean
 from nvt_torchrec.formats.spec.reading import Derivation, LabelRule, Reading
@@ -128,6 +128,8 @@ from nvt_torchrec.formats.splits import SPLITS
 
 T = TypeVar("T")
 DEFAULT_SPEC = "criteo_1tb"
+#: Bytes of a file; a thousand columns of each kind take 200 KiB.
+_MOST = 4 << 20
 _MOST_NAMES = 1000  # of a range; the columns are counted after it is expanded
 #: Keys of ``[input]`` that are defaults of the columns.
 _OF_ALL_COLUMNS = ("nulls", "trim")
@@ -150,7 +152,8 @@ def load_spec(path: Path | str | None = None) -> FeatureSpec:
     """
     source = _source(path or DEFAULT_SPEC)
     try:
-        value = tomllib.loads(source.read_text(encoding="utf-8"))
+        content = read_regular(source, _MOST) if isinstance(source, Path) else source.read_bytes()
+        value = tomllib.loads(content.decode())
     except (OSError, ValueError, RecursionError) as error:  # not TOML, or not UTF-8
         raise SettingsError(f"{source}: not a feature spec: {error}") from error
     try:

@@ -5,14 +5,14 @@ Beside it is ``bundle/``.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from nvt_torchrec.base.errors import ClickLogError
-from nvt_torchrec.inference.predictor import Predictor, check_finite
+from nvt_torchrec.base.files.validation import strict_json
+from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.batching import join
 
 BUNDLE = Path(__file__).resolve().parent / "bundle"
@@ -41,18 +41,18 @@ class TritonPythonModel:
             try:
                 good[index] = self._encode(request)
             except (ClickLogError, ValueError) as error:
-                responses[index] = _refused(error)
+                responses[index] = pb_utils.InferenceResponse(
+                    output_tensors=[], error=pb_utils.TritonError(str(error))
+                )
         if good:
             scores = self._predictor.predict_encoded(*join(list(good.values())))
             ends = np.cumsum([len(rows) for rows in good.values()])
             for index, part in zip(good, np.split(scores, ends[:-1]), strict=True):
-                try:
-                    check_finite(part)
-                except ClickLogError as error:
-                    responses[index] = _refused(error)
-                    continue
-                tensor = pb_utils.Tensor("probability", part.reshape(-1, 1))
-                responses[index] = pb_utils.InferenceResponse(output_tensors=[tensor])
+                tensors = [pb_utils.Tensor("probability", part.reshape(-1, 1))]
+                error = None
+                if not np.isfinite(part).all():
+                    tensors, error = [], pb_utils.TritonError("the model computed the score NaN")
+                responses[index] = pb_utils.InferenceResponse(output_tensors=tensors, error=error)
         return responses
 
     def finalize(self) -> None:
@@ -66,11 +66,7 @@ class TritonPythonModel:
             if values.dtype == object:  # TYPE_STRING: bytes
                 values = [value.decode() for value in values]
                 if lists:
-                    values = [json.loads(value) if value else None for value in values]
+                    values = [strict_json(value) if value else None for value in values]
             columns[name] = values
         predictor = self._predictor
         return predictor.workflow.transform(predictor.read(columns))
-
-
-def _refused(error: Exception):
-    return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(str(error)))

@@ -21,9 +21,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from nvt_torchrec import __version__
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.base.files.atomic import unique_keys
+from nvt_torchrec.base.files.validation import strict_json
 from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError, MissingColumnError
-from nvt_torchrec.inference.predictor import NotFiniteError, Predictor, check_finite
+from nvt_torchrec.inference.predictor import Predictor, check_finite
 from nvt_torchrec.inference.server.batching import Batcher
 from nvt_torchrec.inference.server.metrics import ServerMetrics
 from nvt_torchrec.inference.server.openapi import ERRORS, Probabilities, request_body
@@ -188,10 +188,9 @@ class Service:
         probabilities = await self.batcher.score(now.predictor.predict_encoded, rows)
         try:
             check_finite(probabilities)
-        except NotFiniteError as error:
+        except InvalidRowError as error:
             log.error("%s", error.what)
-            details = {"row": error.row, "remedy": error.remedy}
-            raise RefusedError(500, error.reason, **details) from None
+            raise RefusedError(500, error.reason, row=error.row, remedy=error.remedy) from None
         content = json.dumps({"probabilities": probabilities.tolist()}, allow_nan=False)
         return Response(content, media_type="application/json", headers=now.headers)
 
@@ -273,8 +272,8 @@ def parse_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
         RefusedError: The body is not valid, breaks the feature spec, or has more than ``max_rows``.
     """
     try:
-        value = json.loads(body, object_pairs_hook=unique_keys, parse_constant=_reject_constant)
-    except (ValueError, RecursionError) as error:
+        value = strict_json(body)
+    except ValueError as error:
         raise RefusedError(400, f"not JSON: {error}") from None
     rows = _rows(value, max_rows)
     try:
@@ -285,10 +284,6 @@ def parse_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
         raise RefusedError(422, "invalid row", **where) from None
     except SchemaError as error:
         raise RefusedError(422, error.what, remedy=error.remedy) from None
-
-
-def _reject_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number in JSON; a missing value is null")
 
 
 def _rows(value: Any, max_rows: int) -> list[dict] | dict[str, list]:

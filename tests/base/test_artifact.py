@@ -11,6 +11,7 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
+from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.files.validation import path_inside
 from tests.mutations import expect_own_errors
 
@@ -81,7 +82,19 @@ def test_other_formats_versions_and_digests(described: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../data", "/etc/passwd", "a/../../data", "link", "loop", "", ".", "x\0", "\ud800"]
+    "name",
+    [
+        "../data",
+        "/etc/passwd",
+        "a/../../data",
+        "link",
+        "loop",
+        "",
+        ".",
+        "x\0",
+        "\ud800",
+        "x" * 5000,
+    ],
 )
 def test_files_lie_in_the_directory(described: Path, name: str) -> None:
     directory = described.parent / "inner"
@@ -100,13 +113,17 @@ def test_what_is_no_file_or_too_large_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "device").symlink_to("/dev/zero")
     (tmp_path / "large").touch()
     os.truncate(tmp_path / "large", 1 << 30)
+    (tmp_path / "many").write_text("[" + "[]," * (5 << 20) + "[]]")
     for name, what in (
         ("pipe", "not a regular"),
         ("device", "not a regular"),
         ("large", "at most"),
+        ("many", "more than 4194304 values"),
     ):
         with pytest.raises(BadInputError, match=f"cannot be read as a description.*{what}"):
             FORMAT.read(_Content, tmp_path / name, "copy it")
+    with pytest.raises(OSError, match="not a regular file"):
+        MappedArray(tmp_path / "pipe", float, 1)
 
 
 def test_damaged_files(described: Path) -> None:

@@ -74,6 +74,24 @@ def test_bad_rows_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("price", "message"),
+    [
+        ("NaN", "NaN is not a number in JSON"),
+        ("-Infinity", "expected a JSON object"),
+        ('2, "pri\\u0063e": 3', "the key 'price' occurs twice"),
+        ("true", "column price: 'true': expected a number"),
+    ],
+)
+def test_values_that_programs_read_differently(price: str, message: str, tmp_path: Path) -> None:
+    """They are refused, as the server refuses them."""
+    lines = [ROW, ROW.replace("1.5", price)]
+    with pytest.raises(BadRowError, match=f"line 2: .*{message}"):
+        read(tmp_path / "log.json", lines)
+    named = ROW.replace('"a"', '"NaN: NaN, [Inf]"')
+    assert read(tmp_path / "log.json", [ROW, named]).categorical[0][1].as_py() == "NaN: NaN, [Inf]"
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         (ROW.replace('"user"', '"usr"'), "no key user in its first rows.*\n.*mean 'usr'"),
@@ -101,7 +119,7 @@ def test_a_log_is_what_it_is_as_parquet(tmp_path: Path) -> None:
             "user": f"u{i % 23}",
             "at": f"2024-01-{1 + i % 28:02d} {i % 24:02d}:00:00",
             "ids": [i % 5, i % 7],
-            "seen": {"page": "xyz"[i % 3]},
+            "seen": {"page": "xyz"[i % 4 % 3]},
             "price": i / 7,
         }
         for i in range(300)

@@ -153,6 +153,10 @@ def test_nan_and_empty_lists_are_missing(tmp_path: Path) -> None:
     assert as_lists(rows, SPEC)[2] == [1, 3, 2.0, 1, 8, "b", ["y", "z"], [2, 3]]
 
 
+#: Text of which Python can show only the others.
+NOT_UTF8 = pa.Array.from_buffers(pa.string(), 3, pa.array([b"a", b"\xff", b"b"]).buffers())
+
+
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
@@ -165,6 +169,8 @@ def test_nan_and_empty_lists_are_missing(tmp_path: Path) -> None:
         ({"brand": [1, 2**53 + 1, 0]}, "column brand: 9007199254740993: expected an integer from"),
         ({"brand": [1.0, math.inf, 0]}, "column brand: inf: expected an integer from"),
         ({"name": [b"a", b"\xff", b"b"]}, "column name: '�': expected UTF-8"),
+        ({"name": NOT_UTF8}, "column name: '�': expected UTF-8"),
+        ({"tags": pa.ListArray.from_arrays([0, 1, 3, 3], NOT_UTF8)}, "column tags: '�': exp"),
         ({"tags": [["a"], ["b", ""], []]}, "column tags: '': a list must not hold an empty value"),
         ({"tags": [["a"], ["b", None], []]}, "column tags: None: a list must not hold a null"),
         ({"ids": [[1], [1, 2, 2**60], []]}, f"column ids: {2**60}: expected an integer from"),

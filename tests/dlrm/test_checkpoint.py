@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,11 @@ def test_model_file_and_weights_that_do_not_fit(copy):
         ({"categorical": ["cat_0", "cat_1", "cat_2", "price"]}, r"no weights .*t_price"),
         ({"over_arch_layer_sizes": [1]}, r"model\.json: no DLRM of 3 dense features has"),
         ({"over_arch_layer_sizes": [16, 4, 1]}, "over_arch"),
+        ({"over_arch_layer_sizes": [1] * 100_000}, "no DLRM has 100000 over_arch_layer_sizes"),
+        (
+            {"interaction_type": "dcn", "dcn_num_layers": 10**6, "dcn_low_rank_dim": 8},
+            "1000000 dcn",
+        ),
     ):
         assert_refused(copy, message, model=config | change)
     assert_refused(copy, "not the configuration of a model", model={"dense": []})
@@ -144,21 +150,39 @@ def test_a_checkpoint_without_tensors_json(copy):
         load_model(copy)
 
 
+def place(path: Path, content: bytes) -> None:
+    """Put the first tensor of a checkpoint behind the others, as other bytes, digests and all."""
+    (part,) = path.glob("*.distcp")
+    tensors = json.loads((path / "tensors.json").read_text())
+    whole = part.read_bytes()
+    forge(path, part.name, whole + content)
+    chunk = next(iter(tensors.values()))["chunks"][0]
+    chunk |= {"begin": len(whole), "length": len(content)}
+    forge(path, "tensors.json", json.dumps(tensors).encode())
+
+
 def test_code_in_a_tensors_place(copy, tmp_path):
     """Tensors are read by torch.load with weights_only."""
     buffer = io.BytesIO()
     torch.save({"x": Attack(tmp_path / "attacked")}, buffer)
-    (part,) = copy.glob("*.distcp")
-    tensors = json.loads((copy / "tensors.json").read_text())
-    content = bytearray(part.read_bytes()) + buffer.getvalue()
-    begin = len(content) - len(buffer.getvalue())
-    forge(copy, part.name, bytes(content))
-    chunk = next(iter(tensors.values()))["chunks"][0]
-    chunk |= {"begin": begin, "length": len(buffer.getvalue())}
-    forge(copy, "tensors.json", json.dumps(tensors).encode())
+    place(copy, buffer.getvalue())
     with pytest.raises(BadInputError, match="damaged"):
         load_model(copy)
     assert not (tmp_path / "attacked").exists()
+
+
+@pytest.mark.parametrize("pickled", [b"\x80\x02h\x05.", b"\x80\x02\x85.", b"\x80\x02K\x01Q."])
+def test_pickles_that_are_none(copy, pickled):
+    """A KeyError, an IndexError and an AssertionError of torch.load."""
+    saved, forged = io.BytesIO(), io.BytesIO()
+    torch.save(torch.zeros(1000), saved)
+    with zipfile.ZipFile(saved) as source, zipfile.ZipFile(forged, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, pickled if name.endswith("data.pkl") else source.read(name))
+        target.writestr("more", bytes(100_000))
+    place(copy, forged.getvalue())
+    with pytest.raises(BadInputError, match="damaged"):
+        load_model(copy)
 
 
 @pytest.mark.parametrize(

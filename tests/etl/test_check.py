@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -145,6 +146,9 @@ def test_footer(output: Path) -> None:
     part = output / SPLIT / "train" / "part.0.parquet"
     part.write_bytes(part.read_bytes()[:-50])
     assert any("train/part.0.parquet: not a parquet file" in one for one in bad(output))
+    part.unlink()
+    os.mkfifo(part)
+    assert any("not a parquet file: not a regular file" in one for one in bad(output))
 
 
 def test_columns(output: Path) -> None:
@@ -241,6 +245,9 @@ def test_collected_metadata(output: Path) -> None:
     path = output / SPLIT / "_metadata"
     path.write_bytes(b"PAR1")
     assert "_metadata: not parquet metadata" in only(output, "_metadata")
+    path.unlink()
+    os.mkfifo(path)
+    assert "_metadata: not parquet metadata: not a regular file" in only(output, "_metadata")
     path.unlink()
     assert "_metadata: missing" in only(output, "_metadata")
 

@@ -129,6 +129,22 @@ def test_of_large_parquet_no_row_is_read_twice(tmp_path: Path) -> None:
     assert numbers.most == rows - 1
 
 
+def test_text_that_is_not_utf_8_and_columns_of_one_name(tmp_path: Path) -> None:
+    """They were tracebacks."""
+    n = 60
+    texts = pa.array([b"a\xff", b"b", b"c"] * (n // 3), pa.binary()).buffers()
+    columns = {
+        "y": pa.array([0, 1, 0, 0] * (n // 4)),
+        "text": pa.Array.from_buffers(pa.string(), n, texts),
+        "twice": pa.array(range(n)),
+    }
+    names, arrays = [*columns, "twice"], [*columns.values(), columns["y"]]
+    pq.write_table(pa.Table.from_arrays(arrays, names), tmp_path / "log.parquet")
+    spec, text = guessed_with_text(tmp_path / "log.parquet")
+    assert spec.categorical_names == ["text"]
+    assert "twice: several columns have this name" in text
+
+
 def test_types_of_parquet(tmp_path: Path) -> None:
     rows = 200
     table = pa.table(

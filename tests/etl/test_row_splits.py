@@ -200,6 +200,8 @@ def test_files_that_cannot_be_used(raw: Path, tmp_path: Path) -> None:
         found(test_files=("x*",))
     with pytest.raises(BadInputError, match=r"day_0\.csv: is for train and for test"):
         found(test_files=("day_0*",))
+    with pytest.raises(SettingsError, match="name files below the input directory"):
+        found(test_files=("a/../../b",))
     spec = spec_with(Split("files", train_files=("a",), valid=0.1, test_files=("b",)))
     with pytest.raises(SettingsError, match="--days with a split by files"):
         run(settings(raw, tmp_path / "out", spec, days=frozenset({0})))

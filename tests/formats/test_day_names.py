@@ -129,6 +129,8 @@ def test_globs(tmp_path: Path) -> None:
     assert _found(f"{raw}/*.csv", split=SHARE) == [(0, "a9.csv"), (1, "a10.csv"), (2, "b.csv")]
     with pytest.raises(BadInputError, match="no file matches"):
         find_days(f"{raw}/*.tsv")
+    with pytest.raises(BadInputError, match="can only be an entire path component"):
+        find_days(f"{raw}/a**")
 
 
 def test_lists_of_days() -> None:

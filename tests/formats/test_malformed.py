@@ -53,6 +53,13 @@ def test_specs_in_toml(tmp_path: Path, name: str) -> None:
     assert refused > 100
 
 
+def test_what_is_no_file_is_no_spec(tmp_path: Path) -> None:
+    """It used to fill the memory."""
+    (tmp_path / "spec.toml").symlink_to("/dev/zero")
+    with pytest.raises(SettingsError, match=r"spec\.toml: not a feature spec: not a regular file"):
+        load_spec(tmp_path / "spec.toml")
+
+
 def test_toml_that_is_deep(tmp_path: Path) -> None:
     file = tmp_path / "spec.toml"
     for text in ("x = " + "[" * 50_000, "x = " + "{a=" * 50_000, "a." * 50_000 + "b = 1"):

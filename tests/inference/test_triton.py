@@ -77,7 +77,7 @@ def test_a_triton_repository(
 
     monkeypatch.setattr(instance._predictor, "predict_encoded", lambda *_: np.array([np.nan, 0.5]))
     refused, good = instance.execute([requests[0], requests[0]])
-    assert "row 0: the model computed the probability nan" in refused.error().message()
+    assert "the model computed the score NaN" in refused.error().message()
     assert good.output_tensors()[0].as_numpy() == 0.5
 
     flip_bit(model / "1/bundle/weights/table.npy", -1)
