@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.files.atomic import read_json, write_text
-from nvt_torchrec.base.pages.charts import Chart, Series, lines
 from nvt_torchrec.base.pages.render import render
 from nvt_torchrec.dlrm.reporting.metrics_log import METRICS_FILE
 from nvt_torchrec.dlrm.reporting.page import curves, read_events
@@ -73,28 +72,21 @@ def _check_scores(paths: dict[str, Path], evaluations: dict[str, dict]) -> tuple
 
 
 def write_page(paths: dict[str, Path], summary: dict[str, Any]) -> None:
-    """Write the page from the demo's summary, its training log and its predictions."""
+    """Write the page from the demo's summary and its training log."""
     start, *events = read_events(paths["training_log"] / METRICS_FILE)
     train, evaluations = (
         [event for event in events if event["event"] == kind] for kind in ("train", "evaluation")
     )
-    charts = [*curves(start, train, evaluations)[:2], _calibration(paths["predictions"])]
-    template = Path(__file__).with_name("demo.html")
-    write_text(paths["page"], render(template, summary=summary, charts=charts))
-
-
-def _calibration(predictions: Path) -> Chart:
-    """Draw the click rate in each tenth of the predictions of the last day."""
-    table = pq.read_table(predictions)
-    probability, label = table["probability"].to_numpy(), table["label"].to_numpy()
-    tenths = np.array_split(np.argsort(probability, kind="stable"), 10)
-    points = [(float(probability[rows].mean()), float(label[rows].mean())) for rows in tenths]
-    highest = float(probability.max())
-    series = [
-        Series("tenths of the last day's predictions", points, dots=True),
-        Series("perfect calibration", [(0, 0), (highest, highest)], "target"),
-    ]
-    return lines(series, x="mean prediction", y="click rate", form="share", from_zero=True)
+    page = render(
+        Path(__file__).with_name("demo.html"),
+        summary=summary,
+        charts=curves(start, train, evaluations)[:3],
+        pages={
+            what: paths[name].relative_to(paths["page"].parent).as_posix()
+            for what, name in (("data", "report"), ("training", "training_page"))
+        },
+    )
+    write_text(paths["page"], page)
 
 
 def print_table(summary: dict[str, Any]) -> None:

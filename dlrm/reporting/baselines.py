@@ -19,10 +19,10 @@ from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.data import make_loader
 from nvt_torchrec.dlrm.launch.distributed import Group
 from nvt_torchrec.dlrm.metrics import Metrics, compute_metrics
+from nvt_torchrec.dlrm.reporting.metrics_log import CLICK_RATE, REGRESSION
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.nvt_loader.selection import Selection
 
-CLICK_RATE, REGRESSION = "click rate", "logistic regression"
 #: The rows of a sample are read in so many batches, of so many rows.
 _BATCHES, _BATCH = 12, 8192
 _LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")

@@ -17,8 +17,7 @@ from nvt_torchrec.dlrm.metrics import Metrics
 from nvt_torchrec.dlrm.model import StepOutput
 from nvt_torchrec.dlrm.optimizers import Remedies
 from nvt_torchrec.dlrm.order import find_order
-from nvt_torchrec.dlrm.reporting.baselines import REGRESSION
-from nvt_torchrec.dlrm.reporting.metrics_log import MetricsLog
+from nvt_torchrec.dlrm.reporting.metrics_log import REGRESSION, MetricsLog
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)

@@ -16,6 +16,8 @@ from nvt_torchrec.dlrm.metrics import Metrics
 if TYPE_CHECKING:
     from tensorboardX import SummaryWriter
 
+#: The names of the baselines in ``baseline`` events.
+CLICK_RATE, REGRESSION = "click rate", "logistic regression"
 METRICS_FILE = "metrics.jsonl"
 _REMEDY = "choose a writable --log_path"
 

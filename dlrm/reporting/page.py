@@ -16,8 +16,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import write_text
 from nvt_torchrec.base.pages.charts import Chart, Series, lines, number
 from nvt_torchrec.base.pages.render import render
-from nvt_torchrec.dlrm.reporting.baselines import REGRESSION
-from nvt_torchrec.dlrm.reporting.metrics_log import METRICS_FILE
+from nvt_torchrec.dlrm.reporting.metrics_log import METRICS_FILE, REGRESSION
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 REPORT_FILE = "training.html"

@@ -17,6 +17,7 @@ import pytest
 
 from demo.__main__ import main
 from demo.summary import make_summary
+from tests.layout import find_overflows
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,6 +72,13 @@ def test_the_page_shows_the_summary(finished: Path) -> None:
         assert f"{summary[f'oracle_auroc_{split}']:.4f}" in page
     assert page.count("<svg") == 3  # log loss, AUROC, calibration
     assert page.count("<title>mean prediction ") == 10
+    links = re.findall('href="(.*?)"', page)
+    assert links == ["out/report.html", "training_log/training.html"]
+    assert all((finished / link).exists() for link in links)
+
+
+def test_nothing_on_the_page_is_cut_or_scrolls_sideways(finished: Path, tmp_path: Path) -> None:
+    assert find_overflows(finished / "demo.html", 390, tmp_path) == []
 
 
 def test_the_readme_scores_raw_rows_of_the_demo(

@@ -15,8 +15,7 @@ from nvt_torchrec.base.files.atomic import write_json
 from nvt_torchrec.base.pages.charts import Series, lines
 from nvt_torchrec.base.pages.render import environment
 from nvt_torchrec.dlrm.data import read_oracle
-from nvt_torchrec.dlrm.reporting.baselines import REGRESSION
-from nvt_torchrec.dlrm.reporting.metrics_log import MetricsLog
+from nvt_torchrec.dlrm.reporting.metrics_log import REGRESSION, MetricsLog
 from nvt_torchrec.dlrm.reporting.page import read_events, write_report
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.formats.manifest import InputFile
