@@ -24,14 +24,17 @@ _EVENTS = re.compile(
 _PERHAPS = re.compile(
     r"(is_?)?(class|outcome|response|income|default(.payment.*)?|action|behaviou?r)", re.IGNORECASE
 )
-#: What is measured after something was shown.
+#: What is measured after something was shown; not what was so earlier, such as prev_conversions.
 _OUTCOMES = re.compile(
     r"(play(ing)?|watch(ing)?|dwell|stay|read(ing)?|comment_stay|profile_stay)_?"
-    r"(times?(_ms)?|duration|ratio|percentage|seconds|ms)|impressions?|ratings?|overall",
+    r"(times?(_ms)?|duration|ratio|percentage|seconds|ms)|impressions?|ratings?|overall|"
+    r"(?!.*(hist|prev|past|last|avg|rate)).*conversions?([\W_]?(value|amount|count))?",
     re.IGNORECASE,
 )
+#: What clicks cost: an outcome in reports that count them.
+_SPENT = re.compile(r"(total|amount)?_?(spent|spend|cost)", re.IGNORECASE)
 _OF_EVENT = r"_?(id|timestamp|time|ts|at|date|pos|nb|amount|value|delay)(_?ms)?"
-_RATING_NAMES = re.compile(r"(^|_)(ratings?|stars|score|grade|overall)$", re.IGNORECASE)
+_RATING_NAMES = re.compile(r"(^|[\W_])(ratings?|stars|score|grade|overall)$", re.IGNORECASE)
 _WEIGHTS = re.compile(
     r"((sample|instance|row|case|importance|example)[_ ]?)?weights?|fnlwgt|"
     r"(.*_)?propensity(_score)?",
@@ -41,9 +44,14 @@ _TRUE = ("1", "true", "yes", "y", "t", "click", "clicked", "positive", "pos", "w
 _BINARY = {"0", "1", "0.0", "1.0"}
 #: Texts that a label has at most.
 _MOST_TEXTS = 20
-BIRTHS = re.compile(r"birth|dob", re.IGNORECASE)
+#: Names of dates that belong to a person, not to an event.
+PERSONAL_DATES = re.compile(
+    r"birth|dob|sign.?up|regist|enrol|joined|join.?date|(member|customer|client|user).?since|"
+    r"(dt|date).?(customer|client|member)|(customer|client|member|user|account).?(date|created)",
+    re.IGNORECASE,
+)
 _USERS = re.compile(
-    r"(user|uid|customer|client|member|visitor|viewer|household|session)_?(id|key|hash|code|no)?",
+    r"(user|uid|customer|client|member|visitor|viewer|household|session)[\W_]?(id|key|hash|code|no)?",
     re.IGNORECASE,
 )
 #: From which span on cuts are at midnight.
@@ -65,19 +73,20 @@ def choose_labels(sample: SampledFile, path: str, label: str) -> tuple[list[int]
     columns = sample.columns
     names = [column.name for column in columns]
     scores = [_label_score(column, j, sample) for j, column in enumerate(columns)]
+    known = ", ".join(filter(None, names[:20])) or f"1 to {len(columns)}"
     if label in filter(None, names):
         best = names.index(label)
     elif label.isdigit() and 1 <= int(label) <= len(columns):
         best = int(label) - 1
     elif label:
-        known = ", ".join(filter(None, names[:20])) or f"1 to {len(columns)}"
         raise BadInputError(f"{path}: no column {label!r} for the label", f"it has {known}")
     else:
         best = max(range(len(scores)), key=lambda j: (scores[j], _ones(columns[j]), -j))
         if not scores[best]:
             raise BadInputError(
-                f"{path}: no column looks like a label: none has two values",
-                "name it with --label, by its name or, from 1 on, its number",
+                f"{path}: no column looks like a label: none has two values or is named rating",
+                f"name it with --label: it has {known}; a log of what was clicked alone has no "
+                "label, it also needs rows of what was shown and not clicked",
             )
     others = [j for j, score in enumerate(scores) if score >= 20 and j != best]
     further = [j for j in others if _is_event(columns[j]) and len(_canonical(columns[j])) == 2]
@@ -90,6 +99,8 @@ def why_no_feature(column: Profile, labels: list[Profile]) -> str:
     name = column.plain_name
     if _is_event(column) or _OUTCOMES.fullmatch(name):
         return "looks like a label, or is known only with it"
+    if _SPENT.fullmatch(name) and any(len(_canonical(label)) > 2 for label in labels):
+        return "looks like what the label costs, so is known only with it"
     for label in labels:
         stem = re.escape(label.plain_name)
         if stem and re.fullmatch(stem + _OF_EVENT, name, re.IGNORECASE):
@@ -109,8 +120,10 @@ def _label_score(column: Profile, j: int, sample: SampledFile) -> int:
     name, event = column.plain_name, _is_event(column)
     named = event or bool(_PERHAPS.fullmatch(name))
     binary = set(column.counts) <= _BINARY
-    if column.kind in ("empty", "time") or column.multi_hot or _WEIGHTS.fullmatch(name):
+    if column.kind in ("empty", "time") or column.multi_hot:
         return 0
+    if _WEIGHTS.fullmatch(name):  # of a log of users and items how often, or how well liked
+        return int(_is_of_users_and_items(sample) and column.kind != "string")
     if event and len(_canonical(column)) == 2:
         click = bool(re.search("click|clk", name, re.IGNORECASE))
         score = 100 + 10 * bool(_GENERIC.fullmatch(name)) + 5 * click
@@ -130,6 +143,11 @@ def _label_score(column: Profile, j: int, sample: SampledFile) -> int:
     else:
         return 0
     return max(score - 15 * bool(column.missing), 1)
+
+
+def _is_of_users_and_items(sample: SampledFile) -> bool:
+    columns = sample.columns
+    return len(columns) <= 5 and any(_USERS.fullmatch(column.plain_name) for column in columns)
 
 
 def _ones(column: Profile) -> int:
@@ -225,7 +243,8 @@ def choose_split(columns: list[Profile], sample: SampledFile) -> tuple[dict[str,
             "halved into valid and test, and `etl extend` adds further ones"
         )
     keys = [c for c in columns if c.name and not c.missing and not c.multi_hot]
-    times = [c for c in keys if c.kind == "time" and c.distinct >= 10 and not BIRTHS.search(c.name)]
+    times = [c for c in keys if c.kind == "time" and c.distinct >= 10]
+    times = [c for c in times if not PERSONAL_DATES.search(c.name)]
     if times:
         return _by_time(max(times, key=lambda column: column.distinct), sample)
     for column in keys:

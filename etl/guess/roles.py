@@ -9,7 +9,7 @@ from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.guess.label_and_split import (
-    BIRTHS,
+    PERSONAL_DATES,
     choose_labels,
     choose_split,
     label_rule,
@@ -20,7 +20,7 @@ from nvt_torchrec.etl.guess.sample import SampledFile, spec_name, unique_names
 from nvt_torchrec.etl.guess.values import Profile
 
 #: Words in the names of integers that stand for things; the second ones unless it is a measure.
-_CODE_WORDS = re.compile("ids?|code|type|category|categorical|cat|class|level|hash|key")
+_CODE_WORDS = re.compile("ids?|ip|code|type|category|categorical|cat|class|level|hash|key")
 _THING_WORDS = re.compile(
     "account|kind|group|zip|zipcode|pos|position|version|user|item|movie|product|brand|device|site|app|"
     "customer|client|member|visitor|session|campaign|advertiser|creative|channel|city|region|"
@@ -35,10 +35,17 @@ _MEASURES = re.compile(
     re.IGNORECASE,
 )
 _WITH_UNIT = re.compile(r"[-+]?([$€£¥] ?[\d.,]*\d|[\d.,]*\d ?[%$€£¥])")
+_PRICES = re.compile(
+    "price|amount|cost|fee|fare|revenue|income|salary|balance|spent", re.IGNORECASE
+)
 #: Rows from which on it means something that all values are different.
 _ENOUGH_ROWS = 100
 #: Integers up to such a number, and evenly spread, are not counts.
 _LARGE = 1_000_000
+#: How many columns of one prefix are decided together.
+_FAMILY = 4
+#: In fewer days each weekday is there once or twice, so that it stands for a date.
+_WEEKDAYS_FROM = 21
 #: Buckets of values that never stop coming.
 _BUCKETS = 100_000
 _WORDS = {"hex32": "hexadecimal", "int": "integers", "bool": "booleans"}
@@ -110,13 +117,14 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
     rest = [column for j, column in enumerate(columns) if j not in places]
     features: list[Feature] = []
     unread: dict[str, str] = {}
+    codes = _codes(rest)
     for j, column in enumerate(columns):
         if j in places:
             continue
         if criteo:
             made = [_feature(column, *(_COUNT if j < 14 else _HASH))]
         else:
-            made = _features(column, [columns[i] for i in places], sample)
+            made = _features(column, [columns[i] for i in places], sample, codes)
             if not isinstance(made, str):
                 made = find_leak(column, truth) or made
         if isinstance(made, str):
@@ -165,7 +173,9 @@ def _named(columns: list[Profile], label: int, criteo: bool) -> list[Profile]:
     return result
 
 
-def _features(column: Profile, labels: list[Profile], sample: SampledFile) -> list[Feature] | str:
+def _features(
+    column: Profile, labels: list[Profile], sample: SampledFile, codes: set[str]
+) -> list[Feature] | str:
     """Return what becomes of a column, or the reason why nothing does."""
     if reason := why_no_feature(column, labels):
         return reason
@@ -180,7 +190,7 @@ def _features(column: Profile, labels: list[Profile], sample: SampledFile) -> li
     if column.distinct == 1 and column.rows > 1 and not column.missing:
         return f"always {next(iter(column.counts))!r:.40}"
     number = column.kind == "float" or (column.kind == "int" and not column.multi_hot)
-    if number and not (column.kind == "int" and _is_code(column)):
+    if number and column.name not in codes:
         return [_dense(column)]
     return [_categorical(column)]
 
@@ -204,6 +214,30 @@ def _is_named_code(column: Profile) -> bool:
     return any(map(_THING_WORDS.fullmatch, words)) and not _MEASURES.search(column.name)
 
 
+def _codes(columns: list[Profile]) -> set[str]:
+    """Return the columns of integers that are names of things, of a family all or none."""
+    numbers = [c for c in columns if c.kind in ("int", "float") and not c.multi_hot]
+    codes = {column.name for column in numbers if column.kind == "int" and _is_code(column)}
+    families: dict[str, set[str]] = {}
+    for column in numbers:
+        families.setdefault(_family(column), set()).add(column.name)
+    for prefix, names in families.items():
+        if prefix and len(names) >= _FAMILY:
+            few = len(names & codes) <= len(names) / 2
+            codes = codes - names if few else codes | names
+    return codes
+
+
+def _family(column: Profile) -> str:
+    """Return what the name begins with: MntWines, MntFruits …; PAY_0, PAY_2 …; "": it is alone."""
+    words = re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", column.name)
+    lower = [word.lower() for word in words]
+    known = any(map(_CODE_WORDS.fullmatch, lower)) or _ANONYMOUS.fullmatch(column.plain_name)
+    if len(words) < 2 or known or _THING_WORDS.fullmatch(lower[0]):
+        return ""
+    return "_".join(words[:-1]) if words[-1].isdigit() else words[0]
+
+
 def _is_code(column: Profile) -> bool:
     """Whether integers are names of things, not quantities."""
     if not column.fits("int32") or _is_named_code(column):
@@ -215,6 +249,9 @@ def _is_code(column: Profile) -> bool:
         return False
     even = positive[len(positive) // 2] > 0.2 * positive[-1]  # counts are mostly small
     if column.distinct > 100 and positive[-1] >= _LARGE and even:
+        return True
+    rounded = sum(number % 10 == 0 for number in positive) > 0.5 * len(positive)
+    if column.distinct > 1000 and column.often >= 1.5 and even and not rounded:
         return True
     if column.distinct > 0.5 * column.present:
         return False
@@ -236,10 +273,10 @@ def _dense(column: Profile) -> Feature:
     whole = column.kind == "int" and not column.floating and column.fits("int32")
     options: dict[str, Any] = {} if whole else {"raw": "float"}
     options |= column.reading
-    shape = "counts"
     if column.least < -2 or column.most <= 1:  # a logarithm would flatten them
         options["transform"] = "normalize"
-        shape = "numbers"
+    counted = column.kind == "int" and column.least >= 0 and not _PRICES.search(column.name)
+    shape = "counts" if counted and column.most > 1 else "numbers"
     why = f"{shape} from {column.least:g} to {column.most:g}"
     return _feature(column, "dense", options, why)
 
@@ -281,10 +318,13 @@ def _of_time(column: Profile, sample: SampledFile) -> list[Feature] | str:
     times = list(map(column.time, column.counts))
     first, last = min(times), max(times)
     why = f"times from {first:%Y-%m-%d} to {last:%Y-%m-%d}"
-    if BIRTHS.search(column.name):
+    if PERSONAL_DATES.search(column.name):
         age = {"raw": "float", "derive": "age", "reference": f"{last:%Y-%m-%d}", **options}
         return [_feature(column, "dense", age, why, f"{column.name}_age")]
     values = {"hour": {t.hour for t in times}, "weekday": {t.weekday() for t in times}}
+    if max((last - first).days, sample.day_files) < _WEEKDAYS_FROM:
+        values.pop("weekday")
+        why += "; no weekday, because they span less than three weeks"
     if all((t.hour, t.minute) == (0, 0) for t in times):
         values.pop("hour")
     if sample.whole and not sample.days:
@@ -293,7 +333,7 @@ def _of_time(column: Profile, sample: SampledFile) -> list[Feature] | str:
     return [
         _feature(column, "categorical", {"derive": kind, **options}, why, names[kind])
         for kind in values
-    ] or "always the same hour and weekday"
+    ] or f"{why}, and always the same hour"
 
 
 def _one_category(able: list[Profile], path: str) -> Feature:

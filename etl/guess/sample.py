@@ -54,6 +54,7 @@ class SampledFile:
         positional: whether the spec names columns by position.
         notes: what else should be said.
         days: the directory or glob whose files are days, this one among them; "" if there is none.
+        day_files: how many there are.
     """
 
     columns: list[Profile]
@@ -63,6 +64,7 @@ class SampledFile:
     positional: bool = False
     notes: tuple[str, ...] = ()
     days: str = ""
+    day_files: int = 0
 
     @property
     def named(self) -> bool:
@@ -81,7 +83,7 @@ def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
     Raises:
         BadInputError: it is missing, empty, of another format, or has one column.
     """
-    files, days = _files(path)
+    files, days, day_files = _files(path)
     head, whole = _head(files[0], head_bytes)
     if not head.strip():
         raise BadInputError(f"{files[0]}: empty file", "pass a file with rows")
@@ -93,11 +95,11 @@ def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
         sample = _of_text(files[0], head, whole, delimiter)
     if len(files) > 1:
         sample = dataclasses.replace(sample, whole=False, spread=False)
-    return dataclasses.replace(sample, days=days)
+    return dataclasses.replace(sample, days=days, day_files=day_files)
 
 
-def _files(path: str) -> tuple[list[str], str]:
-    """Return the files of a log, and the directory or glob whose files are its days, if any are.
+def _files(path: str) -> tuple[list[str], str, int]:
+    """Return the files of a log, and the directory or glob whose files are days and how many.
 
     Raises:
         BadInputError: There are no files.
@@ -116,8 +118,8 @@ def _files(path: str) -> tuple[list[str], str]:
             days = [file.path for file in find_days(place)]
             known = not is_file or any(each.endswith(f"/{file_name}") for each in days)
             if len(days) > 1 and known and not _PARTS.search(days[0]):
-                return [path] if is_file else days, place
-    return [path] if is_file else [day.path for day in find_days(path, split=_ANY_FILES)], ""
+                return [path] if is_file else days, place, len(days)
+    return [path] if is_file else [day.path for day in find_days(path, split=_ANY_FILES)], "", 0
 
 
 def _head(path: str, head_bytes: int) -> tuple[bytes, bool]:

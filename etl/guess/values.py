@@ -31,7 +31,9 @@ _SEPARATORS = "|,;^ "
 #: Of the texts of a column of numbers, the share that may be too large to be read.
 _FEW = 0.01
 #: Names of columns whose numbers may be times.
-_TIMES = re.compile(r"(time|date|day|hour|stamp|birth|dob|(^|_)(ts|at|on|when)$)", re.IGNORECASE)
+_TIMES = re.compile(
+    r"(?!.*[\W_]id$)(time|date|day|hour|stamp|birth|dob|(^|_)(ts|at|on|when)$)", re.IGNORECASE
+)
 _DATES = (
     "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y",
     "%d-%b-%Y", "%d %b %Y", "%b %d, %Y",

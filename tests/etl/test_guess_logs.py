@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import random
 import uuid
 from collections.abc import Callable
@@ -231,6 +232,52 @@ SAMPLES = {
         "float_0",
         {"cat_0": "string"},
     ),
+    "KAG": Sample(  # a report of an advertiser
+        "ad_id,campaign_id,age,interest,Impressions,Clicks,Spent,Total_Conversion,Approved_Conversion",
+        lambda rng, i: [
+            700_000 + i,
+            rng.randint(900, 940),
+            rng.choice(["30-34", "35-39"]),
+            rng.randint(2, 66),
+            rng.randint(90, 90_000),
+            rng.choice([0, 0, 0, 1, 2, 9]),
+            f"{rng.random() * 90:.2f}",
+            rng.randint(0, 5),
+            rng.randint(0, 2),
+        ],
+        "Clicks",
+        "interest",
+        {"campaign_id": "int", "age": "string"},
+        (
+            "Spent: looks like what the label costs",
+            "Total_Conversion: looks like a label, or is known only",
+            "Approved_Conversion: looks like a label, or is known only",
+        ),
+    ),
+    "Book-Crossing": Sample(
+        '"User-ID";"ISBN";"Book-Rating"',
+        lambda rng, i: [
+            f'"{rng.randint(1, 60)}"',
+            f'"{rng.randint(1, 90):010d}"',
+            f'"{rng.choice([0, 0, 0, 5, 7, 8, 10])}"',
+        ],
+        "Book-Rating",
+        "",
+        {"User-ID": "int", "ISBN": "string"},
+        ("at least 8: choose the threshold",),
+        ";",
+        split="column",
+    ),
+    "Last.fm": Sample(
+        "userID\tartistID\tweight",
+        lambda rng, i: [rng.randint(1, 60), rng.randint(1, 90), int(rng.paretovariate(0.7))],
+        "weight",
+        "",
+        {"userID": "int", "artistID": "int"},
+        ("choose the threshold",),
+        "\t",
+        split="column",
+    ),
     "several classes": Sample(
         "height,gear,Class",
         lambda rng, i: [
@@ -304,6 +351,7 @@ def test_times_are_cut_so_that_days_can_be_added(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("".join(f"{row}\n" for row in ["click,site,at", *rows]))
     spec, _ = guessed_with_text(path)
+    assert "at_weekday" in spec.categorical_names
     assert (spec.split.valid_from, spec.split.test_from) == ("2024-01-25", "2024-01-28")
     day = [row.replace("2024-01-01", "2024-01-02") for row in rows[:10]]  # all of one weekday
     path.write_text("".join(f"{row}\n" for row in ["click,site,at", *day]))
@@ -385,7 +433,8 @@ def test_columns_that_give_the_label_away_are_left_out(tmp_path: Path) -> None:
     assert f"margin: its numbers give {away} " in text
     assert f"state: its values give {away} 0.9" in text
     assert spec.dense_names == ["profit"]
-    assert spec.categorical_names == ["app", "near_id", "click_time_hour", "click_time_weekday"]
+    assert spec.categorical_names == ["app", "near_id", "click_time_hour"]
+    assert "no weekday, because they span less than three weeks" in text
     assert spec.split.column == "click_time"
 
 
@@ -424,3 +473,39 @@ def test_booleans_have_one_id_however_they_are_written(tmp_path: Path) -> None:
     ):
         frame = pd.DataFrame({"premium": form, "site_id": sites})
         assert workflow.transform(frame)["premium"].tolist() == expected
+
+
+def test_a_log_of_events_alone_has_no_label(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    rows = [f"{i % 9},{i % 8},{1_300_000_000 + i}\n" for i in range(50)]
+    path.write_text("".join(["user,item,timestamp\n", *rows]))
+    with pytest.raises(BadInputError, match="no column looks like a label") as error:
+        guess(str(path))
+    assert "it has user, item, timestamp; a log of what was clicked alone" in error.value.remedy
+
+
+def test_customers_and_the_families_of_their_columns(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    products = [f"Mnt{name}" for name in ("Wines", "Fruits", "Meat", "Fish")]
+    channels = [f"Num{name}Purchases" for name in ("Deals", "Web", "Catalog", "Store")]
+    months = [f"PAY_{month}" for month in (0, 2, 3, 4, 5)]
+    header = ["ID", "Year_Birth", "Dt_Customer", *products, *channels, *months, "ip", "price"]
+    rows = [[*header, "Response"]]
+    visitors = rng.sample(range(360_000), 1200)
+    for i in range(2400):
+        joined = datetime.date(2012, 7, 30) + datetime.timedelta(days=rng.randint(0, 700))
+        row = [1000 + 3 * i, rng.randint(1940, 1996), f"{joined:%d-%m-%Y}"]
+        row += [rng.randint(0, 1400), *(int(rng.expovariate(0.03)) for _ in products[1:])]
+        row += [rng.randint(0, 13) for _ in channels]
+        row += [rng.randint(-2, 7 if month == "PAY_5" else 8) for month in months]
+        rows.append([*row, rng.choice(visitors), rng.randint(50, 900), bit(rng)])
+    path = tmp_path / "log.csv"
+    path.write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
+    spec, text = guessed_with_text(path)
+    dense = ["Dt_Customer_age", *products, *channels, *months, "price"]
+    assert set(spec.dense_names) - {"Year_Birth"} == set(dense)
+    assert {c.name: c.raw for c in spec.categorical if c.name != "Year_Birth"} == {"ip": "int"}
+    assert spec.split.by == "share"
+    assert '"price", # numbers from 51' in text
+    assert '"PAY_0", # numbers from -2' in text
+    assert '"MntFruits", # counts from 0' in text

@@ -20,6 +20,7 @@ from nvt_torchrec.etl.guess.values import profile, time_format
         (["20141021"], "date", "%Y%m%d"),
         (["978300760"], "timestamp", "epoch_s"),
         (["978300760"], "price", None),
+        (["978300760"], "candidate_id", None),
         (["978300760"], "", "epoch_s"),
         (["1700000000000"], "event_time", "epoch_ms"),
         (["12/31/2020", "1/2/2021"], "x", "%m/%d/%Y"),

@@ -122,6 +122,8 @@ def test_a_guessed_spec_is_much_as_the_shipped_one_and_runs(name: str, tmp_path:
                 Counter((column.raw, column.derive) for column in getattr(one, kind))
                 for one in (spec, shipped)
             )
+            if name == "avazu":  # ten days are too few for weekdays
+                expected = Counter({k: n for k, n in expected.items() if "weekday" not in str(k)})
             assert guessed == expected
     if name.startswith("criteo_") and not spec.input.header:
         assert spec.is_criteo_format
