@@ -36,6 +36,8 @@ class Metrics:
         calibration_curve: The mean prediction and the mean label of each tenth of the rows, by
             rising prediction; equal predictions are in one tenth, and there may be fewer. ``()``
             without samples.
+        effective_counts: The numbers of rows with label 1 and 0; of weighted rows, how many of
+            equal weights would vary as much: (Σ w)² / Σ w² (Kish 1965, "Survey Sampling").
     """
 
     samples: int
@@ -49,11 +51,12 @@ class Metrics:
     calibration: float | None = None
     total_weight: float | None = None
     calibration_curve: tuple[tuple[float, float], ...] = ()
+    effective_counts: tuple[float, float] = (0.0, 0.0)
 
     def to_dict(self) -> dict[str, float | int | None]:
-        """Return a JSON-ready dict, without the curve, and ``total_weight`` if there is none."""
+        """Return a JSON-ready dict of the numbers, without ``total_weight`` if there is none."""
         value = dataclasses.asdict(self)
-        del value["calibration_curve"]
+        del value["calibration_curve"], value["effective_counts"]
         if self.total_weight is None:
             del value["total_weight"]
         return value
@@ -105,7 +108,13 @@ def compute_metrics(
         calibration=prediction / rate if rate else None,
         total_weight=None if w is None else total,
         calibration_curve=_calibration_curve(probabilities, y, w),
+        effective_counts=(_effective(y > 0.5, w), _effective(y <= 0.5, w)),
     )
+
+
+def _effective(rows: np.ndarray, weights: np.ndarray | None) -> float:
+    each = rows[rows].astype(float) if weights is None else weights[rows]
+    return float(each.sum() ** 2 / np.sum(each**2)) if each.any() else 0.0
 
 
 def _calibration_curve(

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Remedies(NamedTuple):
-    """The remedies for a loss that is too high, an AUROC at chance, and a calibration off 1."""
+    """The remedies for a loss that is too high, an AUROC at chance, and a bad model at the end."""
 
     too_high: str
     at_chance: str
-    calibration: str
+    at_end: str
 
 
 class Optimizer:

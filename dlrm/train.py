@@ -52,36 +52,10 @@ from nvt_torchrec.dlrm.order import choose_order
 from nvt_torchrec.dlrm.reporting.baselines import compute_baselines
 from nvt_torchrec.dlrm.reporting.learning_check import LearningCheck
 from nvt_torchrec.dlrm.reporting.metrics_log import MetricsLog, metrics_table
-from nvt_torchrec.dlrm.reporting.progress import Progress, step_profiler
+from nvt_torchrec.dlrm.reporting.progress import Progress, TrainResult, step_profiler
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainResult:
-    """The outcome of a run.
-
-    Attributes:
-        status: "done"; "continued" if ``--resume`` went on from a checkpoint; "already done" if the
-            same run has written ``--save_checkpoint_path`` before.
-        checkpoint: ``--save_checkpoint_path``, or ``--checkpoint_dir`` without it.
-        steps: Trained steps, over all epochs.
-        samples: Trained samples, over all epochs and ranks.
-        train_seconds: Time spent on training steps, without evaluations.
-        metrics: The last metrics of each split. Empty on ranks other than 0.
-    """
-
-    status: str
-    checkpoint: str | None
-    steps: int
-    samples: int
-    train_seconds: float
-    metrics: dict[str, Metrics]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dict."""
-        return {**vars(self), "metrics": {name: m.to_dict() for name, m in self.metrics.items()}}
 
 
 def train(settings: TrainSettings, group: Group) -> TrainResult:
@@ -189,9 +163,11 @@ class Trainer:
                     self._train_epochs()
                 self._save_final_checkpoint()
                 self.stop_requests.finish()
+                warnings: list[str] = []
                 if self.group.rank == 0:
-                    self.learning.finished(progress.step, self.metrics, baselines)
-                progress.report_end(self.metrics, baselines)
+                    results = self.metrics, baselines
+                    warnings = self.learning.finished(progress.step, self.config, *results)
+                progress.report_end(self.metrics, baselines, warnings)
         except BaseException:
             if self.checkpoints:
                 self.checkpoints.abandon()

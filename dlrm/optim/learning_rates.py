@@ -154,12 +154,12 @@ def remedies(
             f"{too_high}"
         )
     if flags:
-        calibration = f"{leave_out}, so that the dense layers' rate falls to 0"
+        at_end = f"{leave_out}, so that the dense layers' rate falls to 0"
     elif given.dense_decay == 0 or given.continue_from or given.lr_decay_steps:
-        calibration = f"give --dense_decay {_DENSE_DECAY}, so that the dense layers' rate falls"
+        at_end = f"give --dense_decay {_DENSE_DECAY}, so that the dense layers' rate falls"
     else:
-        calibration = "train on more rows, or in more steps, by a smaller --batch_size"
-    return Remedies(too_high, at_chance, calibration)
+        at_end = "train on more rows, or in more steps, by a smaller --batch_size"
+    return Remedies(too_high, at_chance, at_end)
 
 
 def _rounded(rate: float) -> float:

@@ -11,10 +11,12 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from scipy import optimize, sparse
 from torch import distributed as dist
 
+from nvt_torchrec.base.auroc import column_auroc
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.data import make_loader
 from nvt_torchrec.dlrm.launch.distributed import Group
@@ -26,6 +28,8 @@ from nvt_torchrec.nvt_loader.selection import Selection
 #: The rows of a sample are read in so many batches, of so many rows.
 _BATCHES, _BATCH = 12, 8192
 _LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
+#: A dense column is cut at these for the AUROC that it has alone.
+_QUANTILES = np.linspace(0, 1, 33)
 #: Steps of the fit: more changed the AUROC by less than 0.001 on the logs of bench-quality.
 _MOST_STEPS = 25
 
@@ -67,6 +71,23 @@ def compute_baselines(
         for name, scores in ((CLICK_RATE, constant), (REGRESSION, logits)):
             metrics[split, name] = compute_metrics(scores, rows.labels, rows.weights)
     return metrics
+
+
+def best_column(settings: TrainSettings, config: ModelConfig, split: str) -> tuple[str, float]:
+    """Return the column that has the largest AUROC alone, in a sample of a split, and the AUROC."""
+    rows = _read(settings, config, split)
+    ids, starts = rows.ids.tocoo(), np.cumsum([0, *config.num_embeddings])
+    found = {}
+    for name, first, end in zip(config.categorical, starts, starts[1:], strict=False):
+        mine = (ids.col >= first) & (ids.col < end)
+        with_ids, row = np.unique(ids.row[mine], return_inverse=True)
+        found[name] = column_auroc(pa.array(ids.col[mine]), rows.labels[with_ids], row)
+    for name, values in zip(config.dense, rows.dense.T, strict=True):
+        cuts = np.quantile(values, _QUANTILES)  # each is a value of its own, as of a filled column
+        places = np.searchsorted(cuts, values) + np.searchsorted(cuts, values, "right")
+        found[name] = column_auroc(pa.array(places), rows.labels)
+    best = max(found, key=lambda name: found[name] or 0.0)
+    return best, found[best] or 0.0
 
 
 def _read(

@@ -1,7 +1,7 @@
 """Warn early that a run does not learn, with the likely remedy.
 
 The loss of training steps is checked after steps 1, 2, 4, 8, …, the AUROC at evaluations of valid
-after the first tenth of an epoch, the calibration at the end.
+after the first tenth of an epoch; calibration, and AUROC beside the regression's, at the end.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from collections.abc import Mapping
 
 import torch
 
+from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group, reduce_sum
 from nvt_torchrec.dlrm.metrics import Metrics
 from nvt_torchrec.dlrm.model import StepOutput
 from nvt_torchrec.dlrm.optimizers import Remedies
 from nvt_torchrec.dlrm.order import find_order
+from nvt_torchrec.dlrm.reporting.baselines import best_column
 from nvt_torchrec.dlrm.reporting.metrics_log import REGRESSION, MetricsLog
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
@@ -32,6 +34,17 @@ TOO_MUCH_LOSS = 10
 _SHARE = 0.1
 #: How far a calibration may be from 1.
 _OFF = 0.05
+#: A model with a better AUROC has probably seen the label.
+TOO_GOOD = 0.995
+#: How far AUROCs may be apart: as such, and in standard deviations if they are of the same rows.
+_EQUAL, _PAIRED = 0.001, 0.6
+#: The factor by which the log loss of valid rises where a model overfits.
+_RISEN = 1.01
+#: What to do where always predicting the click rate of training is off as well.
+_SHIFTED = (
+    "so is that of always predicting the click rate of training: clicks are rarer or more frequent "
+    "in %s; train on rows of the same time, or divide them at random"
+)
 #: The fewest clicks, and the fewest samples without a click, for a click rate.
 _FEW = 100
 
@@ -55,9 +68,11 @@ class LearningCheck:
         epoch_steps: int,
         remedies: Remedies,
     ) -> None:
-        self._group, self._events = group, events
+        self._settings, self._group, self._events = settings, group, events
         self._remedies = remedies
         self._warned: set[str] = set()
+        self._at_end: list[str] = []
+        self._losses: list[tuple[float, int]] = []  # of valid, with their steps
         self._sorted_by = ""
         if not group.rank and settings.mode == "train" and not settings.shuffle_training_set:
             self._sorted_by = find_order(settings)
@@ -70,6 +85,7 @@ class LearningCheck:
         self._samples = 0
         # on the device, since the last check
         self._loss, self._clicks = torch.zeros(2, dtype=torch.float64, device=group.device)
+        self._epoch_steps = epoch_steps
         self._begin = max(math.ceil(_SHARE * epoch_steps), settings.lr_warmup_steps or 0)
 
     def add(self, step: int, output: StepOutput) -> None:
@@ -83,11 +99,10 @@ class LearningCheck:
 
     def evaluated(self, step: int, valid: Metrics | None) -> None:
         """Check an evaluation of valid; ``valid`` is None on ranks other than 0."""
-        if valid is None or valid.auroc is None or step <= self._begin:
+        if valid is None or valid.auroc is None or valid.log_loss is None:
             return
-        if valid.total_weight is not None:
-            return  # how much chance there is in it depends on all weights
-        if _is_chance(valid.auroc, valid.positives, valid.samples):
+        self._losses.append((valid.log_loss, step))
+        if step > self._begin and _is_chance(valid.auroc, *valid.effective_counts):
             self._warn(
                 "chance",
                 step,
@@ -98,28 +113,65 @@ class LearningCheck:
     def finished(
         self,
         step: int,
+        config: ModelConfig,
         metrics: Mapping[str, Metrics],
         baselines: Mapping[tuple[str, str], Metrics],
-    ) -> None:
-        """Check the calibration of the last evaluations, on rank 0, beside the baselines'."""
+    ) -> list[str]:
+        """Check the last evaluations beside the baselines', on rank 0.
+
+        Args:
+            step: The last step.
+            config: The model's shape.
+            metrics: The last metrics by split.
+            baselines: The metrics of the baselines by split and name.
+
+        Returns:
+            The warnings, to be logged at the end.
+        """
         for split, result in metrics.items():
-            if not _is_off(result):
+            beside = [m for (of, _), m in baselines.items() if of == split]
+            if result.auroc is None:
                 continue
-            regression = baselines.get((split, REGRESSION))
-            if regression and _is_off(regression):
+            if result.auroc > TOO_GOOD:
+                problem = f"AUROC {result.auroc:.4f} of {split} is too good to be true"
+                column, area = best_column(self._settings, config, split)
                 remedy = (
-                    f"logistic regression's is {regression.calibration:.3f}: clicks are rarer or "
-                    "more frequent than in training; train on rows of the same time"
+                    f"look at column {column}, alone {area:.3f}: leave out what is known only "
+                    "after the click"
                 )
-            else:
-                remedy = self._remedies.calibration
-            self._warn(
-                "calibration",
-                step,
-                f"calibration {result.calibration:.3f} of {split}: the mean prediction is "
-                f"{result.mean_prediction:.4f}, the click rate {result.positive_rate:.4f}",
-                remedy,
+                self._warn("leak", step, problem, remedy, last=True)
+            regression = baselines.get((split, REGRESSION))
+            if regression and regression.auroc and result.auroc < _limit(result, regression):
+                problem = (
+                    f"AUROC {result.auroc:.4f} of {split} is worse than the {regression.auroc:.4f} "
+                    "of a logistic regression"
+                )
+                self._warn("worse", step, problem, self._cause(), last=True)
+            if _is_off(result):
+                problem = (
+                    f"calibration {result.calibration:.3f} of {split}: the mean prediction is "
+                    f"{result.mean_prediction:.4f}, the click rate {result.positive_rate:.4f}"
+                )
+                shifted = beside and all(map(_is_off, beside))
+                remedy = _SHIFTED % split if shifted else self._cause()
+                self._warn("calibration", step, problem, remedy, last=True)
+        return self._at_end
+
+    def _cause(self) -> str:
+        """Return the likely cause of a model that is worse than it should be, and the remedy."""
+        for last, step in self._losses[-1:]:
+            least, best = min(self._losses)
+            if step > self._epoch_steps and last > _RISEN * least:
+                return (
+                    f"overfitting: the log loss of valid was {least:.4f} after step {best} and is "
+                    f"{last:.4f} now; give --max_steps {best}, or fewer --epochs"
+                )
+        if self._sorted_by:
+            return (
+                f"the training rows were read in the order of column {self._sorted_by}: give "
+                f"--shuffle_training_set; or {self._remedies.at_end}"
             )
+        return self._remedies.at_end
 
     def _check_loss(self, step: int) -> None:
         loss, clicks = reduce_sum(self._group, self._loss, self._clicks)
@@ -140,26 +192,41 @@ class LearningCheck:
                 self._remedies.too_high,
             )
 
-    def _warn(self, kind: str, step: int, problem: str, remedy: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
-            log.warning("step %d: %s\n  -> %s", step, problem, remedy)
-            self._events.write("warning", step=step, text=problem, remedy=remedy)
+    def _warn(self, kind: str, step: int, problem: str, remedy: str, *, last: bool = False) -> None:
+        """Warn now, or with ``last`` at the end of the log."""
+        if kind in self._warned:
+            return
+        self._warned.add(kind)
+        self._events.write("warning", step=step, text=problem, remedy=remedy)
+        text = f"WARNING: step {step}: {problem}\n  -> {remedy}"
+        if last:
+            self._at_end.append(text)
+        else:
+            log.warning("%s", text)
+
+
+def _limit(model: Metrics, regression: Metrics) -> float:
+    """Return the AUROC below which a model is worse than a regression by more than chance.
+
+    On the same rows, scores that are much alike differ by less than both vary.
+    """
+    share = _PAIRED if model.samples == regression.samples else 2
+    return (regression.auroc or 0.0) - _EQUAL - share * _deviation(*regression.effective_counts)
 
 
 def _is_off(metrics: Metrics) -> bool:
     """Return whether a calibration is off by more than a twentieth, and more than by chance."""
-    if metrics.calibration is None or metrics.total_weight is not None:
+    clicks, _ = metrics.effective_counts
+    if metrics.calibration is None or not clicks:
         return False
-    return abs(metrics.calibration - 1) > _OFF + 2 / math.sqrt(metrics.positives)
+    return abs(metrics.calibration - 1) > _OFF + 2 / math.sqrt(clicks)
 
 
-def _is_chance(area: float, clicks: int, rows: int) -> bool:
-    """Return whether an AUROC shows that nothing is learned, with enough rows to be sure.
+def _is_chance(area: float, clicks: float, rest: float) -> bool:
+    """Return whether an AUROC shows that nothing is learned, with enough rows to be sure."""
+    return area < NOTHING_LEARNED and area + 2 * _deviation(clicks, rest) < SOMETHING_LEARNED
 
-    Random scores have an AUROC of variance (rows + 1)/(12·clicks·rest) (Hanley & McNeil 1982).
-    """
-    rest = rows - clicks
-    if area >= NOTHING_LEARNED or not clicks or not rest:
-        return False
-    return area + 2 * math.sqrt((rows + 1) / (12 * clicks * rest)) < SOMETHING_LEARNED
+
+def _deviation(clicks: float, rest: float) -> float:
+    """Return the standard deviation of the AUROC of random scores (Hanley & McNeil 1982)."""
+    return math.sqrt((clicks + rest + 1) / (12 * clicks * rest)) if clicks and rest else math.inf

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,32 @@ TRACE_FILE, TABLE_FILE = "profile.json.gz", "profile.txt"
 _PAGE_SECONDS = 60.0
 #: The steps that the profiler runs and discards, those that it traces, the operators in its table.
 _WARM_UP, _TRACED, _ROWS = 2, 10, 40
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """The outcome of a run.
+
+    Attributes:
+        status: "done"; "continued" if ``--resume`` went on from a checkpoint; "already done" if the
+            same run has written ``--save_checkpoint_path`` before.
+        checkpoint: ``--save_checkpoint_path``, or ``--checkpoint_dir`` without it.
+        steps: Trained steps, over all epochs.
+        samples: Trained samples, over all epochs and ranks.
+        train_seconds: Time spent on training steps, without evaluations.
+        metrics: The last metrics of each split. Empty on ranks other than 0.
+    """
+
+    status: str
+    checkpoint: str | None
+    steps: int
+    samples: int
+    train_seconds: float
+    metrics: dict[str, Metrics]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict."""
+        return {**vars(self), "metrics": {name: m.to_dict() for name, m in self.metrics.items()}}
 
 
 class Progress:
@@ -177,13 +204,17 @@ class Progress:
                 write_report(directory)
 
     def report_end(
-        self, metrics: dict[str, Metrics], baselines: Mapping[tuple[str, str], Metrics]
+        self,
+        metrics: dict[str, Metrics],
+        baselines: Mapping[tuple[str, str], Metrics],
+        warnings: Sequence[str],
     ) -> None:
         """Report the whole run and write its page, on rank 0.
 
         Args:
             metrics: The final metrics by split.
             baselines: Those of the baselines, by split and name.
+            warnings: What is wrong with the model, which the log ends with.
         """
         directory = self._events.directory
         if directory is None:
@@ -212,6 +243,8 @@ class Progress:
         log.info("checkpoint: %s", kept)
         write_report(directory)
         log.info("report: %s", directory / REPORT_FILE)
+        for warning in warnings:
+            log.warning("%s", warning)
 
 
 def memory_in_use(device: torch.device) -> int:

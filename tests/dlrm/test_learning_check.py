@@ -7,8 +7,15 @@ import shutil
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
-from nvt_torchrec.dlrm.reporting.learning_check import _is_chance
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.launch.distributed import Group
+from nvt_torchrec.dlrm.metrics import Metrics, compute_metrics
+from nvt_torchrec.dlrm.optimizers import Remedies
+from nvt_torchrec.dlrm.reporting.learning_check import LearningCheck, _is_chance
+from nvt_torchrec.dlrm.reporting.metrics_log import CLICK_RATE, REGRESSION
+from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from tests.dlrm.runs import events, train_here
 
 WIDE = ["--dense_arch_layer_sizes=64,8", "--over_arch_layer_sizes=1024,1024,1"]
@@ -68,4 +75,97 @@ def test_nothing_learned_by_an_evaluation_of_valid(noise, tmp_path, caplog):
     ],
 )
 def test_too_few_clicks_do_not_tell(area, clicks, rows, chance):
-    assert _is_chance(area, clicks, rows) is chance
+    assert _is_chance(area, clicks, rows - clicks) is chance
+
+
+LABELS = (np.random.default_rng(0).random(20_000) < 0.25).astype(np.float32)
+SHAPE = ModelConfig(("d",), ("a", "b"), (9, 9), 4, (4,), (4, 1))
+
+
+def _metrics(calibration=1.0, signal=0.0, labels=LABELS, weights=None) -> Metrics:
+    """Return the metrics of predictions with this calibration, which rank better by ``signal``."""
+    rate = calibration * LABELS.mean()
+    noise = np.random.default_rng(1).normal(0, 0.1 if signal else 0.0, len(labels))
+    x = signal * (labels - LABELS.mean()) + noise + np.log(rate / (1 - rate))
+    return compute_metrics(x, labels, weights)
+
+
+class _Check(LearningCheck):
+    """A check on one rank, and the warnings that it gives at the end."""
+
+    def __init__(self, *losses: float, sorted_by: str = "") -> None:
+        self.written: list[dict] = []
+        group = Group(0, 1, 1, torch.device("cpu"), None)
+        settings = parse_settings(["--shuffle_training_set"])
+        super().__init__(settings, group, self, epoch_steps=10, remedies=Remedies("", "", "rates"))
+        self._sorted_by = sorted_by
+        for number, loss in enumerate(losses, start=1):
+            self.evaluated(10 * number, Metrics(9, 3, auroc=0.9, log_loss=loss))
+
+    def write(self, event: str, **values) -> None:
+        self.written.append(values)
+
+    def at_end(self, model: Metrics, constant: Metrics, regression: Metrics) -> list[str]:
+        baselines = {("test", CLICK_RATE): constant, ("test", REGRESSION): regression}
+        warnings = self.finished(20, SHAPE, {"test": model}, baselines)
+        assert [
+            f"WARNING: step 20: {e['text']}\n  -> {e['remedy']}" for e in self.written
+        ] == warnings
+        return warnings
+
+
+@pytest.mark.parametrize("weights", [None, np.full(len(LABELS), 0.2)])
+@pytest.mark.parametrize(
+    ("calibrations", "remedy"),
+    [
+        ((1.01, 1.0, 1.0), None),
+        ((1.2, 1.0, 1.0), "rates"),  # the model's own
+        ((0.8, 1.0, 0.82), "rates"),  # of what both learned, not of the click rate
+        ((0.8, 0.79, 0.82), "rows of the same time"),
+        ((0.8, 0.79, 1.0), "rates"),  # the columns explain the shift
+    ],
+)
+def test_calibration(calibrations, remedy, weights):
+    warnings = _Check().at_end(*(_metrics(value, weights=weights) for value in calibrations))
+    assert len(warnings) == (remedy is not None)
+    if remedy:
+        assert f"calibration {calibrations[0]:.3f} of test" in warnings[0]
+        assert remedy in warnings[0]
+
+
+def test_worse_than_the_regression_by_more_than_chance():
+    worse, good, equal = (_metrics(signal=signal) for signal in (0.1, 0.2, 0.2001))
+    assert not _Check().at_end(good, _metrics(), equal)
+    (warning,) = _Check(0.5, 0.4).at_end(worse, _metrics(), good)
+    expected = f"AUROC {worse.auroc:.4f} of test is worse than the {good.auroc:.4f} of a logistic"
+    assert expected in warning
+    assert "-> rates" in warning
+    (warning,) = _Check(0.5, 0.4, sorted_by="user").at_end(worse, _metrics(), good)
+    assert "in the order of column user: give --shuffle_training_set; or rates" in warning
+    (warning,) = _Check(0.40, 0.41, sorted_by="user").at_end(worse, _metrics(), good)
+    assert "overfitting: the log loss of valid was 0.4000 after step 10 and is 0.4100" in warning
+    few = LABELS[:200]
+    few_worse, few_good = (_metrics(signal=signal, labels=few) for signal in (0.19, 0.2))
+    assert not _Check().at_end(few_worse, _metrics(), few_good), "chance"
+
+
+@pytest.mark.parametrize("kind", ["id", "number"])
+def test_a_column_that_gives_the_label_away_is_named(learnable, tmp_path, caplog, kind):
+    path = shutil.copytree(learnable, tmp_path / "split")
+    name = "cat_0" if kind == "id" else "int_2"
+    for part in path.glob("*/part.*.parquet"):
+        table = pq.read_table(part)
+        at = table.column_names.index(name)
+        label = table["label"].to_numpy()
+        # of the clicks another value each
+        values = 3 + 4 * label if kind == "id" else label * (1 + np.arange(len(label)))
+        values = values.astype(table.field(at).type.to_pandas_dtype())
+        pq.write_table(table.set_column(at, table.field(at), [values]), part, row_group_size=4096)
+    for file in path.glob("**/_metadata"):
+        file.unlink()
+    caplog.set_level("INFO", "nvt_torchrec")
+    warnings = _warnings(path, tmp_path / "log", "--batch_size=256", "--epochs=2")
+    assert any("too good to be true" in text for text in warnings), warnings
+    said = f"look at column {name}, alone 1.000: leave out"
+    assert said in caplog.text.split("report: ")[1], "the log ends with it"
+    assert said in (tmp_path / "log" / "training.html").read_text()

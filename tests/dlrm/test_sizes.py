@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -14,9 +12,7 @@ from nvt_torchrec.dlrm.data import choose_sizes, read_schema
 from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.metrics import compute_metrics
 from nvt_torchrec.dlrm.optim.learning_rates import learning_rates
-from nvt_torchrec.dlrm.optimizers import Remedies
 from nvt_torchrec.dlrm.reporting.baselines import CLICK_RATE, REGRESSION, compute_baselines
-from nvt_torchrec.dlrm.reporting.learning_check import LearningCheck
 from nvt_torchrec.dlrm.settings.train_settings import (
     global_batch_for,
     parse_settings,
@@ -130,31 +126,3 @@ def test_baselines_stand_beside_the_model(split, tmp_path, caplog):
         f"{split}, {name}" in page and f"{split}, {name}" in caplog.text for split, name in names
     )
     assert "tables 8 wide, layers 16,8 and 16,1, 500 samples per step" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("calibration", "regression", "remedy"),
-    [(1.01, 1.0, None), (1.2, 1.0, "by hand"), (0.8, 0.82, "rows of the same time")],
-)
-def test_calibration(calibration, regression, remedy, caplog):
-    rng = np.random.default_rng(0)
-    labels = (rng.random(40_000) < 0.25).astype(np.float32)
-
-    def of(value):
-        rate = value * labels.mean()
-        return compute_metrics(np.full(len(labels), np.log(rate / (1 - rate))), labels)
-
-    with process_group() as group:
-        written = []
-        log = type("Log", (), {"write": lambda self, *a, **values: written.append(values)})()
-        remedies = Remedies("", "", "by hand")
-        settings = parse_settings(["--shuffle_training_set"])
-        check = LearningCheck(settings, group, log, epoch_steps=9, remedies=remedies)
-        check.finished(9, {"test": of(calibration)}, {("test", REGRESSION): of(regression)})
-    assert [event["remedy"] for event in written] == (
-        [] if remedy is None else [written[0]["remedy"]]
-    )
-    if remedy:
-        assert f"calibration {calibration:.3f} of test" in written[0]["text"]
-        assert remedy in written[0]["remedy"]
-        assert json.dumps(written[0])

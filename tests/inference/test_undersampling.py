@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from nvt_torchrec.dlrm.reporting.baselines import CLICK_RATE, REGRESSION
+from nvt_torchrec.dlrm.reporting.metrics_log import CLICK_RATE, REGRESSION
 from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.export.torch_package import PACKAGE, export_torch
 from tests.dlrm.runs import events, train_here, train_many
