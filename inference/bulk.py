@@ -49,6 +49,9 @@ PIECE_BYTES = 4 << 20
 #: Pieces in a part: the most that is scored again after an interruption.
 PART_PIECES = 128
 _ROW_GROUP_ROWS = 1 << 20
+#: In the output's metadata: a digest of what it depends on, and the number of rejected rows.
+_WRITTEN_BY = b"nvt_torchrec.predict"
+_OTHER_OUTPUT = "choose another --output, or remove it first"
 #: Rows of a piece with their scores, and lines about its rejected rows.
 Result: TypeAlias = tuple[pa.Table, bytes]
 
@@ -100,8 +103,8 @@ def predict_file(
         SchemaError: An id column, or the label, is missing.
         OutputError: The output exists or cannot be written, or the earlier run had other arguments.
     """
-    if output_path.exists():
-        raise OutputError(f"{output_path} exists", "choose another --output, or remove it first")
+    if output_path.exists() and not resume:
+        raise OutputError(f"{output_path} exists", _OTHER_OUTPUT)
     spec = input_spec(predictor.spec, input_path, file_format)
     pieces = stream_unparsed(input_path, spec, block_bytes=piece_bytes)
     with of_fitted_spec():
@@ -124,8 +127,10 @@ def predict_file(
         "on_bad_rows": "quarantine" if reject else "error",
         "piece size": [piece_bytes, PART_PIECES],
     }
-    bar = tqdm(desc="predict", unit="rows", unit_scale=True, disable=None)
     rejected_file = output_path.with_name(f"{output_path.name}.rejected.tsv")
+    if output_path.exists():
+        return _finished(output_path, key, rejected_file)
+    bar = tqdm(desc="predict", unit="rows", unit_scale=True, disable=None)
     with _open_parts(output_path, key, resume=resume) as parts, bar:
         if parts.done:
             rows = parts.counts()[0]
@@ -148,6 +153,28 @@ def predict_file(
     return Scored(rows, rejected, rejected_file)
 
 
+def _finished(output: Path, settings: dict[str, Any], rejected_file: Path) -> Scored:
+    """Return the result of the run that wrote an output. Raises OutputError if it had others."""
+    try:
+        footer = pq.read_metadata(output)
+        digest, rejected = (footer.metadata or {})[_WRITTEN_BY].decode().split()
+    except (OSError, pa.ArrowException, LookupError, ValueError):
+        digest, rejected = "", ""
+    if digest != _plan_digest(settings):
+        raise OutputError(f"{output}: of other settings or inputs, or damaged", _OTHER_OUTPUT)
+    log.info("%s: this run has written it: done", output)
+    shutil.rmtree(_parts_of(output), ignore_errors=True)  # it was killed before
+    return Scored(footer.num_rows, int(rejected), rejected_file)
+
+
+def _plan_digest(settings: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def _parts_of(output: Path) -> Path:
+    return output.with_name(f".{output.name}.parts")
+
+
 @contextlib.contextmanager
 def _open_parts(output: Path, settings: dict[str, Any], *, resume: bool) -> Iterator[_Parts]:
     """Open the parts of an output; meanwhile no other run may write there.
@@ -160,7 +187,7 @@ def _open_parts(output: Path, settings: dict[str, Any], *, resume: bool) -> Iter
     Raises:
         OutputError: The earlier run had others, another run writes there, or it cannot be written.
     """
-    directory = output.with_name(f".{output.name}.parts")
+    directory = _parts_of(output)
     with contextlib.ExitStack() as stack:
         with output_errors(output):
             directory.mkdir(parents=True, exist_ok=True)
@@ -184,6 +211,7 @@ class _Parts:
         self, output: Path, directory: Path, settings: dict[str, Any], resume: bool
     ) -> None:
         self._output, self._directory, self.done = output, directory, 0
+        self._digest = _plan_digest(settings)
         plan = {"settings": json.loads(json.dumps(settings))}  # tuples become lists
         journal = Journal(directory)
         remedy = "call it as before, or without --resume to begin anew"
@@ -236,7 +264,8 @@ class _Parts:
                 out.write(b"line\treason\traw\n")
                 for _, rejected in files:
                     out.write(rejected.read_bytes())
-        schema = pq.read_schema(files[0][0])
+        written_by = f"{self._digest} {counts[1]}"
+        schema = pq.read_schema(files[0][0]).with_metadata({_WRITTEN_BY: written_by})
         with (
             atomic_path(self._output) as temporary,
             pq.ParquetWriter(temporary, schema, write_page_checksum=True) as writer,

@@ -92,8 +92,10 @@ def output_errors(path: Path, remedy: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # that of shutil.copytree is a list of (source, target, reason)
+        first = error.args[0][0][2] if isinstance(error, shutil.Error) else error
         raise OutputError(
-            f"{path}: cannot be written: {error.strerror or error}",
+            f"{path}: cannot be written: {error.strerror or first}",
             remedy or "free space or choose a writable place; finished files are kept",
         ) from error
 

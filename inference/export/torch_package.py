@@ -7,6 +7,7 @@ Workflow and model are one PyTorch module of PyTorch's own operators: sorted voc
 from __future__ import annotations
 
 import dataclasses
+import io
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -167,13 +168,15 @@ def export_torch(bundle: Path, output: Path) -> None:
     shapes = {0: rows}, {0: rows}, [{0: rows, 1: length} for length in lengths]
     with new_directory(output) as temporary, torch.no_grad():
         program = torch.export.export(network, inputs, dynamic_shapes=shapes)
-        torch.export.save(program, temporary / PACKAGE)
+        with io.BytesIO() as package:  # if a disk is full, PyTorch ends the process (terminate)
+            torch.export.save(program, package)
+            (temporary / PACKAGE).write_bytes(package.getvalue())
         write_json(temporary / COLUMNS, describe(predictor.spec, predictor.workflow.digest))
-        package = torch.export.load(temporary / PACKAGE).module()
+        module = torch.export.load(temporary / PACKAGE).module()
         for count in (1, _PROBES):
             dense, categorical, lists = inputs
             some = dense[:count], categorical[:count], [values[:count] for values in lists]
-            difference = (package(*some) - network(*some)).abs().max()
+            difference = (module(*some) - network(*some)).abs().max()
             if not difference <= _TOLERANCE:
                 raise AssertionError(f"{PACKAGE}: scores differ from the model's by {difference}")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from nvt_torchrec.inference.model.weights import CheckpointOrigin, ModelShape, O
 from nvt_torchrec.inference.publish import PublishSettings, steps
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.writer import Descent
+from tests.shell import python
 
 SPEC = FeatureSpec(
     "label",
@@ -131,6 +133,20 @@ def make_origin(generation: int, days: tuple[int, ...]) -> Origin:
         "c" * 128, 120, 7680, generation, days, "b" * 128, settings, versions
     )
     return Origin(checkpoint, {"nvt-torchrec": "0.1"})
+
+
+_FULL = """
+import resource, signal, sys
+from nvt_torchrec.inference.__main__ import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), -1))
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def with_full_disk(size: int, *command: object) -> subprocess.CompletedProcess[str]:
+    """Run a command of ``python -m inference`` that can write so many bytes to a file."""
+    return python("-c", _FULL, size, *command)
 
 
 def publish(bundle: Path, to: Path, **flags: Any) -> steps.Published:

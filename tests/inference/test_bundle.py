@@ -20,10 +20,10 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.workflows.writer import Descent
+from tests.inference.bundles import with_full_disk
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import criteo_dicts
 from tests.mutations import flip_bit
-from tests.shell import python
 
 
 def test_a_bundle_scores_as_its_parts(
@@ -86,20 +86,9 @@ def test_only_what_a_workflow_lists_is_copied(trained: Trained, tmp_path: Path) 
         write_bundle(workflow, trained.checkpoint, tmp_path / "other")
 
 
-_FULL = """
-import resource, signal, sys
-from nvt_torchrec.inference.__main__ import main
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), -1))
-sys.exit(main(["bundle", *sys.argv[2:]]))
-"""
-
-
 @pytest.mark.parametrize("size", [500, 5000])
 def test_a_full_disk_is_a_sentence(trained: Trained, tmp_path: Path, size: int) -> None:
-    """Stood in for by a limit of the size of files."""
-    flags = [*trained.flags, "--output", str(tmp_path / "bundle")]
-    done = python("-c", _FULL, size, *flags)
+    done = with_full_disk(size, "bundle", *trained.flags, "--output", tmp_path / "bundle")
     assert done.returncode == 2
     lines = done.stderr.splitlines()
     assert lines[-2:] == [

@@ -26,6 +26,7 @@ from nvt_torchrec.inference.model.bundle import save_bundle
 from nvt_torchrec.inference.model.weights import ModelShape, from_scorer
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
+from tests.inference.bundles import make_bundle, with_full_disk
 from tests.inference.conftest import Trained
 from tests.inference.exported import arguments_of
 from tests.inference.reference import make_scorer
@@ -210,3 +211,18 @@ def test_what_cannot_be_exported(
     assert main(["export", *given, *flags]) == 2
     assert re.search(message, capsys.readouterr().err)
     assert [file.name for file in tmp_path.iterdir()] == ["bundle"]
+
+
+@pytest.mark.parametrize("kind", ["torch", "triton"])
+def test_a_full_disk_is_a_sentence(tmp_path: Path, kind: str) -> None:
+    bundle = make_bundle(tmp_path / "bundle")
+    before = sorted(tmp_path.iterdir())
+    flags = ["--bundle", bundle, "--format", kind, "--output", tmp_path / "export"]
+    done = with_full_disk(100, "export", *flags)
+    assert done.returncode == 2
+    *_, error, remedy = done.stderr.splitlines()
+    assert error.startswith(f"error: {tmp_path / 'export'}: cannot be written: ")
+    assert "File too large" in error
+    assert len(error) < 400
+    assert remedy == "  -> free space, or choose a writable place"
+    assert sorted(tmp_path.iterdir()) == before

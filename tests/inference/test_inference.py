@@ -166,6 +166,11 @@ def test_resume(
     whole = output.read_bytes()
     rejected = (tmp_path / "p.parquet.rejected.tsv").read_bytes()
     assert rejected.count(b"\n") == 2
+    assert score() == [], "it is done"
+    assert output.read_bytes() == whole
+    for other in ({"id_columns": ("cat_0",)}, {"resume": False}):
+        with pytest.raises(OutputError, match=r"p\.parquet(.|\n)*another --output"):
+            score(**other)
     output.unlink()
     with pytest.raises(KeyboardInterrupt):
         score(stop_at=every[5])
