@@ -104,7 +104,9 @@ def find_days(
     elif any(character in root for character in "*?["):
         named = _named(_glob(filesystem, root), str(input_path), split)
     else:
-        raise BadInputError(f"{input_path}: no such directory", "pass the directory of day_0 …")
+        raise BadInputError(
+            f"{input_path}: no such file or directory", "pass a log: a file, a directory or a glob"
+        )
     files: dict[int, DayFile] = {}
     for info, name in named:
         if days is not None and name.number not in days:

@@ -47,8 +47,8 @@ SETTINGS = (GuessSettings,)
 
 def guess(
     path: str, *, label: str = "", delimiter: str = "", head_mb: int = HEAD_MB
-) -> tuple[str, str]:
-    """Return a first spec for a log as TOML, and the input that it is for; always the same ones.
+) -> tuple[str, list[str]]:
+    """Return a first spec for a log as TOML, and flags of ``etl run`` for it; always the same ones.
 
     Args:
         path: A file of text, also compressed, or parquet, or a directory or glob of such files;
@@ -65,7 +65,10 @@ def guess(
     from nvt_torchrec.etl.guess.toml_text import to_toml
 
     sample = take_sample(path, head_mb << 20, delimiter)
-    return to_toml(assign(sample, path, label), sample, path), sample.days or path
+    flags = ["--input_path", sample.days or path, "--output_path", "OUT"]
+    if sample.malformed:
+        flags += ["--on_bad_rows", "quarantine"]
+    return to_toml(assign(sample, path, label), sample, path), flags
 
 
 def run(settings: GuessSettings) -> None:
@@ -82,12 +85,11 @@ def run(settings: GuessSettings) -> None:
     if output and output.exists():
         raise OutputError(f"{output}: exists already", "choose another --output, or delete it")
     delimiter = settings.delimiter.replace("\\t", "\t")
-    text, path = guess(path, label=settings.label, delimiter=delimiter, head_mb=settings.head_mb)
+    text, flags = guess(path, label=settings.label, delimiter=delimiter, head_mb=settings.head_mb)
     if output is None:
         print(text, end="")
         return
     with output_errors(output):
         write_text(output, text)
     logger.info("wrote %s; review it, then run:", output)
-    command = "python -m etl run --spec %s --input_path %s --output_path OUT"
-    logger.info(command, output, shlex.quote(path))
+    logger.info("python -m etl run %s", shlex.join(["--spec", str(output), *flags]))

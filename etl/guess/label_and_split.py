@@ -73,7 +73,8 @@ def choose_labels(sample: SampledFile, path: str, label: str) -> tuple[list[int]
     columns = sample.columns
     names = [column.name for column in columns]
     scores = [_label_score(column, j, sample) for j, column in enumerate(columns)]
-    known = ", ".join(filter(None, names[:20])) or f"1 to {len(columns)}"
+    known = ", ".join(filter(None, names[:20])) or f"columns 1 to {len(columns)}"
+    unread = [f"; column {c.name or j}: {c.unread}" for j, c in enumerate(columns, 1) if c.unread]
     if label in filter(None, names):
         best = names.index(label)
     elif label.isdigit() and 1 <= int(label) <= len(columns):
@@ -86,7 +87,7 @@ def choose_labels(sample: SampledFile, path: str, label: str) -> tuple[list[int]
             raise BadInputError(
                 f"{path}: no column looks like a label: none has two values or is named rating",
                 f"name it with --label: it has {known}; a log of what was clicked alone has no "
-                "label, it also needs rows of what was shown and not clicked",
+                f"label, it also needs rows of what was shown and not clicked{''.join(unread)}",
             )
     others = [j for j, score in enumerate(scores) if score >= 20 and j != best]
     further = [j for j in others if _is_event(columns[j]) and len(_canonical(columns[j])) == 2]
@@ -171,8 +172,8 @@ def _is_rating(column: Profile) -> bool:
     return column.least >= 0 and 3 <= column.most <= 10
 
 
-def label_rule(column: Profile, path: str) -> tuple[dict[str, Any], str]:
-    """Return the keys of ``[label]`` and why.
+def label_rule(column: Profile, where: str) -> tuple[dict[str, Any], str]:
+    """Return the keys of ``[label]`` and why; ``where`` names file and column in errors.
 
     Raises:
         BadInputError: The column has too many values to be a label.
@@ -212,8 +213,9 @@ def label_rule(column: Profile, path: str) -> tuple[dict[str, Any], str]:
             f"others 0; choose: {others}{extra}"
         )
     raise BadInputError(
-        f"{path}: column {column.name or '?'} cannot be a label: it has {column.distinct} values",
-        "name another one with --label",
+        f"{where} cannot be a label: it has {column.distinct} values, such as "
+        + ", ".join(f"{text:.40}" for text in list(column.counts)[:3]),
+        f"a label is a number, or one of at most {_MOST_TEXTS} texts: name one with --label",
     )
 
 

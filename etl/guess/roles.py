@@ -107,7 +107,8 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
     places, possible = choose_labels(sample, path, label)
     criteo = _is_criteo(sample, places[0])
     columns = sample.columns if sample.named else _named(sample.columns, places[0], criteo)
-    labels = [label_rule(columns[j], path) for j in places]
+    names = [f", {column.name}" * bool(column.name) for column in sample.columns]
+    labels = [label_rule(columns[j], f"{path}: column {j + 1}{names[j]}") for j in places]
     if possible:
         labels[0] = (labels[0][0], f"{labels[0][1]}; also possible: {', '.join(possible)}")
     truth = {

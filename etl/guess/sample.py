@@ -53,8 +53,10 @@ class SampledFile:
         input: the keys of ``[input]``, in the order in which they are written.
         positional: whether the spec names columns by position.
         notes: what else should be said.
+        malformed: how many of the rows that were read have too many or too few fields.
         days: the directory or glob whose files are days, this one among them; "" if there is none.
         day_files: how many there are.
+        file: the file that the rows are of.
     """
 
     columns: list[Profile]
@@ -63,8 +65,10 @@ class SampledFile:
     input: dict[str, Any]
     positional: bool = False
     notes: tuple[str, ...] = ()
+    malformed: int = 0
     days: str = ""
     day_files: int = 0
+    file: str = ""
 
     @property
     def named(self) -> bool:
@@ -95,7 +99,7 @@ def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
         sample = _of_text(files[0], head, whole, delimiter)
     if len(files) > 1:
         sample = dataclasses.replace(sample, whole=False, spread=False)
-    return dataclasses.replace(sample, days=days, day_files=day_files)
+    return dataclasses.replace(sample, days=days, day_files=day_files, file=files[0])
 
 
 def _files(path: str) -> tuple[list[str], str, int]:
@@ -172,9 +176,8 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile
     keys = _input_keys(dialect, encoding, by_name, _ends_empty(path, head, whole))
     if decimal != ".":
         keys["decimal"] = decimal
-    notes += _malformed(len(rows) - len(even))
-    profiles = _one_separator(profiles, keys)
-    return SampledFile(profiles, whole and step == 1, spread, keys, not by_name, notes)
+    profiles, malformed = _one_separator(profiles, keys), len(rows) - len(even)
+    return SampledFile(profiles, whole and step == 1, spread, keys, not by_name, notes, malformed)
 
 
 def _step(rows: int) -> int:
@@ -182,22 +185,20 @@ def _step(rows: int) -> int:
     return max(1, (rows - HEAD_ROWS) // FURTHER_ROWS)
 
 
-def _malformed(rows: int) -> tuple[str, ...]:
-    return (f"{rows} more rows are malformed as lines, see --on_bad_rows.",) * bool(rows)
-
-
 def _further(path: str, begin: int, encoding: str, dialect: Dialect) -> list[list[str]]:
     """Return rows from some places behind the head."""
     filesystem, name = filesystem_of(path)
     size = filesystem.info(name)["size"]
     plain = dataclasses.replace(dialect, comment="", skip_lines=0)
-    rows = []
+    rows, at = [], begin
     for place in _PLACES:
-        at = max(begin, int(place * size) - _PLACE_BYTES)
-        lines = read_up_to(path, at, min(size, at + _PLACE_BYTES)).split(b"\n")[1:-1]
+        end = begin + int(place * (size - begin))
+        at = max(at, end - _PLACE_BYTES)
+        lines = read_up_to(path, at, end).split(b"\n")[1 : None if end == size else -1]
         step = max(1, len(lines) // FURTHER_ROWS)
-        text = b"\n".join(lines[::step]).decode(encoding, "replace")
-        rows += split_rows(text, plain)
+        picked = lines[:-1:step] + lines[-1:]  # the last line of a file may be cut
+        rows += split_rows(b"\n".join(picked).decode(encoding, "replace"), plain)
+        at = end
     return rows
 
 
@@ -308,7 +309,7 @@ def _of_json(files: list[str], head: bytes, whole: bool) -> SampledFile:
     if _ends_empty(files[0], head, whole):
         keys["skip_empty_lines"] = True
     profiles = _of_table(table, files, keys)
-    return SampledFile(profiles, whole and step == 1, False, keys, notes=_malformed(len(bad)))
+    return SampledFile(profiles, whole and step == 1, False, keys, malformed=len(bad))
 
 
 def _of_table(table: pa.Table, files: list[str], keys: dict[str, Any]) -> list[Profile]:

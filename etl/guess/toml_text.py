@@ -17,6 +17,8 @@ def to_toml(guess: Guess, sample: SampledFile, path: str) -> str:
     """Return a feature spec as text."""
     lines = _comment(_about(sample, path))
     lines += [f"# {note}" for note in sample.notes]
+    if sample.malformed:
+        lines.append(f"# {sample.malformed} more rows are malformed as lines, see --on_bad_rows.")
     keys = dict(sample.input)
     columns = _columns(guess, sample)
     if columns:
@@ -40,8 +42,10 @@ def to_toml(guess: Guess, sample: SampledFile, path: str) -> str:
 def _about(sample: SampledFile, path: str) -> str:
     name = path.rstrip("/").rsplit("/", 1)[-1]
     part = "all" if sample.whole else "some"
+    file = sample.file.removeprefix(f"{path.rstrip('/')}/")[-80:]
+    rows = "its rows" if sample.file == path else f"the rows of {_shown(file)}"
     return (
-        f"First spec for {_shown(name)}, made from {part} of its rows "
+        f"First spec for {_shown(name)}, made from {part} of {rows} "
         f"({sample.columns[0].rows:,}). Review it. Counts and shares are of these rows."
     )
 

@@ -25,6 +25,9 @@ _HEX = re.compile("[0-9a-fA-F]{8}")
 _SHORT_HEX = re.compile("[0-9a-fA-F]{1,8}")
 _COMMA_NUMBER = re.compile(r"[-+]?(\d+|[1-9]\d{0,2}(\.\d{3})+)(,\d+)?")
 _EXCHANGED = str.maketrans(",.", ".,")
+#: An item of a list with spaces between, such as 17 or N55689; 017 may be part of a number.
+_CODE = re.compile(r"-?(0|[1-9]\d*)|[A-Za-z]+\d+")
+_IMPRESSIONS = re.compile(r"\S+-[01]( \S+-[01])*")
 #: How programs write booleans, in lower case; 1 and 0 alone are numbers.
 _BOOLEANS = {"true", "false", "1", "0"}
 _SEPARATORS = "|,;^ "
@@ -168,6 +171,9 @@ def profile(values: Sequence[str], name: str, *, lists: bool = True, decimal: st
         return numbers
     if {text.lower() for text in counts} <= _BOOLEANS:
         return dataclasses.replace(texts, kind="bool")
+    if lists and _are_impressions(counts):
+        why = "pairs of an item and its label, as N1-1 N2-0: write a row for each item"
+        return dataclasses.replace(texts, unread=why)
     separator = _list_separator(counts) if lists else ""
     return _as_lists(texts, separator) if separator else dataclasses.replace(texts, kind="string")
 
@@ -272,6 +278,12 @@ def _as_hex(of: Profile) -> Profile | None:
     return dataclasses.replace(of, kind="hex32")
 
 
+def _are_impressions(counts: Counter[str]) -> bool:
+    """Whether texts are lists of what was shown, with 1 for what was clicked, as in MIND."""
+    several = sum(" " in text for text in counts) >= max(2, 0.1 * len(counts))
+    return several and all(map(_IMPRESSIONS.fullmatch, counts))
+
+
 def _list_separator(counts: Counter[str]) -> str:
     """Return the character between the items of lists; "" where texts are no lists.
 
@@ -286,7 +298,7 @@ def _list_separator(counts: Counter[str]) -> str:
         bare = {item.strip() for item in items}
         numbers = all(_INT.fullmatch(item) for item in bare)
         if separator == " ":  # also within a text
-            known = numbers and not any(re.match(r"-?0\d", item) for item in bare)
+            known = all(map(_CODE.fullmatch, bare))
         else:
             known = numbers or (bare == items and len(items) < len(counts))
         if known and all(bare):

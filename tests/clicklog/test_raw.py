@@ -29,7 +29,7 @@ def test_empty_file_and_no_directory(tmp_path: Path) -> None:
     (tmp_path / "day_0").touch()
     with pytest.raises(BadInputError, match="day_0: empty file"):
         find_days(str(tmp_path))
-    with pytest.raises(BadInputError, match="no such directory"):
+    with pytest.raises(BadInputError, match="no such file or directory"):
         find_days(str(tmp_path / "none"))
 
 

@@ -120,6 +120,15 @@ def test_text_and_parquet_of_a_log_give_one_spec(group: int, tmp_path: Path) -> 
     assert specs["csv"].split.test_from == "2024-02-02"
 
 
+def test_of_large_text_no_row_is_read_twice(tmp_path: Path) -> None:
+    rows = [["click", "n"], *([str(i % 2), str(i)] for i in range(140_000))]
+    path = write(tmp_path / "log.csv", rows)
+    assert path.stat().st_size < 1.3 * 2**20  # the places behind the head would overlap
+    (_, numbers) = take_sample(str(path), 1 << 20).columns
+    assert numbers.rows == numbers.distinct
+    assert numbers.most == 139_999
+
+
 def test_of_large_parquet_no_row_is_read_twice(tmp_path: Path) -> None:
     rows = 500_000
     path = tmp_path / "log.parquet"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import random
+import shlex
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -214,15 +215,16 @@ SAMPLES = {
         {"genres": "lists of string", "history": "lists of int"},
     ),
     "lists by spaces": Sample(
-        "click;words;ids",
+        "click;words;ids;history",
         lambda rng, i: [
             bit(rng),
             rng.choice(["red shoes", "blue shoes", "socks"]),
             " ".join(str(rng.randint(1, 40)) for _ in range(i % 4)),
+            " ".join(f"N{rng.randint(1, 99_999)}" for _ in range(i % 5)),
         ],
         "click",
         "",
-        {"words": "string", "ids": "lists of int"},
+        {"words": "string", "ids": "lists of int", "history": "lists of string"},
         delimiter=";",
     ),
     "numbers behind texts, without a header": Sample(
@@ -509,3 +511,41 @@ def test_customers_and_the_families_of_their_columns(tmp_path: Path) -> None:
     assert '"price", # numbers from 51' in text
     assert '"PAY_0", # numbers from -2' in text
     assert '"MntFruits", # counts from 0' in text
+
+
+def test_lists_of_impressions_are_named(tmp_path: Path) -> None:
+    rows = [f"{i}\tU{i % 70}\tN{i % 9}-{i % 2} N{i % 30}-0 N{i % 8}-1\n" for i in range(200)]
+    path = tmp_path / "behaviors.tsv"
+    path.write_text("".join(rows))
+    with pytest.raises(BadInputError) as error:
+        guess(str(path))
+    assert "columns 1 to 3; " in error.value.remedy
+    assert "column 3: pairs of an item and its label, as N1-1 N2-0" in error.value.remedy
+    with pytest.raises(
+        BadInputError, match="column 2 cannot be a label: it has 70 values, such as"
+    ):
+        guess(str(path), label="2")
+
+
+@pytest.mark.parametrize("rows", [300, 150_000])  # all of them, and some of a large file
+def test_a_cut_last_line_is_left_out_by_the_command(
+    rows: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, spec = tmp_path / "log.csv", tmp_path / "spec.toml"
+    lines = [f"{i * i % 7 % 2},s{i % 5},{i * i % 97}\n" for i in range(rows)]
+    path.write_text("".join(["click,site,visits\n", *lines, "1,s3"]))
+    assert main(["guess", str(path), "--head_mb", "1", "--output", str(spec)]) in (0, None)
+    command = shlex.split(caplog.messages[-1].replace("OUT", str(tmp_path / "out")))
+    assert command[:4] == ["python", "-m", "etl", "run"]
+    assert command[-2:] == ["--on_bad_rows", "quarantine"]
+    if rows == 300:
+        assert main(command[3:]) in (0, None)
+
+
+def test_the_file_that_was_read_is_named(tmp_path: Path) -> None:
+    for part in range(2):
+        SAMPLES["bank marketing"].write(tmp_path / "raw" / f"part-0000{part}.csv")
+    _, text = guessed_with_text(tmp_path / "raw")
+    assert "for raw, made from some of the rows of part-00000.csv (300)" in text
+    with pytest.raises(BadInputError, match=r"none\.csv: no such file or directory"):
+        guess(str(tmp_path / "none.csv"))
