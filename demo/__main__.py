@@ -60,7 +60,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(settings: DemoSettings) -> None:
     from demo.summary import make_summary, print_table, write_page
-    from nvt_torchrec.dlrm.reporting.page import REPORT_FILE
 
     output = _fresh(settings.output)
     etl = EtlOutput(output / "out")
@@ -72,7 +71,6 @@ def _run(settings: DemoSettings) -> None:
         "report": etl.report,
         "checkpoint": output / "checkpoint",
         "training_log": output / "training_log",
-        "training_page": output / "training_log" / REPORT_FILE,
         "predictions": output / "predictions.parquet",
         "page": output / "demo.html",
         "summary": output / "summary.json",

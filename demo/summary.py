@@ -77,16 +77,8 @@ def write_page(paths: dict[str, Path], summary: dict[str, Any]) -> None:
     train, evaluations = (
         [event for event in events if event["event"] == kind] for kind in ("train", "evaluation")
     )
-    page = render(
-        Path(__file__).with_name("demo.html"),
-        summary=summary,
-        charts=curves(start, train, evaluations)[:3],
-        pages={
-            what: paths[name].relative_to(paths["page"].parent).as_posix()
-            for what, name in (("data", "report"), ("training", "training_page"))
-        },
-    )
-    write_text(paths["page"], page)
+    template, charts = Path(__file__).with_name("demo.html"), curves(start, train, evaluations)[:3]
+    write_text(paths["page"], render(template, summary=summary, charts=charts))
 
 
 def print_table(summary: dict[str, Any]) -> None:

@@ -20,8 +20,6 @@ from nvt_torchrec.dlrm.reporting.metrics_log import METRICS_FILE, REGRESSION
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 REPORT_FILE = "training.html"
-#: A smaller difference of AUROC is not worth a word.
-_EQUAL = 0.001
 #: Points of a curve at most; of more, every n-th and the last are drawn.
 _POINTS = 600
 #: Curves over the training steps: key of the events, title of the y axis, form, name of the line.
@@ -127,7 +125,7 @@ def page(events: Events) -> str:
         start=start,
         data=start["data"],
         source=settings["binary_path"],
-        verdict=_verdict(last, baselines),
+        regressions={split: baselines.get(f"{split}, {REGRESSION}") for split in last},
         warnings=of_kind["warning"],
         end=of_kind["end"][0] if of_kind["end"] else None,
         train=of_kind["train"],
@@ -143,25 +141,6 @@ def page(events: Events) -> str:
         table_sizes=[sum(table["gpu"]) + sum(table["host"]) for table in plan["tables"]],
         given=given,
         defaults=defaults,
-    )
-
-
-def _verdict(last: dict[str, Any], baselines: dict[str, Any]) -> str:
-    """Compare the model with the regression in a sentence; "" before there is anything to say."""
-    split = next((split for split in ("test", "valid") if split in last), "")
-    if not split or last[split]["auroc"] is None:
-        return ""
-    model, regression = last[split], baselines.get(f"{split}, {REGRESSION}")
-    if regression is None:
-        return (
-            f"On {split}, the model has AUROC {model['auroc']:.4f}; no regression was fitted yet."
-        )
-    gain = model["auroc"] - regression["auroc"]
-    how = "as good as" if abs(gain) < _EQUAL else "better than" if gain > 0 else "worse than"
-    return (
-        f"On {split}, the model is {how} the logistic regression: AUROC {model['auroc']:.4f} "
-        f"against {regression['auroc']:.4f}, log loss {model['log_loss']:.4f} against "
-        f"{regression['log_loss']:.4f}."
     )
 
 

@@ -113,7 +113,6 @@ class ReportData:
     dense: list[Dense]
     categorical: list[Categorical]
     sampled_rows: int
-    auroc_rows: int
 
 
 def collect(output: Path, manifest: Manifest, description: WorkflowDescription) -> ReportData:
@@ -131,11 +130,7 @@ def collect(output: Path, manifest: Manifest, description: WorkflowDescription) 
     counted = {}
     for name, columns in spec.vocabularies.items():
         needed, frequent = _read_top(paths.workflow, description.vocabularies[columns[0].name])
-        rates = _click_rates(sample, spec, columns, list(frequent))
-        counted[name] = (
-            needed,
-            [(*found, rate) for found, rate in zip(frequent.values(), rates, strict=True)],
-        )
+        counted[name] = needed, _with_click_rates(frequent, sample, spec, columns)
     ids = count_ids(paths, manifest, [c.name for c in spec.categorical if c.multi_hot])
     categorical = []
     for column in spec.categorical:
@@ -143,14 +138,9 @@ def collect(output: Path, manifest: Manifest, description: WorkflowDescription) 
         values_for_99, top = counted[vocabulary.name]
         limits = {key: getattr(column, key) for key in _LIMITS}
         policy = ", ".join(f"{key} = {value}" for key, value in limits.items() if value)
-        missing = _shares(manifest, "missing", name)
+        policy, missing = policy or "every value", _shares(manifest, "missing", name)
         described = Categorical(
-            name,
-            vocabulary.name,
-            policy or "every value",
-            vocabulary.table_size,
-            missing,
-            alone[name],
+            name, vocabulary.name, policy, vocabulary.table_size, missing, alone[name]
         )
         if not column.hash_buckets:
             text = RAW_TYPES[column.raw].log_text
@@ -168,7 +158,7 @@ def collect(output: Path, manifest: Manifest, description: WorkflowDescription) 
         before = undo_transform(after, name, description)
         missing = _shares(manifest, "missing", name)
         dense.append(Dense(name, missing, alone[name], _histogram(before), _histogram(after)))
-    return ReportData(dense, categorical, len(sample), min(len(sample), _AUROC_ROWS))
+    return ReportData(dense, categorical, len(sample))
 
 
 def _shares(
@@ -196,16 +186,20 @@ def _column_aurocs(sample: pa.Table, spec: FeatureSpec) -> dict[str, float | Non
     return areas
 
 
-def _click_rates(
-    sample: pa.Table, spec: FeatureSpec, columns: Sequence[CategoricalColumn], places: list[int]
-) -> list[float | None]:
-    """Return the click rate of each value, by its row in the vocabulary that the columns share."""
+def _with_click_rates(
+    frequent: dict[int, tuple[Any, int, float]],
+    sample: pa.Table,
+    spec: FeatureSpec,
+    columns: Sequence[CategoricalColumn],
+) -> list[tuple[Any, int, float, float | None]]:
+    """Add to values, by their row in the vocabulary that columns share, their click rates."""
     labels = values_of(sample[spec.label])
     parts = [ids_and_rows(sample[column.name]) for column in columns]
     ids = np.concatenate([part for part, _ in parts])
     of_ids = np.concatenate([labels if rows is None else labels[rows] for _, rows in parts])
-    hits = [of_ids[ids == columns[0].reserved_ids + place] for place in places]
-    return [float(hit.mean()) if len(hit) else None for hit in hits]
+    hits = {row: of_ids[ids == columns[0].reserved_ids + row] for row in frequent}
+    rates = {row: float(clicks.mean()) if len(clicks) else None for row, clicks in hits.items()}
+    return [(*found, rates[row]) for row, found in frequent.items()]
 
 
 def _read_top(

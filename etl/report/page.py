@@ -9,7 +9,7 @@ from nvt_torchrec.base.files.atomic import read_json, write_text
 from nvt_torchrec.base.pages.charts import size
 from nvt_torchrec.base.pages.render import render
 from nvt_torchrec.etl.manifest import one_label_remedy, one_label_splits
-from nvt_torchrec.etl.report.data import Categorical, Dense, collect
+from nvt_torchrec.etl.report.data import Categorical, collect
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
@@ -40,7 +40,6 @@ def write_report(path: Path, manifest: Manifest, description: WorkflowDescriptio
     days = sorted(map(int, manifest["by_day"]))
     by_day = [manifest["by_day"][str(day)] for day in days]
     columns = [*data.dense, *data.categorical]
-    titles = manifest.day_titles
     ranked = sorted(columns, key=lambda column: column.auroc or 0, reverse=True)
     page = render(
         Path(__file__).with_name("report.html"),
@@ -48,21 +47,15 @@ def write_report(path: Path, manifest: Manifest, description: WorkflowDescriptio
         data=data,
         timings=timings,
         label=description.spec.label,
-        verdict=_verdict(manifest, ranked[0]),
         ranked=ranked,
         splits=SPLITS,
         dimensions=DIMENSIONS,
         size_titles=[f"dimension {dimension}" for dimension in DIMENSIONS],
         sizes=lambda rows: [size(4 * rows * dimension) for dimension in DIMENSIONS],
-        files={
-            split: [part for part in manifest["files"] if part["file"].startswith(f"{split}/")]
-            for split in SPLITS
-        },
-        warnings=_warnings(manifest, description.spec.label, ranked),
-        days=[titles[day] for day in days],
-        evaluated=0
-        if manifest.split
-        else len({*manifest["days"]["valid"], *manifest["days"]["test"]}),
+        one_label=one_label_splits(manifest["splits"]),
+        remedy=one_label_remedy(manifest["splits"], manifest.split),
+        too_good=[column for column in ranked if (column.auroc or 0) > TOO_GOOD],
+        days=[manifest.day_titles[day] for day in days],
         by_day=by_day,
         click_rate=_click_rate,
         click_rates=list(map(_click_rate, by_day)),
@@ -80,33 +73,6 @@ def write_report(path: Path, manifest: Manifest, description: WorkflowDescriptio
         digest=description.digest,
     )
     write_text(path, page)
-
-
-def _verdict(manifest: Manifest, best: Dense | Categorical) -> str:
-    """Say in a sentence how many rows there are, and what the best column alone is worth."""
-    rows, rejected = manifest.rows["out"], manifest.rows["rejected"]
-    text = f"{rows:,} rows, {rejected or 'none'} rejected"
-    if best.auroc is None:
-        return f"{text}."
-    return (
-        f"{text}; the best single column is {best.name}, with AUROC {best.auroc:.3f} alone: "
-        "a model of all columns should be above it."
-    )
-
-
-def _warnings(
-    manifest: Manifest, label: str, ranked: list[Dense | Categorical]
-) -> list[dict[str, str]]:
-    remedy = one_label_remedy(manifest.splits, manifest.split)
-    return [{"text": text, "remedy": remedy} for text in one_label_splits(manifest.splits)] + [
-        {
-            "text": f"{column.name} alone has AUROC {column.auroc:.3f}: it may give {label} away",
-            "remedy": "unless it is known before the label is, remove it from the spec and run the "
-            "ETL again",
-        }
-        for column in ranked
-        if column.auroc and column.auroc > TOO_GOOD
-    ]
 
 
 def _click_rate(counts: dict[str, int]) -> float:
