@@ -75,8 +75,8 @@ def realize(
     Args:
         records: Parents before children, the output last.
         directory: Directory of the artifacts of fitted records; None: the Workflow is unfitted.
-        raw: The spec by which the Workflow reads raw columns first; None: it takes the frames of
-            :func:`workflows.frames.to_frame`.
+        raw: The spec by which the Workflow reads raw columns first, and in whose order it returns
+            columns; None: it takes the frames of :func:`workflows.frames.to_frame`.
     """
     made: dict[int, WorkflowNode] = {}
     for record in records:
@@ -94,7 +94,9 @@ def realize(
         for other in record["dependency_ids"]:
             node.add_dependency(made[other])
         made[record["id"]] = node
-    return Workflow(node) if raw is None else RawWorkflow(node)
+    if raw is None:
+        return Workflow(node)
+    return RawWorkflow(node[sorted(records[-1]["selector"]["names"], key=raw.columns.index)])
 
 
 def _restore(operator: object, record: nodes.Record, directory: Path) -> None:
@@ -168,8 +170,9 @@ def load(path: Path | str, *, label: bool = True, raw: bool = True) -> Workflow:
         label: Whether labels and weight are passed through (training), or there are none
             (inference).
         raw: Whether it takes columns of the raw log, as text or as typed values, which its first
-            nodes read by the spec (:class:`workflows.store.ReadRawValues`). Without, it takes
-            frames of :func:`workflows.frames.to_frame`.
+            nodes read by the spec (:class:`workflows.store.ReadRawValues`), and returns columns in
+            the order of the parquet. Without, it takes frames of :func:`workflows.frames.to_frame`,
+            and columns come in the order of ``graph.json``.
 
     Raises:
         BadInputError: There is no saved workflow, or one of its files is missing, damaged or
@@ -203,7 +206,11 @@ def _without(records: list[nodes.Record], names: list[str]) -> list[nodes.Record
     """Leave out the node that selects some columns, which only the output has."""
     (gone,) = (record["id"] for record in records if _selected(record) == names)
     return [
-        {**record, "dependency_ids": [i for i in record["dependency_ids"] if i != gone]}
+        {
+            **record,
+            "dependency_ids": [i for i in record["dependency_ids"] if i != gone],
+            "selector": {"names": [n for n in record["selector"]["names"] if n not in names]},
+        }
         for record in records
         if record["id"] != gone
     ]
