@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.errors import SettingsError, as_called
 
 _LARGEST = sys.float_info.max
 
@@ -146,6 +146,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are :class:`SettingsError`, and that leaves defaults to dataclasses."""
 
     def __init__(self, **options: Any) -> None:
+        options |= {key: as_called(text) for key, text in options.items() if isinstance(text, str)}
         # an abbreviation could mean another flag in a later version
         super().__init__(argument_default=argparse.SUPPRESS, allow_abbrev=False, **options)
 
@@ -203,7 +204,7 @@ def _add(group: Any, field: dataclasses.Field, rules: Rules, hint: Any) -> None:
     default, text = None if computed or hint not in _TYPES else field.default, rules.text
     if default not in (dataclasses.MISSING, None, "", ()) and "default" not in text:
         text += f" (default: {as_text(default)})"
-    text = text.replace("%", "%%")
+    text = as_called(text).replace("%", "%%")
     if hint is bool:  # with --no-NAME where neither is the default
         action = "store_true" if field.default is False else argparse.BooleanOptionalAction
         group.add_argument(f"--{field.name}", action=action, help=text)
@@ -314,12 +315,17 @@ def run_subcommand(
         module = importlib.import_module(path)
         text = getattr(module, "DESCRIPTION", text)
         parser = Parser(prog=f"{prog} {argv[0]}", description=text)
-        return module.run(*parse(parser, argv[1:], *module.SETTINGS))
+        try:
+            return module.run(*parse(parser, argv[1:], *module.SETTINGS))
+        except ModuleNotFoundError as error:
+            from nvt_torchrec.base.versions import missing_package
+
+            raise missing_package(error) from error
     if argv and argv[0] in removed:
         raise SettingsError(f"{prog} {argv[0]} was removed", removed[argv[0]])
     parser = Parser(prog=prog, description=description)
     listed = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (_, text) in commands.items():
-        listed.add_parser(name, help=text)
+        listed.add_parser(name, help=as_called(text))
     parser.parse_args(argv)
     return None

@@ -13,10 +13,31 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 #: Top-level loggers of this project: on a command line they log at INFO, all others at WARNING.
 OUR_LOGGERS = ("nvt_torchrec", "demo")
+
+#: How a program is started in a checkout → where only the wheel is installed.
+_PROGRAMS = {
+    "python -m etl": "nvt-etl",
+    "python -m inference": "nvt-infer",
+    "python -m workflows": "python -m nvt_torchrec.workflows",
+    "python train_torchrec.py": "nvt-train",
+    "--script train_torchrec.py": "-m nvt_torchrec.train_torchrec",
+    "--nproc-per-node 8 train_torchrec.py": "--nproc-per-node 8 -m nvt_torchrec.train_torchrec",
+}
+#: Whether the files of a checkout lie beside the package.
+IS_CHECKOUT = (Path(__file__).parents[2] / "requirements").is_dir()
+
+
+def as_called(text: str) -> str:
+    """Name the programs in a text as they are started here: as in a checkout, or installed."""
+    if not IS_CHECKOUT or Path("".join(sys.argv[:1])).name.startswith("nvt-"):
+        for program, command in _PROGRAMS.items():
+            text = text.replace(program, command)
+    return text
 
 
 class ClickLogError(Exception):
@@ -29,8 +50,8 @@ class ClickLogError(Exception):
 
     def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(what, remedy)  # both in args, so that it survives pickling by Dask
-        self.what = what
-        self.remedy = remedy
+        self.what = as_called(what)
+        self.remedy = as_called(remedy)
 
     def __str__(self) -> str:
         return f"{self.what}\n  -> {self.remedy}" if self.remedy else self.what

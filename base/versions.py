@@ -8,12 +8,13 @@ suffix (``2.13.0+cpu``, ``2.13.0+cu130``) is ignored.
 
 from __future__ import annotations
 
+import importlib
+import json
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from nvt_torchrec.base.errors import ClickLogError
+from nvt_torchrec.base.errors import IS_CHECKOUT, ClickLogError
 
 #: Name of a package -> its version, or None where it is not installed.
 VersionLookup: TypeAlias = Callable[[str], str | None]
@@ -38,7 +39,6 @@ ETL = {
 }
 #: Packages that pip cannot install together with the rest, because their pins contradict it.
 _APART = "torchrec==1.8.0 nvtabular==23.8.0 merlin-core==23.8.0 merlin-dataloader==23.8.0"
-_LOCKS = Path(__file__).parents[2] / "requirements"
 #: RAPIDS, checked where it is installed.
 RAPIDS = {"cudf-cu13": "26.10", "dask-cudf-cu13": "26.10", "dask-cuda": "26.10"}
 
@@ -53,6 +53,27 @@ def installed_version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def import_name(module: str, name: str) -> Any:
+    """Import a name from a module of this project.
+
+    Raises:
+        UnsupportedStackError: The module needs a package that is not installed.
+    """
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise missing_package(error) from None
+
+
+def missing_package(error: ModuleNotFoundError) -> ImportError:
+    """Return the error for a package that is not installed; for a module of ours, the same one."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "nvt_torchrec"):
+        return error
+    remedy = f"run `{_install(installed_version)}`"
+    return UnsupportedStackError(f"the package {package} is not installed", remedy)
 
 
 def check_training_stack(version: VersionLookup = installed_version) -> None:
@@ -98,16 +119,33 @@ def _error(installed: dict[str, str | None], supported: str, command: str) -> Un
     there = " + ".join(f"{name} {it}" if it else f"no {name}" for name, it in installed.items())
     return UnsupportedStackError(
         f"unsupported packages: found {there}; supported: {supported}",
-        f"run `{command}`{', or `make env` for a new .venv' if _LOCKS.is_dir() else ''}",
+        f"run `{command}`{', or `make env` for a new .venv' if IS_CHECKOUT else ''}",
     )
 
 
 def _install(version: VersionLookup) -> str:
     kind = "gpu" if version("fbgemm-gpu") or version("cudf-cu13") else "cpu"
-    if not _LOCKS.is_dir():  # installed from a wheel
-        return f"pip install 'nvt-torchrec[{kind}]' && pip install --no-deps {_APART}"
+    return install_command(kind)
+
+
+def install_command(kind: str) -> str:
+    """Return the command that installs the packages of ``cpu`` or ``gpu``."""
+    if not IS_CHECKOUT:
+        return f"pip install '{_own_package(kind)}' && pip install --no-deps {_APART}"
     return (
         "pip install --no-deps -r requirements/build.txt -r requirements/torch.txt"
         f"{' -r requirements/cuda.txt' if kind == 'gpu' else ''} &&"
         f" pip install --no-deps --no-build-isolation -r requirements/{kind}.txt"
     )
+
+
+def _own_package(extra: str) -> str:
+    """Return this project as pip takes it: by the file, as anybody may register its name."""
+    try:
+        package = metadata.distribution("nvt-torchrec")
+        source = json.loads(package.read_text("direct_url.json") or "{}")
+    except metadata.PackageNotFoundError:
+        source = {}
+    if "url" in source:
+        return f"nvt-torchrec[{extra}] @ {source['url']}"
+    return f"/PATH/OF/nvt_torchrec-….whl[{extra}]"

@@ -7,7 +7,6 @@ without. Nothing here imports NVTabular, Dask or pandas, except the benchmark.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from nvt_torchrec import __version__
@@ -28,5 +27,7 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return getattr(importlib.import_module(_MODULES[name]), name)
+        from nvt_torchrec.base.versions import import_name
+
+        return import_name(_MODULES[name], name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

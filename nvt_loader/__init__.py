@@ -18,7 +18,7 @@ __all__ = ["KJTLoader", "__version__"]
 
 def __getattr__(name: str) -> type[KJTLoader]:
     if name == "KJTLoader":
-        from nvt_torchrec.nvt_loader.loader import KJTLoader
+        from nvt_torchrec.base.versions import import_name
 
-        return KJTLoader
+        return import_name("nvt_torchrec.nvt_loader.loader", name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,6 @@ on first use: torch, TorchRec and NVTabular take seconds to import, and not ever
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,5 +27,7 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return getattr(importlib.import_module(_MODULES[name]), name)
+        from nvt_torchrec.base.versions import import_name
+
+        return import_name(_MODULES[name], name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -130,6 +130,28 @@ def test_the_commands_have_help(environment: Path, tmp_path: Path, program: str,
     assert flag in run(environment / program, "--help", cwd=tmp_path)
 
 
+def test_commands_are_named_as_they_are_called(environment: Path, tmp_path: Path) -> None:
+    """In help, errors, and the commands to run next."""
+    rows = (f"{int(i % 7 == 0)},item{i % 11},shop{i % 5}\n" for i in range(300))
+    (tmp_path / "log.csv").write_text("click,item,shop\n" + "".join(rows))
+    spec = tmp_path / "spec.toml"
+    for program, flags, expected in (
+        ("nvt-etl", ["extend", "--help"], "the OUT of a finished `nvt-etl run`"),
+        ("nvt-etl", ["run", "--help"], "usage: nvt-etl run"),
+        ("nvt-etl", ["guess", "log.csv", "--output", spec], f"nvt-etl run --spec {spec} --input_"),
+        ("nvt-infer", ["publish", "--help"], "made by `nvt-infer bundle`"),
+        ("nvt-train", ["--help"], "dist.ddp -j 1x8 -m nvt_torchrec.train_torchrec -- FLAGS"),
+        ("nvt-train", ["--binary_path", "none"], "OUT/criteo_binary/split of: nvt-etl run"),
+        ("python", ["-c", "import nvt_torchrec.workflows as w; w.inspect('x')"], "`nvt-etl run`"),
+    ):
+        command = [str(environment / program), *map(str, flags)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        text = " ".join((done.stdout + done.stderr).split())
+        assert expected in text
+        assert "python -m etl" not in text
+        assert "python -m inference" not in text
+
+
 def test_the_version_is_that_of_the_package() -> None:
     assert metadata.version("nvt-torchrec") == nvt_torchrec.__version__
 

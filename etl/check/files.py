@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nvt_torchrec.base.errors import BadInputError, ClickLogError
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, as_called
 from nvt_torchrec.base.files.atomic import TEMPORARY
 from nvt_torchrec.base.files.validation import open_regular
 from nvt_torchrec.etl.output import EXTENDING_FILE, UNFINISHED_FILE, WORK_DIRECTORY
@@ -52,7 +52,7 @@ class Finding:
     def __str__(self) -> str:
         line = f"{self.severity}: {self.where}: {self.what}"
         if self.remedy:
-            line += f" -> {self.remedy}"
+            line += f" -> {as_called(self.remedy)}"
         return " ".join(line.split())
 
 

@@ -16,13 +16,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pynvml
+try:
+    import pynvml
+except ImportError:
+    pynvml = None
 
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.base.errors import ClickLogError
+from nvt_torchrec.base.errors import IS_CHECKOUT, ClickLogError
 from nvt_torchrec.base.versions import (
     check_etl_stack,
     check_training_stack,
+    install_command,
     installed_version,
 )
 
@@ -32,7 +36,6 @@ LEAST_DRIVER, LEAST_CAPABILITY = 580, (7, 5)
 #: Time limit of a process that tries a package.
 _SECONDS = 120
 
-_INSTALL = "make env LOCK=requirements/gpu.txt"
 _SHARED_MEMORY = "docker run --ipc=host, or --shm-size=16g"
 _ANOTHER_GPU = "use another GPU: RAPIDS needs compute capability 7.5"
 _DRIVER = "install NVIDIA's driver 580 or later: sudo apt install nvidia-driver-580-server-open"
@@ -94,6 +97,9 @@ class Diagnosis:
 
 def check_driver() -> tuple[int, list[Diagnosis]]:
     """Return the number of GPUs that NVIDIA's driver lists, and what is wrong with them."""
+    if pynvml is None:
+        what = "unknown: the package nvidia-ml-py is not installed"
+        return 0, [Diagnosis("GPU", NOTE, what, _install("cpu"))]
     lines, reason = [], "NVML lists none"
     try:
         pynvml.nvmlInit()
@@ -112,6 +118,10 @@ def check_driver() -> tuple[int, list[Diagnosis]]:
     return len(lines), [*lines, _at_least(LEAST_DRIVER, major, "driver", version, _DRIVER)]
 
 
+def _install(kind: str) -> str:
+    return f"make env LOCK=requirements/{kind}.txt" if IS_CHECKOUT else install_command(kind)
+
+
 def _at_least(least: Any, value: Any, subject: str, what: str, remedy: str) -> Diagnosis:
     if value < least:
         return Diagnosis(subject, WRONG, what, remedy)
@@ -126,15 +136,14 @@ def try_package(subject: str, program: str, gpus: int) -> Diagnosis:
             command, capture_output=True, text=True, timeout=_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        return Diagnosis(subject, WRONG, f"no answer within {_SECONDS} s", _INSTALL)
+        return Diagnosis(subject, WRONG, f"no answer within {_SECONDS} s", _install("gpu"))
     (words,) = done.stdout.strip().splitlines()[-1:] or ["cannot be imported"]
     if not done.returncode:
         return Diagnosis(subject, OK, words)
     (error,) = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
     if "libnvidia-ml" in error and not gpus:
         error += " (a library of NVIDIA's driver, which the build for GPUs needs)"
-    remedy = _INSTALL if gpus else "make env LOCK=requirements/cpu.txt"
-    return Diagnosis(subject, WRONG, f"{words}: {error}", remedy)
+    return Diagnosis(subject, WRONG, f"{words}: {error}", _install("gpu" if gpus else "cpu"))
 
 
 def check_stack(check: Callable[[], None], subject: str) -> Diagnosis:
@@ -159,7 +168,7 @@ def examine() -> list[Diagnosis]:
         lines.append(Diagnosis("RAPIDS", NOTE, "not needed without a GPU"))
     elif installed_version("cudf-cu13") is None:
         what = "not installed: the ETL runs on the CPU"
-        lines.append(Diagnosis("RAPIDS", WRONG, what, _INSTALL))
+        lines.append(Diagnosis("RAPIDS", WRONG, what, _install("gpu")))
     else:
         lines.append(try_package("RAPIDS", _CUDF, gpus))
     shared = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0

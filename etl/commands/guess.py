@@ -78,7 +78,7 @@ def run(settings: GuessSettings) -> None:
         BadInputError: The file cannot be read, or no column can be the label.
         OutputError: The output is there already, or cannot be written.
     """
-    from nvt_torchrec.base.errors import OutputError
+    from nvt_torchrec.base.errors import OutputError, as_called
     from nvt_torchrec.base.files.atomic import output_errors, write_text
 
     output, path = settings.output, settings.input_path
@@ -92,4 +92,5 @@ def run(settings: GuessSettings) -> None:
     with output_errors(output):
         write_text(output, text)
     logger.info("wrote %s; review it, then run:", output)
-    logger.info("python -m etl run %s", shlex.join(["--spec", str(output), *flags]))
+    command = as_called("python -m etl run")
+    logger.info("%s %s", command, shlex.join(["--spec", str(output), *flags]))

@@ -7,6 +7,7 @@ import logging
 from typing import ClassVar
 
 from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import as_called
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.formats.spec.columns import DENSE_TRANSFORMS
 from nvt_torchrec.formats.spec.feature_spec import POLICIES, FeatureSpec
@@ -95,4 +96,4 @@ def run(settings: EtlSettings, options: RunOptions) -> None:
     print(f"--num_embeddings_per_feature {manifest['num_embeddings_per_feature']}")
     paths = EtlOutput(settings.output_path)
     logger.info("look at %s; train on it:", paths.report)
-    logger.info("python train_torchrec.py --binary_path %s", paths.splits)
+    logger.info(as_called("python train_torchrec.py --binary_path %s"), paths.splits)

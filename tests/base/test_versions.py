@@ -1,5 +1,6 @@
 """The table of supported packages, against made-up installations and the lock files."""
 
+import json
 import pickle
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from nvt_torchrec.base import versions
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.base.versions import UnsupportedStackError, check_etl_stack, check_training_stack
+from tests.shell import python
 
 REQUIREMENTS = Path(__file__).parents[2] / "requirements"
 
@@ -94,11 +96,38 @@ def test_the_locks_are_a_supported_stack(lock):
     assert ("cudf-cu13" in locked) == (lock == "gpu.txt")
 
 
-def test_the_remedy_for_a_wheel_names_no_files_of_a_checkout(monkeypatch, tmp_path):
-    monkeypatch.setattr(versions, "_LOCKS", tmp_path / "requirements")
+@pytest.mark.parametrize("origin", ["file:///wheels/nvt_torchrec-0.1.0-py3-none-any.whl", None])
+def test_the_remedy_for_a_wheel_names_no_files_of_a_checkout(monkeypatch, origin):
+    """It names the wheel by its path: nobody here has registered the project's name."""
+
+    class Installed:
+        def read_text(self, name):
+            return json.dumps({"url": origin}) if origin and name == "direct_url.json" else None
+
+    monkeypatch.setattr(versions, "IS_CHECKOUT", False)
+    monkeypatch.setattr(versions.metadata, "distribution", lambda name: Installed())
     message = refusal(check_training_stack, TRAINING | {"torchrec": None})
-    assert "`pip install 'nvt-torchrec[cpu]' && pip install --no-deps torchrec==1.8.0 " in message
+    named = f"nvt-torchrec[cpu] @ {origin}" if origin else "/PATH/OF/nvt_torchrec-….whl[cpu]"
+    assert f"`pip install '{named}' && pip install --no-deps torchrec==1.8.0 " in message
     assert "requirements/" not in message
     assert "make env" not in message
     message = refusal(check_training_stack, {"fbgemm-gpu": "1.8.0"})
-    assert "pip install 'nvt-torchrec[gpu]' &&" in message
+    assert f"pip install '{named.replace('cpu', 'gpu')}' &&" in message
+
+
+@pytest.mark.parametrize(
+    ("blocked", "code"),
+    [
+        ("torch", "from nvt_torchrec import KJTLoader"),
+        ("torchrec", "from nvt_torchrec.nvt_loader import KJTLoader"),
+        ("torch", "from nvt_torchrec import Predictor"),
+        ("torch", "from nvt_torchrec.inference import write_bundle"),
+        ("uvicorn", "from nvt_torchrec.inference.__main__ import main; "
+         "sys.exit(main(['serve', '--bundle', 'x']))"),
+    ],
+)  # fmt: skip
+def test_a_missing_package_is_named_with_what_installs_it(blocked, code):
+    result = python("-c", f"import sys; sys.modules[{blocked!r}] = None; {code}")
+    assert result.returncode
+    assert f"the package {blocked} is not installed\n  -> run `pip install" in result.stderr
+    assert "ModuleNotFoundError" not in result.stderr

@@ -78,6 +78,12 @@ def test_no_driver(machine, error: int, reason: str) -> None:
     assert (gpus, line.state, reason in line.what) == (0, NOTE, True)
 
 
+def test_without_the_package_that_lists_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "pynvml", None)
+    gpus, (line,) = doctor.check_driver()
+    assert (gpus, line.state, "nvidia-ml-py is not installed" in line.what) == (0, NOTE, True)
+
+
 @pytest.mark.parametrize(
     ("program", "gpus", "state", "what", "remedy"),
     [
