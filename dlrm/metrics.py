@@ -123,10 +123,5 @@ def _calibration_curve(
     tenths = np.quantile(probabilities, np.arange(1, _TENTHS) / _TENTHS)
     places = np.searchsorted(tenths, probabilities)
     each = np.ones(len(labels)) if weights is None else weights
-    count, predicted, observed = (
-        np.bincount(places, each * values, _TENTHS) for values in (1, probabilities, labels)
-    )
-    used = count > 0
-    return tuple(
-        zip(*((sums[used] / count[used]).tolist() for sums in (predicted, observed)), strict=True)
-    )
+    count, *sums = (np.bincount(places, each * of, _TENTHS) for of in (1, probabilities, labels))
+    return tuple(zip(*(np.array(sums)[:, count > 0] / count[count > 0]).tolist(), strict=True))

@@ -191,22 +191,18 @@ class Manifest(_ByKey):
     @property
     def split_text(self) -> str:
         """How rows are divided, as a page says it."""
-        rule = {"by": "days", **(self.split or {})}
-        by = rule.pop("by")
-        if not self.split:
-            titles = self.day_titles
-            rule = {
-                split: " to ".join(
-                    dict.fromkeys(titles.get(day, str(day)) for day in (days[0], days[-1]))
-                )
-                for split, days in self.days.items()
-                if days
-            }
-        values = {
-            key.replace("_", " "): ", ".join(value) if isinstance(value, list | tuple) else value
+        titles, rule = self.day_titles, self.split
+        if rule is None:
+            rule = {"by": "days"}
+            for split, days in self.days.items():
+                ends = dict.fromkeys(titles.get(day, str(day)) for day in days[:1] + days[-1:])
+                rule |= {split: " to ".join(ends) or "none"}
+        by, *texts = (
+            f"{key.replace('_', ' ')} "
+            f"{', '.join(value) if isinstance(value, list | tuple) else value}"
             for key, value in rule.items()
-        }
-        return f"by {by}: " + ", ".join(f"{key} {value}" for key, value in values.items())
+        )
+        return f"{by}: {', '.join(texts)}"
 
     def fingerprints(self) -> dict[str, Any]:
         """Return the fingerprints of the inputs, as a plan record has them."""
