@@ -30,17 +30,60 @@ def auroc(
     Returns:
         The area; None if there is no positive or no negative, of a positive weight.
     """
-    order = np.argsort(scores)
-    scores, positive = scores[order], labels[order] > 0.5
+    one = np.zeros(len(scores), np.int8)
+    areas, _, _ = _areas(np.argsort(scores), scores, labels, one, weights)
+    return float(areas[0]) if len(areas) else None
+
+
+def grouped_auroc(
+    scores: np.ndarray, labels: np.ndarray, groups: np.ndarray, weights: np.ndarray | None = None
+) -> tuple[float | None, int]:
+    """Compute GAUC: the mean AUROC of groups of rows (Zhou et al. 2018, arXiv:1706.06978).
+
+    Each group counts as its number of rows, or the sum of their weights. Groups with one label are
+    left out.
+
+    Args:
+        scores: Any monotone scores [N], such as logits.
+        labels: The labels [N], 0 or 1.
+        groups: The number of each row's group [N]; negative for a row of no group.
+        weights: The weights [N], 0 or more; None if all rows count alike.
+
+    Returns:
+        The mean, and the number of rows it is of; None and 0 if there is no group with both labels.
+    """
+    order = np.lexsort((scores, groups))
+    areas, shares, rows = _areas(order[groups[order] >= 0], scores, labels, groups, weights)
+    return (float(np.average(areas, weights=shares)), int(rows.sum())) if len(areas) else (None, 0)
+
+
+def _areas(
+    order: np.ndarray,
+    scores: np.ndarray,
+    labels: np.ndarray,
+    groups: np.ndarray,
+    weights: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return area, weight and number of rows of each group with both labels.
+
+    ``order`` are the rows that count, by group and, in each group, by rising score.
+    """
+    if not len(order):
+        return (np.zeros(0),) * 3
+    groups, scores, positive = groups[order], scores[order], labels[order] > 0.5
     each = np.ones(len(order)) if weights is None else weights[order].astype(np.float64)
-    total = float(each[positive].sum()), float(each[~positive].sum())
-    if not all(total):
-        return None
-    first_of_group = np.flatnonzero(np.append(True, scores[1:] != scores[:-1]))
-    positives = np.add.reduceat(np.where(positive, each, 0.0), first_of_group)
-    negatives = np.add.reduceat(np.where(positive, 0.0, each), first_of_group)
+    begins = np.append(True, groups[1:] != groups[:-1])
+    ties = np.flatnonzero(begins | np.append(True, scores[1:] != scores[:-1]))
+    positives = np.add.reduceat(np.where(positive, each, 0.0), ties)
+    negatives = np.add.reduceat(np.where(positive, 0.0, each), ties)
+    first = np.flatnonzero(begins[ties])
     lower = np.cumsum(negatives) - negatives
-    return float(np.sum(positives * (lower + negatives / 2))) / total[0] / total[1]
+    lower -= np.repeat(lower[first], np.diff(first, append=len(ties)))
+    sums = (positives * (lower + negatives / 2), positives, negatives)
+    won, ones, zeros = (np.add.reduceat(values, first) for values in sums)
+    rows, both = np.diff(ties[first], append=len(order)), (ones > 0) & (zeros > 0)
+    ones, zeros = ones[both], zeros[both]
+    return won[both] / ones / zeros, ones + zeros, rows[both]
 
 
 def column_auroc(

@@ -65,13 +65,8 @@ def build(
             )
     precision = settings.table_precision
     dlrm = build_dlrm(config, seed=settings.seed, device=group.device, tables=precision)
-    model = TrainModel(
-        dlrm,
-        group.world_size,
-        settings.amp,
-        settings.compile_dense,
-        settings.undersampling_rate,
-    )
+    computing = settings.amp, settings.compile_dense, settings.undersampling_rate
+    model = TrainModel(dlrm, group.world_size, *computing)
     fuse_table_optimizer(model, settings)
     set_up_dense(dlrm, settings)
     held = _bytes_of(loaders or {})

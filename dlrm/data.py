@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterator
@@ -85,6 +86,27 @@ def choose_label(settings: TrainSettings, schema: TableSchema) -> TrainSettings:
                 )
             log.warning("%s was trained on label %s, now the label is %s", path, before, now)
     return dataclasses.replace(settings, label=label)
+
+
+def check_gauc_column(settings: TrainSettings, schema: TableSchema) -> None:
+    """Check that ``--gauc_column`` has one id in each row.
+
+    Raises:
+        SettingsError: It is another column, or none.
+    """
+    name = settings.gauc_column
+    known = [column for column in schema.categorical if column not in schema.multi_hot]
+    if name is None or name in known:
+        return
+    remedy = did_you_mean(name, known)
+    with contextlib.suppress(ClickLogError):  # data of another program
+        split = Manifest.read(EtlOutput.of_splits(settings.binary_path).manifest).split or {}
+        if name == split.get("column"):
+            remedy = (
+                "the log is divided by it: add it to the spec as a [[categorical]] column with "
+                "hash_buckets, as no value of valid is in training's vocabulary, and run the ETL"
+            )
+    raise SettingsError(f"--gauc_column {name}: no column with one id in each row", remedy)
 
 
 def _checkpoint_of(settings: TrainSettings) -> Path | None:

@@ -13,6 +13,7 @@ from nvt_torchrec.dlrm.build import Pipeline
 from nvt_torchrec.dlrm.launch.distributed import Group, gather_rows
 from nvt_torchrec.dlrm.metrics import Metrics, compute_metrics
 from nvt_torchrec.dlrm.model import Scorer, TrainBatch
+from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID
 
 
 def evaluate(
@@ -21,6 +22,7 @@ def evaluate(
     batches: Iterator[TrainBatch],
     group: Group,
     after_step: Callable[[], None],
+    group_by: str | None = None,
 ) -> Metrics | None:
     """Compute the metrics of ``model`` over all rows of a pass on all ranks (collective).
 
@@ -31,6 +33,7 @@ def evaluate(
         batches: The batches, in each step of the same size on all ranks.
         group: This rank.
         after_step: A function that is called after each batch.
+        group_by: The column whose ids group the rows for GAUC.
 
     Returns:
         The metrics on rank 0, None on the others.
@@ -39,6 +42,9 @@ def evaluate(
         SettingsError: A prediction is not finite (on rank 0).
     """
     model.eval()
+    groups = [np.zeros(0, np.int64)]
+    if group_by:
+        batches = _collect(batches, group_by, groups)
     outputs: list[list[torch.Tensor]] = []
     with torch.no_grad():
         while True:
@@ -54,6 +60,7 @@ def evaluate(
     if outputs:
         rows = torch.stack([torch.cat(parts) for parts in zip(*outputs, strict=True)], dim=1)
     all_rows = gather_rows(group, rows.cpu().numpy())
+    all_groups = gather_rows(group, np.concatenate(groups)) if group_by else None
     if all_rows is None:
         return None
     bad = np.count_nonzero(~np.isfinite(all_rows[:, 0]))
@@ -62,7 +69,18 @@ def evaluate(
             f"{bad} of {len(all_rows)} predictions are not finite",
             "training diverged: lower --learning_rate; or the data hold values that are not finite",
         )
-    return compute_metrics(*all_rows.T)
+    logits, labels, *weights = all_rows.T
+    return compute_metrics(logits, labels, weights[0] if weights else None, all_groups)
+
+
+def _collect(
+    batches: Iterator[TrainBatch], column: str, groups: list[np.ndarray]
+) -> Iterator[TrainBatch]:
+    """Append the ids of a column to ``groups``, -1 where it stands for no single value."""
+    for batch in batches:
+        ids = batch.sparse_features[column].values().cpu().numpy().astype(np.int64)
+        groups.append(np.where(ids > FIRST_OOV_ID, ids, -1))
+        yield batch
 
 
 @torch.inference_mode()

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from nvt_torchrec.base.auroc import auroc
+from nvt_torchrec.base.auroc import auroc, grouped_auroc
 
 #: The points of a calibration curve.
 _TENTHS = 10
@@ -38,6 +38,9 @@ class Metrics:
             without samples.
         effective_counts: The numbers of rows with label 1 and 0; of weighted rows, how many of
             equal weights would vary as much: (Σ w)² / Σ w² (Kish 1965, "Survey Sampling").
+        gauc: The mean AUROC of groups of rows (:func:`base.auroc.grouped_auroc`); None without a
+            group with both labels.
+        gauc_samples: The number of rows that it is of; None if the rows are not grouped.
     """
 
     samples: int
@@ -52,18 +55,25 @@ class Metrics:
     total_weight: float | None = None
     calibration_curve: tuple[tuple[float, float], ...] = ()
     effective_counts: tuple[float, float] = (0.0, 0.0)
+    gauc: float | None = None
+    gauc_samples: int | None = None
 
     def to_dict(self) -> dict[str, float | int | None]:
-        """Return a JSON-ready dict of the numbers, without ``total_weight`` if there is none."""
+        """Return the numbers, JSON-ready; those of weights or groups only if there are any."""
         value = dataclasses.asdict(self)
         del value["calibration_curve"], value["effective_counts"]
         if self.total_weight is None:
             del value["total_weight"]
+        if self.gauc_samples is None:
+            del value["gauc"], value["gauc_samples"]
         return value
 
 
 def compute_metrics(
-    logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
+    logits: np.ndarray,
+    labels: np.ndarray,
+    weights: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
 ) -> Metrics:
     """Compute all metrics, summed in float64.
 
@@ -71,6 +81,7 @@ def compute_metrics(
         logits: The logits [N].
         labels: The labels [N], 0 or 1.
         weights: The weights [N], 0 or more; None if all rows count alike.
+        groups: The number of each row's group [N], negative for none; None if there are no groups.
     """
     logits = np.asarray(logits)
     labels = np.asarray(labels)
@@ -96,6 +107,7 @@ def compute_metrics(
         normalized = log_loss / -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
     probabilities = np.exp(-np.logaddexp(0, -x))
     prediction = mean(probabilities)
+    grouped = (None, None) if groups is None else grouped_auroc(logits, labels, groups, w)
     return Metrics(
         samples=samples,
         positives=positives,
@@ -109,6 +121,8 @@ def compute_metrics(
         total_weight=None if w is None else total,
         calibration_curve=_calibration_curve(probabilities, y, w),
         effective_counts=(_effective(y > 0.5, w), _effective(y <= 0.5, w)),
+        gauc=grouped[0],
+        gauc_samples=grouped[1],
     )
 
 

@@ -27,6 +27,7 @@ from nvt_torchrec.dlrm.checkpoint.store import check_destination, save_checkpoin
 from nvt_torchrec.dlrm.checkpoint.writer import Checkpoints, checkpoints_in
 from nvt_torchrec.dlrm.config import ModelConfig, model_config
 from nvt_torchrec.dlrm.data import (
+    check_gauc_column,
     check_length,
     choose_label,
     choose_sizes,
@@ -71,6 +72,7 @@ def train(settings: TrainSettings, group: Group) -> TrainResult:
     """
     schema = read_schema(settings)
     settings = choose_label(settings, schema)
+    check_gauc_column(settings, schema)
     if settings.save_checkpoint_path:
         done = finished_run(settings)
         if done:
@@ -260,7 +262,8 @@ class Trainer:
             if error := next(filter(None, changed), None):
                 raise error
             batches = padded_batches(loader, self.settings.batch_size_of(split), group)
-            metrics = evaluate(self.pipeline, self.model, batches, group, self._stop_if_asked)
+            groups, stop = self.settings.gauc_column, self._stop_if_asked
+            metrics = evaluate(self.pipeline, self.model, batches, group, stop, groups)
             loader.check_epoch()
         except (BadInputError, SchemaError):
             # otherwise the other ranks may wait for this one in the middle of the evaluation

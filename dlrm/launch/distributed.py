@@ -176,10 +176,10 @@ def was_restarted(group: Group) -> bool:
 
 
 def gather_rows(group: Group, rows: np.ndarray) -> np.ndarray | None:
-    """Concatenate the ranks' float32 ``rows`` [n_rank, k] in rank order (collective).
+    """Concatenate the ranks' ``rows`` [n_rank, …] in rank order (collective).
 
     Returns:
-        The rows [sum of n_rank, k] on rank 0, None on the others.
+        The rows [sum of n_rank, …] on rank 0, None on the others.
     """
     if group.world_size == 1:
         return rows

@@ -35,7 +35,7 @@ _SHARE = 0.1
 #: How far a calibration may be from 1.
 _OFF = 0.05
 #: A model with a better AUROC has probably seen the label.
-TOO_GOOD = 0.995
+_SUSPICIOUS = 0.995
 #: How far AUROCs may be apart: as such, and in standard deviations if they are of the same rows.
 _EQUAL, _PAIRED = 0.001, 0.6
 #: The factor by which the log loss of valid rises where a model overfits.
@@ -132,7 +132,12 @@ class LearningCheck:
             beside = [m for (of, _), m in baselines.items() if of == split]
             if result.auroc is None:
                 continue
-            if result.auroc > TOO_GOOD:
+            if result.gauc_samples == 0:
+                problem = f"no GAUC of {split}: no id of training is in rows of both labels"
+                column = self._settings.gauc_column
+                remedy = f"give column {column} of the spec hash_buckets, and run the ETL again"
+                self._warn("gauc", step, problem, remedy, last=True)
+            if result.auroc > _SUSPICIOUS:
                 problem = f"AUROC {result.auroc:.4f} of {split} is too good to be true"
                 column, area = best_column(self._settings, config, split)
                 remedy = (

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 CLICK_RATE, REGRESSION = "click rate", "logistic regression"
 METRICS_FILE = "metrics.jsonl"
 _REMEDY = "choose a writable --log_path"
+#: Columns of the table at the end, and the metrics in them.
+_COLUMNS = {
+    "AUROC": "auroc", "GAUC": "gauc", "log loss": "log_loss", "NE": "normalized_entropy",
+    "accuracy": "accuracy", "calibration": "calibration",
+}  # fmt: skip
 
 
 def set_up_logging() -> None:
@@ -100,8 +105,9 @@ def train_line(values: Mapping[str, Any], total_steps: int, epoch: str) -> str:
 
 def metrics_line(split: str, metrics: Metrics) -> str:
     """Format an evaluation as one line."""
+    gauc = "" if metrics.gauc_samples is None else f"  GAUC {_number(metrics.gauc)}"
     return (
-        f"{split}: AUROC {_number(metrics.auroc)}  log loss {_number(metrics.log_loss)}"
+        f"{split}: AUROC {_number(metrics.auroc)}{gauc}  log loss {_number(metrics.log_loss)}"
         f"  NE {_number(metrics.normalized_entropy)}  accuracy {_number(metrics.accuracy)}"
         f"  calibration {_number(metrics.calibration)}"
         f"  ({metrics.samples:,} samples, {metrics.positives:,} clicks)"
@@ -110,14 +116,17 @@ def metrics_line(split: str, metrics: Metrics) -> str:
 
 def metrics_table(results: Mapping[str, Metrics]) -> str:
     """Format the final metrics of all splits as a table."""
-    heads = ("split", "samples", "clicks", "AUROC", "log loss", "NE", "accuracy", "calibration")
+    columns = _COLUMNS.copy()
+    if all(m.gauc_samples is None for m in results.values()):
+        del columns["GAUC"]
+    heads = ["split", "samples", "clicks", *columns]
     rows = [
-        (
+        [
             split,
             f"{m.samples:,}",
             f"{m.positives:,}",
-            *map(_number, (m.auroc, m.log_loss, m.normalized_entropy, m.accuracy, m.calibration)),
-        )
+            *(_number(getattr(m, name)) for name in columns.values()),
+        ]
         for split, m in results.items()
     ]
     widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]

@@ -39,6 +39,7 @@ _CURVES = (
 _METRICS = (
     ("samples", "samples", ","),
     ("AUROC", "auroc", ".5f"),
+    ("GAUC", "gauc", ".5f"),
     ("log loss", "log_loss", ".5f"),
     ("normalized entropy", "normalized_entropy", ".5f"),
     ("accuracy", "accuracy", ".5f"),
@@ -120,6 +121,7 @@ def page(events: Events) -> str:
     baselines = {f"{event['split']}, {event['name']}": event for event in of_kind["baseline"]}
     oracle = start.get("oracle") or {}
     best = {f"{split}, oracle": oracle[split] for split in last if split in oracle}
+    shown = [m for m in _METRICS if m[1] != "gauc" or any("gauc" in e for e in last.values())]
     return render(
         Path(__file__).with_name("training.html"),
         start=start,
@@ -131,9 +133,9 @@ def page(events: Events) -> str:
         train=of_kind["train"],
         last=last,
         oracle=oracle,
-        metrics=["split", *(title for title, *_ in _METRICS)],
+        metrics=["split", *(title for title, *_ in shown)],
         results=[
-            [name, *(number(event.get(key), form) for _, key, form in _METRICS)]
+            [name, *(number(event.get(key), form) for _, key, form in shown)]
             for name, event in (last | baselines | best).items()
         ],
         curves=curves(start, of_kind["train"], of_kind["evaluation"]),

@@ -238,6 +238,10 @@ class TrainFields(Settings):
     benchmark_warmup_steps: int = _reporting(
         "number of first steps that the throughput at the end leaves out", 0, least=0
     )
+    gauc_column: str | None = _reporting(
+        "id column, such as the user: evaluations also give the mean AUROC of the rows of each id",
+        None, metavar="NAME"
+    )
     log_path: str | None = _reporting(
         "directory for metrics.jsonl (appended), settings.json and training.html (default: "
         f"CHECKPOINT_DIR/log, or {LOGS}/DATE-TIME)", None, metavar="PATH"
