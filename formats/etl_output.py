@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from pathlib import Path
 
@@ -16,8 +17,6 @@ NAMES = (
 )  # fmt: skip
 #: Exists while the output is switched to a new generation; it lists the renames of the switch.
 SWITCH_FILE = ".switching.json"
-#: What all links to a file share.
-_SAME = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
 #: The generation before the newest one, laid out as ``OUT``, until a later one is made.
 PREVIOUS = ".previous"
 
@@ -95,17 +94,14 @@ def find_part(part: Path, then: os.stat_result) -> Path | None:
     Returns:
         A path of the same file; None if there is none, or the file was rewritten.
     """
-    with contextlib.suppress(OSError):
-        now = part.stat()
-        # either may change: the inode where a network file system invents it, the time by `touch`
-        same = now.st_ino == then.st_ino or now.st_mtime_ns == then.st_mtime_ns
-        if same and now.st_size == then.st_size:
-            return part
     output = EtlOutput.of_splits(part.parent.parent)
-    for splits in (output.splits, EtlOutput(output.root / PREVIOUS).splits):
-        for path in splits.glob("*/*.parquet"):
-            with contextlib.suppress(OSError):
-                now = path.stat()
-                if all(getattr(now, name) == getattr(then, name) for name in _SAME):
-                    return path
+    generations = (output, EtlOutput(output.root / PREVIOUS))
+    others = (path for of in generations for path in of.splits.glob("*/*.parquet"))
+    for path in itertools.chain([part], others):
+        with contextlib.suppress(OSError):
+            now = path.stat()
+            same = (now.st_ino == then.st_ino, now.st_mtime_ns == then.st_mtime_ns)
+            # under its own name, network file systems may invent the inode, `touch` sets the time
+            if now.st_size == then.st_size and (all(same) or (path is part and any(same))):
+                return path
     return None

@@ -51,7 +51,7 @@ PART_PIECES = 128
 _ROW_GROUP_ROWS = 1 << 20
 #: In the output's metadata: a digest of what it depends on, and the number of rejected rows.
 _WRITTEN_BY = b"nvt_torchrec.predict"
-_OTHER_OUTPUT = "choose another --output, or remove it first"
+_OTHER = "choose another --output, or remove it first"
 #: Rows of a piece with their scores, and lines about its rejected rows.
 Result: TypeAlias = tuple[pa.Table, bytes]
 
@@ -104,7 +104,7 @@ def predict_file(
         OutputError: The output exists or cannot be written, or the earlier run had other arguments.
     """
     if output_path.exists() and not resume:
-        raise OutputError(f"{output_path} exists", _OTHER_OUTPUT)
+        raise OutputError(f"{output_path} exists", _OTHER)
     spec = input_spec(predictor.spec, input_path, file_format)
     pieces = stream_unparsed(input_path, spec, block_bytes=piece_bytes)
     with of_fitted_spec():
@@ -157,11 +157,11 @@ def _finished(output: Path, settings: dict[str, Any], rejected_file: Path) -> Sc
     """Return the result of the run that wrote an output. Raises OutputError if it had others."""
     try:
         footer = pq.read_metadata(output)
-        digest, rejected = (footer.metadata or {})[_WRITTEN_BY].decode().split()
-    except (OSError, pa.ArrowException, LookupError, ValueError):
-        digest, rejected = "", ""
-    if digest != _plan_digest(settings):
-        raise OutputError(f"{output}: of other settings or inputs, or damaged", _OTHER_OUTPUT)
+        digest, rejected = footer.metadata[_WRITTEN_BY].decode().split()
+        if digest != _plan_digest(settings):
+            raise ValueError(f"of plan {digest}")
+    except (OSError, pa.ArrowException, LookupError, TypeError, ValueError) as error:
+        raise OutputError(f"{output} exists, of other settings or inputs", _OTHER) from error
     log.info("%s: this run has written it: done", output)
     shutil.rmtree(_parts_of(output), ignore_errors=True)  # it was killed before
     return Scored(footer.num_rows, int(rejected), rejected_file)

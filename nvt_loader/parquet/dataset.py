@@ -24,11 +24,6 @@ from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Range, RowGroupSlice
 
 REWRITE = "restore the file, or run the ETL again"
-_CHANGED = (
-    "if days were added to this output meanwhile with --keep_days, or one was taken back, begin "
-    "the training again; else the file was rewritten, cut short or removed while in use: restore "
-    "it, or start again"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,20 +99,14 @@ class Dataset:
         Raises:
             BadInputError: It was removed or rewritten.
         """
-        path, then = self.files[file], self.status[file]
-        if found := find_part(path, then):
-            return found
-        try:
-            size = path.stat().st_size
-        except OSError as error:
+        path = find_part(self.files[file], self.status[file])
+        if path is None:
             raise BadInputError(
-                f"{path}: cannot be read since the loader was made: {error.strerror}", _CHANGED
-            ) from error
-        raise BadInputError(
-            f"{path} has {size} bytes; it had {then.st_size} when the loader was made"
-            + ", and is another file" * (size == then.st_size),
-            _CHANGED,
-        )
+                f"{self.files[file]}: rewritten, cut short or removed since the loader was made",
+                "if days were added to this output meanwhile with --keep_days, or one was taken "
+                "back, begin the training again; else restore the file, or start again",
+            )
+        return path
 
     @functools.cached_property
     def batch_row_bytes(self) -> float:

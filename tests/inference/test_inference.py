@@ -169,8 +169,12 @@ def test_resume(
     assert score() == [], "it is done"
     assert output.read_bytes() == whole
     for other in ({"id_columns": ("cat_0",)}, {"resume": False}):
-        with pytest.raises(OutputError, match=r"p\.parquet(.|\n)*another --output"):
+        with pytest.raises(OutputError, match=r"p\.parquet exists(.|\n)*another --output"):
             score(**other)
+    for content in (b"", b"PAR1", (trained.parquet / "test" / "part.0.parquet").read_bytes()):
+        output.write_bytes(content)
+        with pytest.raises(OutputError, match="of other settings or inputs"):
+            score()
     output.unlink()
     with pytest.raises(KeyboardInterrupt):
         score(stop_at=every[5])

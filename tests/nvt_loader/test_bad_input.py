@@ -163,7 +163,7 @@ def test_a_file_cut_short_while_it_is_read(train):
     path = train / "part.1.parquet"
     loader = KJTLoader(train, 8, virtual_shards=1, device="cpu")
     os.truncate(path, path.stat().st_size // 2)
-    with pytest.raises(BadInputError, match=r"part\.1\.parquet has \d+ bytes; it had \d+"):
+    with pytest.raises(BadInputError, match=r"part\.1\.parquet: rewritten, cut short"):
         list(loader)
 
 
@@ -183,7 +183,7 @@ def test_a_file_cut_short_after_it_was_opened(tmp_path):
 def test_a_file_that_is_gone(train):
     loader = KJTLoader(train, 8, device="cpu")
     (train / "part.1.parquet").unlink()
-    with pytest.raises(BadInputError, match=r"part\.1\.parquet: cannot be read since"):
+    with pytest.raises(BadInputError, match=r"part\.1\.parquet: .* or removed since"):
         list(loader)
 
 
@@ -202,7 +202,7 @@ def test_a_flipped_byte(train):
 def test_a_file_rewritten_behind_the_loader(train):
     loader = KJTLoader(train, 8, device="cpu")
     rewrite(train / "part.0.parquet", lambda table: table.slice(0, 50))
-    with pytest.raises(BadInputError, match=r"part\.0\.parquet has \d+ bytes; it had \d+"):
+    with pytest.raises(BadInputError, match=r"part\.0\.parquet: rewritten, cut short"):
         list(loader)
 
 
