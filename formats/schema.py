@@ -51,6 +51,12 @@ class TableSchema:
             raise SchemaError(
                 f"{len(self.categorical)} categorical columns, {len(self.table_sizes)} table sizes"
             )
+        for name, size in zip(self.categorical, self.table_sizes, strict=True):
+            if size > LARGEST_TABLE:
+                raise SchemaError(
+                    f"column {name}: a table of {size} rows; int32 ids allow {LARGEST_TABLE}",
+                    "hash or number the ids into a smaller table",
+                )
         unknown = set(self.multi_hot) - set(self.categorical)
         if unknown:
             raise SchemaError(f"multi-hot columns {sorted(unknown)} are not categorical columns")
@@ -141,7 +147,7 @@ class TableSchema:
                 names[tag].append(name)
             if tag == "categorical":
                 size = int(feature.get("intDomain", {}).get("max", -1)) + 1
-                if not 0 < size <= LARGEST_TABLE:
+                if size < 1:
                     raise SchemaError(f"{path}: column {name} has no table size (intDomain.max)")
                 sizes.append(size)
                 properties = feature["annotation"].get("extraMetadata") or [{}]

@@ -66,7 +66,7 @@ def load(path: Path | str, *, label: bool = True, raw: bool = True) -> Workflow:
 
 
 def save(workflow: Workflow, spec: FeatureSpec, path: Path | str) -> WorkflowDescription:
-    """Write a fitted Workflow to a directory; see :func:`workflows.store.save`."""
+    """Write a fitted Workflow of :func:`build` to a directory; see :func:`workflows.store.save`."""
     from nvt_torchrec.workflows import store
 
     return store.save(workflow, spec, path)

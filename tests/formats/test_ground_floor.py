@@ -153,6 +153,8 @@ def test_schema_that_is_none(tmp_path: Path) -> None:
         TableSchema.read(tmp_path)
     with pytest.raises(SchemaError, match="2 categorical columns, 1 table sizes"):
         TableSchema("label", (), ("a", "b"), (1,))
+    with pytest.raises(SchemaError, match=r"column b: a table of 17179869184 rows; int32"):
+        TableSchema("label", (), ("a", "b"), (2**31 - 1, 2**34))
 
 
 @pytest.mark.parametrize(

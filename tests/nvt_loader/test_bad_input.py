@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.parquet import page_reader
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
@@ -32,6 +33,15 @@ def decoder(request, monkeypatch):
 def train(tmp_path):
     write_split(tmp_path, {"train": [100, 100], "valid": [10]})
     return tmp_path / "train"
+
+
+def test_ids_that_int32_cannot_hold(tmp_path):
+    """They would be truncated: 2³³ + 5 to 5."""
+    table = pa.table({"y": pa.array([1.0], pa.float32()), "c": pa.array([2**33 + 5])})
+    pq.write_table(table, tmp_path / "part.parquet")
+    schema = TableSchema("y", (), ("c",), (8,))
+    with pytest.raises(SchemaError, match=r"column c: a table of 17179869184 rows; int32"):
+        KJTLoader(tmp_path, 1, schema=schema, table_sizes=[2**34], device="cpu")
 
 
 def read(path) -> None:

@@ -279,6 +279,37 @@ def test_an_unfitted_workflow_is_not_saved(tmp_path: Path) -> None:
     assert not (tmp_path / "workflow" / "metadata.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (ops.FillMissing, "fill_val", 5),
+        (ops.Categorify, "freq_threshold", 2),
+        (ops.Clip, "min_value", 0),
+        (ops.LambdaOp, "f", np.sqrt),
+        (ops.Rename, "", None),
+        (None, "", None),
+    ],
+)
+def test_another_workflow_is_not_saved(tmp_path: Path, kind, name: str, value) -> None:
+    """The graph of its spec would be written, which it is not."""
+    spec = FeatureSpec("y", (DenseColumn("x"),), (CategoricalColumn("c", raw="int"),))
+    workflow = build(spec, str(tmp_path))
+    if kind is ops.Rename:
+        workflow = nvtabular.Workflow(workflow.output_node >> ops.Rename(postfix="_z"))
+    elif kind:
+        (node,) = nodes_of(workflow, kind)
+        setattr(node.op, name, value)
+    frame = pd.DataFrame({"y": [0.0, 1.0, 0.0], "x": [1.0, 2.0, 4.0], "c": [7.0, 7.0, 8.0]})
+    workflow.fit(nvtabular.Dataset(frame, cpu=True))
+    if kind is None:
+        workflows.save(workflow, spec, tmp_path / "saved")
+        workflows.save(load(tmp_path / "saved", raw=False), spec, tmp_path / "again")
+        return
+    with pytest.raises(SchemaError, match=r"other columns, operators or parameters.*\n.*build"):
+        workflows.save(workflow, spec, tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
 def test_it_is_a_genuine_workflow(saved: Path) -> None:
     workflow = load(saved)
     assert isinstance(workflow, nvtabular.Workflow)
