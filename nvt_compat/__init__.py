@@ -12,7 +12,8 @@ this one           configuration of Dask and pandas that the old code needs
 ``cudf_names``     where cuDF is installed: names that were removed, and strings
 ``lists``          list columns of pandas frames
 ``hashes``         the same hash on the CPU and on the GPU
-``values``         wrong values that the released NVTabular returns silently
+``values``         wrong values that the released Categorify returns silently
+``wrong_values``   the same of small operators: FillMedian, Bucketize, HashBucket, ListSlice
 ``moments``        variances that consist of rounding errors
 ``operators``      operators that fail, or return NaN silently, or need an extension for NumPy 1
 ``saved``          ``Workflow.load`` of what ``python -m etl run`` saved
@@ -62,10 +63,18 @@ cudf_names.apply()
 lists.apply()
 hashes.apply()
 
-from nvt_torchrec.nvt_compat import merlin_io, moments, operators, saved, values  # noqa: E402
+from nvt_torchrec.nvt_compat import (  # noqa: E402
+    merlin_io,
+    moments,
+    operators,
+    saved,
+    values,
+    wrong_values,
+)
 
 merlin_io.apply()
 values.apply()
+wrong_values.apply()
 moments.apply()
 operators.apply()
 saved.apply()

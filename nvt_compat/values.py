@@ -1,10 +1,11 @@
-"""Wrong values that NVTabular 23.8 returns silently, and errors on valid data.
+"""Wrong values that NVTabular 23.8's Categorify returns silently, and errors on valid data.
 
 * Under pandas 3 (copy-on-write) a chained ``fillna(inplace=True)`` does nothing, and arrays of a
   frame are read-only.
 * Values with equal counts were in arbitrary order: two runs gave the same value different ids.
 * IndexError if a column is all null, in a partition or in all training data.
 * If a column has only empty lists in the training data, a null that never occurred got an id.
+* With ``single_table`` a null and values without an id got ids of real values.
 * An integer vocabulary could not encode a column with missing values (float64 in pandas).
 """
 
@@ -60,6 +61,8 @@ def _patch_encode(categorify) -> None:
     categorify.key_like_vocabulary = key_like_vocabulary
     edit(
         categorify._encode,
+        # The columns' ids follow each other; the reserved ones are those of all.
+        ('value["labels"].head(1).iloc[0] if single_table else NULL_OFFSET', "NULL_OFFSET"),
         # Only its length is used, for which all columns were copied.
         ("nulls = df[expr].index.values", "nulls = expr[expr]"),
         # fails if all are null; `list_col` is already known

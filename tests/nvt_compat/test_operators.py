@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nvt_torchrec.nvt_compat  # noqa: F401
 
+import dask.dataframe as dd
 import numpy as np
 import nvtabular
 import pandas as pd
@@ -117,3 +118,31 @@ def test_what_needs_more_than_a_column_is_transformed_as_a_frame() -> None:
     columns = nvtabular.ColumnSelector(["x"])
     assert ops.FillMissing(add_binary_cols=True).inference_initialize(columns, {}) is None
     assert ops.Categorify(encode_type="combo").inference_initialize(columns, {}) is None
+
+
+@pytest.mark.parametrize("rows", [1, 40, 41])
+def test_the_median_of_all_partitions(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    frame = pd.DataFrame({"x": rng.lognormal(3, 2, rows), "n": rng.integers(0, 9, rows) / 1})
+    frame.loc[rng.random(rows) < 0.3, "x"] = np.nan
+    frame["empty"] = np.nan
+    operator = ops.FillMedian()
+    dataset = nvtabular.Dataset(dd.from_pandas(frame, npartitions=7, sort=False), cpu=True)
+    nvtabular.Workflow(list(frame) >> operator).fit(dataset)
+    assert pd.Series(operator.medians).equals(frame.median())
+
+
+def test_a_missing_value_has_no_bucket() -> None:
+    columns = nvtabular.ColumnSelector(["x"])
+    with pytest.raises(SchemaError, match=r"column x: 1 of 2 values are missing(.|\n)*FillMissing"):
+        ops.Bucketize([3]).transform(columns, pd.DataFrame({"x": [1.0, np.nan]}))
+
+
+@pytest.mark.parametrize("operator", [ops.HashBucket(5), ops.ListSlice(1, pad=True)])
+def test_lists_keep_the_index(operator) -> None:
+    frame = pd.DataFrame({"l": [np.array([5, 5]), np.array([], int)]}, index=[7, 3])
+    result = operator.transform(nvtabular.ColumnSelector(["l"]), frame.copy())
+    assert result.index.tolist() == [7, 3]
+    assert {len(row) for row in result["l"]} == (
+        {2, 0} if operator.__class__ is ops.HashBucket else {1}
+    )
