@@ -246,13 +246,13 @@ def _is_code(column: Profile) -> bool:
     if column.distinct <= 10 and column.present >= 1000:
         return True
     positive = sorted(number for number in column.numbers if number >= 0)
-    if not positive or _MEASURES.search(column.name):
+    rounded = sum(number % 10 == 0 for number in positive) > 0.5 * len(positive)
+    if rounded or not positive or _MEASURES.search(column.name):
         return False
     even = positive[len(positive) // 2] > 0.2 * positive[-1]  # counts are mostly small
     if column.distinct > 100 and positive[-1] >= _LARGE and even:
         return True
-    rounded = sum(number % 10 == 0 for number in positive) > 0.5 * len(positive)
-    if column.distinct > 1000 and column.often >= 1.5 and even and not rounded:
+    if column.distinct > 1000 and column.often >= 1.5 and even:
         return True
     if column.distinct > 0.5 * column.present:
         return False

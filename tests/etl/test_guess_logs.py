@@ -491,7 +491,17 @@ def test_customers_and_the_families_of_their_columns(tmp_path: Path) -> None:
     products = [f"Mnt{name}" for name in ("Wines", "Fruits", "Meat", "Fish")]
     channels = [f"Num{name}Purchases" for name in ("Deals", "Web", "Catalog", "Store")]
     months = [f"PAY_{month}" for month in (0, 2, 3, 4, 5)]
-    header = ["ID", "Year_Birth", "Dt_Customer", *products, *channels, *months, "ip", "price"]
+    header = [
+        "ID",
+        "Year_Birth",
+        "Dt_Customer",
+        *products,
+        *channels,
+        *months,
+        "ip",
+        "LIMIT_BAL",
+        "price",
+    ]
     rows = [[*header, "Response"]]
     visitors = rng.sample(range(360_000), 1200)
     for i in range(2400):
@@ -500,15 +510,16 @@ def test_customers_and_the_families_of_their_columns(tmp_path: Path) -> None:
         row += [rng.randint(0, 1400), *(int(rng.expovariate(0.03)) for _ in products[1:])]
         row += [rng.randint(0, 13) for _ in channels]
         row += [rng.randint(-2, 7 if month == "PAY_5" else 8) for month in months]
-        rows.append([*row, rng.choice(visitors), rng.randint(50, 900), bit(rng)])
+        row += [rng.choice(visitors), rng.randint(1, 80) * 10_000, 50 + i % 850]
+        rows.append([*row, bit(rng)])
     path = tmp_path / "log.csv"
     path.write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
     spec, text = guessed_with_text(path)
-    dense = ["Dt_Customer_age", *products, *channels, *months, "price"]
+    dense = ["Dt_Customer_age", *products, *channels, *months, "LIMIT_BAL", "price"]
     assert set(spec.dense_names) - {"Year_Birth"} == set(dense)
     assert {c.name: c.raw for c in spec.categorical if c.name != "Year_Birth"} == {"ip": "int"}
     assert spec.split.by == "share"
-    assert '"price", # numbers from 51' in text
+    assert '"price", # numbers from 50' in text
     assert '"PAY_0", # numbers from -2' in text
     assert '"MntFruits", # counts from 0' in text
 
