@@ -78,7 +78,7 @@ def test_the_page_shows_the_summary(finished: Path) -> None:
 
 
 def test_nothing_on_the_page_is_cut_or_scrolls_sideways(finished: Path, tmp_path: Path) -> None:
-    assert find_overflows(finished / "demo.html", 390, tmp_path) == []
+    assert find_overflows(finished / "demo.html", tmp_path) == []
 
 
 def test_the_readme_scores_raw_rows_of_the_demo(
