@@ -14,7 +14,7 @@ from jinja2 import UndefinedError
 from nvt_torchrec.base.command_line import as_text
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import write_text
-from nvt_torchrec.base.pages.charts import Chart, Series, lines, number
+from nvt_torchrec.base.pages.charts import Chart, Series, lines
 from nvt_torchrec.base.pages.render import render
 from nvt_torchrec.dlrm.reporting.metrics_log import METRICS_FILE, REGRESSION
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
@@ -33,19 +33,6 @@ _CURVES = (
     ),
     ("lr", "learning rate", "count", "of the last step before each report"),
     ("memory_gib", "GiB", "count", "rank 0"),
-)
-
-#: Columns of the table of evaluations: title, key of the events, format.
-_METRICS = (
-    ("samples", "samples", ","),
-    ("AUROC", "auroc", ".5f"),
-    ("GAUC", "gauc", ".5f"),
-    ("log loss", "log_loss", ".5f"),
-    ("normalized entropy", "normalized_entropy", ".5f"),
-    ("accuracy", "accuracy", ".5f"),
-    ("click rate", "positive_rate", ".5f"),
-    ("mean prediction", "mean_prediction", ".5f"),
-    ("calibration", "calibration", ".5f"),
 )
 
 Events = list[dict[str, Any]]
@@ -121,7 +108,6 @@ def page(events: Events) -> str:
     baselines = {f"{event['split']}, {event['name']}": event for event in of_kind["baseline"]}
     oracle = start.get("oracle") or {}
     best = {f"{split}, oracle": oracle[split] for split in last if split in oracle}
-    shown = [m for m in _METRICS if m[1] != "gauc" or any("gauc" in e for e in last.values())]
     return render(
         Path(__file__).with_name("training.html"),
         start=start,
@@ -133,11 +119,7 @@ def page(events: Events) -> str:
         train=of_kind["train"],
         last=last,
         oracle=oracle,
-        metrics=["split", *(title for title, *_ in shown)],
-        results=[
-            [name, *(number(event.get(key), form) for _, key, form in shown)]
-            for name, event in (last | baselines | best).items()
-        ],
+        results=last | baselines | best,
         curves=curves(start, of_kind["train"], of_kind["evaluation"]),
         gib_per_rank=plan["gib_per_rank"],
         table_sizes=[sum(table["gpu"]) + sum(table["host"]) for table in plan["tables"]],

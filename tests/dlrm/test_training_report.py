@@ -62,7 +62,7 @@ def test_the_page_is_whole_and_says_what_happened(run):
     assert "of 30 steps" in page.texts
     assert page.texts.count("table-wise") == 4
     assert "--learning_rate" in page.texts
-    assert "; split by days: train 0" in page.texts
+    assert "; split by days: train 0, valid none, test none" in page.texts
     assert page.texts[page.texts.index("; label ") + 1] == "label"
     assert "The run has not finished." not in " ".join(page.texts)
 
