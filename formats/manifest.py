@@ -156,7 +156,8 @@ class Manifest(_ByKey):
         manifest = known.read(cls, path, _AGAIN, other_version=_OTHER_VERSION)
         if known.version == cls.VERSION and not manifest._names_days():
             raise BadInputError(
-                f"{path}: damaged: it does not say which days the splits have", _AGAIN
+                f"{path}: damaged: it does not say which days the splits have, or a generation",
+                _AGAIN,
             )
         return dataclasses.replace(manifest, format_version=known.version)
 
@@ -172,8 +173,9 @@ class Manifest(_ByKey):
         _FORMATS[self.VERSION].write(path, content)
 
     def _names_days(self) -> bool:
-        """Return whether it says the days of all splits and parts, as version 3 does."""
+        """Return whether it says days and generation of splits and parts, as version 3 does."""
         complete = all(by.keys() == set(SPLITS) for by in (self.days, self.next_parts))
+        complete &= self.workflow_digest is None or self.generation is not None
         return complete and all(file.day is not None for file in self.files)
 
     @property

@@ -21,6 +21,7 @@ from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.clicklog.in_memory.values import read_as_text
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
+from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, describe
 from nvt_torchrec.inference.predictor import Predictor
 
 NAME = "click_probability"
@@ -43,7 +44,10 @@ def export_triton(bundle: Path, output: Path) -> None:
         version = temporary / NAME / "1"
         version.mkdir(parents=True)
         (temporary / NAME / "config.pbtxt").write_text(config(spec))
-        shutil.copytree(bundle, version / "bundle")
+        for name in (*describe(bundle).files, BUNDLE_FILE):  # not what else lies there
+            target = version / "bundle" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(bundle / name, target)
         shutil.copyfile(Path(__file__).with_name("triton_model.py"), version / "model.py")
 
 

@@ -22,7 +22,13 @@ from starlette.types import Message, Receive, Scope, Send
 from nvt_torchrec import __version__
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.files.validation import strict_json
-from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError, MissingColumnError
+from nvt_torchrec.clicklog.in_memory.errors import (
+    InvalidRowError,
+    MissingColumnError,
+    with_remedy,
+)
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.inference.predictor import Predictor, check_finite
 from nvt_torchrec.inference.server.batching import Batcher
 from nvt_torchrec.inference.server.metrics import ServerMetrics
@@ -277,6 +283,8 @@ def parse_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
         raise RefusedError(400, f"not JSON: {error}") from None
     rows = _rows(value, max_rows)
     try:
+        if b"true" in body or b"false" in body:
+            _refuse_booleans(rows, predictor.spec)
         return predictor.workflow.transform(predictor.read(rows))
     except (InvalidRowError, MissingColumnError) as error:
         known = {key: getattr(error, key) for key in ("row", "column", "reason", "remedy")}
@@ -284,6 +292,21 @@ def parse_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
         raise RefusedError(422, "invalid row", **where) from None
     except SchemaError as error:
         raise RefusedError(422, error.what, remedy=error.remedy) from None
+
+
+def _refuse_booleans(rows: list[dict] | dict[str, list], spec: FeatureSpec) -> None:
+    """Refuse true and false in columns of other raw types: to Python they are the numbers 1 and 0.
+
+    Raises:
+        InvalidRowError: There is one.
+    """
+    for read in spec.read_plan(label=False).reads:
+        name, kind = read.source, RAW_TYPES[read.raw]
+        values = rows.get(name, ()) if isinstance(rows, dict) else [row.get(name) for row in rows]
+        for i, value in enumerate(values if kind.name != "bool" else ()):
+            if bool in map(type, value if isinstance(value, list) else [value]):
+                reason = f"{json.dumps(value):.60}: {kind.syntax}"
+                raise with_remedy(InvalidRowError(i, name, reason), spec)
 
 
 def _rows(value: Any, max_rows: int) -> list[dict] | dict[str, list]:

@@ -96,3 +96,6 @@ def test_manifests(tmp_path: Path) -> None:
     write_json(file, {**value, "rows": {"in": 1}})
     with pytest.raises(BadInputError, match="damaged: rows in"):
         Manifest.read(file)
+    write_json(file, {**value, "workflow_digest": "a" * 64, "generation": None})
+    with pytest.raises(BadInputError, match="or a generation"):
+        Manifest.read(file)

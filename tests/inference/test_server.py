@@ -61,6 +61,14 @@ def test_bad_rows_are_named(server: Server) -> None:
         assert (got["row"], got["column"]) == (1, "cat_3")
         reason = "'xyz': expected 1 to 8 hexadecimal digits or a missing value"
         assert got["reason"] == reason
+    for flag in (True, [False]):  # no number to JSON, though one to Python
+        row = {**rows[0], "more": True, "int_3": flag}
+        for body in ({"rows": [row]}, {"columns": {name: [value] for name, value in row.items()}}):
+            got = server.refused(body, 422)
+            assert (got["row"], got["column"]) == (0, "int_3")
+            assert got["reason"] == f"{json.dumps(flag)}: expected an integer or a missing value"
+            assert "pass an integer" in got["remedy"]
+    assert len(server.predict(rows=[rows[0] | {"more": True}])) == 1
     rows[1]["cat_3"] = None  # of several errors, that of the first row is named
     del rows[7]["cat_9"]
     for body, where in (({"rows": rows}, {"row": 7, "column": "cat_9"}),

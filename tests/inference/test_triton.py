@@ -46,6 +46,7 @@ def test_a_triton_repository(
     """Strings, lists, prices; bad rows harm nobody else."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
     write_bundle(shop.workflow, shop.checkpoint, tmp_path / "bundle")
+    (tmp_path / "bundle" / "more").symlink_to("/dev/zero")  # is not copied
     flags = ["--bundle", str(tmp_path / "bundle"), "--output", str(tmp_path / "made")]
     assert main(["export", *flags, "--format", "triton"]) == 0
     repository = (tmp_path / "made").rename(tmp_path / "moved")
