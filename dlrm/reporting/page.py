@@ -25,12 +25,7 @@ _POINTS = 600
 #: Curves over the training steps: key of the events, title of the y axis, form, name of the line.
 _CURVES = (
     ("samples_per_s", "samples/s", "count", "all ranks"),
-    (
-        "data_wait",
-        "waiting for data",
-        "share",
-        "share of the time between two reports, mean over the ranks",
-    ),
+    ("data_wait", "waiting for data", "share", "share of the time, mean over the ranks"),
     ("lr", "learning rate", "count", "of the last step before each report"),
     ("memory_gib", "GiB", "count", "rank 0"),
 )
@@ -101,9 +96,7 @@ def page(events: Events) -> str:
         kind: [event for event in rest if event["event"] == kind]
         for kind in ("train", "evaluation", "baseline", "warning", "end")
     }
-    settings = start["settings"]
-    plan = start["plan"]
-    given, defaults = _split_settings(settings)
+    given, defaults = _split_settings(start["settings"])
     last = {event["split"]: event for event in of_kind["evaluation"]}
     baselines = {f"{event['split']}, {event['name']}": event for event in of_kind["baseline"]}
     oracle = start.get("oracle") or {}
@@ -111,8 +104,6 @@ def page(events: Events) -> str:
     return render(
         Path(__file__).with_name("training.html"),
         start=start,
-        data=start["data"],
-        source=settings["binary_path"],
         regressions={split: baselines.get(f"{split}, {REGRESSION}") for split in last},
         warnings=of_kind["warning"],
         end=of_kind["end"][0] if of_kind["end"] else None,
@@ -121,8 +112,7 @@ def page(events: Events) -> str:
         oracle=oracle,
         results=last | baselines | best,
         curves=curves(start, of_kind["train"], of_kind["evaluation"]),
-        gib_per_rank=plan["gib_per_rank"],
-        table_sizes=[sum(table["gpu"]) + sum(table["host"]) for table in plan["tables"]],
+        table_sizes=[sum(table["gpu"]) + sum(table["host"]) for table in start["plan"]["tables"]],
         given=given,
         defaults=defaults,
     )

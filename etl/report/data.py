@@ -37,6 +37,8 @@ _LIMITS = ("hash_buckets", "freq_threshold", "max_table_size", "num_buckets", "v
 TOP = 5
 #: Larger values are left out of histograms, as the width of a bin would overflow.
 _LARGEST = 1e300
+#: By its row in a vocabulary: a frequent value, how often it occurs, and its share of all ids.
+_Frequent = dict[int, tuple[Any, int, float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,10 +189,7 @@ def _column_aurocs(sample: pa.Table, spec: FeatureSpec) -> dict[str, float | Non
 
 
 def _with_click_rates(
-    frequent: dict[int, tuple[Any, int, float]],
-    sample: pa.Table,
-    spec: FeatureSpec,
-    columns: Sequence[CategoricalColumn],
+    frequent: _Frequent, sample: pa.Table, spec: FeatureSpec, columns: Sequence[CategoricalColumn]
 ) -> list[tuple[Any, int, float, float | None]]:
     """Add to values, by their row in the vocabulary that columns share, their click rates."""
     labels = values_of(sample[spec.label])
@@ -202,13 +201,10 @@ def _with_click_rates(
     return [(*found, rates[row]) for row, found in frequent.items()]
 
 
-def _read_top(
-    workflow: Path, vocabulary: Vocabulary
-) -> tuple[int, dict[int, tuple[Any, int, float]]]:
+def _read_top(workflow: Path, vocabulary: Vocabulary) -> tuple[int, _Frequent]:
     """Return how many values make 99 % of the occurrences, and the most frequent ones.
 
-    Of these, by their row: the value, its count, and its share of all ids. Later generations of a
-    vocabulary are not sorted by count.
+    Later generations of a vocabulary are not sorted by count.
     """
     counts = vocabulary.read_counts(workflow)
     if not len(counts):

@@ -46,7 +46,7 @@ def write_report(path: Path, manifest: Manifest, description: WorkflowDescriptio
         manifest=manifest,
         data=data,
         timings=timings,
-        label=description.spec.label,
+        description=description,
         ranked=ranked,
         splits=SPLITS,
         dimensions=DIMENSIONS,
@@ -67,10 +67,7 @@ def write_report(path: Path, manifest: Manifest, description: WorkflowDescriptio
         folded_above=_FOLDED_ABOVE,
         by_vocabulary=_grouped(data.categorical, "vocabulary"),
         by_policy=_grouped(data.categorical, "policy"),
-        statistics=description.statistics,
         transforms={c.name: description.spec.transform_of(c) for c in description.spec.dense},
-        versions=description.versions,
-        digest=description.digest,
     )
     write_text(path, page)
 
