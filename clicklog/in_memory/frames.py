@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,9 +24,15 @@ from nvt_torchrec.clicklog.in_memory.values import (
     times_to_arrow,
 )
 from nvt_torchrec.clicklog.readers.parquet_rows import convert_column
-from nvt_torchrec.clicklog.readers.parquet_values import fields_of_column, is_text, wanted
+from nvt_torchrec.clicklog.readers.parquet_values import (
+    conversion_remedy,
+    fields_of_column,
+    is_text,
+    wanted,
+)
 from nvt_torchrec.clicklog.text.assemble import assemble, feature
 from nvt_torchrec.clicklog.text.convert import Converted, convert_lists, fields_of
+from nvt_torchrec.clicklog.text.remedies import similar_column
 from nvt_torchrec.formats.rows import CategoryValues, RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
@@ -98,9 +103,9 @@ def check_columns(names: Iterable[str], sources: Sequence[str]) -> None:
     """Check that all columns are there. Raises :class:`MissingColumnError`."""
     absent = [name for name in sources if name not in names]
     if absent:
-        close = difflib.get_close_matches(absent[0], map(str, names), n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "missing values are nulls in a column"
-        raise MissingColumnError(f"there is no column {', '.join(absent)}", hint, absent[0])
+        hint = similar_column(absent[0], names, sources) or "missing values are nulls in a column"
+        what = f"there is no column {', '.join(absent)}"
+        raise MissingColumnError(what, hint.strip(), absent[0])
 
 
 def _convert_reads(columns: Any, reads: Sequence[Read], spec: FeatureSpec) -> list[Converted]:
@@ -188,7 +193,8 @@ def _check_kind(array: pa.Array, read: Read) -> None:
         return
     keys = "" if kind.is_text else f", or {keys_of(read)}"
     raise SchemaError(
-        f"column {read.source} is of type {held}, not {wanted(read)}", f"convert it first{keys}"
+        f"column {read.source} is of type {held}, not {wanted(read)}",
+        f"{conversion_remedy(read)}{keys}",
     )
 
 

@@ -5,7 +5,6 @@ Lines become an Arrow table, whose columns are checked and converted as those of
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from typing import Any
@@ -23,6 +22,7 @@ from nvt_torchrec.clicklog.readers.parquet_rows import (
     table_to_rows,
 )
 from nvt_torchrec.clicklog.text.line_layout import HEAD_BYTES, LineLayout
+from nvt_torchrec.clicklog.text.remedies import similar_column
 from nvt_torchrec.formats.rows import BadRow, RawRows, with_bad_rows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
@@ -49,8 +49,7 @@ def json_layout(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     there = sorted({*table.schema.names, *partition_values(source)})
     for name in spec.sources(label=False):
         if name not in there and find_type(table.schema, name) is None:
-            close = difflib.get_close_matches(name, there, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
+            hint = similar_column(name, there, spec.sources(label=True))
             raise BadInputError(
                 f"{source}: no key {name} in its first rows, which have {', '.join(there[:20])}",
                 f"{hint}name the columns as in the file; where a value is mostly missing, write "

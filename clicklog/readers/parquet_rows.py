@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import itertools
 import json
 import urllib.parse
@@ -19,6 +18,7 @@ from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.parquet_footer import DECOMPRESSED, Footer, columns_of_leaves, footer_of
 from nvt_torchrec.clicklog.readers.lines import filesystem_of
 from nvt_torchrec.clicklog.readers.parquet_values import (
+    conversion_remedy,
     convert_array,
     fits,
     remedy_of_booleans,
@@ -27,6 +27,7 @@ from nvt_torchrec.clicklog.readers.parquet_values import (
 )
 from nvt_torchrec.clicklog.text.assemble import assemble
 from nvt_torchrec.clicklog.text.convert import Converted
+from nvt_torchrec.clicklog.text.remedies import similar_column
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.reading import Read
@@ -247,7 +248,7 @@ def convert_column(array: pa.Array, read: Read) -> Converted:
     if not fits(array.type, read):
         raise SchemaError(
             f"column {read.source} is of type {array.type}, not {wanted(read)}",
-            remedy_of_booleans(array.type, read) or "convert it first",
+            remedy_of_booleans(array.type, read) or conversion_remedy(read),
         )
     return convert_array(array, read)
 
@@ -265,8 +266,7 @@ def check_columns(schema: pa.Schema, source: str, spec: FeatureSpec, *, label: b
         if held is None and read.source in partition and read.source not in schema.names:
             continue
         if held is None:
-            close = difflib.get_close_matches(read.source, schema.names, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
+            hint = similar_column(read.source, schema.names, spec.sources(label=True))
             there = ", ".join([*schema.names, *partition][:20])
             where = "twice" if read.source in schema.names else "not"
             raise BadInputError(

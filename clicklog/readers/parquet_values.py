@@ -83,6 +83,13 @@ def type_remedy(held: pa.DataType, read: Read) -> str:
     return f"{change}rewrite the file"
 
 
+def conversion_remedy(read: Read) -> str:
+    """What to do about a column in memory whose type does not fit."""
+    if RAW_TYPES[read.raw].is_text:
+        return "pass its texts as they stand in the log: pandas.read_csv needs dtype=str for them"
+    return "convert it first"
+
+
 def remedy_of_booleans(held: pa.DataType, read: Read) -> str:
     """What to do about booleans of a column of texts, whose texts are not known; "" of others."""
     if read.raw != "string" or not pa.types.is_boolean(held):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 import json
 import re
 import shlex
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG, FIRST_LINES, HEADER
+from nvt_torchrec.clicklog.text.remedies import (
+    ANOTHER_LOG,
+    FIRST_LINES,
+    HEADER,
+    similar_column,
+)
 from nvt_torchrec.clicklog.text.row_ends import row_begins
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
@@ -102,7 +106,7 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
                 )
             raise BadInputError(
                 f"{source}: column {name} is not in the header",
-                f"{_where_else(name, names)}; {HEADER}",
+                f"{_where_else(name, names, columns)}; {HEADER}",
             )
     return LineLayout(tuple(names), label, len(first) + 1)
 
@@ -116,9 +120,8 @@ def _by_position(names: list[str], spec: FeatureSpec) -> str:
     )
 
 
-def _where_else(name: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"is it {close[0]!r} there? " if close else ""
+def _where_else(name: str, names: list[str], read: list[str]) -> str:
+    hint = similar_column(name, names, read)
     listed = ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
     return f"{hint}it has {len(names)} columns: {listed}; name them in the spec as in the header"
 

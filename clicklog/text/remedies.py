@@ -5,6 +5,9 @@ One table for what can be wrong; what depends on the raw type is ``RawType.keys`
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection, Iterable
+
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.raw_types import base as codes
@@ -48,7 +51,23 @@ def value_remedy(read: Read, code: int, *, missing: bool = False) -> str:
         return MISSING_LABEL
     if code == codes.RANGE and not kind.wider:
         return ""
-    return REMEDIES[code].format(keys=kind.keys, wider=kind.wider, source=read.source)
+    remedy = REMEDIES[code].format(keys=kind.keys, wider=kind.wider, source=read.source)
+    if read.raw == "time" and code == codes.SYNTAX:
+        remedy += f"; it reads {read.time_format or 'ISO 8601'}, such as {kind.example_of(read)}"
+    return remedy
+
+
+def similar_column(name: str, there: Iterable[str], read: Collection[str]) -> str:
+    """Return a question about a column that a log lacks, "" if it has none of a similar name.
+
+    Args:
+        name: The column that is missing.
+        there: The columns of the log.
+        read: The columns that the spec reads, which are not meant.
+    """
+    others = {other.lower(): other for other in map(str, there) if other not in read}
+    close = difflib.get_close_matches(name.lower(), others, n=1)
+    return f"did you mean {others[close[0]]!r}? " if close else ""
 
 
 def line_remedy(line: bytes, spec: FeatureSpec, code: int) -> str:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
+import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.base.errors import BadInputError, BadRowError, ClickLogError
+from nvt_torchrec.clicklog.in_memory.frames import read_columns
+from nvt_torchrec.clicklog.readers.json_rows import json_layout
+from nvt_torchrec.clicklog.readers.parquet_rows import check_columns
 from nvt_torchrec.clicklog.text.convert import convert
+from nvt_torchrec.clicklog.text.line_layout import layout_of
 from nvt_torchrec.clicklog.text.remedies import value_remedy
 from nvt_torchrec.formats.spec.feature_spec import (
     CategoricalColumn,
@@ -30,7 +37,16 @@ from tests.spec_logs import stream_rows
         ("1,5", Read("x", "float"), "nulls, trim, lenient, thousands, or decimal in [input] for"),
         ("1e39", Read("x", "float"), None),
         ("xyz", Read("x", "hex32"), 'nulls, trim, raw = "int" or raw = "string" for column x'),
-        ("14103012", Read("x", "time"), "time_format, nulls or trim for column x in the spec"),
+        (
+            "14103012",
+            Read("x", "time"),
+            "time_format, nulls or trim for column x in the spec; it reads ISO 8601, such as 2014-",
+        ),
+        (
+            "2014-10-30",
+            Read("x", "time", time_format="%d%m%y"),
+            "time_format, nulls or trim for column x in the spec; it reads %d%m%y, such as 301014",
+        ),
         ("\udcfc", Read("x", "string"), 'encoding = "latin-1" in [input] of the spec'),
         ("yes", Read("y", "label", label=LabelRule("y")), "positive, threshold or trim in [label]"),
     ],
@@ -39,6 +55,26 @@ def test_every_error_of_a_value_names_keys(text: str, read: Read, remedy: str | 
     code = int(convert(fields_of([text]), read).code[0])
     assert code
     assert value_remedy(read, code).startswith(f"set {remedy}" if remedy else "")
+
+
+@pytest.mark.parametrize("names", [["y", "int_9", "a"], ["y", "int_9", "a", "Int_3"]])
+def test_another_column_of_the_spec_is_no_suggestion(names: list[str]) -> None:
+    """A log without int_3 has an int_9, which the spec reads as well."""
+    dense = (DenseColumn("int_3"), DenseColumn("int_9"))
+    spec = FeatureSpec("y", dense, (CategoricalColumn("a", raw="string"),))
+    table = pa.table({name: [1] for name in names})
+    csv = dataclasses.replace(spec, input=InputFormat("csv"))
+    for check in (
+        lambda: check_columns(table.schema, "x", spec, label=True),
+        lambda: json_layout(json.dumps(dict.fromkeys(names, 1)).encode(), "x", spec),
+        lambda: layout_of(",".join(names).encode() + b"\n", "x", csv),
+        lambda: read_columns(table, spec),
+    ):
+        with pytest.raises(ClickLogError) as error:
+            check()
+        assert "int_3" in error.value.what
+        assert ("'Int_3'" in error.value.remedy) == ("Int_3" in names)
+        assert "'int_9'" not in error.value.remedy
 
 
 def _spec(raw: str = "int", **options) -> FeatureSpec:

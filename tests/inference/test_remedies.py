@@ -6,9 +6,10 @@ import json
 import pickle
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.base.errors import BadInputError, BadRowError, SchemaError
 from nvt_torchrec.formats.spec.feature_spec import (
     CategoricalColumn,
     DenseColumn,
@@ -57,7 +58,12 @@ def predictor(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
         ("user", "\udcff", ""),
         ("tags", "12", "pass a list of its values"),
         ("tags", [1, None], "leave missing values out of the lists of column tags"),
-        ("when", "2014-10-30 12:00", "pass a time or a missing value (null), or set time_format"),
+        (
+            "when",
+            "2014-10-30 12:00",
+            "pass a time or a missing value (null), or set time_format, nulls or trim for column "
+            "when in the spec; it reads epoch_s, such as 1414670400" + NEW_RUN,
+        ),
     ],
 )
 def test_what_is_said_of_a_value(predictor: Predictor, column: str, value, remedy: str) -> None:
@@ -79,6 +85,14 @@ def test_what_is_said_of_a_value(predictor: Predictor, column: str, value, remed
         parse_body(json.dumps({"rows": rows}).encode(), predictor, 100)
     where = {"error": "invalid row", "row": 1, "column": column, "reason": error.reason}
     assert refused.value.details == where | ({"remedy": error.remedy} if remedy else {})
+
+
+def test_texts_that_pandas_took_for_numbers(predictor: Predictor) -> None:
+    for users in ([7, 12], [7, None]):
+        frame = pd.DataFrame([ROW, ROW]).assign(user=users)
+        with pytest.raises(SchemaError, match="column user is of type") as error:
+            predictor.read(frame)
+        assert "pandas.read_csv needs dtype=str" in error.value.remedy
 
 
 def test_files_say_when_keys_take_effect(predictor: Predictor, tmp_path: Path) -> None:
