@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
+from nvt_torchrec.base.auroc import TOO_GOOD
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group, reduce_sum
 from nvt_torchrec.dlrm.metrics import Metrics
@@ -34,8 +35,8 @@ TOO_MUCH_LOSS = 10
 _SHARE = 0.1
 #: How far a calibration may be from 1.
 _OFF = 0.05
-#: A model with a better AUROC has probably seen the label.
-_SUSPICIOUS = 0.995
+#: A model with a better AUROC may have seen the label, by one column; and has seen it.
+_SUSPICIOUS, _IMPOSSIBLE = 0.95, 0.995
 #: How far AUROCs may be apart: as such, and in standard deviations if they are of the same rows.
 _EQUAL, _PAIRED = 0.001, 0.6
 #: The factor by which the log loss of valid rises where a model overfits.
@@ -137,9 +138,11 @@ class LearningCheck:
                 column = self._settings.gauc_column
                 remedy = f"give column {column} of the spec hash_buckets, and run the ETL again"
                 self._warn("gauc", step, problem, remedy, last=True)
+            column, area = "", 0.0
             if result.auroc > _SUSPICIOUS:
-                problem = f"AUROC {result.auroc:.4f} of {split} is too good to be true"
                 column, area = best_column(self._settings, config, split)
+            if result.auroc > _IMPOSSIBLE or area > TOO_GOOD:
+                problem = f"AUROC {result.auroc:.4f} of {split} is too good to be true"
                 remedy = (
                     f"look at column {column}, alone {area:.3f}: leave out what is known only "
                     "after the click"
