@@ -19,6 +19,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.data import Loader
 from nvt_torchrec.dlrm.launch.distributed import Group
 from nvt_torchrec.dlrm.layers import align_inputs
 from nvt_torchrec.dlrm.model import StepOutput, TrainBatch, TrainModel, build_dlrm, fill_table
@@ -34,7 +35,6 @@ from nvt_torchrec.dlrm.planning import (
     sharder,
 )
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
-from nvt_torchrec.nvt_loader import KJTLoader
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def build(
     settings: TrainSettings,
     config: ModelConfig,
     group: Group,
-    loaders: Mapping[str, KJTLoader] | None = None,
+    loaders: Mapping[str, Loader] | None = None,
 ) -> tuple[DistributedModelParallel, CombinedOptimizer, dict[str, Any]]:
     """Build and shard the model (collective).
 
@@ -74,7 +74,7 @@ def build(
     return sharded, combine_optimizers(sharded, settings), plan
 
 
-def _bytes_of(loaders: Mapping[str, KJTLoader]) -> int:
+def _bytes_of(loaders: Mapping[str, Loader]) -> int:
     """Return the bytes of a GPU that the loaders take: train's, and the one that is evaluated."""
     sizes = {split: loader.device_bytes for split, loader in loaders.items()}
     return sizes.pop("train", 0) + max(sizes.values(), default=0)

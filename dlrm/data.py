@@ -7,7 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SettingsError
 from nvt_torchrec.base.files.atomic import read_json
@@ -31,7 +31,13 @@ from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.nvt_loader.selection import Selection
 
+if TYPE_CHECKING:
+    from nvt_torchrec.nvt_loader.merlin import MerlinLoader
+
 log = logging.getLogger(__name__)
+
+#: What reads a split.
+Loader: TypeAlias = "KJTLoader | MerlinLoader"
 
 #: What a run takes from its checkpoint unless it is given.
 _MODEL_SIZES = (
@@ -189,11 +195,13 @@ def make_loader(
     split: str,
     group: Group,
     selection: Selection | None = None,
-) -> KJTLoader:
+) -> Loader:
     """Return this rank's loader of a split, or of the part of it that ``selection`` names.
 
+    Evaluations never read through Merlin's loader.
+
     Raises:
-        SettingsError, BadInputError, SchemaError: As :class:`nvt_loader.KJTLoader` raises them.
+        SettingsError, BadInputError, SchemaError: As the loaders raise them.
     """
     training = split == "train"
     limits = {
@@ -202,24 +210,31 @@ def make_loader(
         "test": settings.limit_test_batches,
     }
     memory = settings.loader_memory
+    common: dict[str, Any] = {
+        "path": settings.split_path(split),
+        "batch_size": settings.batch_size_of(split),
+        "drop_last": settings.drop_last_training_batch and training,
+        "table_sizes": config.num_embeddings,
+        "hash_indices": settings.hash_indices,
+        "selection": selection,
+        "label": settings.label,
+        "limit_batches": limits[split],
+        "rank": group.rank,
+        "world_size": group.world_size,
+        "device": group.device,
+    }
+    if settings.loader == "merlin" and training:
+        from nvt_torchrec.nvt_loader.merlin import MerlinLoader
+
+        return MerlinLoader.of_split(**common)
     return KJTLoader(
-        settings.split_path(split),
-        settings.batch_size_of(split),
+        **common,
         shuffle=bool(settings.shuffle_training_set and training),
         seed=settings.seed,
-        drop_last=settings.drop_last_training_batch and training,
-        table_sizes=config.num_embeddings,
-        hash_indices=settings.hash_indices,
         undersampling_rate=settings.undersampling_rate if training else None,
         loader_memory=None if memory is None else memory << 20,
-        selection=selection,
-        label=settings.label,
         strict_gpu=settings.strict_gpu,
         cpu_decoding=settings.cpu_decoding,
-        limit_batches=limits[split],
-        rank=group.rank,
-        world_size=group.world_size,
-        device=group.device,
     )
 
 
@@ -239,14 +254,11 @@ def check_length(settings: TrainSettings, total_steps: int) -> None:
         )
 
 
-def padded_batches(
-    loader: KJTLoader, batch_size: int, group: Group, first: int = 0
-) -> Iterator[TrainBatch]:
+def padded_batches(loader: Loader, group: Group, first: int = 0) -> Iterator[TrainBatch]:
     """Yield the batches of a pass, in each step padded to the same size on all ranks.
 
     Args:
         loader: The loader, which begins at step ``first``.
-        batch_size: Its batch size.
         group: This rank.
         first: The step of the pass, from 0.
     """
@@ -255,13 +267,9 @@ def padded_batches(
         batch = next(batches, None)
         if batch is None:
             raise RuntimeError(f"the loader ended after {step} of {steps} steps")
-        global_size = batch_size * group.world_size
-        # in the last step the rest of the rows, which may be unevenly spread over the ranks
-        global_size = min(global_size, loader.num_rows - step * global_size)
-        size = -(-global_size // group.world_size)
-        rows = len(batch.labels)
-        if rows > size or (rows < size and step + 1 < steps):
-            raise RuntimeError(f"step {step}: a batch of {rows} instead of {size} rows")
-        yield TrainBatch.of(batch, size, global_size)
+        sizes, rows = loader.step_rows(step), len(batch.labels)
+        if rows != sizes[group.rank]:
+            raise RuntimeError(f"step {step}: {rows} rows instead of {sizes[group.rank]}")
+        yield TrainBatch.of(batch, max(sizes), sum(sizes))
     if next(batches, None) is not None:
         raise RuntimeError(f"the loader has more than the {steps} steps it said")

@@ -24,7 +24,8 @@ def choose_order(settings: TrainSettings) -> TrainSettings:
     """Fill in whether the training rows are shuffled, if ``settings`` do not say it.
 
     They are unless the data are divided by time or days, where the order of the log is that of time
-    and the newest rows should be trained last; the ETL has shuffled them; or nothing is known.
+    and the newest rows should be trained last; the ETL has shuffled them; nothing is known; or
+    Merlin's loader reads them, which cannot.
     """
     try:
         manifest = Manifest.read(EtlOutput.of_splits(settings.binary_path).manifest)
@@ -32,7 +33,8 @@ def choose_order(settings: TrainSettings) -> TrainSettings:
         return settings.filled({"shuffle_training_set": False})
     by = (manifest.split or {}).get("by")
     as_in_log = manifest.settings.get("shuffle", "none") == "none"
-    return settings.filled({"shuffle_training_set": by in _NOT_BY_TIME and as_in_log})
+    shuffled = by in _NOT_BY_TIME and as_in_log and settings.loader != "merlin"
+    return settings.filled({"shuffle_training_set": shuffled})
 
 
 def find_order(settings: TrainSettings) -> str:

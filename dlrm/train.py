@@ -225,7 +225,7 @@ class Trainer:
 
     def _batches(self, first: int) -> Iterator[TrainBatch]:
         """Yield an epoch's batches from a step on, and measure how long they are waited for."""
-        batches = padded_batches(self.loaders["train"], self.settings.batch_size, self.group, first)
+        batches = padded_batches(self.loaders["train"], self.group, first)
         while True:
             begin = time.perf_counter()
             batch = next(batches, None)
@@ -261,7 +261,7 @@ class Trainer:
         try:
             if error := next(filter(None, changed), None):
                 raise error
-            batches = padded_batches(loader, self.settings.batch_size_of(split), group)
+            batches = padded_batches(loader, group)
             groups, stop = self.settings.gauc_column, self._stop_if_asked
             metrics = evaluate(self.pipeline, self.model, batches, group, stop, groups)
             loader.check_epoch()

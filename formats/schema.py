@@ -95,6 +95,10 @@ class TableSchema:
 
     def write(self, directory: Path | str) -> None:
         """Write ``directory/.merlin/schema.json``."""
+        write_json(Path(directory) / SCHEMA_FILE, self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON that Merlin reads as a schema."""
         targets = ["target", "binary_classification"]
         features = [_feature(name, "FLOAT", targets) for name in self.labels]
         if self.weight:
@@ -111,7 +115,7 @@ class TableSchema:
                 "dimension": embedding_dimension(size),
             }
             features.append(feature)
-        write_json(Path(directory) / SCHEMA_FILE, {"feature": features})
+        return {"feature": features}
 
     @classmethod
     def read(cls, directory: Path | str) -> TableSchema:
@@ -125,14 +129,20 @@ class TableSchema:
         again = "copy it again, or run the ETL again"
         value = read_json(path, "the schema that the ETL writes beside the parquet files", again)
         try:
-            return cls._of(value, path)
+            return cls.from_dict(value, path)
         except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
             raise BadInputError(
                 f"{path}: damaged, or not a schema of Merlin: {error!r}", again
             ) from error
 
     @classmethod
-    def _of(cls, value: Any, path: Path) -> TableSchema:
+    def from_dict(cls, value: Any, path: Path) -> TableSchema:
+        """Make a schema of Merlin's JSON; ``path`` is named in errors.
+
+        Raises:
+            SchemaError: It has no label, or a categorical column without a table size.
+            AttributeError, LookupError, TypeError, ValueError, OverflowError: It is no schema.
+        """
         names: dict[str, list[str]] = {
             tag: [] for tag in ("target", WEIGHT_TAG, "continuous", "categorical")
         }

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import get_worker_info
 
 from nvt_torchrec.base.device import fall_back
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
@@ -227,6 +226,11 @@ class KJTLoader:
         """Steps of an epoch, the same on every rank, including the last, smaller one."""
         return self._plan.steps
 
+    def step_rows(self, step: int) -> list[int]:
+        """Return the rows that each rank gets in a step."""
+        size = self._order.world_size
+        return [self._plan.rank_rows(rank, size, step, step + 1) for rank in range(size)]
+
     @property
     def position(self) -> tuple[int, int]:
         """Epoch and step at which the next ``iter()`` starts."""
@@ -238,11 +242,7 @@ class KJTLoader:
 
     def __iter__(self) -> Iterator[LoaderBatch]:
         """Return an iterator over the next epoch, or over the rest of a loaded state's epoch."""
-        if get_worker_info() is not None:
-            raise SettingsError(
-                "KJTLoader inside a worker of torch's DataLoader: each would deliver all rows",
-                "iterate the KJTLoader itself; it decodes in a thread of its own",
-            )
+        options.refuse_workers(self)
         position = self._current = dataclasses.replace(self._next)
         self._next = Position(position.epoch + 1)
         builder = self._make_builder()
@@ -339,8 +339,9 @@ class KJTLoader:
             SchemaError: On every rank, if the sum is not :attr:`epoch_rows` (without the rows that
                 were trained before a resume).
         """
-        first = self._current.first if self._current else 0
-        options.check_sum(self.rows_delivered, self._plan, first, self._order.world_size)
+        plan, first = self._plan, self._current.first if self._current else 0
+        expected = plan.epoch_rows - min(first, plan.full_steps) * plan.global_batch
+        options.check_sum(self.rows_delivered, expected, self._order.world_size)
 
     def _finish(self, position: Position) -> None:
         order = self._order

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import get_worker_info
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.nvt_loader.parquet.dataset import REWRITE, Dataset
-from nvt_torchrec.nvt_loader.plan import SHUFFLES, Plan
+from nvt_torchrec.nvt_loader.plan import SHUFFLES
 
 
 def check_options(
@@ -53,6 +54,15 @@ def choose_device(device: torch.device | str | None) -> torch.device:
     return device
 
 
+def refuse_workers(loader: object) -> None:
+    """Raise :class:`SettingsError` inside a worker of torch's DataLoader."""
+    if get_worker_info() is not None:
+        raise SettingsError(
+            f"{type(loader).__name__} inside a DataLoader worker: each would deliver all rows",
+            "iterate the loader itself; it decodes in a thread of its own",
+        )
+
+
 def check_manifest(dataset: Dataset) -> None:
     """Compare a split's footers with the ETL's ``OUT/manifest.json``, where there is one.
 
@@ -77,8 +87,8 @@ def check_manifest(dataset: Dataset) -> None:
         )
 
 
-def check_sum(rows: int, plan: Plan, first_step: int, world_size: int) -> None:
-    """Compare the rows of all ranks' epochs with the plan's (collective).
+def check_sum(rows: int, expected: int, world_size: int) -> None:
+    """Compare the rows of all ranks' epochs with those that were planned (collective).
 
     Raises:
         SchemaError: They are not the same; on every rank.
@@ -88,7 +98,6 @@ def check_sum(rows: int, plan: Plan, first_step: int, world_size: int) -> None:
         total = torch.tensor(rows, dtype=torch.int64, device=device)
         dist.all_reduce(total)
         rows = int(total)
-    expected = plan.epoch_rows - min(first_step, plan.full_steps) * plan.global_batch
     if rows != expected:
         raise SchemaError(
             f"the ranks together got {rows} rows in this epoch, {expected} were planned",

@@ -93,7 +93,7 @@ def best_column(settings: TrainSettings, config: ModelConfig, split: str) -> tup
 def _read(
     settings: TrainSettings, config: ModelConfig, split: str, selection: Selection | None = None
 ) -> _Sample:
-    changes: dict[str, Any] = dict.fromkeys(_LIMITS, _BATCHES)
+    changes: dict[str, Any] = {**dict.fromkeys(_LIMITS, _BATCHES), "loader": None}
     changes |= {"batch_size": _BATCH, "test_batch_size": _BATCH, "shuffle_training_set": True}
     settings = dataclasses.replace(settings, **changes)
     alone = Group(0, 1, 1, torch.device("cpu"), dist.GroupMember.WORLD)  # type: ignore[arg-type]

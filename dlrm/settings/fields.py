@@ -104,6 +104,10 @@ class TrainFields(Settings):
         "MiB that the loader of each split may hold (default: 256, with cuDF 1024; up to four "
         "times that if large batches or many columns need it)", None, least=1
     )
+    loader: str | None = _data(
+        "what reads the training set: KJTLoader or Merlin's Loader (default: kjt)", None,
+        choices=("kjt", "merlin"), needs="--mode train"
+    )
     label: str | None = _data(
         "label to train and evaluate, if the data have several (default: the main one)", None,
         metavar="NAME"

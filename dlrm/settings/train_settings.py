@@ -22,6 +22,10 @@ THREE_DASHES = "---adagrad"
 _STEPS, _LEAST_BATCH, _MOST_BATCH = 350, 32, 16_384
 #: The samples of a step of an evaluation, at least, where no batch size is given.
 _TEST_BATCH = 4096
+#: The flags of what Merlin's loader cannot do.
+_NOT_BY_MERLIN = (
+    *("shuffle_training_set", "undersampling_rate", "replay", "checkpoint_dir", "loader_memory"),
+)
 
 #: The flags, with those of the interactions' sizes.
 _AllFields = dataclasses.make_dataclass(
@@ -197,6 +201,10 @@ def _check_run(settings: TrainSettings) -> None:
             "--mode test has nothing to test",
             "add --load_checkpoint_path, or --continue_from for a checkpoint with smaller tables",
         )
+    for name in _NOT_BY_MERLIN if settings.loader == "merlin" else ():
+        if getattr(settings, name):
+            remedy = f"leave --{name} out, or use --loader kjt (docs/loader.md)"
+            raise SettingsError(f"--loader merlin cannot do --{name}", remedy)
 
 
 def _check_days(settings: TrainSettings) -> None:

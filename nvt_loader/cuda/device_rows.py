@@ -132,7 +132,6 @@ def build_on_device(
 
     ``chunks`` hold the rows of the first source, then those of the next, and so on.
     """
-    schema = dataset.schema
     if not chunks:
         return empty_block(dataset, steps, device)
     # for each row of a batch its number among the rows of all chunks
@@ -147,11 +146,25 @@ def build_on_device(
         own = order.view(steps, -1)[:, source.begin : source.end]
         where[:, source.first : source.first + own.shape[1]] = own
         base += rows
+    return arrange_rows(dataset, chunks, where)
+
+
+def arrange_rows(
+    dataset: Dataset, chunks: list[DeviceRows], where: torch.Tensor
+) -> FlatBlock | JaggedBlock:
+    """Build a block of the rows of some chunks.
+
+    Args:
+        dataset: The data.
+        chunks: At least one.
+        where: For each row of a batch its number among the rows of all chunks:
+            int64 [steps, batch].
+    """
     floats = torch.cat([chunk.floats for chunk in chunks])
     ids = torch.cat([chunk.ids for chunk in chunks])
     labels = floats[:, 0][where]
     dense = floats[:, 1:][where]
-    if not schema.multi_hot:
+    if not dataset.jagged:
         return FlatBlock(labels, dense, ids[where].transpose(1, 2).contiguous())
     return _jagged(dataset, chunks, ids, where, labels, dense)
 

@@ -27,6 +27,7 @@ def test_the_split_decides_unless_a_flag_does(tmp_path, split, flags, shuffled):
     assert choose_order(parse_settings([data])).shuffle_training_set is shuffled
     for flag, given in (("--shuffle_training_set", True), ("--no-shuffle_training_set", False)):
         assert choose_order(parse_settings([data, flag])).shuffle_training_set is given
+    assert choose_order(parse_settings([data, "--loader=merlin"])).shuffle_training_set is False
 
 
 def test_a_run_says_by_what_its_rows_are_sorted_and_resumes_as_it_began(tmp_path, caplog):

@@ -104,6 +104,13 @@ def test_defaults_are_those_of_the_example_but_for_rates_and_sizes():
         ("--days new", "--days new without --continue_from"),
         ("--days 1-", r"days '1-': cannot read '1-'\n.*0-3,7"),
         ("--days 0-3 --replay 0.1 --continue_from a", "no effect without --days new"),
+        (
+            "--loader merlin --shuffle_training_set",
+            "--loader merlin cannot do --shuffle_training_set\n.*docs/loader.md",
+        ),
+        ("--loader merlin --undersampling_rate 0.1", "cannot do --undersampling_rate"),
+        ("--loader merlin --checkpoint_dir a --resume", "cannot do --checkpoint_dir"),
+        ("--loader merlin --days new --replay 0.1 --continue_from a", "cannot do --replay"),
     ],
 )
 def test_nonsense_is_refused_with_a_remedy(flags, message):

@@ -26,6 +26,7 @@ from tests.dlrm.runs import (
     torchrun,
     train_here,
     train_losses,
+    train_many,
 )
 from tests.nvt_loader.data import write_split
 
@@ -129,6 +130,23 @@ def test_shuffling_and_seed(data, tmp_path):
     shuffled = curve("shuffled", "--shuffle_training_set")
     assert shuffled[0] != plain[0]
     assert curve("shuffled_again", "--shuffle_training_set") == shuffled
+
+
+def test_merlins_loader_trains_as_ours(data, tmp_path, monkeypatch):
+    """In the order of the files, which is ours with one virtual shard."""
+    merlin = train_losses(data, tmp_path / "merlin", *ADAGRAD, "--loader=merlin")
+    monkeypatch.setattr("nvt_torchrec.nvt_loader.loader.default_virtual_shards", lambda _: 1)
+    assert merlin == train_losses(data, tmp_path / "ours", *ADAGRAD)
+
+
+def test_merlins_loader_on_more_ranks_than_partitions(tmp_path):
+    """A rank that never has a row takes all steps, and changes nothing."""
+    split = tmp_path / "split"
+    write_split(split, {"train": [530], "valid": [40], "test": [40]}, row_group_rows=1000)
+    flags = [*ADAGRAD, "--loader=merlin"]
+    one = train_losses(split, tmp_path / "one", *flags)
+    train_many([small_run(split, tmp_path / "two", *flags)], ranks=2)
+    np.testing.assert_allclose(losses(tmp_path / "two" / "log"), one, rtol=0, atol=1e-5)
 
 
 def test_reports_every_interval_and_at_the_end_of_an_epoch(data, tmp_path):

@@ -137,3 +137,17 @@ def copies(loader: KJTLoader, device: torch.device) -> dict[str, int]:
     assert steps == len(loader)
     names = [event.name for event in profiled.events()]
     return {way: sum(way in name for name in names) for way in ("DtoH", "HtoD")}
+
+
+@pytest.mark.parametrize("lists", [(), ("cat_0", "cat_2")])
+def test_merlins_batches(device: torch.device, tmp_path: Path, lists) -> None:
+    """With cuDF and CuPy on the device, or pandas and NumPy and copies."""
+    from nvt_torchrec.nvt_loader.merlin import MerlinLoader  # nvt_compat: not with every stack
+
+    write_split(tmp_path, {"train": [1000, 0, 300]}, multi_hot=lists)
+    loader = MerlinLoader.of_split(tmp_path / "train", 64, device=device)
+    expected = list(KJTLoader(tmp_path / "train", 64, device="cpu", virtual_shards=1))
+    for _ in range(2):
+        found = list(loader)
+        assert {batch.sparse_features.device().type for batch in found} == {device.type}
+        assert_same([batch.to(torch.device("cpu")) for batch in found], expected)
