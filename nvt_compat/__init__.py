@@ -13,9 +13,8 @@ this one           configuration of Dask and pandas that the old code needs
 ``lists``          list columns of pandas frames
 ``hashes``         the same hash on the CPU and on the GPU
 ``values``         wrong values that the released Categorify returns silently
-``wrong_values``   the same of small operators: FillMedian, Bucketize, HashBucket, ListSlice
 ``moments``        variances that consist of rounding errors
-``operators``      operators that fail, or return NaN silently, or need an extension for NumPy 1
+``operators``      operators that fail, or return wrong values, or need an extension for NumPy 1
 ``saved``          ``Workflow.load`` of what ``python -m etl run`` saved
 =================  =======================================================================
 
@@ -63,18 +62,10 @@ cudf_names.apply()
 lists.apply()
 hashes.apply()
 
-from nvt_torchrec.nvt_compat import (  # noqa: E402
-    merlin_io,
-    moments,
-    operators,
-    saved,
-    values,
-    wrong_values,
-)
+from nvt_torchrec.nvt_compat import merlin_io, moments, operators, saved, values  # noqa: E402
 
 merlin_io.apply()
 values.apply()
-wrong_values.apply()
 moments.apply()
 operators.apply()
 saved.apply()

@@ -1,8 +1,13 @@
-"""Operators that fail on today's stack, or return NaN silently.
+"""Operators that fail on today's stack or on valid data, or return wrong values silently.
 
 * ``DifferenceLag`` assigns None in a column of booleans, which is an error in pandas 3.
 * ``LogOp`` is log(1 + x): -1 becomes -inf, smaller values NaN. Here it warns of them.
 * ``Normalize`` turns a whole column into NaN for one infinite value. Here it raises an error.
+* ``FillMedian`` asks Dask for approximate quantiles: over several partitions it fills with values
+  that are far from the median.
+* ``Bucketize`` puts a missing value into the top bucket. Here it raises an error.
+* ``HashBucket`` fails on lists of pandas frames.
+* ``ListSlice(pad=True)`` does not pad lists that are arrays, and drops the index of the frame.
 * ``Categorify`` and ``FillMissing`` on dictionaries of NumPy arrays, as Triton's servers call them,
   use a C++ extension. The released one reads NumPy 1's dtypes ("unhandled dtype i0", "Unhandled
   floating point width for FillTransform0"), imports a name that merlin-core never had, and ignores
@@ -19,6 +24,7 @@ from nvt_torchrec.nvt_compat.patching import replace
 
 import numpy as np
 import pandas as pd
+from dask import delayed
 
 from nvt_torchrec.base.errors import SchemaError
 
@@ -79,6 +85,83 @@ def _refusing_infinity(fit_finalize):
     return normalize
 
 
+def _counted(column) -> pd.Series:
+    counts = column.value_counts()  # without missing values
+    return counts if isinstance(counts, pd.Series) else counts.to_pandas()
+
+
+def _median(counts: list[pd.Series]) -> float:
+    """Return the median of all rows, from the counts of the distinct values in each partition."""
+    merged = pd.concat(counts).groupby(level=0).sum()
+    if not len(merged):
+        return np.nan
+    last = merged.cumsum().to_numpy()  # the number of the last row of each value, from 1
+    middle = np.searchsorted(last, [(last[-1] + 1) // 2, last[-1] // 2 + 1])
+    return float(merged.index.to_numpy(np.float64)[middle].mean())
+
+
+def _medians(self, col_selector, ddf):
+    """Return a task for the exact medians, a series by column."""
+    medians = {
+        name: delayed(_median)([delayed(_counted)(part) for part in ddf[name].to_delayed()])
+        for name in col_selector.names
+    }
+    return delayed(pd.Series)(medians)
+
+
+def _refusing_missing(transform):
+    @functools.wraps(transform)
+    def bucketize(self, col_selector, df):
+        for name in col_selector.names:
+            if missing := int(df[name].isna().sum()):
+                raise SchemaError(
+                    f"Bucketize: column {name}: {missing} of {len(df)} values are missing, and "
+                    "would get the top bucket",
+                    "put FillMissing or FillMedian before Bucketize",
+                )
+        return transform(self, col_selector, df)
+
+    return bucketize
+
+
+def _hash_bucket(self, col_selector, df):
+    from merlin.core.dispatch import encode_list_column, hash_series, is_list_dtype
+
+    buckets = self.num_buckets
+    if isinstance(buckets, int):
+        buckets = dict.fromkeys(col_selector.names, buckets)
+    for name, count in buckets.items():
+        hashed = hash_series(df[name]) % count
+        if is_list_dtype(df[name]):
+            df[name] = encode_list_column(df[name], hashed, dtype=self.output_dtype)
+        else:
+            df[name] = hashed.astype(self.output_dtype)
+    return df
+
+
+def _on_pandas(transform):
+    @functools.wraps(transform)
+    def list_slice(self, col_selector, df):
+        if not isinstance(df, pd.DataFrame):
+            return transform(self, col_selector, df)
+        sliced = {}
+        for name in col_selector.names:
+            rows = [row[self.start : self.end] for row in df[name]]
+            if self.pad:
+                rows = [_padded(row, self.max_elements, self.pad_value) for row in rows]
+            sliced[name] = pd.Series(rows, df.index, dtype=object)
+        return type(df)(sliced, index=df.index)
+
+    return list_slice
+
+
+def _padded(row, length: int, value: float):
+    padding = [value] * (length - len(row))
+    if isinstance(row, np.ndarray):
+        return np.concatenate([row, np.array(padding, row.dtype)])
+    return [*row, *padding]
+
+
 class OnArrays:
     """A fitted operator that transforms each column separately."""
 
@@ -114,11 +197,18 @@ def _fill_missing(self, col_selector, inference_config) -> OnArrays | None:
 
 def apply() -> None:
     """Replace methods of the operators."""
-    from nvtabular.ops import Categorify, DifferenceLag, FillMissing, LogOp, Normalize
+    from nvtabular import ops
 
-    replace(DifferenceLag, "transform", _difference_lag, expect="mask[mask == False] = None")
-    replace(LogOp, "transform", _warning_of_nan(LogOp.transform), expect="self.output_dtype) + 1")
-    finalize = _refusing_infinity(Normalize.fit_finalize)
-    replace(Normalize, "fit_finalize", finalize, expect='dask_stats["std"]')
-    for operator, function in ((Categorify, _categorify), (FillMissing, _fill_missing)):
+    replace(ops.DifferenceLag, "transform", _difference_lag, expect="mask[mask == False] = None")
+    log_op = _warning_of_nan(ops.LogOp.transform)
+    replace(ops.LogOp, "transform", log_op, expect="self.output_dtype) + 1")
+    finalize = _refusing_infinity(ops.Normalize.fit_finalize)
+    replace(ops.Normalize, "fit_finalize", finalize, expect='dask_stats["std"]')
+    replace(ops.FillMedian, "fit", _medians, expect='method="dask"')
+    bucketize = _refusing_missing(ops.Bucketize.transform)
+    replace(ops.Bucketize, "transform", bucketize, expect="np.digitize")
+    replace(ops.HashBucket, "transform", _hash_bucket, expect="is_list_dtype(df[col].dtype)")
+    list_slice = _on_pandas(ops.ListSlice.transform)
+    replace(ops.ListSlice, "transform", list_slice, expect="xp.append(v, padding)")
+    for operator, function in ((ops.Categorify, _categorify), (ops.FillMissing, _fill_missing)):
         replace(operator, "inference_initialize", function, expect="nvtabular_cpp.inference")
