@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed import TrainPipelineSparseDist
@@ -34,6 +35,7 @@ from nvt_torchrec.dlrm.planning import (
     make_plan,
     sharder,
 )
+from nvt_torchrec.dlrm.regression import Regression
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
@@ -161,12 +163,45 @@ def _hardware(settings: TrainSettings, group: Group, held: int) -> Hardware:
 
 def _fill_tables(model: DistributedModelParallel, config: ModelConfig, seed: int) -> None:
     rows = dict(zip(config.table_names, config.num_embeddings, strict=True))
+    for table, shard, place in _shards(model):
+        fill_table(shard, table, rows[table], config.embedding_dim, seed, place)
+        if config.first_order and place[1] == 0:
+            shard[:, 0] = 0
+
+
+def _shards(
+    model: DistributedModelParallel,
+) -> Iterator[tuple[str, torch.Tensor, tuple[int, int]]]:
+    """Yield the table, the weights and the first row and column of each shard of this rank."""
     for name, value in model.state_dict().items():
         if isinstance(value, ShardedTensor):
-            table = name.split(".")[-2]
             for shard in value.local_shards():
-                place = tuple(shard.metadata.shard_offsets)
-                fill_table(shard.tensor, table, rows[table], config.embedding_dim, seed, place)
+                row, column = shard.metadata.shard_offsets
+                yield name.split(".")[-2], shard.tensor.detach(), (row, column)
+
+
+def start_from(
+    regression: Regression, model: DistributedModelParallel, config: ModelConfig
+) -> None:
+    """Let the first-order term be a logistic regression; values without a weight have 0.
+
+    A model learns the weights of rare values slowly: with few rows an id, one that starts without
+    them ends an epoch below the regression (``python -m benchmarks.train regression``).
+    """
+    of_tables = zip(regression.ids, regression.weights, strict=True)
+    fitted = dict(zip(config.table_names, of_tables, strict=True))
+    for table, shard, (row, column) in _shards(model):
+        if column == 0:
+            ids, weights = fitted[table]
+            part = slice(*np.searchsorted(ids, [row, row + len(shard)]))
+            places = torch.from_numpy(ids[part] - row).to(shard.device)
+            shard[places, 0] = torch.from_numpy(weights[part] / config.first_order).to(shard)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("first_order.weight"):
+                parameter.copy_(torch.from_numpy(regression.dense))
+            elif name.endswith("first_order.bias"):
+                parameter.fill_(regression.bias)
 
 
 def _log_plan(tables: list[TablePlan], hardware: Hardware, settings: TrainSettings) -> None:

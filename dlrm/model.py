@@ -255,6 +255,8 @@ def build_dlrm(
         for part in (model.dense_arch, model.inter_arch, model.over_arch):
             _initialize_layers(part)
             part.to(device)
+        if model.first_order is not None:
+            model.first_order.to(device)
     model.sparse_arch = PooledVectors(collection)
     return model
 
@@ -277,22 +279,69 @@ def _torchrec_dlrm(
     return model
 
 
+class FirstOrder(nn.Module):
+    """Logistic regression beside the layers: the first-order term of the logit.
+
+    It is the wide part of Wide & Deep (Cheng et al. 2016, arXiv:1606.07792) and the linear one of
+    DeepFM (Guo et al. 2017, arXiv:1703.04247). The weights of the ids have no tables of their own:
+    each is the first coordinate of the id's embedding, times a factor, and the interaction does not
+    see that coordinate.
+
+    Attributes:
+        weight: The weights of the dense features, [1, their number]; None without any.
+        bias: The bias, [1].
+
+    Args:
+        factor: ``ModelConfig.first_order``. It scales the steps of the ids' weights.
+        dense: The number of dense features.
+        dim: The width of the embeddings, D.
+    """
+
+    others: torch.Tensor
+
+    def __init__(self, factor: float, dense: int, dim: int) -> None:
+        super().__init__()
+        self.factor = factor
+        self.weight = nn.Parameter(torch.zeros(1, dense)) if dense else None
+        self.bias = nn.Parameter(torch.zeros(1))
+        others = torch.ones(dim)
+        others[0] = 0
+        self.register_buffer("others", others, persistent=False)
+
+    def forward(
+        self, dense_features: torch.Tensor, vectors: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the term [B, 1], and the embeddings [B, F, D] with 0 as first coordinate."""
+        term = self.factor * vectors[:, :, 0].float().sum(1, keepdim=True) + self.bias
+        if self.weight is not None:  # not a matrix product, which autocast rounds to bfloat16
+            term = term + (dense_features * self.weight).sum(1, keepdim=True)
+        return term, vectors * self.others.to(vectors.dtype)
+
+    def as_layer(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return weight [1, 1 + dense] and bias of the term, whose first input is the ids' sum."""
+        weight = self.bias.new_full((1, 1), self.factor)
+        if self.weight is not None:
+            weight = torch.cat([weight, self.weight], 1)
+        return weight.detach(), self.bias.detach()
+
+
 class ClickModel(DLRM):
     """A DLRM (Naumov et al. 2019), to whose logit a first-order term may be added.
 
-    The term is what logistic regression has, a weight for each value of a column: as the wide part
-    of Wide & Deep (Cheng et al. 2016, arXiv:1606.07792) and the linear one of DeepFM (Guo et al.
-    2017, arXiv:1703.04247). Here the weights have no tables of their own: they are the first
-    coordinates of the embeddings, times ``ModelConfig.first_order``.
-
     Without dense features there are no layers below the interaction and no dense vector in it;
     ``dense_features`` are [B, 0].
+
+    Attributes:
+        first_order: The first-order term; None for TorchRec's DLRM.
     """
 
     def __init__(self, dlrm: DLRM | None, config: ModelConfig) -> None:
         """Take the layers of TorchRec's ``dlrm``, or make those for data without dense features."""
         nn.Module.__init__(self)  # DLRM's makes layers for dense features
-        self.first_order = config.first_order
+        self.first_order = None
+        if config.first_order:
+            sizes = len(config.dense), config.embedding_dim
+            self.first_order = FirstOrder(config.first_order, *sizes)
         if dlrm is not None:
             self.dense_arch, self.inter_arch = dlrm.dense_arch, dlrm.inter_arch
             self.over_arch = dlrm.over_arch
@@ -307,14 +356,14 @@ class ClickModel(DLRM):
         self, dense_features: torch.Tensor, sparse_features: KeyedJaggedTensor
     ) -> torch.Tensor:
         """Return the logits [B, 1] of a batch; the arguments are those of TorchRec's DLRM."""
-        vectors = self.sparse_arch(sparse_features)
+        vectors, term = self.sparse_arch(sparse_features), None
+        if self.first_order is not None:
+            term, vectors = self.first_order(dense_features, vectors)
         combined = self.inter_arch(
             dense_features=self.dense_arch(dense_features), sparse_features=vectors
         )
         logits = self.over_arch(combined)
-        if self.first_order:
-            logits = logits + self.first_order * vectors[:, :, 0].float().sum(1, keepdim=True)
-        return logits
+        return logits if term is None else logits + term
 
 
 def _initialize_layers(part: nn.Module) -> None:

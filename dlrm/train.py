@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
-from nvt_torchrec.dlrm.build import build, make_pipeline
+from nvt_torchrec.dlrm.build import build, make_pipeline, start_from
 from nvt_torchrec.dlrm.checkpoint.ancestor import (
     agree_on_ancestor,
     earlier_days,
@@ -50,6 +50,7 @@ from nvt_torchrec.dlrm.optim.learning_rates import (
     with_default_rates,
 )
 from nvt_torchrec.dlrm.order import choose_order
+from nvt_torchrec.dlrm.regression import Regression
 from nvt_torchrec.dlrm.reporting.baselines import compute_baselines
 from nvt_torchrec.dlrm.reporting.learning_check import LearningCheck
 from nvt_torchrec.dlrm.reporting.metrics_log import MetricsLog, metrics_table
@@ -151,11 +152,11 @@ class Trainer:
         profiler: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if settings.profile and self.events.directory:
             profiler = step_profiler(settings, self.events.directory, progress.total_steps)
-        baselines = {}
+        regression, baselines = None, {}
         if self.group.rank == 0:
-            baselines = compute_baselines(settings, self.config, self.selection)
+            regression, baselines = compute_baselines(settings, self.config, self.selection)
         if not self._resume():
-            self._start()
+            self._start(regression)
         kept = settings.checkpoint_dir or settings.save_checkpoint_path
         if self.group.rank == 0 and not kept:
             log.warning("no --save_checkpoint_path: the trained model will not be kept")
@@ -275,8 +276,8 @@ class Trainer:
             self.progress.report_evaluation(split, metrics, time.perf_counter() - begin)
         return metrics
 
-    def _start(self) -> None:
-        """Load what a run starts from if it is not resumed."""
+    def _start(self, regression: Regression | None = None) -> None:
+        """Load what a run starts from if it is not resumed: a checkpoint, or a regression."""
         settings, config, group = self.settings, self.config, self.group
         if settings.load_checkpoint_path:
             load_weights(Path(settings.load_checkpoint_path), self.model, config, group)
@@ -285,6 +286,10 @@ class Trainer:
                 self.ancestor, settings, config, self.model, self.optimizer, group
             )
             self.events.write("continue", checkpoint=self.ancestor.checkpoint, **counts)
+        elif config.first_order and not settings.load_checkpoint_path:
+            regression = from_rank_0(group, regression)
+            if regression:
+                start_from(regression, self.model, config)
 
     @property
     def _optimizer_steps(self) -> int:

@@ -97,8 +97,7 @@ class Predictor:
             model, shape = read_checkpoint(checkpoint, device)
             check_pair(workflow.schema, workflow.digest, shape, path, checkpoint)
             label = shape.label
-        table = model.table.convert(tables or model.table.kind)
-        return cls(workflow, dataclasses.replace(model, table=table), label)
+        return cls(workflow, model.convert(tables or model.table.kind), label)
 
     @property
     def spec(self) -> FeatureSpec:

@@ -29,13 +29,16 @@ TIME = f'by = "time"\ncolumn = "at"\ntime_format = "epoch_s"\n{SHARES}'
 DAYS = 'by = "days"'
 
 
-def write_plays(directory: Path, split: str, *flags: str) -> Path:
-    """Write the splits of a log of plays, sorted by user."""
-    rows, rng = 3_000, np.random.default_rng(0)
-    user = np.sort(rng.integers(0, 60, rows))
-    item = rng.integers(0, 40, rows)
+def write_plays(
+    directory: Path, split: str, *flags: str, rows: int = 3_000, users: int = 60, items: int = 40
+) -> Path:
+    """Write the splits of a log of plays, sorted by user; users and items have effects."""
+    rng = np.random.default_rng(0)
+    user = np.sort(rng.integers(0, users, rows))
+    item = rng.integers(0, items, rows)
     frame = {"user": user, "item": item, "at": 10**9 + user * 1000, "length": rng.random(rows)}
-    played = rng.random(rows) < 1 / (1 + np.exp(-rng.normal(0, 2, 60)[user]))
+    logits = rng.normal(0, 2, users)[user] + rng.normal(0, 1, items)[item]
+    played = rng.random(rows) < 1 / (1 + np.exp(-logits))
     pd.DataFrame({**frame, "played": played.astype(int)}).to_csv(directory / "log.csv", index=False)
     (directory / "spec.toml").write_text(SPEC.format(split=split))
     assert not etl_run(

@@ -64,6 +64,13 @@ def _additive(rows: int, users: int, items: int, crossed: float = 0.0) -> Drawn:
     return logits, pd.DataFrame({**columns, "price": np.exp(price).round(2)})
 
 
+def _sorted(drawn: Drawn, by: str) -> Drawn:
+    """Sort rows as an export of a data base is: by user, say."""
+    logits, frame = drawn
+    order = np.argsort(frame[by].to_numpy(), kind="stable")
+    return logits[order], frame.iloc[order]
+
+
 def _census(rows: int) -> Drawn:
     """Draw few values in many columns, and numbers whose effect is not linear."""
     random = np.random.default_rng(4)
@@ -81,6 +88,9 @@ LOGS: dict[str, Callable[[], Drawn] | None] = {
     "large": functools.partial(_additive, 1_000_000, users=30_000, items=5_000),
     "crossed": functools.partial(_additive, 300_000, users=3_000, items=1_000, crossed=0.8),
     "census": functools.partial(_census, 48_000),
+    "plays": lambda: _sorted(_additive(75_000, 2_000, 4_000), "user"),
+    "rare": functools.partial(_additive, 60_000, users=20_000, items=20_000),
+    "tiny": functools.partial(_census, 2_200),
     "demo": None,  # etl synthesize
 }
 _SPEC = """[input]

@@ -16,7 +16,7 @@ from nvt_torchrec.base.files.atomic import read_json
 MODEL_FILE, TENSORS_FILE = "model.json", "tensors.json"
 FORMAT = Format(
     "nvt-torchrec DLRM checkpoint",
-    2,
+    3,
     "a checkpoint of train_torchrec.py",
     version_key="version",
     digest_key="blake2b",

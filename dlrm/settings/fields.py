@@ -150,9 +150,9 @@ class TrainFields(Settings):
     )
 
     first_order: float | None = _model(
-        "factor of the sum of all embeddings' first coordinates, which is added to the logit; 0: "
-        "none (default: 5 over the number of categorical columns; 0 with --learning_rate)", None,
-        least=0
+        "factor of the sum of all embeddings' first coordinates in the first-order term, which is "
+        "added to the logit and starts as a logistic regression; 0: no such term (default: 0.2, "
+        "less with more than 25 categorical columns; 0 with --learning_rate)", None, least=0
     )
 
     epochs: int = _optimization("passes over the training set", 1, least=1)

@@ -8,7 +8,7 @@ Layout::
     workflow/              the saved workflow, with its compiled form
     .merlin/schema.json    columns and table sizes
     weights/table.npy      [rows of all tables, embedding dim], one table after the other: float32,
-                           float16, or uint8 with weights/ranges.npy, float32 [rows, 2]; see
+                           float16, or uint8 with weights/ranges.npy, float32 [rows, 2 or 3]; see
                            :mod:`inference.model.scoring`
     weights/GROUP.N.weight.npy, .bias.npy              the dense layers, by their groups in
                            :class:`inference.model.scoring.ServingModel`
@@ -52,7 +52,7 @@ from nvt_torchrec.workflows.description import inspect
 
 FORMAT = Format(
     "nvt-torchrec bundle",
-    1,
+    2,
     "a bundle of `python -m inference bundle`",
     version_key="version",
     foreign=SchemaError,
@@ -102,7 +102,7 @@ def write_bundle(
     _check_generation(description, shape, workflow, checkpoint)
     opened = compiled.load(workflow, verify=True)
     check_pair(opened.schema, opened.digest, shape, workflow, checkpoint)
-    model = dataclasses.replace(model, table=model.table.convert(tables))
+    model = model.convert(tables)
     versions = {
         "nvt-torchrec": __version__,
         "torch": str(torch.__version__),
@@ -224,7 +224,8 @@ def read_bundle(
     check_pair(workflow.schema, workflow.digest, shape, path / WORKFLOW, path)
     weights = path / WEIGHTS
     try:
-        table = _load_table(weights, value.tables, sum(shape.num_embeddings))
+        rows, ranges = sum(shape.num_embeddings), 2 + ("first_order" in value.layers)
+        table = _load_table(weights, value.tables, rows, ranges)
         model = ServingModel.make(
             table.to(device),
             shape.num_embeddings,
@@ -333,11 +334,14 @@ def bundle_name(digest: str) -> str:
     return digest[:_NAME_DIGITS]
 
 
-def _load_table(weights: Path, kind: str, rows: int) -> Table:
+def _load_table(weights: Path, kind: str, rows: int, width: int) -> Table:
+    """Map the table; ``width`` is that of the ranges of an int8 one."""
     values = _map(weights / "table.npy", _NUMPY_KINDS[kind])
     ranges = _map(weights / "ranges.npy", np.float32) if kind == "int8" else None
-    if len(values.values) != rows or (ranges is not None and ranges.values.shape != (rows, 2)):
+    if len(values.values) != rows:
         raise ValueError(f"{len(values.values)} rows instead of {rows}")
+    if ranges is not None and ranges.values.shape != (rows, width):
+        raise ValueError(f"ranges {list(ranges.values.shape)} instead of {[rows, width]}")
     rows_of_table = torch.from_numpy(values.values)
     if ranges is None:
         return Table(rows_of_table, mapped=(values,))

@@ -8,7 +8,8 @@ imported.
 
 In tables of int8, a row x is uint8 q = round((x − min) / scale) with scale = (max − min) / 255, as
 in FBGEMM's 8-bit row-wise quantization (Guan et al. 2019, "Post-Training 4-bit Quantization on
-Embedding Tables", arXiv:1911.02079, §2). So the error of a value is half a scale at most. Rows are
+Embedding Tables", arXiv:1911.02079, §2). So the error of a value is half a scale at most. A weight
+of the first-order term is far larger than the values beside it, and stays float32. Rows are
 converted to float32 after the lookup; sums are float32.
 """
 
@@ -44,7 +45,8 @@ class Table:
 
     Attributes:
         values: [rows, embedding dim], of a type of :data:`KINDS`.
-        ranges: Float32 [rows, 2], scale and minimum of each row, for int8; else None.
+        ranges: Float32 [rows, 2 or 3], scale and minimum of each row, for int8; else None. The
+            third is the first value of the row, if that is a weight of the first-order term.
         mapped: The mapped files that hold them; empty if they are in memory.
     """
 
@@ -74,7 +76,10 @@ class Table:
         values = functional.embedding(index, self.values)
         if self.ranges is not None:
             ranges = functional.embedding(index, self.ranges)
-            return torch.addcmul(ranges[..., 1:], values.float(), ranges[..., :1])
+            values = torch.addcmul(ranges[..., 1:2], values.float(), ranges[..., :1])
+            if ranges.shape[-1] == 3:
+                values[..., 0] = ranges[..., 2]
+            return values
         return values.float()
 
     def sums(self, index: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
@@ -89,8 +94,10 @@ class Table:
             rows, index = self.rows(index), torch.arange(len(index), device=index.device)
         return functional.embedding_bag(index, rows, begins, mode="sum")
 
-    def convert(self, kind: str) -> Table:
+    def convert(self, kind: str, *, first_order: bool = False) -> Table:
         """Return the table in another type; this one if it is of that type already.
+
+        ``first_order``: the first value of each row is a weight of the first-order term.
 
         Raises:
             SettingsError: The table is not float32, or has values that the type cannot hold.
@@ -104,7 +111,9 @@ class Table:
             )
         rows, width = self.values.shape
         values = torch.empty(rows, width, dtype=KINDS[kind], device=self.device)
-        ranges = torch.empty(rows, 2, device=self.device) if kind == "int8" else None
+        ranges = None
+        if kind == "int8":
+            ranges = torch.empty(rows, 2 + first_order, device=self.device)
         for at in range(0, rows, _CHUNK_ROWS):
             rows_here = slice(at, at + _CHUNK_ROWS)
             chunk = self.values[rows_here]
@@ -116,7 +125,10 @@ class Table:
             if ranges is None:
                 values[rows_here] = chunk
             else:
-                values[rows_here], ranges[rows_here] = _quantize(chunk)
+                if first_order:
+                    ranges[rows_here, 2] = chunk[:, 0]
+                    chunk = functional.pad(chunk[:, 1:], (1, 0))
+                values[rows_here], ranges[rows_here, :2] = _quantize(chunk)
         return Table(values, ranges)
 
 
@@ -129,9 +141,10 @@ class ServingModel:
         first: Int64 [categorical columns], the first row of each column in ``table``.
         layers: The dense layers by group. "bottom" processes the dense columns, if there are any,
             each layer followed by a ReLU. "top" follows the interaction, all layers but the last
-            followed by a ReLU. "first_order" has the factor of the sum of the embeddings' first
-            coordinates, which is added to the logit, if the model does so. The others are those of
-            the interaction, which is known by them: :data:`dlrm.interactions.INTERACTIONS`.
+            followed by a ReLU. "first_order" is one layer, of the sum of the embeddings' first
+            values and the dense columns, if the model has that term; the other layers then do not
+            see these values. The others are those of the interaction, which is known by them:
+            :data:`dlrm.interactions.INTERACTIONS`.
         pairs: Int64, the products i < j of V vectors that are used, as i · V + j. V is the number
             of categorical columns, plus 1 if there are dense columns.
     """
@@ -159,6 +172,11 @@ class ServingModel:
         }
         table, first = self.table.to(device), self.first.to(device)
         return ServingModel(table, first, layers, self.pairs.to(device))
+
+    def convert(self, kind: str) -> ServingModel:
+        """Return the model with its table in another type, see :meth:`Table.convert`."""
+        table = self.table.convert(kind, first_order="first_order" in self.layers)
+        return dataclasses.replace(self, table=table)
 
     def check(self, dense: int) -> None:
         """Check that the shapes of tables and layers match, by scoring a row on the device "meta".
@@ -246,7 +264,15 @@ class ServingModel:
         return self.interact(torch.from_numpy(dense).to(self.device).T, embedded)
 
     def interact(self, x: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """Return logits, as :meth:`logits` does, of dense features float32 [n, dense columns]."""
+        """Return logits, as :meth:`logits` does, of dense features float32 [n, dense columns].
+
+        ``embedded`` may be changed.
+        """
+        first_order = None
+        for weight, bias in self.layers.get("first_order", ()):
+            weights = embedded[:, :, :1].sum(1)
+            first_order = functional.linear(torch.cat([weights, x], 1), weight, bias)
+            embedded[:, :, 0] = 0
         vectors = embedded
         if "bottom" in self.layers:
             x = with_relu(x, self.layers["bottom"])
@@ -258,9 +284,7 @@ class ServingModel:
         y = with_relu(y, self.layers["top"][:-1])
         weight, bias = self.layers["top"][-1]
         y = functional.linear(y, weight, bias)
-        for factor, zero in self.layers.get("first_order", ()):
-            y = y + functional.linear(embedded[:, :, :1].sum(1), factor, zero)
-        return y.squeeze(-1)
+        return (y if first_order is None else y + first_order).squeeze(-1)
 
 
 def _quantize(chunk: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

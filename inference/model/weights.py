@@ -152,9 +152,8 @@ def from_scorer(scorer: Scorer, config: ModelConfig) -> ServingModel:
         **({"bottom": linear_layers(dlrm.dense_arch)} if config.dense else {}),
         **config.interaction.serving_layers(dlrm.inter_arch),
     }
-    if config.first_order:
-        factor = scorer.tables.new_full((1, 1), config.first_order)
-        layers["first_order"] = [(factor, factor.new_zeros(1))]
+    if dlrm.first_order is not None:
+        layers["first_order"] = [dlrm.first_order.as_layer()]
     return ServingModel.make(Table(scorer.tables), config.num_embeddings, layers)
 
 

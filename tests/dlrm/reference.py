@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,10 @@ import torch
 from torch import nn
 
 from nvt_torchrec.dlrm.config import ModelConfig, model_config
+from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.model import build_dlrm, fill_table
+from nvt_torchrec.dlrm.regression import Regression
+from nvt_torchrec.dlrm.reporting.baselines import compute_baselines
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
@@ -19,7 +23,9 @@ from tests.dlrm.runs import MODEL
 class Reference(nn.Module):
     """Naumov et al. 2019 with nn.Embedding; initial weights as the trainer's for this seed."""
 
-    def __init__(self, config: ModelConfig, seed: int, sparse: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, regression: Regression, seed: int, sparse: bool = False
+    ) -> None:
         super().__init__()
         dlrm = build_dlrm(config, seed=seed)
         self.dense = nn.Sequential(*_layers(len(config.dense), config.dense_arch_layer_sizes))
@@ -32,19 +38,35 @@ class Reference(nn.Module):
             for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
                 a.data.copy_(b.data)
         self.first_order = config.first_order
+        if self.first_order:
+            self.linear = nn.Linear(len(config.dense), 1)
+            self.linear.weight.data[0] = torch.from_numpy(regression.dense)
+            self.linear.bias.data.fill_(regression.bias)
         self.tables = nn.ModuleList()
+        fitted = zip(regression.ids, regression.weights, strict=True)
         for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
             self.tables.append(nn.Embedding(rows, config.embedding_dim, sparse=sparse))
             weight = self.tables[-1].weight.data
             fill_table(weight, name, rows, config.embedding_dim, seed, (0, 0))
+            if self.first_order:
+                ids, values = next(fitted)
+                weight[:, 0] = 0
+                weight[torch.from_numpy(ids), 0] = torch.from_numpy(values).float()
+                weight[:, 0] /= self.first_order
 
     def forward(self, dense: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        embedded = [table(column) for table, column in zip(self.tables, ids, strict=True)]
+        term = 0.0
+        if self.first_order:
+            term = self.first_order * torch.stack(embedded)[..., 0].sum(0)
+            term = term + self.linear(dense).squeeze(1)
+            embedded = [nn.functional.pad(vector[:, 1:], (1, 0)) for vector in embedded]
         dense = self.dense(dense)
-        vectors = torch.stack([dense, *(t(i) for t, i in zip(self.tables, ids, strict=True))], 1)
+        vectors = torch.stack([dense, *embedded], 1)
         products = vectors @ vectors.transpose(1, 2)
         upper = torch.triu_indices(*products.shape[1:], offset=1)
         logits = self.over(torch.cat([dense, products[:, upper[0], upper[1]]], 1)).squeeze(1)
-        return logits + self.first_order * vectors[:, 1:, 0].sum(1)
+        return logits + term
 
 
 def _layers(width: int, sizes: tuple[int, ...]) -> list[nn.Module]:
@@ -107,8 +129,12 @@ def reference_losses(
     settings = parse_settings([*MODEL, *flags])
     optimizer = settings.table_optimizer
     config = model_config(settings, TableSchema.read(data))
-    model = Reference(config, settings.seed, sparse=optimizer == "adam")
+    settings = dataclasses.replace(settings, binary_path=str(data))
+    with process_group():
+        regression, _ = compute_baselines(settings, config, None)
+    model = Reference(config, regression, settings.seed, sparse=optimizer == "adam")
     dense = [*model.dense.parameters(), *model.over.parameters()]
+    dense += model.linear.parameters() if model.first_order else []
     tables = [table.weight for table in model.tables]
     eps = {"lr": 1.0, "eps": 1e-8}
     by_hand: RowWiseAdagrad | LazyAdam | None = None

@@ -88,7 +88,7 @@ def test_a_flipped_bit_is_noticed_in_any_file(copy):
 
 
 def test_foreign_and_newer_checkpoints(copy):
-    assert_refused(copy, "version 3, this program reads 2", version=3)
+    assert_refused(copy, "version 4, this program reads 3", version=4)
     assert_refused(copy, "not a checkpoint of train_torchrec", format="something else")
     (copy / "model.json").write_text("[1]")
     with pytest.raises(SchemaError, match="not a checkpoint of train_torchrec"):

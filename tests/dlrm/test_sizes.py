@@ -90,6 +90,7 @@ def test_the_dense_layers_rate_falls(optimizer, tables_fall):
 
 
 def test_baselines_are_those_of_scikit_learn(split):
+    """With inputs divided by the root of their penalty, whose weights have the penalty 1."""
     from scipy import sparse
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import OneHotEncoder
@@ -97,14 +98,16 @@ def test_baselines_are_those_of_scikit_learn(split):
     settings = with_sizes(parse_settings([f"--binary_path={split}"]), 0, 1)
     schema = read_schema(settings)
     with process_group():
-        found = compute_baselines(settings, model_config(settings, schema), None)
+        regression, found = compute_baselines(settings, model_config(settings, schema), None)
     train_rows, test_rows = (pq.read_table(split / part).to_pandas() for part in ("train", "test"))
     names = list(schema.categorical)
     encoder = OneHotEncoder(handle_unknown="ignore").fit(train_rows[names].to_numpy())
+    penalties = regression.penalties.repeat([len(values) for values in encoder.categories_])
+    assert 1 <= min(penalties) < max(penalties) <= 200
 
     def inputs(rows):
-        dense = rows[list(schema.dense)].to_numpy(float)
-        return sparse.hstack([encoder.transform(rows[names].to_numpy()), dense], format="csr")
+        ids = encoder.transform(rows[names].to_numpy()) @ sparse.diags_array(penalties**-0.5)
+        return sparse.hstack([ids, rows[list(schema.dense)].to_numpy(float)], format="csr")
 
     model = LogisticRegression(max_iter=1000).fit(inputs(train_rows), train_rows["label"])
     labels = test_rows["label"].to_numpy()

@@ -35,6 +35,9 @@ def make_scorer(schema, seed: int) -> tuple[Scorer, ModelConfig]:
     bags = scorer.dlrm.sparse_arch.embedding_bag_collection.embedding_bags
     for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
         fill_table(bags[name].weight.detach(), name, rows, 4, seed, (0, 0))
+    if scorer.dlrm.first_order is not None:
+        for parameter in scorer.dlrm.first_order.parameters():
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(seed))
     return scorer.eval().requires_grad_(False), config
 
 

@@ -120,7 +120,7 @@ def test_descriptions_that_are_wrong(bundle: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(bundle, tmp_path / "copy")
     value = read_json(copy / "bundle.json", "a bundle")
     for change, error, message in (
-        ({"version": 9}, SchemaError, "version 9, this program reads 1"),
+        ({"version": 9}, SchemaError, "version 9, this program reads 2"),
         ({"workflow_digest": "0" * 64}, SchemaError, "the workflow in it is another one"),
         ({"layers": {"bottom": 1, "top": 99}}, BadInputError, "damaged"),
         ({"layers": {"bottom": 1, "../top": 1}}, BadInputError, "damaged"),

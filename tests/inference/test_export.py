@@ -140,7 +140,7 @@ LISTS = FeatureSpec(
 
 def test_a_package_of_lists_hashes_and_small_tables(tmp_path: Path) -> None:
     predictor = untrained(tmp_path, LISTS, 4)
-    small = dataclasses.replace(predictor.model, table=predictor.model.table.convert("int8"))
+    small = predictor.model.convert("int8")
     sizes = predictor.workflow.schema.table_sizes
     names = LISTS.categorical_names
     shape = ModelShape(LISTS.dense_names, names, sizes, predictor.workflow.digest)

@@ -1,0 +1,213 @@
+"""Logistic regression on a run's data: what a first training starts from, and what it must beat.
+
+It has a weight for each value of each categorical column, one for each dense column, and a bias,
+and minimizes Σ loss + ½ Σ penalty · weight², the bias excluded. Dense columns have the penalty 1,
+as scikit-learn's by default. That of a categorical column is one over the variance of its weights,
+so far as they differ by more than chance: small for the ids of users, whose effects are large, and
+large for columns of small effects, whose rare values would otherwise have weights of noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import optimize
+from torch import distributed as dist
+
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.data import make_loader
+from nvt_torchrec.dlrm.launch.distributed import Group
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.nvt_loader.selection import Selection
+
+#: Rows are read in batches of so many.
+BATCH = 8192
+_LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
+#: Least and largest penalty of a categorical column.
+_PENALTIES = 1.0, 200.0
+#: Variance of weights that the estimate of their variance is best for; others hardly change it.
+_TYPICAL_VARIANCE = 0.1
+#: Steps of the fit: more changed the AUROC by less than 0.001 on the logs of
+#: ``python -m benchmarks.train regression``.
+_STEPS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """The ids of some rows in a categorical column.
+
+    Attributes:
+        ids: The ids of all rows, int64.
+        rows: The row of each id, int64; None if each row has one.
+    """
+
+    ids: np.ndarray
+    rows: np.ndarray | None
+
+    def sums(self, weights: np.ndarray, count: int) -> np.ndarray:
+        """Return for each of ``count`` rows the sum of its ids' ``weights`` [n], float64."""
+        if self.rows is None:
+            return weights
+        return np.bincount(self.rows, weights, count)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Rows of a split.
+
+    Attributes:
+        dense: The dense values, float32 [n, dense columns].
+        columns: The categorical columns.
+        labels: The labels, float32 [n].
+        weights: The weights of the rows, float32 [n]; None if they have none.
+    """
+
+    dense: np.ndarray
+    columns: list[Column]
+    labels: np.ndarray
+    weights: np.ndarray | None
+
+    @property
+    def click_rate(self) -> float:
+        """The (weighted) share of clicks; 0 without rows."""
+        return float(np.average(self.labels, weights=self.weights)) if len(self.labels) else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Regression:
+    """A fitted logistic regression.
+
+    Attributes:
+        ids: For each categorical column the ids that have a weight, int64, ascending.
+        weights: Their weights, float64.
+        dense: The weights of the dense columns, float64.
+        bias: The bias.
+        penalties: The penalty of each categorical column, float64.
+    """
+
+    ids: list[np.ndarray]
+    weights: list[np.ndarray]
+    dense: np.ndarray
+    bias: float
+    penalties: np.ndarray
+
+    def logits(self, sample: Sample) -> np.ndarray:
+        """Return the logits of rows, float64 [n]; ids without a weight count 0."""
+        logits = sample.dense @ self.dense + self.bias
+        for column, ids, weights in zip(sample.columns, self.ids, self.weights, strict=True):
+            places = np.searchsorted(ids, column.ids).clip(max=len(ids) - 1)
+            known = np.where(ids[places] == column.ids, weights[places], 0.0)
+            logits += column.sums(known, len(logits))
+        return logits
+
+
+def read_sample(
+    settings: TrainSettings,
+    config: ModelConfig,
+    split: str,
+    batches: int,
+    selection: Selection | None = None,
+) -> Sample:
+    """Read at most so many batches of rows of a split, drawn at random, on this rank alone."""
+    changes: dict[str, Any] = {**dict.fromkeys(_LIMITS, batches), "loader": None}
+    changes |= {"batch_size": BATCH, "test_batch_size": BATCH, "shuffle_training_set": True}
+    settings = dataclasses.replace(settings, **changes)
+    alone = Group(0, 1, 1, torch.device("cpu"), dist.GroupMember.WORLD)  # type: ignore[arg-type]
+    count = len(config.categorical)
+    dense, labels, weights = [np.zeros((0, len(config.dense)), np.float32)], [np.zeros(0)], []
+    ids, rows = ([[np.zeros(0, np.int64)] for _ in range(count)] for _ in range(2))
+    read, single = 0, True
+    for batch in make_loader(settings, config, split, alone, selection):
+        features, size = batch.sparse_features, len(batch.labels)
+        lengths = features.lengths().view(count, size).long()
+        single &= bool((lengths == 1).all())
+        ends = lengths.sum(1).cumsum(0)[:-1].tolist()
+        for j, values in enumerate(np.split(features.values().numpy(), ends)):
+            ids[j].append(values)
+            rows[j].append(np.repeat(np.arange(read, read + size), lengths[j].numpy()))
+        read += size
+        dense.append(batch.dense_features.numpy())
+        labels.append(batch.labels.numpy())
+        if batch.weights is not None:
+            weights.append(batch.weights.numpy())
+    columns = [
+        Column(np.concatenate(ids[j]), None if single else np.concatenate(rows[j]))
+        for j in range(count)
+    ]
+    of_rows = np.concatenate(weights) if weights else None
+    return Sample(np.concatenate(dense), columns, np.concatenate(labels), of_rows)
+
+
+def fit_regression(sample: Sample) -> Regression:
+    """Fit a regression to rows whose labels are not all the same."""
+    seen, places = [], []
+    for column in sample.columns:
+        known = np.zeros(column.ids.max(initial=0) + 1, bool)
+        known[column.ids] = True
+        seen.append(np.flatnonzero(known))
+        places.append(np.cumsum(known)[column.ids] - 1)
+    sizes = [len(ids) for ids in seen]
+    ends = np.cumsum(sizes)
+    count, dense, labels = len(sample.labels), sample.dense.astype(np.float64), sample.labels
+    scale = np.ones(count)
+    if sample.weights is not None:
+        scale = sample.weights / sample.weights.mean()
+
+    def logits(w: np.ndarray) -> np.ndarray:
+        *of_ids, rest = np.split(w, ends)
+        sums = dense @ rest[:-1] + rest[-1]
+        for column, place, weights in zip(sample.columns, places, of_ids, strict=True):
+            sums += column.sums(weights[place], count)
+        return sums
+
+    def per_weight(values: np.ndarray, power: int = 1) -> np.ndarray:
+        """Return for each weight the sum of the rows' ``values``, times its inputs' power."""
+        parts = [
+            np.bincount(place, values if column.rows is None else values[column.rows], size)
+            for column, place, size in zip(sample.columns, places, sizes, strict=True)
+        ]
+        return np.concatenate([*parts, (dense**power).T @ values, [values.sum()]])
+
+    rate = sample.click_rate
+    curvature = rate * (1 - rate) * per_weight(scale, 2)
+    chance = rate * (1 - rate) * per_weight(scale**2)
+    slopes = per_weight(scale * (labels - rate))
+    parts = (np.split(values, ends)[:-1] for values in (slopes, curvature, chance))
+    penalties = np.array([_penalty(*column) for column in zip(*parts, strict=True)])
+    penalty = np.concatenate([penalties.repeat(sizes), np.ones(dense.shape[1]), [0.0]])
+    # in units of which every weight has a similar curvature, so that few steps are enough
+    unit = 1 / np.sqrt(np.maximum(penalty, 1) + curvature)
+
+    def loss(scaled: np.ndarray) -> tuple[float, np.ndarray]:
+        w = unit * scaled
+        z = logits(w)
+        losses = np.logaddexp(0, z) - labels * z
+        slopes = per_weight(scale * (1 / (1 + np.exp(-z)) - labels)) + penalty * w
+        return scale @ losses + penalty @ w**2 / 2, unit * slopes
+
+    start, options = np.zeros(len(unit)), {"maxiter": _STEPS}
+    start[-1] = np.log(rate / (1 - rate)) / unit[-1]
+    found = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
+    *of_ids, rest = np.split(unit * found.x, ends)
+    return Regression(seen, of_ids, rest[:-1], float(rest[-1]), penalties)
+
+
+def _penalty(slopes: np.ndarray, curvature: np.ndarray, chance: np.ndarray) -> float:
+    """Return the penalty of a categorical column: one over the variance of its weights.
+
+    The variance is that of random effects by the method of moments (DerSimonian & Laird 1986,
+    "Meta-analysis in Clinical Trials"): a value's effect is about slope / curvature, of which
+    chance / curvature² is the variance by chance alone.
+
+    Args:
+        slopes: For each value the sum of label − click rate, where all weights are 0.
+        curvature: Minus the derivative of the slope by the weight.
+        chance: The variance of the slope if the value had no effect.
+    """
+    precision = (curvature / (1 + _TYPICAL_VARIANCE * curvature)) ** 2
+    excess = precision @ ((slopes**2 - chance) / curvature**2)
+    least, most = _PENALTIES
+    return float(np.clip(precision.sum() / excess, least, most)) if excess > 0 else most

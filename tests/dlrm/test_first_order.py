@@ -1,0 +1,61 @@
+"""The first-order term: logistic regression in the model, from which a first training starts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nvt_torchrec.dlrm import train as train_module
+from nvt_torchrec.dlrm.build import build, start_from
+from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
+from nvt_torchrec.dlrm.config import model_config
+from nvt_torchrec.dlrm.data import make_loader, read_schema
+from nvt_torchrec.dlrm.launch.distributed import process_group
+from nvt_torchrec.dlrm.model import TrainBatch
+from nvt_torchrec.dlrm.regression import read_sample
+from nvt_torchrec.dlrm.reporting.baselines import REGRESSION, compute_baselines
+from nvt_torchrec.dlrm.settings.train_settings import parse_settings, with_sizes
+from tests.dlrm.runs import MODEL, events, train_here
+from tests.plays import SHARE, write_plays
+
+
+def test_a_model_starts_as_the_regression(data):
+    """With layers of zeros the logits are the regression's."""
+    given = [*MODEL, f"--binary_path={data}", "--learning_rate=0.1", "--first_order=0.3"]
+    settings = with_sizes(parse_settings([*given, "--batch_size=8192"]), 0, 1)
+    config = model_config(settings, read_schema(settings))
+    with process_group() as group:
+        regression, _ = compute_baselines(settings, config, None)
+        assert regression is not None
+        model, _, _ = build(settings, config, group)
+        start_from(regression, model, config)
+        for name, parameter in model.named_parameters():
+            if "over_arch" in name:
+                parameter.data.zero_()
+        batch = next(iter(make_loader(settings, config, "train", group)))
+        size = len(batch.labels)
+        _, output = model.eval()(TrainBatch.of(batch, size, size))
+        sample = read_sample(settings, config, "train", 1)
+    # of all rows, which the sample has in another order
+    assert len(sample.labels) == size > 500
+    assert np.sort(output.logits) == pytest.approx(np.sort(regression.logits(sample)), abs=1e-5)
+
+
+def test_a_first_training_ends_no_worse_than_the_regression(tmp_path, monkeypatch):
+    """Of few rows an id, sorted by user; from nothing it ends far below."""
+    data = write_plays(tmp_path, SHARE, rows=12_000, users=2_000, items=1_000)
+    begun = [f"--binary_path={data}", "--embedding_dim=16", "--dense_arch_layer_sizes=64,16"]
+
+    def ends_below(name: str) -> float:
+        """Return by how much the AUROC of a run is below the regression's."""
+        log = f"--log_path={tmp_path / name}"
+        model = train_here(*begun, log, f"--save_checkpoint_path={tmp_path / name / 'end'}")
+        beside = events(tmp_path / name, "baseline")
+        found = {event["split"]: event["auroc"] for event in beside if event["name"] == REGRESSION}
+        return found["test"] - model.metrics["test"].auroc
+
+    assert ends_below("started") < 0.001
+    record = CheckpointRecord.read(tmp_path / "started" / "end")
+    assert record.model["first_order"] == 0.2
+    monkeypatch.setattr(train_module, "start_from", lambda *arguments: None)
+    assert ends_below("from nothing") > 0.003
