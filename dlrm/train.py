@@ -270,6 +270,8 @@ class Trainer:
             # otherwise the other ranks may wait for this one in the middle of the evaluation
             if trained and (any(changed) or group.world_size == 1):
                 self._save_final_checkpoint()
+                if group.rank == 0 and (path := self.settings.save_checkpoint_path):
+                    log.warning("%s: written, although the evaluation of %s failed", path, split)
             raise
         if metrics is not None:
             self.metrics[split] = metrics

@@ -77,13 +77,14 @@ def test_the_run_keeps_the_generation_that_it_opened(
 
 @pytest.mark.parametrize(("what", "number"), [("set_learning_rate", 6), ("evaluate", 3)])
 def test_rows_that_are_gone(
-    raw, output, tmp_path: Path, monkeypatch, what: str, number: int
+    raw, output, tmp_path: Path, monkeypatch, caplog, what: str, number: int
 ) -> None:
     """The error names the cause, and what was trained is not lost."""
     add(output, raw / "day_3")
     _meanwhile(monkeypatch, what, number, lambda: add(output, "", undo=True))
     with pytest.raises(BadInputError, match=r"since the loader was made(.|\n)*taken back"):
         _train(output)
+    assert f"{tmp_path / 'final'}: written, although the evaluation" in caplog.text
     assert CheckpointRecord.read(tmp_path / "final").training["steps"] == 6
     add(output, raw / "day_3")
     assert _train(output).status == "already done"
