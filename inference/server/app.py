@@ -22,11 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 from nvt_torchrec import __version__
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.files.validation import strict_json
-from nvt_torchrec.clicklog.in_memory.errors import (
-    InvalidRowError,
-    MissingColumnError,
-    with_remedy,
-)
+from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError, MissingColumnError
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.inference.predictor import Predictor, check_finite
@@ -301,12 +297,11 @@ def _refuse_booleans(rows: list[dict] | dict[str, list], spec: FeatureSpec) -> N
         InvalidRowError: There is one.
     """
     for read in spec.read_plan(label=False).reads:
-        name, kind = read.source, RAW_TYPES[read.raw]
+        name, reason = read.source, RAW_TYPES[read.raw].syntax
         values = rows.get(name, ()) if isinstance(rows, dict) else [row.get(name) for row in rows]
-        for i, value in enumerate(values if kind.name != "bool" else ()):
+        for i, value in enumerate(values if read.raw != "bool" else ()):
             if bool in map(type, value if isinstance(value, list) else [value]):
-                reason = f"{json.dumps(value):.60}: {kind.syntax}"
-                raise with_remedy(InvalidRowError(i, name, reason), spec)
+                raise InvalidRowError(i, name, f"{value!r:.60}: {reason}", "true is 1, false 0")
 
 
 def _rows(value: Any, max_rows: int) -> list[dict] | dict[str, list]:
