@@ -11,9 +11,8 @@ from torchrec.datasets.utils import Batch
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.build import Pipeline
 from nvt_torchrec.dlrm.launch.distributed import Group, gather_rows
-from nvt_torchrec.dlrm.metrics import Metrics, compute_metrics
+from nvt_torchrec.dlrm.metrics import Metrics, compute_metrics, groups_of
 from nvt_torchrec.dlrm.model import Scorer, TrainBatch
-from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID
 
 
 def evaluate(
@@ -76,10 +75,9 @@ def evaluate(
 def _collect(
     batches: Iterator[TrainBatch], column: str, groups: list[np.ndarray]
 ) -> Iterator[TrainBatch]:
-    """Append the ids of a column to ``groups``, -1 where it stands for no single value."""
+    """Append the groups of the rows by a column to ``groups``."""
     for batch in batches:
-        ids = batch.sparse_features[column].values().cpu().numpy().astype(np.int64)
-        groups.append(np.where(ids > FIRST_OOV_ID, ids, -1))
+        groups.append(groups_of(batch.sparse_features[column].values().cpu().numpy()))
         yield batch
 
 

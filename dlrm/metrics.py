@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from nvt_torchrec.base.auroc import auroc, grouped_auroc
+from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID
 
 #: The points of a calibration curve.
 _TENTHS = 10
@@ -67,6 +68,11 @@ class Metrics:
         if self.gauc_samples is None:
             del value["gauc"], value["gauc_samples"]
         return value
+
+
+def groups_of(ids: np.ndarray) -> np.ndarray:
+    """Return the groups of rows with these ids: int64, -1 where an id stands for no one value."""
+    return np.where(ids > FIRST_OOV_ID, ids, np.int64(-1))
 
 
 def compute_metrics(

@@ -153,7 +153,11 @@ def remedies(
             "look whether the data tell anything of the label (report.html of the ETL), or "
             f"{too_high}"
         )
-    if flags:
+    if given.learning_rate:
+        at_end = f"{leave_out}, so that the model starts from the regression"
+    elif given.first_order == 0 and not given.continue_from:
+        at_end = "leave --first_order 0 out, so that the model starts from the regression"
+    elif flags:
         at_end = f"{leave_out}, so that the dense layers' rate falls to 0"
     elif given.dense_decay == 0 or given.continue_from or given.lr_decay_steps:
         at_end = f"give --dense_decay {_DENSE_DECAY}, so that the dense layers' rate falls"

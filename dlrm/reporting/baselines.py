@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from nvt_torchrec.base.auroc import column_auroc
 from nvt_torchrec.dlrm.config import ModelConfig
-from nvt_torchrec.dlrm.metrics import Metrics, compute_metrics
+from nvt_torchrec.dlrm.metrics import Metrics, compute_metrics, groups_of
 from nvt_torchrec.dlrm.regression import BATCH, Regression, fit_regression, read_sample
 from nvt_torchrec.dlrm.reporting.metrics_log import CLICK_RATE, REGRESSION
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
@@ -51,8 +51,13 @@ def compute_baselines(
     for split in ("valid", "test"):
         sample = read_sample(settings, config, split, _EVALUATED)
         constant = np.full(len(sample.labels), np.log(clicks / (1 - clicks)) + offset)
+        groups = None
+        if settings.gauc_column:
+            column = sample.columns[config.categorical.index(settings.gauc_column)]
+            groups = groups_of(column.ids)
+        rest = sample.labels, sample.weights, groups
         for name, scores in ((CLICK_RATE, constant), (REGRESSION, regression.logits(sample))):
-            metrics[split, name] = compute_metrics(scores, sample.labels, sample.weights)
+            metrics[split, name] = compute_metrics(scores, *rest)
     return regression, metrics
 
 

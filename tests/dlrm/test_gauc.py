@@ -10,6 +10,7 @@ from nvt_torchrec.base.auroc import auroc
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.evaluate import score
+from nvt_torchrec.dlrm.reporting.metrics_log import CLICK_RATE, REGRESSION
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.runs import events, train_here, train_many
 from tests.nvt_loader.data import write_split
@@ -26,6 +27,10 @@ def test_one_rank_and_two_give_that_of_the_rows(tmp_path, caplog):
     one, two = (events(tmp_path / name, "evaluation")[-1] for name in ("one", "two"))
     assert two["gauc"] == pytest.approx(one["gauc"], abs=1e-3)
     assert f"  GAUC {one['gauc']:.5f}  log loss" in caplog.text
+    baselines = {e["name"]: e for e in events(tmp_path / "one", "baseline") if e["split"] == "test"}
+    assert baselines[CLICK_RATE]["gauc"] == 0.5
+    assert baselines[REGRESSION]["gauc"] > 0.7
+    assert {e["gauc_samples"] for e in baselines.values()} == {one["gauc_samples"]}
     assert "GAUC" in (tmp_path / "one" / "training.html").read_text()
 
     model, _ = load_model(tmp_path / "end")
