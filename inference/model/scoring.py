@@ -220,7 +220,7 @@ class ServingModel:
             columns = torch.maximum(high, -low).tensor_split(index[1:].cpu())
             index = index + torch.stack([column.argmax() for column in columns])
         x = torch.tensor([[1.0], [-1.0]], device=self.device).expand(2, dense)
-        if not self.interact(x, self.table.rows(index).expand(2, -1, -1)).isfinite().all():
+        if not self.interact(x, self.table.rows(index).repeat(2, 1, 1)).isfinite().all():
             raise BadInputError(
                 f"{path}: the model's scores are not finite: its weights are too large",
                 "take an earlier checkpoint, or train again with a lower --learning_rate",
