@@ -34,7 +34,7 @@ class Rules:
     above: float = -math.inf
     most: float = _LARGEST
     choices: tuple[str, ...] = ()
-    removed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    foreign: Mapping[str, str] = dataclasses.field(default_factory=dict)
     needs: str = ""
     excludes: tuple[str, ...] = ()
     group: str = ""
@@ -64,9 +64,9 @@ def flag(text: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
         text: The help. The default is appended to it, unless it names one.
         default: The default, or a function that returns it. Without one the argument is required.
         rules: ``least``, ``above``, ``most``: bounds of a number, or of each number of a tuple
-            (``most=math.inf`` allows infinity, too). ``choices``: the values allowed. ``removed``:
-            values that were allowed in earlier versions → a sentence that names what to use
-            instead. ``needs``: the flag, or flag and value, without which this one has no effect
+            (``most=math.inf`` allows infinity, too). ``choices``: the values allowed. ``foreign``:
+            values that another program allows → a sentence that names what to use instead.
+            ``needs``: the flag, or flag and value, without which this one has no effect
             (``--mode train``). ``excludes``: the names of the fields that must not be set beside
             this one. ``group``: the heading in the help. ``metavar``: the name of the value in the
             help. ``parse``: makes the value of the text, if the type of the field does not.
@@ -80,8 +80,8 @@ class Settings:
     """Base of dataclasses that check themselves against the declarations of their fields.
 
     Attributes:
-        HINTS: Flags that a user may know from an earlier version or another program, and a
-            sentence for each that names what to use instead.
+        HINTS: Flags that a user may know from another program, and a sentence for each that names
+            what to use instead.
 
     Raises:
         SettingsError: A value is not allowed, or has no effect beside the other values.
@@ -119,8 +119,8 @@ def _check_value(given: str, value: Any, rules: Rules) -> None:
     many = isinstance(value, tuple)
     values = value if many else (value,)
     for value in values:
-        if value in rules.removed:
-            raise SettingsError(f"{given} was removed", rules.removed[value])
+        if value in rules.foreign:
+            raise SettingsError(f"{given} is unknown", rules.foreign[value])
     if rules.choices and not set(values) <= set(rules.choices):
         raise SettingsError(given, f"{'some' if many else 'one'} of {', '.join(rules.choices)}")
     numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
@@ -211,7 +211,7 @@ def _add(group: Any, field: dataclasses.Field, rules: Rules, hint: Any) -> None:
         return
     parse, metavar = _TYPES.get(hint, (rules.parse, "TEXT"))
     options: dict[str, Any] = {"help": text, "type": rules.parse or parse}
-    if rules.removed:  # the dataclass refuses them, with their sentences
+    if rules.foreign:  # the dataclass refuses them, with their sentences
         options["metavar"] = f"{{{','.join(rules.choices)}}}"
     elif rules.choices and hint is str:
         options["choices"] = rules.choices
@@ -292,7 +292,6 @@ def run_subcommand(
     description: str | None,
     commands: Mapping[str, tuple[str, str]],
     argv: Sequence[str] | None,
-    removed: Mapping[str, str] = types.MappingProxyType({}),
 ) -> int | None:
     """Run the subcommand that a command line names; import no other.
 
@@ -303,8 +302,6 @@ def run_subcommand(
             (dataclasses), ``run``, which takes an instance of each, and perhaps a longer
             ``DESCRIPTION``.
         argv: The command line; None: that of the process.
-        removed: Name of a subcommand of an earlier version → a sentence that names what to use
-            instead.
 
     Returns:
         What the subcommand's ``run`` returns: the exit status.
@@ -321,8 +318,6 @@ def run_subcommand(
             from nvt_torchrec.base.versions import missing_package
 
             raise missing_package(error) from error
-    if argv and argv[0] in removed:
-        raise SettingsError(f"{prog} {argv[0]} was removed", removed[argv[0]])
     parser = Parser(prog=prog, description=description)
     listed = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (_, text) in commands.items():

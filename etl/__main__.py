@@ -39,11 +39,6 @@ COMMANDS = {
         "check this machine: driver, packages, GPUs",
     ),
 }
-#: Subcommand of earlier versions → what to use instead.
-REMOVED = {
-    "import": "make parquet and a workflow from the raw log with `python -m etl run`; pickled "
-    "workflows and data in .npy and .bin files are not converted any more"
-}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     # Imports make many objects, of which none is garbage: looking for some takes 0.1 s.
     gc.set_threshold(100_000)
-    return run_command(lambda: run_subcommand("python -m etl", __doc__, COMMANDS, argv, REMOVED))
+    return run_command(lambda: run_subcommand("python -m etl", __doc__, COMMANDS, argv))
 
 
 def command() -> None:

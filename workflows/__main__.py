@@ -25,14 +25,12 @@ COMMANDS = {
         "make the hash tables beside a workflow again",
     ),
 }
-#: Subcommand of an earlier version → what to use instead.
-REMOVED = {"diff": "`python -m workflows inspect` shows what each generation added"}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a subcommand and return the exit status."""
     prog = "python -m workflows"
-    return run_command(lambda: run_subcommand(prog, __doc__, COMMANDS, argv, REMOVED))
+    return run_command(lambda: run_subcommand(prog, __doc__, COMMANDS, argv))
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class TrainFields(Settings):
     # fmt: off
     mode: str = flag(
         "train, or evaluate the test set", "train", group="what to do", choices=("train", "test"),
-        removed={"inference_benchmark": "measure scoring with `python -m inference benchmark`"}
+        foreign={"inference_benchmark": "measure scoring with `python -m inference benchmark`"}
     )
 
     binary_path: str = _data(

@@ -1,4 +1,4 @@
-"""Flags of other trainers and of earlier versions, and what to use instead of them."""
+"""Flags of other trainers, and what to use instead of them."""
 
 from __future__ import annotations
 
@@ -42,27 +42,8 @@ _LEFT_OUT = (
     "--warmup_factor"
 )
 LEFT_OUT = set(_LEFT_OUT.split())
-#: Flags of earlier versions.
-REMOVED = _by_flag(
-    {
-        "it was removed: give --numa-binding node to torchrun": "--bind_cpus",
-        "it was removed: the loader checks every id": "--bounds_check",
-        "it was removed: the program chooses what gives the same results fastest": (
-            "--index_type --interaction_kernel --lookup_precision --pad_inputs"
-        ),
-        "it was removed: the schedule is dlrm_main's, see --lr_warmup_steps and --lr_decay_steps": (
-            "--lr_policy"
-        ),
-        "it was removed: --profile traces ten steps": "--profile_steps",
-        "it was removed: give --checkpoint_freq, in steps": "--checkpoint_minutes",
-        "it was removed: --keep is for these checkpoints, too": "--keep_checkpoints",
-        "it was removed: TorchRec's planner chooses, or --sharding for all": "--sharding_file",
-        "it was removed: give the number of GPUs to --plan_only": "--world_size",
-    }
-)
 #: Each of these flags → what to do instead, in one sentence.
 HINTS = {
-    **REMOVED,
     **{flag: f"it is called {name} here" for flag, name in RENAMED.items()},
     **dict.fromkeys(LEFT_OUT, "leave it out: docs/flags.md says why, or what to use"),
 }

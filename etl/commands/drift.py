@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import BadInputError
@@ -36,11 +36,6 @@ DRIFTED = 3
 @dataclasses.dataclass(frozen=True)
 class DriftSettings(Settings):
     """The settings of ``python -m etl drift``, beside the thresholds."""
-
-    HINTS: ClassVar = {
-        "--thresholds": "thresholds are flags, such as --psi 0.25; --ignore leaves columns out",
-        "--rows": "the whole day is compared; to compare its first rows, write them to a file",
-    }
 
     output_path: Path = flag(
         "the output of `python -m etl run` or `extend`", metavar="OUT", positional=True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import ClassVar
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import as_called
@@ -25,11 +24,6 @@ DESCRIPTION = (
 @dataclasses.dataclass(frozen=True)
 class RunOptions(Settings):
     """The flags that change the feature spec."""
-
-    HINTS: ClassVar = {
-        "--dry_run": "it was removed: make an output of the first rows with --limit_rows 100000; "
-        "its files and rows/s tell what the whole log needs",
-    }
 
     # fmt: off
     policy: str | None = flag(

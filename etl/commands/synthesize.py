@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import time
 from pathlib import Path
-from typing import ClassVar
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.clicklog.synthetic.model import SyntheticSettings
@@ -18,11 +17,6 @@ logger = logging.getLogger(__name__)
 @dataclasses.dataclass(frozen=True)
 class SynthesizeSettings(Settings):
     """The settings of ``python -m etl synthesize``, beside those of the log itself."""
-
-    HINTS: ClassVar = {
-        "--spec": "it was removed: logs are made in Criteo's format only; for another spec take "
-        "some rows of your own log"
-    }
 
     output_path: Path = flag("directory for day_0 … and synthetic.json: new or empty")
     workers: int = threads_flag()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.formats.spec.columns import INPUT_FORMATS
@@ -15,8 +14,6 @@ DESCRIPTION = "Measures latency and rows/s by batch size, beside those of Workfl
 @dataclasses.dataclass(frozen=True)
 class BenchmarkSettings(Settings):
     """What to measure with."""
-
-    HINTS = types.MappingProxyType({"--json": "the table has all figures"})
 
     input: str = flag("raw rows to measure with", metavar="FILE")
     format: str | None = flag("format of the input", None, choices=INPUT_FORMATS)

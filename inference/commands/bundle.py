@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
@@ -13,10 +12,6 @@ from nvt_torchrec.inference.commands.model import TABLES
 @dataclasses.dataclass(frozen=True)
 class BundleSettings(Settings):
     """What to bundle, and how its tables are stored."""
-
-    HINTS = types.MappingProxyType(
-        dict.fromkeys(("--evaluate", "--format"), "call `predict --evaluate` with other --tables")
-    )
 
     # fmt: off
     workflow: Path = flag("saved workflow", metavar="OUT/workflow")

@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import OutputError
-
-_NVIDIA = (
-    "use --format torch or triton; encoded rows are in the parquet files that `python -m etl run` "
-    "writes"
-)
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportSettings(Settings):
     """What to export, and to which format."""
 
-    HINTS = types.MappingProxyType(
-        {
-            "--train": _NVIDIA,
-            "--test": _NVIDIA,
-            "--compile": "call torch._inductor.aoti_compile_and_package(torch.export.load("
-            '"model.pt2"), package_path="compiled.pt2")',
-        }
-    )
-
     # fmt: off
     bundle: Path = flag("directory made by `python -m inference bundle`", metavar="BUNDLE")
     format: str = flag(
         "torch: one file that PyTorch alone runs, from raw integers to the probability; "
         "triton: a model repository for Triton Inference Server", choices=("torch", "triton"),
-        removed={"nvidia": _NVIDIA},
     )
     output: Path = flag("directory to make", metavar="DIR")
     # fmt: on

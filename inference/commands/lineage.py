@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import types
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
@@ -20,10 +19,6 @@ DESCRIPTION = (
 @dataclasses.dataclass(frozen=True)
 class LineageSettings(Settings):
     """The bundle, and what to compare it with."""
-
-    HINTS = types.MappingProxyType(
-        {"--output_path": "the manifest.json of the output lists the raw files of each day"}
-    )
 
     # fmt: off
     bundle: Path = flag(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import SettingsError
@@ -17,14 +16,6 @@ if TYPE_CHECKING:
 SHARED_VALUES = "PROMETHEUS_MULTIPROC_DIR"
 #: Largest number of seconds that a setting may have.
 _LONG = 1e6
-#: Flags of before that a proxy took over, and those of batches, of queues and of drift.
-_OF_A_PROXY = (
-    "--api_key_file", "--tls_cert", "--tls_key", "--trusted_proxies", "--access_log", "--otel",
-    "--max_connections", "--max_client_connections", "--idle_s",
-)  # fmt: skip
-_FIXED = (
-    "--max_requests", "--max_wait_ms", "--batch_rows", "--batch_delay_ms", "--drift_window_s",
-)  # fmt: skip
 
 
 class Source(Protocol):
@@ -47,11 +38,6 @@ class ServerSettings(Settings):
     Raises:
         SettingsError: A value is out of range, or settings contradict each other.
     """
-
-    HINTS: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(_OF_A_PROXY, "put a proxy in front of the server: deploy/nginx.conf"),
-        **dict.fromkeys(_FIXED, "leave it out: --max_waiting_rows limits how much may wait"),
-    }
 
     # fmt: off
     host: str = flag(

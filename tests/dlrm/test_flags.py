@@ -53,7 +53,7 @@ def test_the_page_says_what_the_errors_say():
     assert flags_in(OMITTED) == LEFT_OUT
 
 
-@pytest.mark.parametrize("flag", ["--lr", "--backend", "--lr_policy"])
+@pytest.mark.parametrize("flag", ["--lr", "--backend"])
 def test_another_flag_is_refused_with_what_to_use(flag):
     with pytest.raises(SettingsError, match=f"unknown argument {flag}") as error:
         parse_settings([flag, "1"])

@@ -83,13 +83,12 @@ def test_defaults_are_those_of_the_example_but_for_rates_and_sizes():
         ("--auc_threshold 0.8", "docs/flags.md says why"),
         ("--undersampling_rate 80", "--undersampling_rate 80.0\n.*above 0 and at most 1"),
         ("--keep 2", "without a checkpoint to write\n.*--save_checkpoint_path"),
-        ("--mode inference_benchmark", "was removed\n.*python -m inference benchmark"),
+        ("--mode inference_benchmark", "is unknown\n.*python -m inference benchmark"),
         (
             "--mode test --load_checkpoint_path c --save_checkpoint_path d",
             "--save_checkpoint_path d has no effect without --mode train",
         ),
         ("--learning_rate 1 --change_lr --lr_warmup_steps 3", "give one schedule"),
-        ("--plan_only --world_size 8", "give the number of GPUs to --plan_only"),
         (
             "--learning_rate 1 --change_lr --lr_change_point 1.5",
             "--lr_change_point 1.5\n.*at least 0 and at most 1",

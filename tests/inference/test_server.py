@@ -178,8 +178,6 @@ def test_values_of_columns_are_counted(server: Server) -> None:
     [
         (["--port", "70000"], "--port 70000"),
         (["--max_rows", "20000"], "--max_rows 20000 with --max_waiting_rows 32768"),
-        (["--tls_cert", "x"], "unknown argument --tls_cert\n.*deploy/nginx.conf"),
-        (["--max_wait_ms", "500"], "unknown argument --max_wait_ms\n.*--max_waiting_rows"),
         (["--host", "nonsense.invalid"], "nonsense.invalid port 8000 cannot be listened on"),
     ],
 )

@@ -74,8 +74,6 @@ def test_flags_decide(log: Path, day: Path, tmp_path: Path, flags: str, status: 
         ("--ignore int_99,int_1", "--ignore int_99: not among the columns"),
         ("--psi -1", "--psi -1"),
         ("--false_alarm_rate 0", "--false_alarm_rate 0"),
-        ("--thresholds file.toml", "thresholds are flags, such as --psi"),
-        ("--rows 5", "the whole day is compared"),
     ],
 )
 def test_flags_that_are_wrong(log: Path, day: Path, capsys, flags: str, says: str):
