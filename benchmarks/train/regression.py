@@ -136,7 +136,9 @@ def _run(settings: RegressionSettings) -> int:
             case = f"{log}, seed {seed}" if settings.seeds > 1 else log
             given = ["--binary_path", split, "--shuffle_training_set", "--optimizer", name]
             log_path = BUILD / "regression" / f"{case} {name}"
-            systems.append(training_run(name, case, [*given, "--seed", seed], log_path, **beside))
+            systems.append(
+                training_run(name, case, [*given, "--seed", str(seed)], log_path, **beside)
+            )
     table.measure(systems, repeats=1)
     table.notes += ["", *(_most_below(table, name) for name in settings.optimizers)]
     table.print()
