@@ -37,12 +37,12 @@ def test_an_output_that_is_not_finished(log: Path, day: Path, tmp_path: Path):
         drift_of(tmp_path, day)
 
 
-def test_an_interrupted_extension(log: Path, day: Path, tmp_path: Path, capsys):
+def test_a_damaged_record_of_an_interrupted_switch(log: Path, day: Path, tmp_path: Path, capsys):
     out = tmp_path / "out"
     out.mkdir()
     (out / ".switching.json").write_text("{}")
     assert main(["drift", str(out), "--input", str(day)]) == 2
-    assert "--resume" in capsys.readouterr().err
+    assert "not the record of a switch" in capsys.readouterr().err
 
 
 def _copy(log: Path, to: Path) -> Path:
