@@ -92,15 +92,16 @@ def compute_metrics(
     logits = np.asarray(logits)
     labels = np.asarray(labels)
     samples = len(labels)
+    ungrouped = None if groups is None else 0
     if not samples:
-        return Metrics(0, 0)
+        return Metrics(0, 0, gauc_samples=ungrouped)
     x = logits.astype(np.float64)
     y = labels.astype(np.float64)
     w = None if weights is None else weights.astype(np.float64)
     total = float(samples) if w is None else float(w.sum())
     positives = int(np.count_nonzero(y > 0.5))
     if not total:
-        return Metrics(samples, positives, total_weight=total)
+        return Metrics(samples, positives, total_weight=total, gauc_samples=ungrouped)
 
     def mean(values: np.ndarray) -> float:
         return float(np.mean(values)) if w is None else float(np.sum(w * values)) / total
@@ -113,7 +114,7 @@ def compute_metrics(
         normalized = log_loss / -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
     probabilities = np.exp(-np.logaddexp(0, -x))
     prediction = mean(probabilities)
-    grouped = (None, None) if groups is None else grouped_auroc(logits, labels, groups, w)
+    grouped = (None, ungrouped) if groups is None else grouped_auroc(logits, labels, groups, w)
     return Metrics(
         samples=samples,
         positives=positives,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CLICK_RATE, REGRESSION = "click rate", "logistic regression"
 METRICS_FILE = "metrics.jsonl"
 _REMEDY = "choose a writable --log_path"
-#: Columns of the table at the end, and the metrics in them.
+#: Titles of the metrics that the log shows.
 _COLUMNS = {
     "AUROC": "auroc", "GAUC": "gauc", "log loss": "log_loss", "NE": "normalized_entropy",
     "accuracy": "accuracy", "calibration": "calibration",
@@ -105,28 +105,17 @@ def train_line(values: Mapping[str, Any], total_steps: int, epoch: str) -> str:
 
 def metrics_line(split: str, metrics: Metrics) -> str:
     """Format an evaluation as one line."""
-    gauc = "" if metrics.gauc_samples is None else f"  GAUC {_number(metrics.gauc)}"
-    return (
-        f"{split}: AUROC {_number(metrics.auroc)}{gauc}  log loss {_number(metrics.log_loss)}"
-        f"  NE {_number(metrics.normalized_entropy)}  accuracy {_number(metrics.accuracy)}"
-        f"  calibration {_number(metrics.calibration)}"
-        f"  ({metrics.samples:,} samples, {metrics.positives:,} clicks)"
-    )
+    values = (f"{title} {value}" for title, value in _values(metrics).items())
+    counts = f"{metrics.samples:,} samples, {metrics.positives:,} clicks"
+    return f"{split}: {'  '.join(values)}  ({counts})"
 
 
 def metrics_table(results: Mapping[str, Metrics]) -> str:
     """Format the final metrics of all splits as a table."""
-    columns = _COLUMNS.copy()
-    if all(m.gauc_samples is None for m in results.values()):
-        del columns["GAUC"]
-    heads = ["split", "samples", "clicks", *columns]
+    named = {split: _values(m) for split, m in results.items()}
+    heads = ["split", "samples", "clicks", *next(iter(named.values()), {})]
     rows = [
-        [
-            split,
-            f"{m.samples:,}",
-            f"{m.positives:,}",
-            *(_number(getattr(m, name)) for name in columns.values()),
-        ]
+        [split, f"{m.samples:,}", f"{m.positives:,}", *named[split].values()]
         for split, m in results.items()
     ]
     widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
@@ -136,5 +125,9 @@ def metrics_table(results: Mapping[str, Metrics]) -> str:
     )
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.5f}"
+def _values(metrics: Metrics) -> dict[str, str]:
+    """Return the metrics that are shown, by their titles."""
+    values = {title: getattr(metrics, name) for title, name in _COLUMNS.items()}
+    if metrics.gauc_samples is None:
+        del values["GAUC"]
+    return {title: "–" if value is None else f"{value:.5f}" for title, value in values.items()}

@@ -41,6 +41,7 @@ def test_no_samples_and_one_class():
         "mean_prediction": None,
         "calibration": None,
     }
+    assert compute_metrics(*np.zeros((2, 0)), groups=np.zeros(0, int)).gauc_samples == 0
     metrics = compute_metrics(np.array([0.5, -0.5]), np.array([1.0, 1.0]))
     assert (metrics.auroc, metrics.normalized_entropy, metrics.accuracy) == (None, None, 0.5)
     metrics = compute_metrics(np.array([0.5, -0.5]), np.array([0.0, 0.0]))
