@@ -53,7 +53,7 @@ def choose_days(settings: TrainSettings, trained: Sequence[int] | None) -> Train
     try:
         parts = output.parts("train")
     except BadInputError:
-        if everything:  # data of another program, or of an earlier version of the ETL
+        if everything:  # data of another program
             return TrainingDays(None)
         raise
     known = sorted({part.day for part in parts})

@@ -264,10 +264,7 @@ def _unseen(
     if manifest.generation:
         newest = max(manifest.inputs, key=lambda file: file.day)
         file = output.drift / f"{result_name(newest.path)}.json"
-        try:
-            before = Drift.read(file) if file.exists() else None
-        except SchemaError:  # of an earlier version of this program
-            return {}
+        before = Drift.read(file) if file.exists() else None
         if before is None or before.workflow_digest != description.parent:
             return {}
         measures = {column.name: before.measure("unseen share", column.name) for column in columns}

@@ -54,18 +54,10 @@ class EtlOutput:
         """Return the parts of a split with their days, in the order of their numbers.
 
         Raises:
-            BadInputError: The manifest is missing or damaged, or was written before manifests
-                named the days of the parts.
+            BadInputError: The manifest is missing or damaged.
             SchemaError: Another version of this program wrote the manifest.
         """
-        parts = [part for part in Manifest.read(self.manifest).files if part.split == split]
-        for part in parts:
-            if part.day is None:
-                raise BadInputError(
-                    f"{self.manifest}: does not say which day {part.file} is of",
-                    "run the ETL again: this manifest was written before days could be chosen",
-                )
-        return parts
+        return [part for part in Manifest.read(self.manifest).files if part.split == split]
 
     def check_whole(self) -> None:
         """Check that the output is not between two generations.

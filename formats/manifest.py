@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import Format
-from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.base.files.validation import convert
 from nvt_torchrec.formats.day_names import day_title
 from nvt_torchrec.formats.splits import SPLITS
 
-#: By version that can be read. The older one says neither the day of a part nor a generation.
-_FORMATS = {version: Format("", version, "the ETL's manifest") for version in (2, 3)}
+_FORMAT = Format("", 3, "the ETL's manifest")
 _AGAIN = "copy the manifest again, or run the ETL again"
 _OTHER_VERSION = "read it with the version of this program that wrote it, or run the ETL again"
 
@@ -43,15 +40,14 @@ class InputFile(_ByKey):
         path: Its path or URL.
         fingerprint: Its size, and its time of change or a checksum.
         rows: Its rows ``in``, ``out`` and ``rejected``.
-        digest: Equal for copies of a file, see :func:`etl.state.content_digest`; None in manifests
-            of before there were digests.
+        digest: Equal for copies of a file, see :func:`etl.state.content_digest`.
     """
 
     day: int
     path: str
     fingerprint: dict[str, Any]
     rows: dict[str, int]
-    digest: str | None = None
+    digest: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,17 +58,15 @@ class PartFile(_ByKey):
         file: Its path below the directory of the splits.
         rows: Its number of rows.
         bytes: Its size.
-        day: The day that its rows are of; None in a manifest of version 2.
-        generation: The generation of the workflow that encoded it; None if there is none.
-        sha256: Not used; version 1 wrote it of parts without page checksums.
+        day: The day that its rows are of.
+        generation: The generation of the workflow that encoded it.
     """
 
     file: str
     rows: int
     bytes: int
-    day: int | None = None
-    generation: int | None = None
-    sha256: str | None = None
+    day: int
+    generation: int
 
     @property
     def split(self) -> str:
@@ -91,10 +85,10 @@ class Extension(_ByKey):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest(_ByKey):
-    """What ``manifest.json`` holds; format version 2 lacks what has a default.
+    """What ``manifest.json`` holds.
 
     Attributes:
-        generation: The generation of the workflow; None for imported data.
+        generation: The generation of the workflow.
         settings: The settings of the run.
         extensions: The days that were added to it.
         inputs: The raw files.
@@ -105,41 +99,41 @@ class Manifest(_ByKey):
         by_day_and_split: The same for each day.
         by_day: The rows and positives of each day.
         num_embeddings_per_feature: The table sizes, as the trainer takes them.
-        workflow_digest: The digest of the workflow; None for imported data.
+        workflow_digest: The digest of the workflow.
         versions: The versions of the packages.
         files: The parts.
         next_parts: The number of the next part of each split.
         split: The rule by which rows were divided, with its cuts; None by days.
-        format_version: The version that was read.
     """
 
-    VERSION: ClassVar[int] = 3
-    generation: int | None = None
+    generation: int
     settings: dict[str, Any]
     extensions: list[Extension] = dataclasses.field(default_factory=list)
     inputs: list[InputFile]
     rows: dict[str, int]
-    days: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    days: dict[str, list[int]]
     splits: dict[str, dict[str, Any]]
-    by_day_and_split: dict[str, dict[str, dict[str, Any]]] = dataclasses.field(default_factory=dict)
+    by_day_and_split: dict[str, dict[str, dict[str, Any]]]
     by_day: dict[str, dict[str, int]]
     num_embeddings_per_feature: str
-    workflow_digest: str | None
+    workflow_digest: str
     versions: dict[str, Any]
     files: list[PartFile]
-    next_parts: dict[str, int] = dataclasses.field(default_factory=dict)
+    next_parts: dict[str, int]
     split: dict[str, Any] | None = None
-    format_version: int = 3
 
     def __post_init__(self) -> None:
         for rows in (self.rows, *(file.rows for file in self.inputs)):
             if rows.keys() != {"in", "out", "rejected"}:
                 raise ValueError(f"rows {', '.join(rows)}")
+        for key in ("days", "next_parts"):
+            if getattr(self, key).keys() != set(SPLITS):
+                raise ValueError(f"{key} are not those of {', '.join(SPLITS)}")
         days = (self.splits, *self.by_day_and_split.values())
         for split, counts in (pair for splits in days for pair in splits.items()):
             for key, kind in _COUNTS.items():
                 convert(kind, counts[key], f"{split}.{key}")
-        if any(map(str.isdecimal, self.by_day)) and not (self.inputs and self.files):
+        if not (self.inputs and self.files):
             raise ValueError("no inputs or no files")
 
     @classmethod
@@ -150,37 +144,18 @@ class Manifest(_ByKey):
             BadInputError: It is missing or damaged.
             SchemaError: Another version of this program wrote it.
         """
-        value = read_json(path, "the ETL's manifest", _AGAIN)
-        version = value.get("format_version") if isinstance(value, dict) else None
-        known = _FORMATS[version if version in (2, 3) else cls.VERSION]
-        manifest = known.read(cls, path, _AGAIN, other_version=_OTHER_VERSION)
-        if known.version == cls.VERSION and not manifest._names_days():
-            raise BadInputError(
-                f"{path}: damaged: it does not say which days the splits have, or a generation",
-                _AGAIN,
-            )
-        return dataclasses.replace(manifest, format_version=known.version)
+        return _FORMAT.read(cls, path, _AGAIN, other_version=_OTHER_VERSION)
 
     def write(self, path: Path) -> None:
         """Write it, whole or not at all. Raises :class:`OutputError`."""
         content = dataclasses.asdict(self)
-        del content["format_version"]
         if self.split is None:
             del content["split"]
-        for part in content["files"]:
-            if part["sha256"] is None:
-                del part["sha256"]
-        _FORMATS[self.VERSION].write(path, content)
-
-    def _names_days(self) -> bool:
-        """Return whether it says days and generation of splits and parts, as version 3 does."""
-        complete = all(by.keys() == set(SPLITS) for by in (self.days, self.next_parts))
-        complete &= self.workflow_digest is None or self.generation is not None
-        return complete and all(file.day is not None for file in self.files)
+        _FORMAT.write(path, content)
 
     @property
     def log_name(self) -> str:
-        """The raw files as a page names them; "" for imported data."""
+        """The raw files as a page names them."""
         paths = [file.path for file in self.inputs]
         count = f"{len(paths)} files, " if len(paths) > 1 else ""
         return count + " to ".join(dict.fromkeys(paths[:1] + paths[-1:]))

@@ -18,9 +18,9 @@ released versions pickle)::
 
 ``lineage`` in ``metadata.json`` lists the generations of the workflow from 0, itself last
 (:class:`formats.generations.Generation`): number, digest, the days that were counted in it for
-the first time, the number of values of each vocabulary and how many ids were reused. A workflow
-that was imported, or made before generations were recorded, has no such key: it encodes rows as
-any other, but cannot be extended. In generation 0 a vocabulary is ordered by falling count; what
+the first time, the number of values of each vocabulary and how many ids were reused. One that
+:func:`workflows.store.save` wrote has no such key: it encodes rows as any other, but cannot be
+extended. In generation 0 a vocabulary is ordered by falling count; what
 later generations add follows behind. ``<vocabulary>_size`` and the observed rows are those of all
 days counted. Neither they nor the lineage are part of the digest.
 
@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
 from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.formats.generations import Generation, check_lineage, read_columns, read_reused
@@ -114,8 +114,8 @@ class WorkflowDescription:
         digest: The SHA-256 of spec (but for file format and split), statistics and vocabulary
             values: equal for equal transforms.
         files: Size and SHA-256 of the other files, by relative path.
-        lineage: The generations it descends from and, last, itself; () for a workflow that was
-            imported, or made before generations were recorded.
+        lineage: The generations it descends from and, last, itself; () for a workflow of
+            :func:`workflows.store.save`.
     """
 
     path: Path = dataclasses.field(compare=False)
@@ -140,11 +140,6 @@ class WorkflowDescription:
             raise BadInputError(
                 f"{path}: saved by NVTabular's own Workflow.save, as a pickle",
                 "pickles are not opened, as they run code; fit it again with `python -m etl run`",
-            )
-        if (path / "workflow.json").exists() and not file.exists():
-            raise SchemaError(
-                f"{path}: format version 1, this program reads {FORMAT.version}",
-                "fit it again with `python -m etl run`",
             )
         content = FORMAT.read(
             _Metadata,

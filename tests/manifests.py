@@ -13,13 +13,14 @@ COUNTS = {"rows": 1, "positives": 0, "missing": {}, "out_of_vocabulary": {}}
 #: The manifest of one raw file of one row.
 PLAIN = Manifest(
     settings={},
-    inputs=[InputFile(0, "day_0", {"size": 1}, ROWS)],
+    inputs=[InputFile(0, "day_0", {"size": 1}, ROWS, "0")],
     rows=ROWS,
     days={"train": [0], "valid": [], "test": []},
     splits={"train": COUNTS},
+    by_day_and_split={},
     by_day={},
     num_embeddings_per_feature="3",
-    workflow_digest=None,
+    workflow_digest="0" * 64,
     versions={},
     files=[PartFile("train/part.0.parquet", 1, 9, 0, 0)],
     next_parts={"train": 1, "valid": 0, "test": 0},

@@ -48,7 +48,7 @@ def _head(path: Path, description: WorkflowDescription) -> str:
 def generations_table(description: WorkflowDescription) -> str:
     """Return a line for each generation, with what it added to the one before."""
     if not description.lineage:
-        return "  unknown: it was imported, or made before workflows could be extended"
+        return "  none: `workflows.save` wrote it"
     rows = [["generation", "digest", "days", "values", "added", "ids reused"]]
     before = 0
     for generation in description.lineage:

@@ -124,7 +124,7 @@ def write_workflow(
         threads: Number of threads that write and compile vocabularies and compute digests; the
             bytes do not depend on it.
         descent: The days it was fitted on, and what it descends from. None for a workflow that
-            cannot be extended, such as an imported one.
+            cannot be extended, such as one of :func:`workflows.store.save`.
 
     Raises:
         SchemaError: A vocabulary or a statistic is missing, or a statistic is not finite.

@@ -253,8 +253,7 @@ def read_growth(
     description = WorkflowDescription.read(workflow)
     if not description.lineage:
         raise SchemaError(
-            f"{workflow / METADATA_FILE}: names no generations: it was made before workflows could "
-            "be extended, or imported",
+            f"{workflow / METADATA_FILE}: names no generations: `workflows.save` wrote it",
             "fit it again with `python -m etl run`",
         )
     generation = description.ancestor(ancestor.workflow_digest)

@@ -186,7 +186,7 @@ def check(output: Output) -> None:
     description = _check_workflow(output)
     if output.manifest is not None:
         _check_parts(output, output.manifest)
-        if output.manifest.format_version == Manifest.VERSION and description is not None:
+        if description is not None:
             _check_generations(output, output.manifest, description)
 
 

@@ -17,7 +17,6 @@ from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.split import Split
 from nvt_torchrec.workflows.description import inspect
 
-_FIT_AGAIN = "fit it again with `python -m etl run`; what it writes can be extended"
 _RESTORE = (
     "restore it from a copy (`python -m etl check` lists what is wrong), or run the ETL again"
 )
@@ -30,24 +29,13 @@ def check_extendable(paths: EtlOutput, manifest: Manifest) -> FeatureSpec:
         The feature spec of the output.
 
     Raises:
-        BadInputError: Something is missing or damaged, or the data were imported.
-        SchemaError: The output was made before outputs could be extended.
+        BadInputError: Something is missing or damaged.
+        SchemaError: NVTabular's own operators made the output.
         SettingsError: Its rows are split in a way to which days cannot be added.
     """
     # compiles loops, which --help does without
     from nvt_torchrec.workflows.extension.workflow import check_extensible
 
-    if manifest["workflow_digest"] is None:
-        raise BadInputError(
-            f"{paths.manifest}: an imported data set, without a workflow that could be extended",
-            "fit the raw log with `python -m etl run`",
-        )
-    if manifest.format_version != Manifest.VERSION:
-        raise SchemaError(
-            f"{paths.manifest}: format version {manifest.format_version}, made before outputs "
-            "could be extended",
-            _FIT_AGAIN,
-        )
     if manifest.settings.get("engine") == "nvtabular":
         raise SchemaError(
             f"{paths.manifest}: made with --engine nvtabular, which keeps no counts to go on from",

@@ -38,7 +38,7 @@ def run(data, tmp_path_factory):
     rows = {"train": 929, "valid": 333, "test": 201}
     counts = {split: {"rows": n, "positives": n // 4} for split, n in rows.items()}
     raw = directory / "raw" / "day_0"
-    inputs = [InputFile(0, str(raw), {}, ROWS)]
+    inputs = [InputFile(0, str(raw), {}, ROWS, "")]
     write_manifest(output / "manifest.json", inputs=inputs, splits=counts)
     raw.parent.mkdir()
     oracle = {name: {**one, "auroc": 0.87654, "log_loss": 0.3} for name, one in counts.items()}

@@ -96,6 +96,10 @@ def test_manifests(tmp_path: Path) -> None:
     write_json(file, {**value, "rows": {"in": 1}})
     with pytest.raises(BadInputError, match="damaged: rows in"):
         Manifest.read(file)
-    write_json(file, {**value, "workflow_digest": "a" * 64, "generation": None})
-    with pytest.raises(BadInputError, match="or a generation"):
+    write_json(file, {**value, "generation": None})
+    with pytest.raises(BadInputError, match="generation is None, an integer is needed"):
+        Manifest.read(file)
+    del value["files"][0]["day"]
+    write_json(file, value)
+    with pytest.raises(BadInputError, match=r"manifest\.json: damaged: files\[0\]\.day is missing"):
         Manifest.read(file)

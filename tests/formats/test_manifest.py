@@ -12,15 +12,14 @@ from tests.manifests import PLAIN, ROWS
 
 def test_a_log_is_named_by_its_first_and_last_file():
     assert PLAIN.log_name == "day_0"
-    assert dataclasses.replace(PLAIN, inputs=[]).log_name == "", "imported"
-    several = [InputFile(day, f"raw/day_{day}", {}, ROWS) for day in range(3)]
+    several = [InputFile(day, f"raw/day_{day}", {}, ROWS, "") for day in range(3)]
     named = dataclasses.replace(PLAIN, inputs=several).log_name
     assert named == "3 files, raw/day_0 to raw/day_2"
 
 
 def test_days_have_the_titles_of_their_files():
     dates = {20000: "2024-10-04", 20001: "2024-10-05", 20002: "2024-10-06"}
-    inputs = [InputFile(day, f"raw/{date}.csv", {}, ROWS) for day, date in dates.items()]
+    inputs = [InputFile(day, f"raw/{date}.csv", {}, ROWS, "") for day, date in dates.items()]
     days = {"train": [20000, 20001], "valid": [], "test": [20002]}
     text = dataclasses.replace(PLAIN, inputs=inputs, days=days).split_text
     assert text == "by days: train 2024-10-04 to 2024-10-05, valid none, test 2024-10-06"

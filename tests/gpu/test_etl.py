@@ -22,7 +22,6 @@ from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.engines import cluster
 from nvt_torchrec.etl.engines.nvtabular import transform_frame
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.rows import RawRows, empty_rows
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.splits import SPLITS
@@ -156,8 +155,6 @@ def test_kernels_of_the_card_equal_the_cpu_engine_bit_by_bit(
             footers = [pq.read_metadata(path) for path in (expected, got)]
             rows = [[f.row_group(i).num_rows for i in range(f.num_row_groups)] for f in footers]
             assert rows[0] == rows[1]
-    digests = [part.sha256 for part in Manifest.read(tmp_path / "gpu" / "manifest.json").files]
-    assert digests.count(None) == 1  # the part of the block with the bad row
     assert not [finding for finding in check(tmp_path / "gpu") if finding.severity == "error"]
 
 

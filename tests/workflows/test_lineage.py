@@ -208,11 +208,9 @@ def test_a_workflow_without_a_line_of_descent(tmp_path: Path) -> None:
     assert (description.generation, description.parent, description.lineage) == (None, None, ())
     assert workflows.compiled.load(tmp_path / "workflow").digest == description.digest
     _expect_refusal(tmp_path, r"does not say which days.*\n.*fit it again with")
-    assert "line of descent\n  unknown: it was imported" in report(tmp_path / "workflow")
-    state = fitted()
-    imported = write_workflow(tmp_path / "imported", SPEC, state)
-    assert imported.lineage == ()
-    assert "lineage" not in json.loads((tmp_path / "imported" / "metadata.json").read_text())
+    assert "line of descent\n  none: `workflows.save`" in report(tmp_path / "workflow")
+    assert write_workflow(tmp_path / "saved", SPEC, fitted()).lineage == ()
+    assert "lineage" not in json.loads((tmp_path / "saved" / "metadata.json").read_text())
 
 
 def test_the_state_of_another_generation(copy: Path, line: Path) -> None:

@@ -246,8 +246,6 @@ def test_what_is_no_saved_workflow(saved: Path, tmp_path: Path) -> None:
         load(tmp_path / "none")
     with pytest.raises(BadInputError, match=r"as a pickle\n.*`python -m etl run`"):
         load(directory("pickle", '{"versions": {}}', workflow_pkl=b"cposix\nsystem\n"))
-    with pytest.raises(SchemaError, match=r"format version 1, this program reads 2\n.*fit it"):
-        load(directory("old", workflow_json=b'{"format": "nvt-torchrec workflow"}'))
     with pytest.raises(BadInputError, match=r"not a saved workflow.*\n.*nvtabular.Workflow.load"):
         load(directory("theirs", '{"versions": {"nvtabular": "26"}, "generated_timestamp": 1}'))
     with pytest.raises(BadInputError, match="not a saved workflow"):

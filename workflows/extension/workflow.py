@@ -183,8 +183,8 @@ def check_extensible(workflow: Path, description: WorkflowDescription) -> None:
     """Raise :class:`BadInputError` for a workflow without a line of descent."""
     if not description.lineage:
         raise BadInputError(
-            f"{workflow}: this workflow does not say which days it was fitted on: it was imported, "
-            "or made before workflows could be extended",
+            f"{workflow}: this workflow does not say which days it was fitted on: "
+            "`workflows.save` wrote it",
             "fit it again with `python -m etl run`; until then it encodes rows as before",
         )
 
