@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -19,6 +20,7 @@ from distributed import Client
 
 from nvt_torchrec.base.device import DeviceError
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.etl.engines import cluster as clusters
 from nvt_torchrec.etl.engines.cluster import WorkerLostError, local_cluster
 from nvt_torchrec.etl.engines.engine import Job
 from nvt_torchrec.etl.engines.workers import Workers
@@ -267,3 +269,21 @@ def _descendants(pid: int) -> int:
     """How many processes a process has started, whichever of its threads did."""
     lists = Path(f"/proc/{pid}/task").glob("*/children")
     return sum(len(one.read_text().split()) for one in lists)
+
+
+def test_a_client_that_does_not_close_in_time_is_not_closed_again(
+    dask_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its destructor printed a TimeoutError when the run was over."""
+
+    async def never(fast: bool = False) -> None:
+        await asyncio.sleep(100)
+
+    client = Client(dask_client.scheduler.address, set_as_default=False)
+    client._timeout, close = 0.2, client._close
+    client._close = never
+    monkeypatch.setattr(clusters, "CLOSE_SECONDS", 0.2)
+    clusters._close(client)
+    client.__del__()
+    client.status, client._close = "running", close
+    client.close()
