@@ -21,7 +21,6 @@ from typing import IO, Any, Generic, Self, TypeAlias, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.base.files.atomic import (
     Written,
     atomic_path,
@@ -40,7 +39,6 @@ from nvt_torchrec.etl.row_split import divided
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.rows import RawRows
-from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 log = logging.getLogger(__name__)
 
@@ -266,7 +264,7 @@ def begin_or_resume(work: Path, now: dict[str, Any], output: Path) -> bool:
 
 def before_resuming(begun: PlanRecord, now: dict[str, Any]) -> dict[str, Any]:
     """Return the plan of the beginning, as that of a resumed job has to be."""
-    before = with_defaults(dataclasses.asdict(begun))
+    before = dataclasses.asdict(begun)
     if now["settings"].get("on_bad_rows") == "quarantine":
         # no finished unit had bad rows: quarantine would have done the same
         before["settings"]["on_bad_rows"] = "quarantine"
@@ -289,21 +287,12 @@ def already_finished(output: Path, now: dict[str, Any]) -> Manifest:
     paths.check_whole()
     manifest = Manifest.read(paths.manifest)
     inputs = manifest.without_extensions(manifest.fingerprints())
-    before = with_defaults({"settings": manifest.settings, "inputs": inputs})
+    before = {"settings": manifest.settings, "inputs": inputs}
     now = {"settings": now["settings"], "inputs": manifest.without_extensions(now["inputs"])}
     remedy = "choose another --output_path, or add new days with `python -m etl extend`"
     refuse_changes(before, now, output, remedy)
     log.info("%s: finished already, nothing to do", output)
     return manifest
-
-
-def with_defaults(plan: dict[str, Any]) -> dict[str, Any]:
-    """The plan of an earlier run, with the keys of its spec that its version did not have yet."""
-    with contextlib.suppress(ClickLogError, KeyError):  # no spec, or a damaged one: a change
-        spec = FeatureSpec.from_dict(plan["settings"]["spec"]).to_dict()
-        settings = {**plan["settings"], "spec": json.loads(json.dumps(spec))}
-        return {**plan, "settings": settings}
-    return plan
 
 
 def fingerprint(day: DayFile) -> dict[str, Any]:

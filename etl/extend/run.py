@@ -60,7 +60,7 @@ def extend(settings: ExtendSettings) -> Manifest:
     Raises:
         BadInputError: A file is missing or damaged, or a day cannot be added.
         BadRowError: A row is malformed; the message names file, line, column and value.
-        SchemaError: The output was made before outputs could be extended.
+        SchemaError: NVTabular's own operators made the output.
         SettingsError: Days cannot be added to the output's split, or not to these splits of it.
         OutputError: The output is in use or cannot be written, or holds an interrupted extension.
     """

@@ -37,21 +37,6 @@ POLICIES = {
     "nvidia-15": {"freq_threshold": 15, "max_table_size": 0},
     "mlperf-40m": {"freq_threshold": 0, "max_table_size": 40_000_000},
 }
-#: Keys that later versions added; where they have their default they are left out of the JSON.
-_ADDED = {
-    "": ("label_rules", "weight", "split"),
-    "dense": ("transform", "reading", "derive"),
-    "categorical": ("reading", "derive"),
-    "input": (
-        "columns",
-        "encoding",
-        "skip_lines",
-        "quoted_newlines",
-        "comment",
-        "skip_empty_lines",
-        "decimal",
-    ),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,24 +255,12 @@ class FeatureSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a form for JSON, which :meth:`from_dict` reads."""
-        value = dataclasses.asdict(self)
-        _drop_defaults(value, self, "")
-        _drop_defaults(value["input"], self.input, "input")
-        for kind in ("dense", "categorical"):
-            for column, original in zip(value[kind], getattr(self, kind), strict=True):
-                _drop_defaults(column, original, kind)
-        return value
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> FeatureSpec:
         """Inverse of :meth:`to_dict`. Raises :class:`BadInputError`."""
         return parse(cls, value, "a feature spec")
-
-
-def _drop_defaults(value: dict[str, Any], of: Any, kind: str) -> None:
-    for field in dataclasses.fields(of):
-        if field.name in _ADDED[kind] and getattr(of, field.name) == field.default:
-            del value[field.name]
 
 
 def _reads(column: DenseColumn | CategoricalColumn) -> list[Read]:

@@ -378,7 +378,7 @@ def test_command_line(raw, base, tmp_path: Path, capsys) -> None:
     ("change", "what"),
     [
         (lambda value: value.update(generation=2), "generation 3, the manifest says 2"),
-        (lambda value: value.pop("days"), "damaged: it does not say which days the splits have"),
+        (lambda value: value.pop("days"), "damaged: days is missing"),
     ],
 )
 def test_check_finds_damaged_generations(extended, tmp_path: Path, change, what: str) -> None:

@@ -116,17 +116,6 @@ def test_another_version_is_refused(unfinished) -> None:
         run(settings(raw, output))
 
 
-def test_a_spec_from_before_a_key_was_added(raw: Path, done: Path, unfinished, tmp_path) -> None:
-    """It meant the default, in a run that did not finish as in one that did."""
-    finished = shutil.copytree(done, tmp_path / "finished")
-    (record,) = unfinished[1].glob(".work/*/plan.json")
-    for file in (record, finished / "manifest.json"):
-        change_json(file, lambda value: value["settings"]["spec"]["input"].pop("max_line_kb"))
-    assert run(settings(raw, finished))
-    with pytest.raises(BadRowError):
-        run(settings(*unfinished))
-
-
 def test_inputs_without_a_time_go_by_their_ends() -> None:
     """fsspec's memory filesystem tells none."""
     memory = fsspec.filesystem("memory")

@@ -25,7 +25,6 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import (
     CategoricalColumn,
     DenseColumn,
-    FeatureSpec,
 )
 from nvt_torchrec.formats.spec.toml_file import load_spec, shipped_specs
 from nvt_torchrec.formats.splits import cut_last_day
@@ -69,20 +68,6 @@ def test_shipped_specs_by_name_and_by_path(tmp_path: Path) -> None:
     assert (hashed.oov_ids, hashed.reserved_ids) == (100_000, 100_002)
     with pytest.raises(SettingsError, match=r"'criteo_1t'.*\n.*did you mean 'criteo_1tb'"):
         load_spec("criteo_1t")
-
-
-def test_specs_saved_before_there_were_formats_can_be_read() -> None:
-    """What a workflow of an earlier version holds."""
-    column = {"name": "c", "raw": "hex32", "freq_threshold": 0, "max_table_size": 9}
-    value = {
-        "label": "l",
-        "dense": [{"name": "d", "fill": 1}],
-        "categorical": [column | {"num_buckets": 2}],
-        "dense_transform": "log",
-    }
-    spec = FeatureSpec.from_dict(value)
-    assert spec.is_criteo_format
-    assert spec.categorical == (CategoricalColumn("c", max_table_size=9, num_buckets=2),)
 
 
 def test_policies_by_name() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.spec.toml_file import load_spec
 from tests.spec_logs import spec_of
 
 CENSUS = """
@@ -72,15 +71,6 @@ def test_a_column_of_the_file_is_read_once_for_each_way_of_reading_it(tmp_path: 
 def test_specs_survive_json(tmp_path: Path) -> None:
     spec = spec_of(CENSUS, tmp_path)
     assert FeatureSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
-
-
-@pytest.mark.parametrize("name", ["criteo_1tb", "retail"])
-def test_plain_specs_keep_their_json_and_so_their_digests(name: str) -> None:
-    value = load_spec(name).to_dict()
-    assert set(value) == {"label", "dense", "categorical", "dense_transform", "input"}
-    assert set(value["dense"][0]) == {"name", "fill", "raw"}
-    assert "reading" not in value["categorical"][0]
-    assert not {"encoding", "comment", "skip_empty_lines"} & value["input"].keys()
 
 
 TIMES = "[split]\nby = 'time'\ncolumn = 't'"

@@ -97,7 +97,7 @@ def test_values_that_are_text(tmp_path):
     assert actual.tolist() == (2 + murmur3_string(values.take([3, 0, 1])) % 7).tolist()
 
 
-def test_a_workflow_from_before_generations(tmp_path):
+def test_a_workflow_without_generations(tmp_path):
     workflow = tmp_path / "workflow"
     write_workflow(workflow, 0)
     change(workflow, lineage=[])
