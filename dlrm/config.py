@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 _FIRST_ORDER, _MOST_FIRST_ORDER = 0.2, 5.0
 #: The ids of each table that belong to no value: padding, null and out of vocabulary.
 _RESERVED_IDS = FIRST_OOV_ID + 1
-#: Keys of earlier versions, whose models made several ids of each one if the first is not empty.
-_REMOVED = ("multi_hot_sizes", "multi_hot_distribution_type")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +36,7 @@ class _Shape:
     embedding_dim: int
     dense_arch_layer_sizes: tuple[int, ...]
     over_arch_layer_sizes: tuple[int, ...]
-    first_order: float = 0.0
+    first_order: float
 
     def __post_init__(self) -> None:
         over, dense = self.over_arch_layer_sizes, self.dense_arch_layer_sizes
@@ -110,33 +108,19 @@ class ModelConfig(_Shape):
 
     @classmethod
     def from_dict(cls, value: Any) -> ModelConfig:
-        """Read what :meth:`to_dict` returned, also in an earlier version.
+        """Read what :meth:`to_dict` returned.
 
         Raises:
-            SchemaError: A key is missing or unknown, or its value is of another type; or the model
-                made several ids of each one.
+            SchemaError: A key is missing or unknown, or its value is of another type.
         """
         value = dict(value) if isinstance(value, dict) else {}
-        if value.pop(_REMOVED[0], ()):
-            raise SchemaError(
-                f"a model with {_REMOVED[0]}, which were removed",
-                "train again, on data whose columns hold lists of ids",
-            )
-        value.pop(_REMOVED[1], None)
-        name = value.pop("interaction_type", DotProducts.NAME)
-        if name not in INTERACTIONS:
-            raise SchemaError(f"no DLRM has interaction_type {name!r:.60}")
-        # earlier versions wrote the sizes of all interactions, 0 or empty those of the others
-        sizes = {
-            key: value.pop(key)
-            for kind in INTERACTIONS.values()
-            for key in sizes_of(kind)
-            if key in value
-        }
-        kind = INTERACTIONS[name]
         try:
-            given = {key: size for key, size in sizes.items() if key in sizes_of(kind)}
-            return cls(**vars(convert(_Shape, value)), interaction=convert(kind, given))
+            name = convert(str, value.pop("interaction_type", None), "interaction_type")
+            if name not in INTERACTIONS:
+                raise ValueError(f"interaction_type {name!r:.60} is unknown")
+            kind = INTERACTIONS[name]
+            sizes = {key: value.pop(key) for key in sizes_of(kind) if key in value}
+            return cls(**vars(convert(_Shape, value)), interaction=convert(kind, sizes))
         except ValueError as error:
             raise SchemaError(f"not the configuration of a model: {error}") from None
 

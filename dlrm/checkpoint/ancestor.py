@@ -39,6 +39,8 @@ _CHOSEN = (
     *("optimizer", "eps", "batch_size", "test_batch_size", "learning_rate", "dense_learning_rate"),
     *("lr_warmup_steps", "dense_decay", "shuffle_training_set"),
 )
+#: What :class:`Ancestor` takes over from the training record of the checkpoint.
+_OF_TRAINING = ("optimizer_steps", "epochs", "workflow_digest", "generation", "days")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,15 +197,12 @@ def earlier_days(ancestor: Ancestor | None, settings: TrainSettings) -> list[int
 def _describe(path: Path) -> Ancestor:
     training = CheckpointRecord.read(path).training
     file = path / MODEL_FILE
-    steps = training.get("optimizer_steps", training["steps"])
     return parse(
         Ancestor,
         {
             "checkpoint": str(path.absolute()),
             "digest": digest_of(path),
-            "optimizer_steps": steps,
-            "epochs": training.get("epochs", 1.0),
-            **{name: training.get(name) for name in ("workflow_digest", "generation", "days")},
+            **{name: value for name, value in training.items() if name in _OF_TRAINING},
         },
         file,
         AGAIN,

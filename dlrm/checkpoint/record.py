@@ -43,6 +43,10 @@ class CheckpointRecord:
     versions: dict[str, str]
     files: dict[str, FileEntry]
 
+    def __post_init__(self) -> None:
+        if TENSORS_FILE not in self.files:
+            raise ValueError(f"files.{TENSORS_FILE} is missing")
+
     @classmethod
     def read(cls, path: Path | str) -> CheckpointRecord:
         """Read the record of a checkpoint; its files are all there and of the right size.
@@ -71,11 +75,6 @@ class CheckpointRecord:
                     f"{file}: not of this checkpoint: {MODEL_FILE} does not list it",
                     "copy it again",
                 )
-        if TENSORS_FILE not in record.files:
-            raise SchemaError(
-                f"{path}: has no {TENSORS_FILE}: an earlier version of this program wrote it",
-                "train again",
-            )
         return record
 
     @property

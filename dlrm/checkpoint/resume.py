@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 #: Settings that the weights, or the steps of an epoch, depend on: a resumed run must share them.
 _MUST_STAY = (
     *("eps", "seed", "shuffle_training_set", "drop_last_training_batch", "limit_train_batches"),
-    *("undersampling_rate", "hash_indices", "days", "replay", "label"),
+    *("undersampling_rate", "hash_indices", "days", "replay", "label", "table_precision"),
 )
 #: Settings that also change what is trained, but may change when a run is resumed.
 _MAY_CHANGE = (
@@ -203,7 +203,6 @@ def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings that a resumed run must share; the loader checks the global batch."""
     fixed = {name: settings.get(name) for name in _MUST_STAY}
     fixed["days"] = None if fixed["days"] == "all" else fixed["days"]
-    fixed["table_precision"] = settings.get("table_precision", "fp32")
     return {"optimizer": table_optimizer(settings), **fixed}
 
 

@@ -119,7 +119,7 @@ class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
 
 
 def table_optimizer(settings: Mapping[str, Any]) -> str:
-    """Return the optimizer that two settings name together, also of an earlier version's run."""
+    """Return the optimizer that two settings name together."""
     return "rowwise_adagrad" if settings.get("adagrad") else settings.get("optimizer") or "sgd"
 
 

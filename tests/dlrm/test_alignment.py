@@ -22,6 +22,7 @@ MLPERF = ModelConfig(
     embedding_dim=128,
     dense_arch_layer_sizes=(32, 128),
     over_arch_layer_sizes=(64, 1),
+    first_order=0.0,
 )
 
 

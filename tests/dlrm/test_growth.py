@@ -40,7 +40,7 @@ REUSED: dict[int, dict[str, list[int]]] = {}
 
 def config(sizes) -> ModelConfig:
     names = tuple(f"cat_{i}" for i in range(len(sizes)))
-    return ModelConfig(("int_0",), names, tuple(sizes), 4, (4,), (4, 1))
+    return ModelConfig(("int_0",), names, tuple(sizes), 4, (4,), (4, 1), 0.0)
 
 
 def lineage(values: list[int], column: CategoricalColumn) -> KnownWorkflow:

@@ -79,7 +79,7 @@ def test_too_few_clicks_do_not_tell(area, clicks, rows, chance):
 
 
 LABELS = (np.random.default_rng(0).random(20_000) < 0.25).astype(np.float32)
-SHAPE = ModelConfig(("d",), ("a", "b"), (9, 9), 4, (4,), (4, 1))
+SHAPE = ModelConfig(("d",), ("a", "b"), (9, 9), 4, (4,), (4, 1), 0.0)
 
 
 def _metrics(calibration=1.0, signal=0.0, labels=LABELS, weights=None) -> Metrics:

@@ -20,8 +20,8 @@ from nvt_torchrec.dlrm.planning import sharder
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from tests.dlrm.runs import MODEL, events, train_here, train_losses
 
-SIZES = ModelConfig(("i",), ("a", "b"), (2**30, 2**30 - 1), 8, (8,), (8, 1))
-LARGER = ModelConfig(("i",), ("a", "b"), (2**30, 2**30), 8, (8,), (8, 1))
+SIZES = ModelConfig(("i",), ("a", "b"), (2**30, 2**30 - 1), 8, (8,), (8, 1), 0.0)
+LARGER = ModelConfig(("i",), ("a", "b"), (2**30, 2**30), 8, (8,), (8, 1), 0.0)
 
 
 def lookup_of(data, *flags: str):

@@ -10,7 +10,7 @@ from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.model import build_dlrm, fill_table
 from tests import fake_cuda
 
-CONFIG = ModelConfig(("int_0",), ("cat_0", "cat_1"), (100, 7), 8, (16, 8), (16, 1))
+CONFIG = ModelConfig(("int_0",), ("cat_0", "cat_1"), (100, 7), 8, (16, 8), (16, 1), 0.0)
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def test_two_ranks_train_as_one(split, tmp_path):
 
 def test_an_interaction_is_of_the_embeddings_alone():
     """Of the dot products: those of the pairs, by rising first, then second column."""
-    config = ModelConfig((), ("a", "b", "c"), (5, 6, 7), 4, (), (8, 1))
+    config = ModelConfig((), ("a", "b", "c"), (5, 6, 7), 4, (), (8, 1), 0.0)
     scorer = Scorer(build_dlrm(config, seed=3), config, "cpu")
     bags = scorer.dlrm.sparse_arch.embedding_bag_collection.embedding_bags
     for name, rows in zip(config.table_names, config.num_embeddings, strict=True):

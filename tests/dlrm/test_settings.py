@@ -200,17 +200,9 @@ def test_model_config_round_trip():
     value = config.to_dict()
     value = {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
     assert ModelConfig.from_dict(value) == config
-    for broken in (None, [], {**value, "colour": 1}, {"dense": []}):
+    lacking = [{k: v for k, v in value.items() if k != key} for key in value]
+    for broken in (None, [], {**value, "colour": 1}, {"dense": []}, *lacking):
         with pytest.raises(SchemaError, match="not the configuration of a model"):
             ModelConfig.from_dict(broken)
     with pytest.raises(SchemaError, match="2 table sizes"):
         ModelConfig.from_dict({**value, "num_embeddings": [1, 2]})
-
-
-def test_configurations_of_earlier_versions():
-    value = {**model_config(small(), SCHEMA).to_dict(), "multi_hot_sizes": []}
-    value["multi_hot_distribution_type"] = "uniform"
-    del value["first_order"]
-    assert ModelConfig.from_dict(value) == model_config(small(first_order=0.0), SCHEMA)
-    with pytest.raises(SchemaError, match="multi_hot_sizes, which were removed"):
-        ModelConfig.from_dict({**value, "multi_hot_sizes": [3, 2, 1]})
