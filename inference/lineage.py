@@ -27,7 +27,7 @@ class Lineage:
 
     Attributes:
         bundle: Path, digest, type of the tables, bytes.
-        checkpoint: What the bundle records of the checkpoint; None if it does not.
+        checkpoint: What the bundle records of the checkpoint.
         workflow: Digest and generations.
         days: Every day that the workflow counted or that the checkpoint was trained on:
             generation, and whether the checkpoint was trained on it.
@@ -37,7 +37,7 @@ class Lineage:
     """
 
     bundle: dict[str, Any]
-    checkpoint: dict[str, Any] | None
+    checkpoint: dict[str, Any]
     workflow: dict[str, Any]
     days: list[dict[str, Any]]
     verified: list[str] = dataclasses.field(default_factory=list)
@@ -76,8 +76,7 @@ def read_lineage(
     """
     description = describe(bundle)
     inner = inspect(bundle / WORKFLOW)
-    origin = description.origin
-    trained_days = None if origin is None else origin.checkpoint.days
+    trained_days = description.origin.checkpoint.days
     generations = {day: record.number for record in inner.lineage for day in record.days}
     lineage = Lineage(
         bundle={
@@ -86,7 +85,7 @@ def read_lineage(
             "tables": description.tables,
             "bytes": sum(entry.bytes for entry in description.files.values()),
         },
-        checkpoint=None if origin is None else dataclasses.asdict(origin),
+        checkpoint=dataclasses.asdict(description.origin),
         workflow={
             "digest": description.workflow_digest,
             "generation": description.generation,
@@ -128,12 +127,8 @@ def _check_checkpoint(
         lineage.compare(what, trained_with, description.workflow_digest)
     else:
         lineage.unverified.append("checkpoint: it records no workflow that it was trained on")
-    origin = description.origin
-    if origin is None:
-        lineage.unverified.append(
-            "checkpoint: the bundle was made before checkpoints were recorded: make it again"
-        )
-    elif (trained_on := origin.checkpoint.generation) is None:
+    origin = description.origin.checkpoint
+    if (trained_on := origin.generation) is None:
         lineage.unverified.append("checkpoint: it records no generation")
     else:
         # a generation that adds nothing has the digest of its parent, and encodes rows as that does
@@ -146,9 +141,8 @@ def _check_checkpoint(
     if checkpoint is None:
         lineage.unverified.append("checkpoint: its files (pass --checkpoint)")
         return
-    if origin is not None:
-        what = f"checkpoint: the digest of {checkpoint / MODEL_FILE}"
-        lineage.compare(what, digest_of(checkpoint), origin.checkpoint.digest)
+    what = f"checkpoint: the digest of {checkpoint / MODEL_FILE}"
+    lineage.compare(what, digest_of(checkpoint), origin.digest)
     from nvt_torchrec.dlrm.checkpoint.store import check_contents  # imports TorchRec: seconds
 
     lineage.verify(
@@ -180,15 +174,13 @@ def _check_workflow(lineage: Lineage, inner: WorkflowDescription, workflow: Path
 
 def text_of(lineage: Lineage) -> str:
     """Format the main facts, and what was compared; settings and versions are in the JSON."""
-    bundle, workflow, checkpoint = lineage.bundle, lineage.workflow, "not recorded"
-    if lineage.checkpoint is not None:
-        record = lineage.checkpoint["checkpoint"]
-        checkpoint = (
-            f"{record['digest'][:12]}, {record['steps']} steps, {record['samples']} samples, "
-            f"generation {record['generation']}, days {days_text(record['days'] or ())}"
-        )
-        if record["continued_from"]:
-            checkpoint += f", continued from {record['continued_from'][:12]}"
+    bundle, workflow, record = lineage.bundle, lineage.workflow, lineage.checkpoint["checkpoint"]
+    checkpoint = (
+        f"{record['digest'][:12]}, {record['steps']} steps, {record['samples']} samples, "
+        f"generation {record['generation']}, days {days_text(record['days'] or ())}"
+    )
+    if record["continued_from"]:
+        checkpoint += f", continued from {record['continued_from'][:12]}"
     lines = [
         f"bundle      {bundle['path']}: {bundle['digest'][:12]}, {bundle['tables']}, "
         f"{bundle['bytes'] / 2**20:.1f} MiB",

@@ -119,7 +119,7 @@ def _is_made_from(
 ) -> bool:
     bundle = describe(path, check=True)
     known = bundle.workflow_digest == workflow.digest or workflow.ancestor(bundle.workflow_digest)
-    of_checkpoint = bundle.origin.checkpoint.digest if bundle.origin else ""
+    of_checkpoint = bundle.origin.checkpoint.digest
     return bool(known) and (bundle.tables, of_checkpoint) == (tables, digest_of(checkpoint))
 
 
@@ -143,7 +143,7 @@ def save_bundle(
     model: ServingModel,
     shape: ModelShape,
     *,
-    origin: Origin | None = None,
+    origin: Origin,
     trained: float | None = None,
 ) -> None:
     """Put a workflow and a model on the CPU into a new directory ``path``."""
@@ -161,7 +161,7 @@ def save_bundle(
         content = {
             "workflow_digest": description.digest,
             "generation": description.generation,
-            "origin": None if origin is None else dataclasses.asdict(origin),
+            "origin": dataclasses.asdict(origin),
             "model": dataclasses.asdict(shape),
             "tables": model.table.kind,
             "layers": {group: len(layers) for group, layers in model.layers.items()},
@@ -272,16 +272,16 @@ class BundleDescription:
         files: Size and SHA-256 of the other files, by relative path.
         tables: The type of the embeddings.
         generation: The generation of the workflow; None for one that cannot be extended.
-        origin: Where the weights come from; None for a bundle made before it was recorded.
+        origin: Where the weights come from.
     """
 
     workflow_digest: str
     model: ModelShape
     layers: dict[str, int]
     files: dict[str, FileEntry]
-    tables: str = "float32"
-    generation: int | None = None
-    origin: Origin | None = None
+    tables: str
+    generation: int | None
+    origin: Origin
 
     def __post_init__(self) -> None:
         bottom = "bottom" in self.layers  # exactly where there are dense columns

@@ -97,7 +97,7 @@ def make_bundle(
         equal: How many of the last generations are equal.
         rows: The number of rows of its tables, for a larger file.
         columns: The number of categorical columns, 1 or 2.
-        origin: Where it claims to come from.
+        origin: Where it claims to come from; None: from a checkpoint of this generation.
         parent: The digest of the workflow that its own was extended from.
     """
     workflow = path.with_name(f"{path.name}.workflow")
@@ -122,11 +122,12 @@ def make_bundle(
     shape = ModelShape(
         tuple(SPEC.dense_names), tuple(SPEC.categorical_names)[:columns], sizes, digest
     )
+    origin = origin or make_origin(generation, (generation or 0,))
     save_bundle(path, workflow, model, shape, origin=origin)
     return path
 
 
-def make_origin(generation: int, days: tuple[int, ...]) -> Origin:
+def make_origin(generation: int | None, days: tuple[int, ...]) -> Origin:
     """The origin of a bundle whose checkpoint is not at hand."""
     settings, versions = {"learning_rate": 0.1, "batch_size": 64}, {"torch": "2.13.0"}
     checkpoint = CheckpointOrigin(

@@ -26,7 +26,7 @@ from nvt_torchrec.inference.model.bundle import save_bundle
 from nvt_torchrec.inference.model.weights import ModelShape, from_scorer
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
-from tests.inference.bundles import make_bundle, with_full_disk
+from tests.inference.bundles import make_bundle, make_origin, with_full_disk
 from tests.inference.conftest import Trained
 from tests.inference.exported import arguments_of
 from tests.inference.reference import make_scorer
@@ -41,7 +41,7 @@ def random_bundle(workflow: Path, path: Path, seed: int) -> Predictor:
     scorer, config = make_scorer(opened.schema, seed)
     shape = ModelShape(config.dense, config.categorical, config.num_embeddings, opened.digest)
     model = from_scorer(scorer, config)
-    save_bundle(path, workflow, model, shape)
+    save_bundle(path, workflow, model, shape, origin=make_origin(0, (0,)))
     return Predictor(opened, model)
 
 
@@ -144,7 +144,9 @@ def test_a_package_of_lists_hashes_and_small_tables(tmp_path: Path) -> None:
     sizes = predictor.workflow.schema.table_sizes
     names = LISTS.categorical_names
     shape = ModelShape(LISTS.dense_names, names, sizes, predictor.workflow.digest)
-    save_bundle(tmp_path / "small", tmp_path / "workflow", small, shape)
+    save_bundle(
+        tmp_path / "small", tmp_path / "workflow", small, shape, origin=make_origin(0, (0,))
+    )
     export_torch(tmp_path / "small", tmp_path / "export")
     small_predictor = Predictor(predictor.workflow, small)
     parts = [odd_rows(LISTS, count, np.random.default_rng(count)) for count in (1, 2, 50)]

@@ -23,6 +23,7 @@ from nvt_torchrec.inference.model.weights import read_checkpoint
 from nvt_torchrec.inference.publish.steps import score_labelled
 from tests.dlrm.runs import train_here
 from tests.etl.runs import settings
+from tests.inference.bundles import make_origin
 from tests.weighted_logs import write_weighted_log
 
 
@@ -106,6 +107,7 @@ def test_comparisons_use_label_and_weights(bought: Bought) -> None:
 def test_a_label_that_the_workflow_has_not(bought: Bought, tmp_path: Path) -> None:
     workflow = bought.directory / "out" / "workflow"
     model, shape = read_checkpoint(bought.directory / "checkpoint", torch.device("cpu"))
-    save_bundle(tmp_path / "b", workflow, model, dataclasses.replace(shape, label="sold"))
+    shape = dataclasses.replace(shape, label="sold")
+    save_bundle(tmp_path / "b", workflow, model, shape, origin=make_origin(0, (0,)))
     with pytest.raises(SchemaError, match=r"predicts label sold, .* has liked, bought"):
         Predictor.load(tmp_path / "b")
