@@ -105,8 +105,7 @@ def check_sum(rows: int, expected: int, world_size: int) -> None:
         )
 
 
-#: Since version 2 of a loader's state shards begin at row groups, windows are permuted in another
-#: way. The number of virtual shards is part of it, because it once depended on the world size.
+#: Changes with the order of the rows that a state stands for.
 STATE_VERSION = 2
 
 

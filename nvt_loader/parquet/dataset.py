@@ -125,19 +125,14 @@ class Dataset:
 
     def fingerprint(self) -> dict[str, int | str]:
         """Return counts, and a digest of file names, sizes, row groups and columns."""
-        schema = self.schema
         value = [
             [path.name for path in self.files],
             self.sizes,
             [dataclasses.astuple(group) for group in self.row_groups],
-            # not all fields: states of before there were more must still be read
-            [schema.label, schema.dense, schema.categorical, schema.table_sizes, schema.multi_hot],
-            [],
+            dataclasses.astuple(self.schema),
+            sorted(self.cuts.items()),
+            self.weighted,
         ]
-        if self.cuts:
-            value.append(sorted(self.cuts.items()))
-        if self.weighted:
-            value.append("weighted")
         return {
             "files": len(self.files),
             "row_groups": len(self.row_groups),

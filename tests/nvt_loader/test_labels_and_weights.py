@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -20,7 +18,6 @@ from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.cpu.blocks import LoaderBatch
-from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import row_numbers
 from tests.nvt_loader.helper import all_ranks, assert_same, read_rows, rows_of
@@ -100,20 +97,6 @@ def test_a_state_continues(root: Path) -> None:
     other = KJTLoader(root / "train", 40, **(options | {"label": "bought"}))
     with pytest.raises(SchemaError, match="data have changed"):
         other.load_state_dict(loader.state_dict())
-
-
-def test_fingerprints_stay(root: Path) -> None:
-    """States that were written before there were weights must be read."""
-    dataset = read_dataset(root / "plain" / "train")
-    value = [
-        [path.name for path in dataset.files],
-        dataset.sizes,
-        [dataclasses.astuple(group) for group in dataset.row_groups],
-        dataclasses.astuple(dataset.schema)[:5],
-        [],
-    ]
-    digest = hashlib.sha256(json.dumps(value).encode()).hexdigest()
-    assert dataset.fingerprint()["digest"] == digest
 
 
 def test_a_label_that_is_not_there(root: Path) -> None:
