@@ -263,5 +263,3 @@ def test_command_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd) -
     assert "2 days, 80 rows" in caplog.text
     assert "oracle AUROC test" in caplog.text
     assert "\r" not in capfd.readouterr().err  # no progress bar in a log
-    assert main(["synthesize", "--output_path", "raw", "--spec", "retail"]) == 2
-    assert "rows of your own log" in capfd.readouterr().err

@@ -196,7 +196,7 @@ def test_header_in_any_order_with_further_columns() -> None:
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ("n,price,hash,brand,name,tags,id,hashes", "column ids is not in the header\n.*'id' there"),
+        ("n,price,hash,brand,name,tags,id,hashes", "column ids is not in the header\n.*mean 'id'"),
         (
             "click,n,n,price,hash,brand,name,tags,ids,hashes",
             "column n is twice in the header\n.*"

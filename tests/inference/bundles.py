@@ -147,7 +147,8 @@ sys.exit(main(sys.argv[2:]))
 
 def with_full_disk(size: int, *command: object) -> subprocess.CompletedProcess[str]:
     """Run a command of ``python -m inference`` that can write so many bytes to a file."""
-    return python("-c", _FULL, size, *command)
+    # -B: Python would cache modules cut short, too
+    return python("-B", "-c", _FULL, size, *command)
 
 
 def publish(bundle: Path, to: Path, **flags: Any) -> steps.Published:
