@@ -98,8 +98,10 @@ class Regression:
         """Return the logits of rows, float64 [n]; ids without a weight count 0."""
         logits = sample.dense @ self.dense + self.bias
         for column, ids, weights in zip(sample.columns, self.ids, self.weights, strict=True):
-            places = np.searchsorted(ids, column.ids).clip(max=len(ids) - 1)
-            known = np.where(ids[places] == column.ids, weights[places], 0.0)
+            known = np.zeros(len(column.ids))
+            if len(ids):  # lists may all be empty in training
+                places = np.searchsorted(ids, column.ids).clip(max=len(ids) - 1)
+                known = np.where(ids[places] == column.ids, weights[places], 0.0)
             logits += column.sums(known, len(logits))
         return logits
 
@@ -207,7 +209,8 @@ def _penalty(slopes: np.ndarray, curvature: np.ndarray, chance: np.ndarray) -> f
         curvature: Minus the derivative of the slope by the weight.
         chance: The variance of the slope if the value had no effect.
     """
-    precision = (curvature / (1 + _TYPICAL_VARIANCE * curvature)) ** 2
-    excess = precision @ ((slopes**2 - chance) / curvature**2)
+    # not divided by the curvature, which is 0 for a value whose rows all have the weight 0
+    weights = 1 / (1 + _TYPICAL_VARIANCE * curvature) ** 2
+    excess = weights @ (slopes**2 - chance)
     least, most = _PENALTIES
-    return float(np.clip(precision.sum() / excess, least, most)) if excess > 0 else most
+    return float(np.clip(weights @ curvature**2 / excess, least, most)) if excess > 0 else most

@@ -12,7 +12,7 @@ from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.data import make_loader, read_schema
 from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.model import TrainBatch
-from nvt_torchrec.dlrm.regression import read_sample
+from nvt_torchrec.dlrm.regression import Column, Sample, fit_regression, read_sample
 from nvt_torchrec.dlrm.reporting.baselines import REGRESSION, compute_baselines
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings, with_sizes
 from tests.dlrm.runs import MODEL, events, train_here
@@ -59,3 +59,25 @@ def test_a_first_training_ends_no_worse_than_the_regression(tmp_path, monkeypatc
     assert record.model["first_order"] == 0.2
     monkeypatch.setattr(train_module, "start_from", lambda *arguments: None)
     assert ends_below("from nothing") > 0.003
+
+
+@pytest.mark.filterwarnings("error")
+def test_empty_lists_and_rows_of_weight_0():
+    """Values whose rows count nothing change no penalty; ids of lists that were empty count 0."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 20, 2_000)
+    labels = (rng.random(2_000) < 1 / (1 + np.exp(-rng.normal(0, 1, 20)[ids]))).astype(np.float32)
+    none = np.zeros(0, np.int64)
+
+    def sample(ids, labels, weights, lists):
+        dense = np.zeros((len(labels), 0), np.float32)
+        return Sample(dense, [Column(ids, None), Column(*lists)], labels, weights)
+
+    without = fit_regression(sample(ids, labels, np.ones(2_000, np.float32), (none, none)))
+    weights = np.append(np.ones(2_000), 0).astype(np.float32)
+    more = np.append(ids, 99), np.append(labels, 1).astype(np.float32)
+    found = fit_regression(sample(*more, weights, (none, none)))
+    assert found.penalties[0] == pytest.approx(without.penalties[0], rel=0.01)
+    assert found.penalties[0] < 10
+    scored = sample(ids[:3], labels[:3], None, (np.array([7]), np.array([1])))
+    assert np.isfinite(found.logits(scored)).all()
