@@ -13,6 +13,6 @@ def test_killed_at_any_moment(tmp_path: Path, by: str, stride: int, kills: int) 
     seen = seen_by("tests.etl.killed_extend", tmp_path, stride, by)
     assert seen["wrong"] == []
     assert {"generation 0", "switch", "generation 1"} <= seen["kills"].keys()
-    assert seen["kills"]["switch"] > 10
+    assert seen["kills"]["switch"] > 4  # threads decide at how many calls it is under way
     assert sum(seen["kills"].values()) > kills
     assert seen["undone"] > 20
