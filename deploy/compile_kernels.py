@@ -12,9 +12,9 @@ from pathlib import Path
 
 import nvt_torchrec.inference.server.app  # noqa: F401  # compiles loops when it is imported
 from nvt_torchrec.etl.run import EtlSettings, run
-from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.inference import Predictor
 from nvt_torchrec.workflows import compiled
 

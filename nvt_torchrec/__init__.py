@@ -1,7 +1,7 @@
 """Click logs to trained and served TorchRec models: the public names.
 
-In a checkout, the packages in here are links to the folders beside this one. The names are imported
-on first use: torch, TorchRec and NVTabular take seconds to import, and not every machine has them.
+The names are imported on first use: torch, TorchRec and NVTabular take seconds to import, and not
+every machine has them.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.raw import OpenDay, open_day
 from nvt_torchrec.clicklog.readers.stream import stream_unparsed
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.reading import Read
+from nvt_torchrec.formats.feature_spec.times import EPOCHS, ISO
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.rows import RawRows
-from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.spec.reading import Read
-from nvt_torchrec.formats.spec.times import EPOCHS, ISO
-from nvt_torchrec.formats.spec.toml_file import load_spec
 
 _DAY = 86_400_000_000
 _FIRST_DAY = 16_364 * _DAY  # 21 October 2014

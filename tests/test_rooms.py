@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.shell import python
+
 ROOT = Path(__file__).parents[1]
 
 #: The rooms that each room may import. ``nvt_compat`` has a rule of its own, see below.
@@ -30,13 +32,16 @@ ROOMS: dict[str, set[str]] = {
 }
 #: Command lines and measurements: they may import every room, and no room imports them.
 TOPS = ("demo", "benchmarks", "train_torchrec")
+PACKAGE = ROOT / "nvt_torchrec"
 #: What the names begin with under which rooms are imported. The tables here leave it out.
 PREFIX = "nvt_torchrec."
+#: Links to rooms: for ``python -m ROOM`` and ``import nvt_loader`` in a checkout, and for no more.
+LINKS = ("etl", "inference", "nvt_loader", "workflows")
 
 #: The sub-rooms of each room, and which sub-rooms of the same room each may import.
 SUB_ROOMS: dict[str, dict[str, set[str]]] = {
     "base": {"files": set(), "pages": set()},
-    "formats": {"spec": set()},
+    "formats": {"feature_spec": set()},
     "clicklog": {
         "text": set(),
         "readers": {"text"},
@@ -103,10 +108,11 @@ FORBIDDEN = {
 @functools.cache
 def _modules() -> dict[str, Path]:
     """Return the files of all modules by name; the name of a package is that of its __init__."""
-    names = {"train_torchrec": ROOT / "nvt_torchrec" / "train_torchrec.py"}
-    for room in (*ROOMS, "demo", "benchmarks"):
-        for file in sorted((ROOT / room).rglob("*.py")):
-            parts = file.relative_to(ROOT).with_suffix("").parts
+    names = {"train_torchrec": PACKAGE / "train_torchrec.py"}
+    rooms = [PACKAGE / room for room in ROOMS]
+    for room in (*rooms, ROOT / "demo", ROOT / "benchmarks"):
+        for file in sorted(room.rglob("*.py")):
+            parts = file.relative_to(room.parent).with_suffix("").parts
             names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
     return names
 
@@ -160,6 +166,23 @@ def _graph(room: str) -> dict[str, set[str]]:
     return {module: {other for other in _imports(module) if other in own} for module in own}
 
 
+def test_links_at_the_top_are_to_rooms() -> None:
+    links = {path.name: path.resolve() for path in ROOT.iterdir() if path.is_symlink()}
+    assert links == {room: PACKAGE / room for room in LINKS}
+
+
+@pytest.mark.parametrize("room", ["inference", "nvt_loader"])
+def test_a_link_leads_to_the_same_objects(room: str) -> None:
+    """In a checkout, ``from nvt_loader import KJTLoader`` gives the class of nvt_torchrec."""
+    code = (
+        f"import {room} as link, nvt_torchrec.{room} as room\n"
+        "names = getattr(room, '__all__', [])\n"
+        "print([name for name in names if getattr(link, name) is not getattr(room, name)])"
+    )
+    done = python("-c", code)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
 def test_imports_inside_functions_and_of_modules_count() -> None:
     assert "base.interrupts" in _imports("base.errors")  # inside a function
     assert "workflows.nodes" in _imports("workflows.store")  # from workflows import nodes
@@ -196,7 +219,7 @@ def test_sub_rooms_import_only_the_sub_rooms_below_them() -> None:
 
 @pytest.mark.parametrize("room", SUB_ROOMS)
 def test_every_sub_room_is_in_the_table(room: str) -> None:
-    there = {file.parent.name for file in (ROOT / room).glob("*/*.py")}
+    there = {file.parent.name for file in (PACKAGE / room).glob("*/*.py")}
     unknown = there - SUB_ROOMS[room].keys()
     assert not unknown, f"{room}: add {sorted(unknown)} to SUB_ROOMS, with what it may import"
 

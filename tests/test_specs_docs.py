@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
-from nvt_torchrec.formats.spec.reading import DERIVATIONS
-from nvt_torchrec.formats.spec.split import SPLIT_BY, Split
-from nvt_torchrec.formats.spec.times import EPOCHS
-from nvt_torchrec.formats.spec.toml_file import load_spec, shipped_specs
+from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from nvt_torchrec.formats.feature_spec.reading import DERIVATIONS
+from nvt_torchrec.formats.feature_spec.split import SPLIT_BY, Split
+from nvt_torchrec.formats.feature_spec.times import EPOCHS
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec, shipped_specs
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "specs.md").read_text(encoding="utf-8")

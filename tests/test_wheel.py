@@ -21,9 +21,7 @@ import nvt_torchrec
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PACKAGE = ROOT / "nvt_torchrec"
-ROOMS = tuple(
-    sorted(path.name for path in PACKAGE.iterdir() if path.is_dir() and path.is_symlink())
-)
+ROOMS = tuple(sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
 #: What pip cannot install together with the rest; README.md says how to add it.
 APART = {"torchrec", "nvtabular", "merlin-core", "merlin-dataloader"}
 
@@ -37,7 +35,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE", "train_torchrec.py"):
         shutil.copy(ROOT / name, source)
     ignored = shutil.ignore_patterns("__pycache__")
-    for name in (*ROOMS, "demo", "benchmarks", PACKAGE.name):
+    for name in ("demo", "benchmarks", PACKAGE.name):
         shutil.copytree(ROOT / name, source / name, ignore=ignored, symlinks=True)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps"]
     command += ["--no-build-isolation", f"--wheel-dir={folder}", str(source)]
@@ -73,10 +71,9 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in names}
     assert tops == {PACKAGE.name, f"nvt_torchrec-{nvt_torchrec.__version__}.dist-info"}
     data = {".py", ".toml", ".css", ".html", ".json"}
-    for room in ROOMS:
-        for path in (ROOT / room).rglob("*"):
-            if path.suffix in data:
-                assert f"{PACKAGE.name}/{path.relative_to(ROOT)}" in names
+    for path in PACKAGE.rglob("*"):
+        if path.suffix in data:
+            assert str(path.relative_to(ROOT)) in names
     assert {f"{PACKAGE.name}/train_torchrec.py", f"{PACKAGE.name}/py.typed"} <= names
 
 

@@ -23,7 +23,7 @@ from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table, run_ben
 from benchmarks.process import BUILD
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.etl.settings import cores
-from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 
 ETL = "TSV to parquet"
 #: Text per unit of work for the two memory lines, MiB, and how much longer the second log is.

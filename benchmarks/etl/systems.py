@@ -26,7 +26,7 @@ from benchmarks.etl.verify import Output, parts, read_parquet_column
 from benchmarks.harness import System, run_etl
 from benchmarks.process import BUILD, PeerError
 from nvt_torchrec.clicklog.synthetic.log import SyntheticSettings, synthesize
-from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
 
 log = logging.getLogger("benchmarks")

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import ClickLogError
-from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID, NULL_ID
+from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID
 
 #: Ids below it are padding, null and out of vocabulary; the most frequent value has this one.
 _FIRST_VALUE_ID = 3

@@ -17,8 +17,8 @@ from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.clicklog.text.device.tokenizer import parse_on_device
 from nvt_torchrec.etl.plan import make_plan
-from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 
 if TYPE_CHECKING:
     from nvt_torchrec.etl.engines.device.blocks import Card

@@ -7,10 +7,10 @@ import datetime
 
 from hypothesis import strategies as st
 
-from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
-from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.spec.reading import Derivation, LabelRule, Reading
-from nvt_torchrec.formats.spec.split import BY_DAYS, Split
+from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.reading import Derivation, LabelRule, Reading
+from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
 
 TIME_FORMATS = (
     "", "%Y-%m-%d %H:%M:%S", "%y%m%d%H", "%d/%m/%Y", "%b %d, %Y %I:%M %p",

@@ -6,8 +6,8 @@ import datetime
 import decimal
 import re
 
-from nvt_torchrec.formats.spec.reading import LabelRule, Read
-from nvt_torchrec.formats.spec.times import EPOCHS
+from nvt_torchrec.formats.feature_spec.reading import LabelRule, Read
+from nvt_torchrec.formats.feature_spec.times import EPOCHS
 
 #: Of float32.
 LARGEST = (2 - 2**-23) * 2.0**127

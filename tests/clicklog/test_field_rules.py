@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.clicklog.text import convert as conversion
 from nvt_torchrec.clicklog.text.convert import convert, convert_lists
+from nvt_torchrec.formats.feature_spec.reading import LabelRule, Read
+from nvt_torchrec.formats.feature_spec.times import DIRECTIVES, EPOCHS
 from nvt_torchrec.formats.rows import Jagged
-from nvt_torchrec.formats.spec.reading import LabelRule, Read
-from nvt_torchrec.formats.spec.times import DIRECTIVES, EPOCHS
 from tests.clicklog.reference_fields import BAD, EPOCH, MICROSECOND, expected
 
 

@@ -14,8 +14,8 @@ from nvt_torchrec.clicklog.readers.json_rows import read_lines
 from nvt_torchrec.clicklog.readers.raw import read_block
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.guess import guess
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.rows import RawRows
-from nvt_torchrec.formats.spec.toml_file import load_spec
 from tests.spec_logs import open_file, spec_of
 
 SPEC = """

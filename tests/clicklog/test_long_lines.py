@@ -18,7 +18,11 @@ from nvt_torchrec.clicklog.readers import lines
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine, split_chunks
 from nvt_torchrec.clicklog.readers.raw import read_block, read_block_chunks
 from nvt_torchrec.clicklog.readers.stream import stream_unparsed
-from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
+from nvt_torchrec.formats.feature_spec.feature_spec import (
+    CategoricalColumn,
+    FeatureSpec,
+    InputFormat,
+)
 from tests.logs import CRITEO, random_rows, write_day
 from tests.spec_logs import open_file, stream_rows
 

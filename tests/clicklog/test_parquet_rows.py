@@ -21,13 +21,13 @@ from nvt_torchrec.clicklog.readers.raw import (
     read_block,
     read_block_chunks,
 )
-from nvt_torchrec.formats.spec.feature_spec import (
+from nvt_torchrec.formats.feature_spec.feature_spec import (
     CategoricalColumn,
     DenseColumn,
     FeatureSpec,
     InputFormat,
 )
-from nvt_torchrec.formats.spec.reading import Derivation, LabelRule, Reading
+from nvt_torchrec.formats.feature_spec.reading import Derivation, LabelRule, Reading
 from tests.clicklog.reference_reader import LARGEST, as_lists
 from tests.clicklog.test_text import CSV
 from tests.spec_logs import open_file, stream_rows

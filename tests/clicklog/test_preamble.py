@@ -17,7 +17,7 @@ from nvt_torchrec.clicklog.readers import lines
 from nvt_torchrec.clicklog.readers.lines import after_preamble, text_end, without_empty_lines
 from nvt_torchrec.clicklog.readers.raw import read_block
 from nvt_torchrec.clicklog.readers.stream import stream_unparsed
-from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from tests.spec_logs import open_file, spec_of, stream_rows
 
 SPEC = """

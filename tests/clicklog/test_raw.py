@@ -18,7 +18,11 @@ from nvt_torchrec.clicklog.readers.raw import (
     read_block,
 )
 from nvt_torchrec.clicklog.readers.text_rows import count_file_rows, offset_of_row
-from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
+from nvt_torchrec.formats.feature_spec.feature_spec import (
+    CategoricalColumn,
+    FeatureSpec,
+    InputFormat,
+)
 from tests.logs import CRITEO, random_rows, write_day, write_log
 from tests.spec_logs import open_file, stream_rows
 

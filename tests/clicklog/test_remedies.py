@@ -17,13 +17,13 @@ from nvt_torchrec.clicklog.readers.parquet_rows import check_columns
 from nvt_torchrec.clicklog.text.convert import convert
 from nvt_torchrec.clicklog.text.line_layout import layout_of
 from nvt_torchrec.clicklog.text.remedies import value_remedy
-from nvt_torchrec.formats.spec.feature_spec import (
+from nvt_torchrec.formats.feature_spec.feature_spec import (
     CategoricalColumn,
     DenseColumn,
     FeatureSpec,
     InputFormat,
 )
-from nvt_torchrec.formats.spec.reading import LabelRule, Read
+from nvt_torchrec.formats.feature_spec.reading import LabelRule, Read
 from tests.clicklog.test_field_rules import fields_of
 from tests.spec_logs import stream_rows
 

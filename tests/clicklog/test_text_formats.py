@@ -22,7 +22,7 @@ from nvt_torchrec.clicklog.readers.raw import (
 )
 from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.clicklog.text.delimited import split_rows
-from nvt_torchrec.formats.spec.feature_spec import (
+from nvt_torchrec.formats.feature_spec.feature_spec import (
     CategoricalColumn,
     FeatureSpec,
     InputFormat,

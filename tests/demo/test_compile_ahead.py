@@ -17,7 +17,7 @@ from pathlib import Path
 from nvt_torchrec.base.kernels import compile_seconds
 from nvt_torchrec.etl.__main__ import main
 from tests.spec_logs import write_spec_log
-from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 
 raw, out = sys.argv[1:]
 write_spec_log(Path(raw), load_spec("retail"), rows=100, seed=5)

@@ -59,7 +59,9 @@ def test_machines_meet_on_the_first(tmp_path, environment, endpoint):
 
 def test_slurm_takes_it():
     """As torchx's own check of components, and its command line, read it."""
-    command = "torchx run --dryrun -s slurm dlrm/launch/component.py:train -j 2x8 --gpu 8"
+    command = (
+        "torchx run --dryrun -s slurm nvt_torchrec/dlrm/launch/component.py:train -j 2x8 --gpu 8"
+    )
     result = run_command([*command.split(), "--cpu", "96", "--", *FLAGS], cwd=ROOT)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("--cpus-per-task=96 --mem=16384 --gpus-per-task=8") == 2

@@ -13,7 +13,7 @@ from nvt_torchrec.dlrm.days import TrainingDays, choose_days
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.dlrm.train import TrainResult
 from nvt_torchrec.formats.etl_output import SWITCH_FILE, EtlOutput
-from nvt_torchrec.formats.spec.split import Split
+from nvt_torchrec.formats.feature_spec.split import Split
 from tests.dlrm.generations import PARTS, write_output
 from tests.dlrm.runs import train_here
 from tests.dlrm.test_checkpoint import change_model_file

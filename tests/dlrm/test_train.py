@@ -56,7 +56,8 @@ def two_ranks(flags, data, tmp_path_factory) -> Path:
     if "--adagrad" in flags:  # on two machines
         with socket.create_server(("localhost", 0)) as free:
             port = free.getsockname()[1]
-        torchx = f"torchx run -s local_cwd dlrm/launch/component.py:train -j 2x1 --port {port} --"
+        component = "nvt_torchrec/dlrm/launch/component.py:train"
+        torchx = f"torchx run -s local_cwd {component} -j 2x1 --port {port} --"
     else:
         torchx = "torchx run -s local_cwd dist.ddp -j 1x2 --script train_torchrec.py --"
     run = [*MODEL, *small_run(data, path, *flags, batch_size=16)]

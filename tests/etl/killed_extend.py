@@ -22,7 +22,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import TEMPORARY
 from nvt_torchrec.etl.output import EXTENDING_FILE
 from nvt_torchrec.formats.etl_output import PREVIOUS, SWITCH_FILE, EtlOutput
-from nvt_torchrec.formats.spec.split import BY_DAYS, Split
+from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
 from tests.etl.extended import SMALL, add, content, copy_of, differences, make_base, write_days
 from tests.forks import kill_before, was_killed
 

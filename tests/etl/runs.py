@@ -25,9 +25,9 @@ from nvt_torchrec.etl.engines.threads import Threads
 from nvt_torchrec.etl.plan import Plan
 from nvt_torchrec.etl.results import UnitResult
 from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows.writer import Fitted
 from tests.logs import CRITEO, Reference

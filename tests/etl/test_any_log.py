@@ -19,9 +19,9 @@ from nvt_torchrec.clicklog.in_memory.frames import read_columns
 from nvt_torchrec.clicklog.text.line_layout import layout_of
 from nvt_torchrec.clicklog.text.tokenizer import parse_rows
 from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.feature_spec.split import BY_DAYS
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.rows import Jagged
-from nvt_torchrec.formats.spec.split import BY_DAYS
-from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows import compiled, inspect, load
 from tests.clicklog.random_logs import random_logs, random_rows

@@ -13,7 +13,7 @@ from nvt_torchrec.clicklog.text.line_layout import plain_layout
 from nvt_torchrec.clicklog.text.tokenizer import parse_rows
 from nvt_torchrec.etl.__main__ import main as etl
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.workflows.__main__ import main as workflow_tool
 from tests.etl.runs import settings
 from tests.workflows.random_specs import Oracle

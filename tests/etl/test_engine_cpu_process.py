@@ -14,7 +14,7 @@ from pathlib import Path
 from nvt_torchrec.etl import shuffle
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
-from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 
 shuffle._LEAST = 6 << 20  # bytes of rows that are shuffled at once
 options = {"engine": "cpu", "workers": 2, "block_mb": 4, "shuffle": "full"}

@@ -18,8 +18,8 @@ from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.drift import Drift
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.manifest import Manifest
-from nvt_torchrec.formats.spec.split import Split
 from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.extended import add, assert_sound, content, copy_of, differences, make_base, refused
 from tests.etl.runs import QUARANTINE, read_split, settings

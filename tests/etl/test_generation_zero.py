@@ -14,13 +14,13 @@ from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.engines.engine import Job, add_up
 from nvt_torchrec.etl.plan import make_plan
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.formats.rows import RawRows
-from nvt_torchrec.formats.spec.feature_spec import (
+from nvt_torchrec.formats.feature_spec.feature_spec import (
     CategoricalColumn,
     DenseColumn,
     FeatureSpec,
     InputFormat,
 )
+from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.workflows.extension.state import read_state
 from nvt_torchrec.workflows.moments import COUNT, statistics
 from tests.etl.extended import content, differences

@@ -14,9 +14,13 @@ from nvt_torchrec.clicklog.readers.raw import first_line, read_block
 from nvt_torchrec.clicklog.readers.text_rows import header_lines
 from nvt_torchrec.etl.plan import make_plan
 from nvt_torchrec.etl.staging import decompress, estimate, staged
-from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
-from nvt_torchrec.formats.spec.split import Split
-from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.formats.feature_spec.feature_spec import (
+    CategoricalColumn,
+    FeatureSpec,
+    InputFormat,
+)
+from nvt_torchrec.formats.feature_spec.split import Split
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
 from tests.clicklog.reference_reader import as_lists
 from tests.etl.runs import settings

@@ -21,8 +21,8 @@ from nvt_torchrec.etl.report import data as report_data
 from nvt_torchrec.etl.report.data import BINS, collect
 from nvt_torchrec.etl.report.page import write_report
 from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.manifest import Manifest
-from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.runs import QUARANTINE, cut, read_split, settings
 from tests.layout import find_overflows

@@ -21,7 +21,7 @@ from nvt_torchrec.etl.plan import make_plan
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.shuffle import round_keys
 from nvt_torchrec.etl.split_pass import find_cuts, prepared
-from nvt_torchrec.formats.spec.split import Split
+from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.splits import SPLITS
 from tests.clicklog.reference_reader import key_of
 from tests.etl.extended import content, differences

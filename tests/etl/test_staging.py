@@ -17,8 +17,8 @@ from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl import staging
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.staging import estimate
-from nvt_torchrec.formats.spec.columns import InputFormat
-from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.formats.feature_spec.columns import InputFormat
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from tests.etl.runs import QUARANTINE, assert_is, failing, settings
 from tests.logs import COMPRESS, ROWS, pack, random_rows, text_of, write_day, write_log
 

@@ -6,7 +6,7 @@ import gzip
 from pathlib import Path
 
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from tests.etl.runs import QUARANTINE, read_split, settings
 
 SPEC = """

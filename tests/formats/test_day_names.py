@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.formats.day_names import OpenDays, date_of, name_of, parse_days
-from nvt_torchrec.formats.spec.split import Split
+from nvt_torchrec.formats.feature_spec.split import Split
 
 SHARE = Split("share", valid=0.1, test=0.1)
 OCTOBER_28 = (datetime.date(2024, 10, 28) - datetime.date(1970, 1, 1)).days

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from nvt_torchrec import workflows
+from nvt_torchrec.formats.feature_spec.columns import DenseColumn
+from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.generations import Generation
-from nvt_torchrec.formats.spec.columns import DenseColumn
-from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.inference.model.bundle import save_bundle
 from nvt_torchrec.inference.model.scoring import ServingModel, Table
 from nvt_torchrec.inference.model.weights import CheckpointOrigin, ModelShape, Origin

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from nvt_torchrec.etl.run import EtlSettings, run
-from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.inference import Predictor, write_bundle
 from tests.dlrm.runs import MODEL, torchrun, train_here
 from tests.inference.bundles import make_bundle

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import Jagged, RawRows, is_missing
-from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.inference.export.torch_package import MISSING
 
 

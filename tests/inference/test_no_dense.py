@@ -9,7 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
+from nvt_torchrec.formats.feature_spec.feature_spec import (
+    CategoricalColumn,
+    FeatureSpec,
+    InputFormat,
+)
 from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
 from tests.inference.conftest import Trained, train_model

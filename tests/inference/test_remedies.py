@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, SchemaError
-from nvt_torchrec.formats.spec.feature_spec import (
+from nvt_torchrec.formats.feature_spec.feature_spec import (
     CategoricalColumn,
     DenseColumn,
     FeatureSpec,
     InputFormat,
 )
-from nvt_torchrec.formats.spec.reading import Derivation, Reading
+from nvt_torchrec.formats.feature_spec.reading import Derivation, Reading
 from nvt_torchrec.inference import InvalidRowError, Predictor
 from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.server.app import RefusedError, parse_body

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from tests.inference.test_export import linked, run_isolated, untrained
 from tests.logs import write_log
 from tests.test_wheel import ROOT, with_extras

@@ -12,7 +12,7 @@ from urllib.parse import urljoin
 import numpy as np
 import pytest
 
-from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.inference import Predictor
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.server.openapi import request_body

@@ -13,7 +13,7 @@ import pytest
 from nvt_torchrec.base.command_line import Parser, parse
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.etl.__main__ import COMMANDS as ETL
-from nvt_torchrec.formats.spec.toml_file import shipped_specs
+from nvt_torchrec.formats.feature_spec.toml_file import shipped_specs
 from nvt_torchrec.inference.__main__ import COMMANDS as INFERENCE
 from tests import shell
 from tests.lookalikes.logs import LOGS

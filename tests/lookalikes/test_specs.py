@@ -12,7 +12,7 @@ import pytest
 
 from nvt_torchrec import workflows
 from nvt_torchrec.etl.__main__ import main
-from nvt_torchrec.formats.spec.toml_file import load_spec, shipped_specs
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec, shipped_specs
 from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.extended import content, differences
 from tests.etl.findings import bad

@@ -24,8 +24,9 @@ needs_sources = pytest.mark.skipif(
 )
 
 OURS = [
-    ROOT / room
-    for room in ("clicklog", "etl", "workflows", "nvt_loader", "nvt_compat", "benchmarks")
+    *(ROOT / "nvt_torchrec" / room for room in ("clicklog", "etl", "workflows", "nvt_loader")),
+    ROOT / "nvt_torchrec" / "nvt_compat",
+    ROOT / "benchmarks",
 ]
 #: Parts of Merlin that an ETL and a loader use; not its tests, tools and other frameworks.
 MERLIN = ("merlin/core", "merlin/io", "merlin/dag", "merlin/table", "merlin/dtypes")
@@ -207,7 +208,7 @@ def test_methods(name: str) -> None:
 @needs_sources
 def test_what_is_supplied_is_gone() -> None:
     """The day a name comes back, its replacement here can go."""
-    tree = ast.parse((ROOT / "nvt_compat" / "cudf_names.py").read_text())
+    tree = ast.parse((ROOT / "nvt_torchrec" / "nvt_compat" / "cudf_names.py").read_text())
     aliases = _aliases(tree)
     supplied = {
         f"{_dotted(node.args[0], aliases)}.{keyword.arg}"

@@ -15,7 +15,11 @@ from nvt_torchrec.etl.engines import block as host
 from nvt_torchrec.etl.engines.counting import merge
 from nvt_torchrec.etl.engines.device.blocks import LANES, Card, count_block, merge_runs
 from nvt_torchrec.etl.engines.runs import Run
-from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+)
 from nvt_torchrec.workflows.moments import merge_moments
 from tests.simulator.device import SimulatedDevice
 

@@ -10,8 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec import workflows
+from nvt_torchrec.formats.feature_spec.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+)
 from nvt_torchrec.formats.rows import RawRows
-from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import tables
 from nvt_torchrec.workflows.compiled.dense import DensePlan

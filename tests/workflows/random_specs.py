@@ -11,6 +11,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
+from nvt_torchrec.formats.feature_spec.columns import DENSE_TRANSFORMS
+from nvt_torchrec.formats.feature_spec.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+)
 from nvt_torchrec.formats.rows import (
     Jagged,
     RawRows,
@@ -19,8 +25,6 @@ from nvt_torchrec.formats.rows import (
     empty_mask,
     is_missing,
 )
-from nvt_torchrec.formats.spec.columns import DENSE_TRANSFORMS
-from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 
 
 def examples(number: int) -> settings:

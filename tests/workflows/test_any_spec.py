@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec import workflows
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows, empty_rows, is_missing
-from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.workflows.frames import to_table
 from nvt_torchrec.workflows.store import build, load, save
 from tests.workflows.random_specs import (

@@ -15,6 +15,12 @@ from hypothesis import strategies as st
 
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.formats.feature_spec.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+)
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.rows import (
     Jagged,
     RawRows,
@@ -25,8 +31,6 @@ from nvt_torchrec.formats.rows import (
     is_missing,
 )
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import tables
 from tests.workflows.random_specs import as_columns, examples, feature_specs, raw_rows

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from nvt_torchrec import workflows
 from nvt_torchrec.etl.engines.moments import moments
+from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
-from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.workflows import vocabulary
 from nvt_torchrec.workflows.extension.state import SeenValues, VocabularyState, read_state
 from nvt_torchrec.workflows.extension.vocabulary import DayOfVocabulary, extend_vocabulary

@@ -15,8 +15,12 @@ import pytest
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry
+from nvt_torchrec.formats.feature_spec.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+)
 from nvt_torchrec.formats.generations import read_reused
-from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.workflows.extension.state import read_state
 from nvt_torchrec.workflows.extension.workflow import DayCounts
 from nvt_torchrec.workflows.lookup import describe_meaning, id_of, meaning_of

@@ -21,8 +21,12 @@ from nvtabular import ops
 
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError, SettingsError
+from nvt_torchrec.formats.feature_spec.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+)
 from nvt_torchrec.formats.rows import empty_rows
-from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.workflows import compiled, nodes, writer
 from nvt_torchrec.workflows.store import build, load, nodes_of
 from tests.mutations import edit_json, expect_own_errors, flip_bit

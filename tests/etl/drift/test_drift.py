@@ -13,10 +13,10 @@ import pytest
 from nvt_torchrec.etl import drift as measure_module
 from nvt_torchrec.etl.commands.drift import as_text
 from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.feature_spec.feature_spec import InputFormat
+from nvt_torchrec.formats.feature_spec.split import BY_DAYS
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.manifest import Manifest
-from nvt_torchrec.formats.spec.feature_spec import InputFormat
-from nvt_torchrec.formats.spec.split import BY_DAYS
-from nvt_torchrec.formats.spec.toml_file import load_spec
 from tests.etl.drift.days import ROWS, changed, drift_of, read_rows
 from tests.etl.runs import settings
 from tests.logs import CRITEO

@@ -1,0 +1,113 @@
+"""Errors about rows in memory, and what to do about rows that a served workflow refuses.
+
+The errors derive from those of :mod:`base.errors`. The spec of a served workflow is fixed, so a
+remedy that names keys of the spec says when they take effect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from nvt_torchrec.base.errors import BadInputError, BadRowError, SchemaError
+from nvt_torchrec.clicklog.text.remedies import value_remedy
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.feature_spec.raw_types.base import (
+    EMPTY_ITEM,
+    MESSAGES,
+    NULL_ITEM,
+    RANGE,
+    SYNTAX,
+)
+from nvt_torchrec.formats.feature_spec.reading import Read
+
+#: The message for a value of a list column that is no list.
+NOT_A_LIST = "expected a list or a missing value"
+_LATER = "; keys of the spec take effect with another ETL run and training"
+
+
+class InvalidRowError(BadRowError):
+    """A value that does not fit its column, or a row that cannot be scored.
+
+    Attributes:
+        row: Index of the row, from 0.
+        column: Name of the column; "" if it is not one column's value.
+        reason: The value, and what the column accepts.
+        remedy: What to pass instead, and which key of the spec would take the value; "" if neither
+            is known.
+    """
+
+    def __init__(self, row: int, column: str, reason: str, remedy: str = "") -> None:
+        where = f"row {row}, column {column}" if column else f"row {row}"
+        super().__init__(f"{where}: {reason}", remedy)
+        self.args = row, column, reason, remedy
+        self.row, self.column, self.reason = row, column, reason
+
+
+class MissingColumnError(SchemaError):
+    """A column of the feature spec that rows lack.
+
+    Attributes:
+        column: Name of the column.
+        row: Index of the first row that lacks it, from 0; None if all rows do.
+    """
+
+    reason = "the column is missing"
+
+    def __init__(self, what: str, remedy: str, column: str, row: int | None = None) -> None:
+        super().__init__(what, remedy)
+        self.args = what, remedy, column, row
+        self.column, self.row = column, row
+
+
+def no_such_key(row: int, column: str) -> MissingColumnError:
+    """Return the error for a dict without a column."""
+    return MissingColumnError(
+        f"row {row} has no column {column}", "a missing value is null", column, row
+    )
+
+
+@contextlib.contextmanager
+def of_fitted_spec() -> Iterator[None]:
+    """Say in errors about a file that the spec whose keys they name is that of a workflow."""
+    try:
+        yield
+    except (BadInputError, SchemaError) as error:
+        error.remedy = say_fitted(error.remedy)
+        error.args = error.what, error.remedy
+        raise
+
+
+def say_fitted(remedy: str) -> str:
+    """Add to a remedy that names keys of the spec when they take effect."""
+    return f"{remedy}{_LATER}" if "the spec" in remedy else remedy
+
+
+def with_remedy(error: InvalidRowError, spec: FeatureSpec) -> InvalidRowError:
+    """Return the error of a value in rows in memory, with what to do about it."""
+    for read in spec.read_plan(label=False).reads:
+        remedy = _remedy(error.reason, read) if read.source == error.column else ""
+        if remedy:
+            return InvalidRowError(error.row, error.column, error.reason, remedy)
+    return error
+
+
+def _remedy(reason: str, read: Read) -> str:
+    """Return what to do about a value of a column, or "" if its reason is not the column's."""
+    if reason.endswith(NOT_A_LIST):
+        return "pass a list of its values"
+    kind = RAW_TYPES[read.raw]
+    codes = {kind.syntax: SYNTAX, kind.range: RANGE}
+    codes |= {MESSAGES[code]: NULL_ITEM for code in (EMPTY_ITEM, NULL_ITEM)}
+    code = next((code for message, code in codes.items() if reason.endswith(message)), 0)
+    keys = say_fitted(value_remedy(read, code)) if code else ""
+    if code != SYNTAX:
+        return keys
+    instead = f"{kind.syntax.replace('expected', 'pass', 1)} (null)"
+    return instead if kind.is_text else f"{instead}, or {keys}"  # no key takes numbers for texts
+
+
+def keys_of(read: Read) -> str:
+    """Return the keys of the spec to try for a value of another type, and when they take effect."""
+    return say_fitted(value_remedy(read, SYNTAX))

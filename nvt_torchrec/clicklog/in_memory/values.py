@@ -1,0 +1,229 @@
+"""Columns of Python values → arrays, checking each value.
+
+Without rules, NumPy converts a column if all its values are of the usual types; others are parsed
+one by one. In columns that a spec reads by rules (null texts, trimming, times and the like) strings
+are parsed as fields of text, and numbers and times as columns of parquet, so that a value means the
+same in a request as in a log. Without NumPy's way, all through Arrow arrays, 16 rows of Criteo's 39
+columns take 2.4 ms instead of 0.8, and 4096 rows 45 ms instead of 35.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.base.arrays import to_arrow
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.clicklog.in_memory.errors import NOT_A_LIST, InvalidRowError
+from nvt_torchrec.clicklog.readers.parquet_rows import convert_column
+from nvt_torchrec.clicklog.text.convert import Converted, convert, fields_of, of_items
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.feature_spec.raw_types.base import (
+    EMPTY_ITEM,
+    MESSAGES,
+    NOT_UTF8,
+    BadValueError,
+    is_missing,
+)
+from nvt_torchrec.formats.feature_spec.reading import Read
+from nvt_torchrec.formats.feature_spec.times import microseconds_of
+
+#: Raw types whose values are mostly written as text.
+_TEXTS = ("string", "time")
+
+
+def has_rules(read: Read) -> bool:
+    """Whether a column is read by rules, so that strings are taken as fields of text."""
+    ruled = read.nulls or read.trim or read.lenient or read.thousands
+    return bool(ruled) or read.raw == "time" or read.decimal != "."
+
+
+def read_as_text(reads: Sequence[Read]) -> set[str]:
+    """Return the sources whose strings are taken as fields of text in all that is read from them.
+
+    A source may be read as text and as a number: otherwise no value would suit both.
+    """
+    return {
+        read.source
+        for read in reads
+        if has_rules(read)
+        or (
+            read.raw in _TEXTS
+            and any(other.source == read.source and other.raw != read.raw for other in reads)
+        )
+    }
+
+
+def convert_values(values: list, read: Read, *, text: bool = False) -> Converted:
+    """Check and convert a column of Python values [n].
+
+    Args:
+        values: The values; see :meth:`inference.predictor.Predictor.predict`.
+        read: How they are read.
+        text: Whether strings are fields of text also where ``read`` has no rules for them.
+
+    Raises:
+        InvalidRowError: A value is of a type that the column does not hold.
+    """
+    convert_all = _lists if read.multi_hot else _items
+    try:
+        return convert_all(values, read, text)
+    except BadValueError as error:
+        value = values[error.index]
+        raise InvalidRowError(error.index, read.source, f"{value!r:.60}: {error.reason}") from None
+
+
+def _show(values: list) -> Callable[[int], str]:
+    return lambda row: f"{values[row]!r:.60}"
+
+
+def _items(values: list, read: Read, text: bool) -> Converted:
+    if text or has_rules(read):
+        return _by_rules(values, read)
+    converted, missing = RAW_TYPES[read.raw].from_values(values)
+    return Converted(converted, missing, np.zeros(len(values), np.uint8), _show(values))
+
+
+def _lists(values: list, read: Read, text: bool) -> Converted:
+    if set(map(type, values)) <= {list, tuple, type(None)}:
+        lists = [value or () for value in values]
+    else:
+        lists = [_list(row, value) for row, value in enumerate(values)]
+    offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+    flat = list(itertools.chain.from_iterable(lists))
+
+    def row_of(item: int) -> int:
+        return int(np.searchsorted(offsets, item, side="right")) - 1
+
+    try:
+        items = _items(flat, dataclasses.replace(read, multi_hot=False), text)
+    except BadValueError as error:
+        raise BadValueError(row_of(error.index), error.reason) from None
+    empty = np.flatnonzero(items.missing & (items.code == 0))
+    if len(empty):
+        raise BadValueError(row_of(int(empty[0])), MESSAGES[EMPTY_ITEM])
+    return dataclasses.replace(of_items(offsets, items), show=_show(values))
+
+
+def _list(row: int, value: Any) -> Sequence:
+    if is_missing(value):
+        return ()
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise BadValueError(row, NOT_A_LIST)
+    return list(value)
+
+
+def _by_rules(values: list, read: Read) -> Converted:
+    rows_of: dict[int, list[int]] = {}
+    for row, value in enumerate(values):
+        rows_of.setdefault(_kind(value, read), []).append(row)
+    parts = [_part(kind, values, rows, read) for kind, rows in (rows_of or {_TEXT: []}).items()]
+    merged, missing, code = parts[0].values, parts[0].missing, parts[0].code
+    if len(parts) > 1:
+        place = np.argsort(np.concatenate(list(rows_of.values())))
+        missing = np.concatenate([part.missing for part in parts])[place]
+        code = np.concatenate([part.code for part in parts])[place]
+        if RAW_TYPES[read.raw].is_text:
+            merged = pa.concat_arrays([part.values for part in parts]).take(to_arrow(place))
+        else:
+            merged = np.concatenate([part.values for part in parts])[place]
+    if not RAW_TYPES[read.raw].is_text:
+        merged = np.asarray(merged).astype(RAW_TYPES[read.raw].dtype, copy=False)
+    return Converted(merged, missing, code, _show(values))
+
+
+#: How values are converted; missing ones are empty texts.
+_TEXT, _INTEGERS, _FLOATS, _TIMES = range(4)
+
+
+def _part(kind: int, values: list, rows: list[int], read: Read) -> Converted:
+    """Convert the values in some rows, all of one kind."""
+    some = values if len(rows) == len(values) else [values[row] for row in rows]
+    if kind == _TEXT:
+        return _of_texts(some, rows, read)
+    return _of_array(_array(some, rows, kind, read), rows, read)
+
+
+def _kind(value: Any, read: Read) -> int:
+    if isinstance(value, np.datetime64):
+        return _TEXT if np.isnat(value) else _TIMES
+    if isinstance(value, str | bytes) or is_missing(value):
+        return _TEXT
+    if isinstance(value, datetime.date):  # also datetime.datetime and pandas' Timestamp
+        return _TIMES
+    floats = isinstance(value, float | np.floating) or read.raw == "float"
+    return _FLOATS if floats else _INTEGERS
+
+
+def _of_texts(values: list, rows: list[int], read: Read) -> Converted:
+    """Convert texts; all other values are missing."""
+    encoded = []
+    for row, value in zip(rows, values, strict=True):
+        try:
+            text = value.encode() if isinstance(value, str) else value
+        except UnicodeEncodeError:
+            raise BadValueError(row, MESSAGES[NOT_UTF8]) from None
+        encoded.append(text if isinstance(text, bytes) else b"")
+    return convert(fields_of(encoded), read)
+
+
+def _array(values: list, rows: list[int], kind: int, read: Read) -> pa.Array:
+    """Return values of one kind as an array."""
+    if kind == _TIMES:
+        return times_to_arrow(np.array([_microseconds(value) for value in values], "M8[us]"))
+    numbers: list[int | float] = []
+    parse = RAW_TYPES[read.raw].from_python
+    if read.raw in _TEXTS:
+        parse = functools.partial(_number, read=read)
+    for row, value in zip(rows, values, strict=True):
+        try:
+            numbers.append(parse(value))
+        except ValueError as error:
+            raise BadValueError(row, str(error)) from None
+    integers = all(type(number) is int for number in numbers)
+    return to_arrow(np.array(numbers, np.int64 if integers else np.float64))
+
+
+def _number(value: Any, read: Read) -> int | float:
+    """Return a number that stands for a text or a time. Raises :class:`ValueError`."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if whole and -(2**63) <= int(value) < 2**63:
+        return int(value)
+    if isinstance(value, float | np.floating):
+        if read.raw == "time":
+            return float(value)
+        number = float(value)
+        if number.is_integer() and abs(number) <= RAW_TYPES["int"].most:
+            return int(number)  # pandas makes floats of integers with missing values
+    raise ValueError(RAW_TYPES[read.raw].syntax)
+
+
+def _of_array(array: pa.Array, rows: list[int], read: Read) -> Converted:
+    try:
+        return convert_column(array, read)
+    except SchemaError:
+        raise BadValueError(rows[0], RAW_TYPES[read.raw].syntax) from None
+
+
+def _microseconds(value: Any) -> int:
+    """Return microseconds since 1970 UTC of a time or a date; UTC where it has no time zone."""
+    if isinstance(value, np.datetime64):
+        return value.astype("M8[us]").astype(np.int64)
+    if not isinstance(value, datetime.datetime):
+        value = datetime.datetime(value.year, value.month, value.day)
+    return int(microseconds_of(value))
+
+
+def times_to_arrow(times: np.ndarray) -> pa.Array:
+    """Convert NumPy's times [n] to Arrow's, in microseconds; NaT becomes null."""
+    numbers = times.astype("M8[us]").astype(np.int64)
+    valid = np.packbits(~np.isnat(times), bitorder="little")
+    buffers = [pa.py_buffer(valid), pa.py_buffer(numbers)]
+    return pa.Array.from_buffers(pa.timestamp("us"), len(numbers), buffers)

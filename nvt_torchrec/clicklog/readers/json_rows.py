@@ -1,0 +1,149 @@
+"""Read JSON lines, an object in each line, as columns of a feature spec.
+
+Lines become an Arrow table, whose columns are checked and converted as those of parquet are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pj
+
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.validation import strict_json
+from nvt_torchrec.clicklog.readers.parquet_rows import (
+    check_columns,
+    find_type,
+    partition_values,
+    table_to_rows,
+)
+from nvt_torchrec.clicklog.text.line_layout import HEAD_BYTES, LineLayout
+from nvt_torchrec.clicklog.text.remedies import similar_column
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.rows import BadRow, RawRows, with_bad_rows
+
+#: Arrow's parser ends the process at some thousand objects or lists within each other.
+_MOST_BRACKETS = 500
+_CONSTANT = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf)")
+
+
+def json_layout(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
+    """Return whether the rows of a file have labels, by its first lines.
+
+    Raises:
+        BadInputError: None of the lines is an object, or none has a column of the spec.
+    """
+    lines = head[:HEAD_BYTES].split(b"\n")
+    lines = lines[:-1] or lines  # the last one may be cut
+    table, bad = read_lines(lines)
+    if len(bad) == len(lines):
+        raise BadInputError(
+            f"{source}, line 1: {bad[0].what}: {lines[0][:60].decode('utf-8', 'replace')}",
+            "write an object in each line (a list of objects by jq -c '.[]'), or correct format in "
+            "[input] of the spec",
+        )
+    there = sorted({*table.schema.names, *partition_values(source)})
+    for name in spec.sources(label=False):
+        if name not in there and find_type(table.schema, name) is None:
+            hint = similar_column(name, there, spec.sources(label=True))
+            raise BadInputError(
+                f"{source}: no key {name} in its first rows, which have {', '.join(there[:20])}",
+                f"{hint}name the columns as in the file; where a value is mostly missing, write "
+                "null in one of these rows",
+            )
+    label = all(name in there or find_type(table.schema, name) for name in spec.sources(label=True))
+    return LineLayout((), label, source=source)
+
+
+def parse_json(
+    text: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool | int
+) -> RawRows:
+    """Parse whole lines; a key that is not there has no value.
+
+    Raises:
+        BadInputError: A column is of another type than the spec says.
+    """
+    lines = bytes(text).removesuffix(b"\n").split(b"\n") if len(text) else []
+    table, bad = read_lines(lines)
+    partition = partition_values(layout.source)
+    for name in spec.sources(label=layout.label):
+        if find_type(table.schema, name) is None and name not in partition:
+            table = table.append_column(name, pa.nulls(len(lines) - len(bad)))
+    check_columns(table.schema, layout.source, spec, label=layout.label)
+    for row in reversed(bad):
+        del lines[row.line]
+    rows = table_to_rows(
+        table, layout.source, spec, label=layout.label, reject=reject, text=lines.__getitem__
+    )
+    return with_bad_rows(rows, bad) if bad else rows
+
+
+def read_lines(lines: list[bytes]) -> tuple[pa.Table, list[BadRow]]:
+    """Return the objects of lines as a table, and the lines that are none.
+
+    Where Arrow cannot parse them, because a line is no object or a key has values of several types,
+    Python does; values of several types, such as booleans and numbers, are texts then.
+    """
+    table = _by_arrow(b"\n".join(lines))
+    if table is not None and len(table) == len(lines):
+        return table, []
+    objects, bad = [], []
+    for i, line in enumerate(lines):
+        what = "expected a JSON object"
+        try:
+            value = strict_json(line)
+        except ValueError as error:
+            value, what = None, f"{what}: {error}"
+        if isinstance(value, dict):
+            objects.append(value)
+        else:
+            bad.append(BadRow(i, what, "", line, "correct the file"))
+    names = dict.fromkeys(name for value in objects for name in value)
+    return pa.table({name: _array([o.get(name) for o in objects]) for name in names}), bad
+
+
+def _by_arrow(text: bytes) -> pa.Table | None:
+    """Return lines as a table in which times are texts; None if Arrow cannot parse them."""
+    data = np.frombuffer(text, np.uint8)
+    ends = np.append(np.flatnonzero(data == ord("\n")), len(data))
+    brackets = np.flatnonzero((data == ord("{")) | (data == ord("[")))
+    if np.diff(np.searchsorted(brackets, ends), prepend=0).max() > _MOST_BRACKETS:
+        return None
+    if (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text):  # Arrow takes them
+        return None
+    reading = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
+    schema = None
+    try:
+        while True:
+            parsing = pj.ParseOptions(explicit_schema=schema)
+            table = pj.read_json(pa.BufferReader(text), reading, parsing)
+            schema = pa.schema([field.with_type(_texts(field.type)) for field in table.schema])
+            if schema == table.schema:
+                return table
+    except ValueError:  # Arrow's own, or a key that is not UTF-8
+        return None
+
+
+def _texts(held: pa.DataType) -> pa.DataType:
+    """Return a type with texts instead of times, which Arrow takes some texts for."""
+    if pa.types.is_timestamp(held):
+        return pa.string()
+    if pa.types.is_list(held):
+        return pa.list_(_texts(held.value_type))
+    if pa.types.is_struct(held):
+        return pa.struct([field.with_type(_texts(field.type)) for field in held])
+    return held
+
+
+def _array(values: list[Any]) -> pa.Array:
+    try:
+        if bool in (kinds := set(map(type, values))) and kinds - {bool, type(None)}:
+            raise pa.ArrowInvalid("booleans and others")  # Arrow takes some booleans for 1
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
+        texts = [v if isinstance(v, str) else None if v is None else json.dumps(v) for v in values]
+        return pa.array([t if t is None else t.encode("utf-8", "surrogatepass") for t in texts])

@@ -1,0 +1,261 @@
+"""Read bytes of files, local or remote, and find where their lines begin."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import itertools
+import lzma
+import zlib
+from collections.abc import Iterator
+from typing import IO
+
+import fsspec
+import pyarrow as pa
+from fsspec.compression import compr
+from fsspec.utils import infer_compression
+
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.clicklog.readers.line_chunks import LongLine, fill, split_chunks
+from nvt_torchrec.formats.feature_spec.columns import InputFormat
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_SCAN_BYTES = 8 << 20
+_LINE_BYTES = 64 << 10  # nearly every line ends within them
+#: The most compressed bytes, and decompressed bytes, that :func:`measure_head` reads.
+_HEAD_PACKED, _HEAD_TEXT = 1 << 20, 64 << 20
+
+
+@functools.lru_cache(maxsize=64)
+def filesystem_of(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """Return the file system of a path or URL, and the path in it. Raises BadInputError."""
+    try:
+        return fsspec.core.url_to_fs(path)
+    except (ImportError, ValueError) as error:
+        raise BadInputError(
+            f"{path}: cannot be opened: {error}",
+            "install the package that fsspec needs for it, or fetch the files and pass their path",
+        ) from error
+
+
+def read_bytes(path: str, begin: int, end: int) -> bytes:
+    """Read the bytes ``[begin, end)``. Raises :class:`BadInputError` if the file is shorter."""
+    data = read_up_to(path, begin, end)
+    if len(data) != end - begin:
+        raise _shrank(path, begin + len(data), end)
+    return data
+
+
+def read_up_to(path: str, begin: int, end: int) -> bytes:
+    """Read the bytes ``[begin, end)``, fewer at the end of the file. Raises BadInputError."""
+    with _opened(path) as file:
+        file.seek(begin)
+        return file.read(end - begin)
+
+
+def read_into(path: str, begin: int, end: int, buffer: memoryview) -> None:
+    """Read the bytes ``[begin, end)`` into the beginning of a buffer.
+
+    Raises:
+        BadInputError: The file cannot be read, or is shorter.
+    """
+    with _opened(path) as file:
+        file.seek(begin)
+        filled = fill(file, buffer[: end - begin])
+    if filled < end - begin:
+        raise _shrank(path, begin + filled, end)
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[IO[bytes]]:
+    filesystem, name = filesystem_of(path)
+    try:
+        with filesystem.open(name, "rb") as file:
+            yield file
+    except OSError as error:
+        raise BadInputError(f"{path}: cannot be read: {error}") from error
+
+
+def _shrank(path: str, size: int, wanted: int) -> BadInputError:
+    return BadInputError(
+        f"{path}: {size} bytes instead of {wanted}: the file shrank while it was read",
+        "start again when no program writes to it",
+    )
+
+
+def read_chunks(
+    path: str, begin: int, end: int, chunk_bytes: int, text: InputFormat
+) -> Iterator[memoryview | LongLine]:
+    """Read the whole lines in the bytes ``[begin, end)``; see :func:`.line_chunks.split_chunks`.
+
+    Raises:
+        BadInputError: The file cannot be read, or is shorter.
+    """
+    with _opened(path) as file:
+        file.seek(begin)
+        limit, size = text.line_limit, end - begin
+        yield from split_chunks(
+            file, chunk_bytes, limit, begin=begin, size=size, quotes=text.quotes
+        )
+        if file.tell() < end:
+            raise _shrank(path, file.tell(), end)
+
+
+def cut_lines(path: str, begin: int, end: int, block_bytes: int) -> list[tuple[int, int]]:
+    """Cut ``[begin, end)`` (whole lines) into ranges of about ``block_bytes``.
+
+    Each cut is the first line end at or after a multiple of ``block_bytes``, so that a range does
+    not depend on the ranges before it. A longer line makes its range longer; no byte is read twice.
+    """
+    cuts = [begin]
+    with _opened(path) as file:
+        for nominal in range(begin + block_bytes, end, block_bytes):
+            if nominal > cuts[-1]:
+                cuts.append(_line_end(file, nominal - 1, end))
+    if cuts[-1] != end:
+        cuts.append(end)
+    return list(itertools.pairwise(cuts))
+
+
+def _line_end(file: IO[bytes], at: int, end: int) -> int:
+    """Return the byte after the first newline of ``[at, end)``; ``end`` if there is none."""
+    file.seek(at)
+    size = _LINE_BYTES
+    while at < end and (chunk := file.read(min(size, end - at))):
+        newline = chunk.find(b"\n")
+        if newline >= 0:
+            return at + newline + 1
+        at, size = at + len(chunk), _SCAN_BYTES
+    return end
+
+
+def read_stream(path: str, chunk_bytes: int) -> Iterator[bytes]:
+    """Read a file in chunks, decompressed according to the ending of its name.
+
+    Raises:
+        BadInputError: The file is missing or truncated, or its name has the wrong ending.
+    """
+    with _stream(path) as (file, _):
+        while chunk := file.read(chunk_bytes):
+            yield chunk
+
+
+def stream_chunks(
+    path: str, chunk_bytes: int, text: InputFormat
+) -> Iterator[memoryview | LongLine]:
+    """Read the lines of a file in chunks, decompressed; see :func:`.line_chunks.split_chunks`.
+
+    What is before the header or the first row is left out.
+
+    Raises:
+        BadInputError: As :func:`read_stream`.
+    """
+    with _stream(path) as (file, _):
+        head, begin, _ = after_preamble(file, text.skip_lines, text.comment)
+        yield from split_chunks(
+            file, chunk_bytes, text.line_limit, begin=begin, quotes=text.quotes, head=head
+        )
+
+
+def find_preamble(path: str, text: InputFormat) -> tuple[int, int]:
+    """Return how many bytes and lines of a file come before its header or its first row.
+
+    Raises:
+        BadInputError: As :func:`read_stream`.
+    """
+    with _stream(path) as (file, _):
+        return after_preamble(file, text.skip_lines, text.comment)[1:]
+
+
+def text_end(path: str, begin: int, end: int) -> int:
+    """Return where the empty lines begin with which the bytes ``[begin, end)`` end.
+
+    More of them than anybody writes, :data:`_SCAN_BYTES`, are rows.
+
+    Raises:
+        BadInputError: The file cannot be read.
+    """
+    at = max(begin, end - _SCAN_BYTES)
+    kept = without_empty_lines(read_up_to(path, at, end))
+    return at + kept if kept or at == begin else end
+
+
+def without_empty_lines(text: bytes | memoryview) -> int:
+    """Return where the empty lines begin with which whole lines end."""
+    whole = bytes(text)
+    if not whole.endswith(b"\n"):
+        return len(whole)
+    rows = whole.rstrip(b"\r\n")
+    return whole.index(b"\n", len(rows)) + 1 if rows else 0
+
+
+def after_preamble(file: IO[bytes], skip_lines: int, comment: str = "") -> tuple[bytes, int, int]:
+    """Skip a byte order mark, ``skip_lines`` lines, and then those that begin with ``comment``.
+
+    Returns:
+        The bytes read beyond them, how many bytes came before, and how many lines were skipped.
+    """
+    begin = lines = 0
+    part = file.readline(_LINE_BYTES)  # of a line, which may be longer
+    if part.startswith(BYTE_ORDER_MARK):
+        begin, part = len(BYTE_ORDER_MARK), part.removeprefix(BYTE_ORDER_MARK)
+    within_line = False
+    while part and (
+        within_line or lines < skip_lines or (comment and part.startswith(comment.encode()))
+    ):
+        within_line = not part.endswith(b"\n")
+        begin += len(part)
+        lines += not within_line
+        part = file.readline(_LINE_BYTES)
+    return part, begin, lines
+
+
+def measure_head(path: str) -> tuple[int, int, bool]:
+    """Decompress the beginning of a compressed file.
+
+    Returns:
+        How many bytes of text there are in it, at most about :data:`_HEAD_TEXT`; its compressed
+        bytes, about :data:`_HEAD_PACKED` at most; and whether this is the whole file.
+
+    Raises:
+        BadInputError: As :func:`read_stream`.
+    """
+    text = read = 0
+    with _stream(path) as (file, packed):
+        while chunk := file.read(_LINE_BYTES):
+            if packed.tell() > read:  # some read far ahead: the text so far was in what was read
+                if read >= _HEAD_PACKED:
+                    return text, read, False
+                read = packed.tell()
+            text += len(chunk)
+            if text >= _HEAD_TEXT:
+                return text, read, False
+        return text, packed.tell(), True
+
+
+@contextlib.contextmanager
+def _stream(path: str) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """Open a file and yield the decompressed file and the file itself."""
+    filesystem, name = filesystem_of(path)
+    kind = infer_compression(path)
+    try:
+        with filesystem.open(name, "rb") as file:
+            if path.endswith(".zst"):  # fsspec needs one more package for it, Arrow does not
+                with pa.CompressedInputStream(file, "zstd") as stream:
+                    yield io.BufferedReader(stream), file
+            elif kind is None:
+                yield file, file
+            else:
+                with compr[kind](file, mode="rb") as stream:
+                    yield stream, file
+    except FileNotFoundError:
+        raise BadInputError(f"{path}: no such file", "check the path") from None
+    except IsADirectoryError:
+        raise BadInputError(
+            f"{path}: a directory", f"pass one file, for example {path}/day_23"
+        ) from None
+    except (EOFError, OSError, ValueError, lzma.LZMAError, zlib.error) as error:
+        raise BadInputError(
+            f"{path}: truncated, or not of the type its name says: {error}", "fetch it again"
+        ) from error

@@ -1,0 +1,180 @@
+"""Convert typed columns, of parquet or in memory, as a column of the file is to be read.
+
+- Text is read as a text file's fields are, for every raw type and with every rule.
+- Integers may be of any integer type, or floats without a fraction, which pandas makes of integers
+  with missing values; NaN is a missing value. hex32 may be integers. Integers as strings are their
+  decimal digits. Where a column has null texts that are numbers, these numbers are missing values.
+- Booleans are 1 and 0 in columns of numbers; a column of texts does not take them.
+- Decimals are numbers, or texts of these digits. Lists may be text, with ``list_separator``.
+- Labels and weights may be numbers or booleans; a label's texts are compared with the numbers they
+  stand for, and ``true`` and ``false`` with booleans.
+- Times may be timestamps (without a time zone: UTC), dates, or numbers if the format is one of
+  numbers: since 1970, or a pattern of digits alone.
+
+What would lose information is an error, or another type than the column's: a fraction as an
+integer, a float as text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nvt_torchrec.base.arrays import blanked, null_mask, to_numpy
+from nvt_torchrec.clicklog.text.convert import Converted, convert, convert_lists, of_items
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.feature_spec.raw_types.base import EMPTY_ITEM, NULL_ITEM
+from nvt_torchrec.formats.feature_spec.reading import Read
+from nvt_torchrec.formats.feature_spec.times import EPOCHS
+
+
+def fits(held: pa.DataType, read: Read, separator: str = "") -> bool:
+    """Whether columns of a type can be read in a way; values may still be wrong.
+
+    Args:
+        held: The type.
+        read: How the column is read.
+        separator: The character between the values of a list that is held as text; "": none is.
+    """
+    types = pa.types
+    if types.is_dictionary(held):
+        held = held.value_type
+    if types.is_null(held):
+        return True
+    if read.multi_hot:
+        if is_text(held):
+            return bool(separator)
+        lists = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+        item = dataclasses.replace(read, multi_hot=False)
+        return any(kind(held) for kind in lists) and fits(held.value_type, item)
+    return is_text(held) or RAW_TYPES[read.raw].fits(held, read)
+
+
+def wanted(read: Read) -> str:
+    """What a column must be, for errors."""
+    if read.raw == "label":
+        return "a label (0 or 1)"
+    return f"a list of raw type {read.raw}" if read.multi_hot else f"of raw type {read.raw}"
+
+
+def type_remedy(held: pa.DataType, read: Read) -> str:
+    """What to do about a column whose type does not fit."""
+    if remedy := remedy_of_booleans(held, read):
+        return remedy
+    change = ""
+    others = [dataclasses.replace(read, raw=raw) for raw in ("int", "float")]
+    if read.raw == "time":
+        keys = [f'time_format = "{name}"' for name in EPOCHS]
+        if fits(held, dataclasses.replace(read, time_format="epoch_s")):
+            change = f"set {' or '.join(keys)} for column {read.source} in the spec, or "
+    elif pa.types.is_timestamp(held) or pa.types.is_date(held):
+        change = 'add derive = "hour", "weekday" … or "age" to the column, or '
+    elif fits(held, dataclasses.replace(read, multi_hot=not read.multi_hot)):
+        flag = str(not read.multi_hot).lower()
+        change = f"set multi_hot = {flag} for column {read.source} in the spec, or "
+    elif read.raw == "string" and fits(held, others[0]):
+        change = f'set raw = "int" for column {read.source} in the spec if it holds integers, or '
+    change = change or "change the column's raw type or multi_hot in the spec, or "
+    return f"{change}rewrite the file"
+
+
+def conversion_remedy(read: Read) -> str:
+    """What to do about a column in memory whose type does not fit."""
+    if RAW_TYPES[read.raw].is_text:
+        return "pass its texts as they stand in the log: pandas.read_csv needs dtype=str for them"
+    return "convert it first"
+
+
+def remedy_of_booleans(held: pa.DataType, read: Read) -> str:
+    """What to do about booleans of a column of texts, whose texts are not known; "" of others."""
+    if read.raw != "string" or not pa.types.is_boolean(held):
+        return ""
+    return (
+        f'set raw = "bool" for column {read.source} in the spec, which takes every form of true '
+        "and false, or write the texts that the training log has"
+    )
+
+
+def convert_array(array: pa.Array, read: Read, separator: str = "") -> Converted:
+    """Convert a column whose type fits; see :func:`fits`."""
+    if not read.multi_hot:
+        return _values(array, read)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if is_text(array.type):
+        return convert_lists(fields_of_column(array), read, separator)
+    return _lists(array, read)
+
+
+def is_text(held: pa.DataType) -> bool:
+    """Return whether columns of a type hold text."""
+    types = pa.types
+    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    views = (types.is_string_view, types.is_binary_view)
+    return any(is_kind(held) for is_kind in (*texts, *views))
+
+
+def _plain(array: pa.Array, read: Read) -> pa.Array:
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_decimal(array.type) and read.raw != "string":
+        with contextlib.suppress(pa.ArrowInvalid):  # a fraction, or beyond 64 bits
+            return array.cast(pa.int64())
+        # Arrow's cast to float64 can be off by one ulp
+        return array.cast(pa.string()).cast(pa.float64())
+    return array
+
+
+def _values(array: pa.Array, read: Read) -> Converted:
+    """Convert single values."""
+    array = _plain(array, read)
+    if pa.types.is_null(array.type):
+        array = array.cast(pa.string())
+    kind, texts = RAW_TYPES[read.raw], (array, read)
+    if not is_text(array.type):
+        of_numbers = kind.as_texts(array, read)
+        if of_numbers is None:
+            parsed = kind.from_arrow(array, read)
+            return Converted(parsed.values, parsed.missing, parsed.code, _shown(array))
+        texts = of_numbers
+    null = null_mask(texts[0])
+    column = convert(fields_of_column(texts[0]), texts[1])
+    if array is not texts[0]:
+        return dataclasses.replace(column, show=_shown(array))
+    return dataclasses.replace(column, show=lambda row: "None" if null[row] else column.show(row))
+
+
+def _shown(array: pa.Array) -> Callable[[int], str]:
+    if pa.types.is_temporal(array.type):
+        return lambda row: str(array[row])
+    return lambda row: repr(array[row].as_py())
+
+
+def fields_of_column(texts: pa.Array) -> pa.Array:
+    """Return texts as the fields of a text file: with 32-bit offsets, "" for null."""
+    null = null_mask(texts)
+    if pa.types.is_string_view(texts.type):
+        texts = texts.cast(pa.string())
+    if pa.types.is_binary_view(texts.type):
+        texts = texts.cast(pa.binary())
+    if pa.types.is_large_string(texts.type) or pa.types.is_large_binary(texts.type):
+        texts = texts.cast(pa.large_binary()).cast(pa.binary())
+    return blanked(texts, null).view(pa.binary())
+
+
+def _lists(array: pa.Array, read: Read) -> Converted:
+    """Convert lists; null and empty lists are missing values, a null in a list is an error."""
+    if pa.types.is_null(array.type):
+        array = array.cast(pa.list_(pa.string()))
+    lengths = np.where(null_mask(array), 0, to_numpy(pc.list_value_length(array)))
+    flat = array.flatten()
+    items = _values(flat, read)
+    null = null_mask(flat)
+    items.code[items.missing & (items.code == 0)] = EMPTY_ITEM
+    items.code[null] = NULL_ITEM
+    return of_items(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), items)

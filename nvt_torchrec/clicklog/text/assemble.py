@@ -1,0 +1,151 @@
+"""Make rows of converted columns, and describe the bad rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.base.arrays import mask_to_arrow
+from nvt_torchrec.clicklog.text.convert import Converted, describe_value
+from nvt_torchrec.clicklog.text.derive import derive, hash_texts
+from nvt_torchrec.clicklog.text.remedies import correct_or, value_remedy
+from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.rows import (
+    DESCRIBED_BAD_ROWS,
+    BadRow,
+    CategoryValues,
+    Jagged,
+    RawRows,
+    add_missing,
+    dense_dtype,
+    describes,
+    empty_mask,
+)
+
+
+def assemble(
+    spec: FeatureSpec,
+    columns: Iterable[Converted],
+    text: Callable[[int], bytes],
+    *,
+    rows: int,
+    label: bool,
+    reject: bool | int,
+) -> RawRows:
+    """Make rows of what was read, deriving columns; bad rows are left out and described.
+
+    Args:
+        spec: The columns.
+        columns: What ``spec.read_plan(label=label)`` reads, in its order.
+        text: Returns the raw text of a row.
+        rows: Number of rows, bad ones included.
+        label: Whether rows have labels.
+        reject: Describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
+    """
+    plan = spec.read_plan(label=label)
+    converted = list(columns)
+    first_wrong = np.full(rows, -1)  # the first wrong field of a row is described
+    for index, column in enumerate(converted):
+        wrong = column.code != 0
+        if index in (plan.weight, plan.key):
+            wrong = wrong | column.missing
+        if wrong.any():
+            first_wrong[wrong & (first_wrong < 0)] = index
+    labels = [converted[index].values for index in plan.labels]
+    weight = None if plan.weight is None else converted[plan.weight].values.astype(np.float32)
+    key = None if plan.key is None else _key(converted[plan.key].values)
+    dense = np.zeros((len(spec.dense), rows), dense_dtype(spec))
+    categorical: list[CategoryValues] = []
+    missing = [empty_mask(len(spec.dense), rows), empty_mask(len(spec.categorical), rows)]
+    for j, column in enumerate(spec.dense):
+        dense[j], absent = feature(column, [converted[index] for index in plan.dense[j]])
+        add_missing(missing[0], j, absent)
+    for j, column in enumerate(spec.categorical):
+        values, absent = feature(column, [converted[index] for index in plan.categorical[j]])
+        add_missing(missing[1], j, absent)
+        categorical.append(values)
+    every = RawRows(
+        label=labels[0] if labels else None,
+        dense=dense,
+        dense_missing=missing[0],
+        categorical=np.stack(categorical) if spec.is_criteo_format else categorical,
+        categorical_missing=missing[1],
+        line=np.arange(rows, dtype=np.int64),
+        bad=[],
+        bad_count=0,
+        lines=rows,
+        more_labels=np.stack(labels[1:]) if len(labels) > 1 else None,
+        weight=weight,
+        key=key,
+    )
+    bad = np.flatnonzero(first_wrong >= 0)
+    if not len(bad):
+        return every
+
+    def described(row: int) -> BadRow:
+        index = int(first_wrong[row])
+        read, column = plan.reads[index], converted[index]
+        value, code = column.show(row), int(column.code[row])
+        if code:
+            remedy = value_remedy(read, code, missing=bool(column.missing[row]))
+            what = describe_value(read, value, code)
+            return BadRow(row, what, read.source, text(row), correct_or(remedy))
+        role = "weight" if index == plan.weight else "column by which rows are split"
+        what = f"column {read.source}: {value}: the {role} must not be missing"
+        return BadRow(row, what, read.source, text(row))
+
+    shown = bad if describes(reject, len(bad)) else bad[:DESCRIBED_BAD_ROWS]
+    return dataclasses.replace(
+        take(every, first_wrong < 0),
+        bad=[described(row) for row in shown.tolist()],
+        bad_count=len(bad),
+    )
+
+
+def feature(
+    column: DenseColumn | CategoricalColumn, sources: list[Converted]
+) -> tuple[CategoryValues, np.ndarray]:
+    """Return the values of a column and where they are missing, bool [n]."""
+    missing = sources[0].missing
+    if column.derive is None:
+        return sources[0].values, missing
+    for source in sources[1:]:
+        missing = missing | source.missing
+    return derive(column.derive, [source.values for source in sources], missing), missing
+
+
+def _key(values: CategoryValues) -> np.ndarray:
+    return values if isinstance(values, np.ndarray) else hash_texts(values)
+
+
+def _take(values: CategoryValues, good: np.ndarray) -> CategoryValues:
+    if isinstance(values, Jagged):
+        lengths = np.diff(values.offsets)
+        kept = _take(values.values, np.repeat(good, lengths))
+        return Jagged(np.concatenate([[0], np.cumsum(lengths[good])]), kept)
+    return values.filter(mask_to_arrow(good)) if isinstance(values, pa.Array) else values[good]
+
+
+def take(rows: RawRows, mask: np.ndarray) -> RawRows:
+    """Return the rows where ``mask``, bool [n], is set, without the bad rows; lines are kept."""
+    # [:, mask] would give arrays that are not contiguous: slower to read, and another type, for
+    # which kernels would be compiled again
+    of_rows = {
+        name: None if values is None else np.compress(mask, values, axis=-1)
+        for name in ("label", "dense", "dense_missing", "categorical_missing", "line", *_OPTIONAL)
+        for values in [getattr(rows, name)]
+    }
+    categorical = rows.categorical
+    if isinstance(categorical, np.ndarray):
+        categorical = np.compress(mask, categorical, axis=1)
+    else:
+        categorical = [_take(values, mask) for values in categorical]
+    return dataclasses.replace(rows, categorical=categorical, bad=[], bad_count=0, **of_rows)
+
+
+#: Fields of rows that only some specs have: [n] or [.., n].
+_OPTIONAL = tuple(field.name for field in dataclasses.fields(RawRows) if field.default is None)

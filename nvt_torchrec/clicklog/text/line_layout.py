@@ -1,0 +1,217 @@
+"""The first lines of a text file, and the positions of a spec's columns in its lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+import shlex
+
+from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.clicklog.text.remedies import (
+    ANOTHER_LOG,
+    FIRST_LINES,
+    HEADER,
+    similar_column,
+)
+from nvt_torchrec.clicklog.text.row_ends import row_begins
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+
+#: How much text tells which columns a file has and whether its rows have a label: of JSON, missing
+#: values may have no key.
+HEAD_BYTES = 1 << 20
+#: How many lines decide whether there is a label, so that one malformed line does not.
+_MOST_LINES = 100
+#: With what files begin that are no text.
+_UTF_16, _ZIP = (b"\xff\xfe", b"\xfe\xff"), b"PK\x03\x04"
+_COMPRESSED = {
+    ".gz": b"\x1f\x8b", ".bz2": b"BZh", ".xz": b"\xfd7zXZ", ".zst": b"\x28\xb5\x2f\xfd",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class LineLayout:
+    """What the fields of the lines of a file are.
+
+    Attributes:
+        fields: The name of each field of a line, "" for those without; the spec's sources are
+            among them.
+        label: Whether the rows have labels, and what else only training reads.
+        begin: Byte of the file at which the first row begins: 0, or after the header.
+        source: Names the file in errors; only of JSON lines, which have no fields.
+    """
+
+    fields: tuple[str, ...]
+    label: bool
+    begin: int = 0
+    source: str = ""
+
+    def without_label(self) -> LineLayout:
+        """Return the layout without labels, whose fields are then ignored."""
+        return dataclasses.replace(self, label=False)
+
+
+def plain_layouts(spec: FeatureSpec) -> list[LineLayout]:
+    """Return the layouts that a file without a header may have, with different numbers of fields.
+
+    The first one has all fields, the second one lacks those that only labels are read from; of a
+    spec with a weight or a column for the split, further ones lack them as well.
+    """
+    plan = spec.read_plan(label=True)
+    features = set(spec.sources(label=False))
+    names = spec.file_columns(label=True)
+    layouts = {}
+    absent: set[str] = set()
+    for unread in ((), plan.labels, (plan.weight,), (plan.key,)):
+        absent |= {plan.reads[index].source for index in unread if index is not None} - features
+        fields = tuple(name for name in names if name not in absent)
+        layouts.setdefault(len(fields), LineLayout(fields, label=not absent))
+    return list(layouts.values())
+
+
+def plain_layout(spec: FeatureSpec, *, label: bool) -> LineLayout:
+    """Return the layout of a file without a header, as :meth:`FeatureSpec.file_columns` says.
+
+    Without labels, it has none of the fields that only training reads.
+    """
+    return LineLayout(tuple(spec.file_columns(label=label)), label)
+
+
+def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
+    """Return the layout that a file's first lines show; a header may name further columns.
+
+    Args:
+        head: The file's first lines; the last one may be cut.
+        source: Names the file in errors.
+        spec: The columns.
+
+    Raises:
+        BadInputError: The header lacks a column, or has it twice.
+        BadRowError: There is no header, and no line has as many fields as the spec, or as many as
+            without labels.
+    """
+    check_text(head, source)
+    if not spec.input.header:
+        return _layout_by_count(head, source, spec)
+    first = _first_lines(head, spec)[0]
+    names = [name.strip() for name in split_line(first, spec)]
+    label = set(spec.sources(label=True)) <= set(names)
+    columns = spec.sources(label=label)
+    for name in columns:
+        if names.count(name) != 1:
+            if name in names:
+                raise BadInputError(
+                    f"{source}: column {name} is twice in the header", _by_position(names, spec)
+                )
+            raise BadInputError(
+                f"{source}: column {name} is not in the header",
+                f"{_where_else(name, names, columns)}; {HEADER}",
+            )
+    return LineLayout(tuple(names), label, len(first) + 1)
+
+
+def _by_position(names: list[str], spec: FeatureSpec) -> str:
+    other = list(spec.file_columns(label=True))[:2]
+    return (
+        f"name its {len(names)} fields by position in [input] of the spec: header = false, "
+        f"skip_lines = {spec.input.skip_lines + 1}, columns = "
+        f'["{other[0]}", "", …], with "" for those that are not read'
+    )
+
+
+def _where_else(name: str, names: list[str], read: list[str]) -> str:
+    hint = similar_column(name, names, read)
+    listed = ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
+    return f"{hint}it has {len(names)} columns: {listed}; name them in the spec as in the header"
+
+
+def _layout_by_count(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
+    """Return the layout whose number of fields most lines have."""
+    layouts = plain_layouts(spec)
+    lines = _first_lines(head, spec)
+    whole = lines[:-1] or lines  # the last one may be cut
+    counts = [len(split_line(line, spec)) for line in whole]
+    best = max(layouts, key=lambda layout: counts.count(len(layout.fields)))
+    if len(best.fields) in counts:
+        return best
+    kind = {"\t": "tab-separated", ",": "comma-separated"}.get(
+        spec.input.delimiter, f"{spec.input.delimiter!r}-separated"
+    )
+    needed, *others = (len(layout.fields) for layout in layouts)
+    names = [name or '""' for name in spec.file_columns(label=True)]
+    less = f" ({' or '.join(map(str, others))} without the label)" if others else ""
+    remedy = ANOTHER_LOG.format(source) if spec.is_criteo_format else FIRST_LINES
+    raise BadRowError(
+        f"{source}, line 1: {counts[0]} {kind} field{'s' * (counts[0] != 1)}",
+        f"{needed} are needed{less}: {', '.join(names[:2])} … {names[-1]}; {remedy}",
+    )
+
+
+def check_text(head: bytes, source: str) -> None:
+    """Raise :class:`BadInputError` for what is no text in one of the encodings of a spec.
+
+    That is UTF-16, a compressed file whose name does not say so, JSON, and lines that end with a
+    carriage return alone.
+    """
+    packed = next((ending for ending, magic in _COMPRESSED.items() if head.startswith(magic)), "")
+    bare_returns = b"\n" not in head and head.rstrip(b"\r").count(b"\r") > 0
+    unpack = "unpack it and " * source.endswith(tuple(_COMPRESSED))
+    file = shlex.quote(source)
+    for is_so, what, remedy in (
+        (
+            head.startswith(_UTF_16),
+            "UTF-16",
+            f"convert it: iconv -f UTF-16 -t UTF-8 {file} > converted.csv",
+        ),
+        (head.startswith(_ZIP), "a zip archive", f"unpack it: unzip {file}"),
+        (packed, "compressed, but its name does not say so", f"name it {source}{packed}"),
+        (
+            is_json(head) or head.startswith(b'[{"'),
+            "JSON",
+            f"make a spec by `python -m etl guess {file}`, which sets format; a list of objects "
+            f"becomes lines by jq -c '.[]' {file}",
+        ),
+        (
+            bare_returns,
+            "its lines end with \\r alone",
+            f"{unpack}convert it: tr '\\r' '\\n' < {file} > converted.csv",
+        ),
+    ):
+        if is_so:
+            raise BadInputError(f"{source}: {what}", remedy)
+
+
+def is_json(head: bytes) -> bool:
+    """Return whether a text begins with an object in its first line."""
+    try:
+        return isinstance(json.loads(head.split(b"\n", 1)[0]), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _first_lines(head: bytes, spec: FeatureSpec) -> list[bytes]:
+    """Return the first lines (or rows with quoted line breaks) of a text, then what follows."""
+    if not spec.input.quotes:
+        return head.split(b"\n", _MOST_LINES)
+    begins = row_begins(head, spec.input.quotes)[: _MOST_LINES + 1].tolist()
+    rows = [head[begin:end].removesuffix(b"\n") for begin, end in itertools.pairwise(begins)]
+    return [*rows, head[begins[-1] :]]
+
+
+def split_line(line: bytes, spec: FeatureSpec) -> list[str]:
+    """Split one line, with or without its line end, into fields."""
+    text = line.removesuffix(b"\n").removesuffix(b"\r").decode(spec.input.encoding, "replace")
+    if spec.input.format != "csv":
+        return text.split(spec.input.delimiter)
+    fields = re.compile(
+        f'(?:"([^"]*(?:""[^"]*)*)"?)?(.*?)({re.escape(spec.input.delimiter)}|$)', re.DOTALL
+    )
+    fields_of_line, at = [], 0
+    while True:
+        match = fields.match(text, at)
+        assert match is not None  # it matches anything
+        fields_of_line.append((match[1] or "").replace('""', '"') + match[2])
+        at = match.end()
+        if not match[3]:
+            return fields_of_line

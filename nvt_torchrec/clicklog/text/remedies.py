@@ -1,0 +1,85 @@
+"""What to do about text that does not fit the spec: one sentence, and the keys of the spec.
+
+One table for what can be wrong; what depends on the raw type is ``RawType.keys`` and ``wider``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable
+
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.feature_spec.raw_types import base as codes
+from nvt_torchrec.formats.feature_spec.reading import Read
+
+#: By code. ``{keys}`` are those of the raw type, ``{wider}`` is the raw type of larger numbers.
+REMEDIES = {
+    codes.SYNTAX: "set {keys} for column {source} in the spec",
+    codes.RANGE: 'set raw = "{wider}" for column {source} in the spec',
+    codes.NOT_UTF8: 'set encoding = "latin-1" in [input] of the spec if the file is in it',
+    codes.EMPTY_ITEM: "check list_separator in [input] of the spec",
+    codes.NULL_ITEM: "leave missing values out of the lists of column {source}, in SQL "
+    "filter({source}, x -> x is not null)",
+    codes.OTHER_LABEL: "add it to positive or negative in [label] of the spec",
+    codes.LABEL_NUMBER: "set positive instead of threshold in [label] of the spec",
+    codes.OPEN_QUOTE: "set quoted_newlines = true in [input] of the spec if its text goes on in "
+    "the next one",
+}
+MISSING_LABEL = (
+    'set positive = ["1"] and negative = ["0", ""] in [label] of the spec if a missing label is 0'
+)
+#: Of an empty line, which has one field.
+EMPTY_LINE = "set skip_empty_lines = true in [input] of the spec if no row follows"
+#: Of a file that is not in Criteo's format, where no other spec was given.
+ANOTHER_LOG = (
+    "for another log than Criteo's make a spec, `python -m etl guess {} --output spec.toml`, and "
+    "pass it as --spec"
+)
+#: Of a file none of whose first lines has as many fields as the spec, and of its header.
+FIRST_LINES = (
+    'check delimiter in [input] of the spec, or name its fields with columns = […], "" for those '
+    "that are not read"
+)
+HEADER = "check delimiter, skip_lines and header in [input] of the spec"
+
+
+def value_remedy(read: Read, code: int, *, missing: bool = False) -> str:
+    """Return what to do about a value that was read wrongly; "" for nothing but to correct it."""
+    kind = RAW_TYPES[read.raw]
+    if missing and read.raw == "label":
+        return MISSING_LABEL
+    if code == codes.RANGE and not kind.wider:
+        return ""
+    remedy = REMEDIES[code].format(keys=kind.keys, wider=kind.wider, source=read.source)
+    if read.raw == "time" and code == codes.SYNTAX:
+        remedy += f"; it reads {read.time_format or 'ISO 8601'}, such as {kind.example_of(read)}"
+    return remedy
+
+
+def similar_column(name: str, there: Iterable[str], read: Collection[str]) -> str:
+    """Return a question about a column that a log lacks, "" if it has none of a similar name.
+
+    Args:
+        name: The column that is missing.
+        there: The columns of the log.
+        read: The columns that the spec reads, which are not meant.
+    """
+    others = {other.lower(): other for other in map(str, there) if other not in read}
+    close = difflib.get_close_matches(name.lower(), others, n=1)
+    return f"did you mean {others[close[0]]!r}? " if close else ""
+
+
+def line_remedy(line: bytes, spec: FeatureSpec, code: int) -> str:
+    """Return what to do about a line that is malformed as a whole, and to correct the file."""
+    hint = REMEDIES.get(code, "")
+    if code == codes.FIELD_COUNT and not line and not spec.input.skip_empty_lines:
+        hint = EMPTY_LINE
+    if code == codes.OPEN_QUOTE and spec.input.quoted_newlines:
+        return ""
+    return correct_or(hint)
+
+
+def correct_or(hint: str) -> str:
+    """Return a remedy for a value or a line of a file."""
+    return hint and f"correct the file, or {hint}"

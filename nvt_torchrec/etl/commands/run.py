@@ -1,0 +1,93 @@
+"""``python -m etl run``: from a raw log to a saved workflow and training parquet."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import as_called
+from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.formats.feature_spec.columns import DENSE_TRANSFORMS
+from nvt_torchrec.formats.feature_spec.feature_spec import POLICIES, FeatureSpec
+
+logger = logging.getLogger(__name__)
+
+DESCRIPTION = (
+    "Fits a Workflow on all days but the last, saves it to OUT/workflow, and writes "
+    "OUT/criteo_binary/split/{train,valid,test}. Unless the spec's [split] says otherwise, the "
+    "last day is halved into valid and test; a log of one day is split 80/10/10. The same "
+    "command continues an interrupted run."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions(Settings):
+    """The flags that change the feature spec."""
+
+    # fmt: off
+    policy: str | None = flag(
+        f"vocabulary policy, one of {', '.join(POLICIES)}", None, metavar="NAME",
+        excludes=("freq_threshold", "max_table_size")
+    )
+    freq_threshold: int | None = flag(
+        "values that occur less often are out of vocabulary", None, metavar="T",
+        excludes=("max_table_size",)
+    )
+    max_table_size: int | None = flag(
+        "largest number of rows of a table, the 3 reserved ids included; the most frequent values "
+        "are kept", None, metavar="M"
+    )
+    dense: str | None = flag(
+        "transform of dense columns without one of their own in the spec", None,
+        choices=DENSE_TRANSFORMS)
+    max_line_kb: int | None = flag(
+        "largest size of a line in KiB; a longer one is a malformed row (default: the spec's, 1024 "
+        "unless set)", None, metavar="KB"
+    )
+    # fmt: on
+
+    def apply(self, spec: FeatureSpec) -> FeatureSpec:
+        """Return the spec with the changes.
+
+        Raises:
+            SettingsError: A value is not allowed.
+        """
+        if self.policy is not None:
+            spec = spec.with_policy_named(self.policy)
+        if self.freq_threshold is not None:
+            spec = spec.with_policy(freq_threshold=self.freq_threshold, max_table_size=0)
+        if self.max_table_size is not None:
+            spec = spec.with_policy(max_table_size=self.max_table_size, freq_threshold=0)
+        if self.dense:
+            spec = dataclasses.replace(spec, dense_transform=self.dense)
+        if self.max_line_kb is not None:
+            lines = dataclasses.replace(spec.input, max_line_kb=self.max_line_kb)
+            spec = dataclasses.replace(spec, input=lines)
+        return spec
+
+
+SETTINGS = (EtlSettings, RunOptions)
+
+
+def run(settings: EtlSettings, options: RunOptions) -> None:
+    """Run the ETL.
+
+    Raises:
+        ClickLogError: A setting is not allowed, or what :func:`etl.run.run` raises.
+    """
+    import nvt_torchrec.etl.run
+    from nvt_torchrec.base.files.atomic import read_json
+    from nvt_torchrec.formats.etl_output import EtlOutput
+
+    settings = dataclasses.replace(settings, spec=options.apply(settings.spec))
+    manifest = nvt_torchrec.etl.run.run(settings)
+    rows = manifest["rows"]
+    print(f"{rows['in']} rows in, {rows['out']} out, {rows['rejected']} rejected")
+    timings = read_json(EtlOutput(settings.output_path).timings, "the run's timings")
+    if timings["rows_per_s"]:  # an interrupted run has none
+        print(f"{timings['rows_per_s']} rows/s to fit and transform")
+    print(f"--num_embeddings_per_feature {manifest['num_embeddings_per_feature']}")
+    paths = EtlOutput(settings.output_path)
+    logger.info("look at %s; train on it:", paths.report)
+    logger.info(as_called("python train_torchrec.py --binary_path %s"), paths.splits)

@@ -1,0 +1,227 @@
+"""Count and encode blocks on the cards of a Dask cluster's workers, for logs in Criteo's format.
+
+A task is many blocks, of which a worker has several in flight (:mod:`etl.engines.device.blocks`).
+Vocabularies and rows are those of the host, bit by bit. Nothing here has ever run on a card.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow.parquet as pq
+from distributed import Client
+
+from nvt_torchrec.base.arrays import to_numpy
+from nvt_torchrec.base.device import CudaDevice, Device, difference
+from nvt_torchrec.base.errors import ClickLogError
+from nvt_torchrec.base.files.atomic import publish
+from nvt_torchrec.base.threads import in_order
+from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.etl.engines import block as host
+from nvt_torchrec.etl.engines.cluster import POOL_SHARE
+from nvt_torchrec.etl.engines.device import gpu_memory, supports
+from nvt_torchrec.etl.engines.device.blocks import (
+    LANES,
+    Card,
+    count_block,
+    encode_unit,
+    merge_runs,
+)
+from nvt_torchrec.etl.engines.engine import Job
+from nvt_torchrec.etl.engines.runs import FAN_IN, Run, run_name, write_run
+from nvt_torchrec.etl.output import FIT, PARTS
+from nvt_torchrec.etl.plan import Unit
+from nvt_torchrec.etl.results import UnitResult
+from nvt_torchrec.etl.state import recording
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.compiled import CompiledWorkflow
+from nvt_torchrec.workflows.compiled.device import DeviceWorkflow, vocabulary_bytes
+
+log = logging.getLogger(__name__)
+
+_Item = TypeVar("_Item")
+#: Threads of a worker. There are more than lanes, because not all work of a block needs the card.
+LANE_THREADS = 2 * LANES
+#: Blocks of a task at most. The lanes run dry at its end, for as long as a few blocks take.
+TASK_BLOCKS = 4 * FAN_IN
+#: The share of a worker's memory pool that vocabularies may take; blocks in flight take the rest.
+VOCABULARY_SHARE = 0.6
+#: By how much dense values may differ, as a share of their magnitude.
+_TOLERANCE = 1e-6
+
+
+def takes(spec: FeatureSpec, blocks: Iterable[Block]) -> bool:
+    """Return whether blocks can be processed here: whole blocks of a spec that is supported."""
+    return supports(spec) and all(type(block) is Block for block in blocks)
+
+
+def has_room(workflow_path: Path) -> bool:
+    """Return whether the vocabularies of a saved workflow fit into a GPU; log if they do not.
+
+    All GPUs are taken as equal to this machine's first one.
+    """
+    needed = vocabulary_bytes(compiled.load(workflow_path))
+    room = int(VOCABULARY_SHARE * POOL_SHARE * gpu_memory())
+    if needed > room:
+        log.warning(
+            "the vocabularies take %.1f GB, more than the %.1f GB that there is for them on a GPU, "
+            "so that the slower functions encode which need less; --engine cpu may be faster",
+            needed / 1e9, room / 1e9,
+        )  # fmt: skip
+    return needed <= room
+
+
+def divided(items: Sequence[_Item], client: Client) -> list[list[_Item]]:
+    """Divide items among tasks: large ones, but at least one for each worker."""
+    processes = max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
+    size = max(1, min(TASK_BLOCKS, -(-len(items) // processes)))
+    return [list(items[at : at + size]) for at in range(0, len(items), size)]
+
+
+def _groups(indices: Iterable[int]) -> Iterator[list[int]]:
+    """Divide increasing numbers of blocks into ranges that one run is written for.
+
+    They are ranges that :class:`etl.engines.runs.Runs` could have merged itself.
+    """
+    for _, several in itertools.groupby(indices, lambda index: index // FAN_IN):
+        group: list[int] = []
+        for index in several:
+            if group and index != group[-1] + 1:
+                yield group
+                group = []
+            group.append(index)
+        yield group
+
+
+def count_blocks(numbered: list[tuple[int, Block]], *, job: Job) -> int:
+    """Count blocks in a worker, and write a run for each group durably; return their rows."""
+    card, total = worker_card(), 0
+    count = functools.partial(count_block, card, spec=job.spec, reject=job.reject)
+    blocks = [block for _, block in numbered]
+    # as many ahead as are merged at once, so that the lanes go on meanwhile
+    counting = in_order(count, blocks, LANE_THREADS, "lane", ahead=FAN_IN)
+    with contextlib.closing(counting) as counted:
+        for group in _groups(index for index, _ in numbered):
+            run = merge_runs(card, list(itertools.islice(counted, len(group))))
+            write_run(job.work / FIT / run_name(group[0], group[-1] + 1), run)
+            total += run.rows
+    return total
+
+
+def encode_units(units: list[Unit], *, job: Job, workflow: tuple[str, str]) -> list[UnitResult]:
+    """Encode units in a worker; write their parts, rejected rows and records, durably."""
+    card = worker_card()
+    loaded, on_host = load_once(card.device, *workflow)
+
+    def encode_one(unit: Unit) -> list[UnitResult]:
+        log.debug("begin %s", unit.file)
+        results, written = encode_unit(card, unit, loaded, on_host, job.work, reject=job.reject)
+        syncer.add(written, results)
+        return results
+
+    with recording(job.work, LANE_THREADS) as syncer:
+        encoded = in_order(encode_one, units, LANE_THREADS, "lane", ahead=len(units))
+        return [result for results in encoded for result in results]
+
+
+_starting = threading.Lock()
+
+
+def worker_card() -> Card:
+    """Return the card of this process; pinned memory and streams are made once."""
+    with _starting:
+        return _card_of(make_device())
+
+
+@functools.lru_cache(maxsize=1)
+def make_device() -> Device:
+    """Return the device of this process."""
+    return CudaDevice()
+
+
+@functools.lru_cache(maxsize=1)
+def _card_of(device: Device) -> Card:
+    return Card(device)
+
+
+@functools.lru_cache(maxsize=1)
+def load_once(device: Device, path: str, digest: str) -> tuple[DeviceWorkflow, CompiledWorkflow]:
+    """Load a workflow and copy it to the card; keep the last one loaded.
+
+    See :func:`etl.engines.workers._load_once`.
+    """
+    workflow = compiled.load(path)
+    return DeviceWorkflow(device, workflow), workflow
+
+
+# ---- the first block, counted and encoded by the host as well, and compared
+
+
+def compare_counts(job: Job, block: Block) -> str:
+    """Count a block on the card and on the host; return what differs, "" for nothing."""
+
+    def on_card() -> Mapping[str, np.ndarray]:
+        card = worker_card()
+        counted = count_block(card, block, job.spec, reject=job.reject)
+        return _arrays(merge_runs(card, [counted]), job.spec)
+
+    return _difference(
+        on_card, lambda: _arrays(host.count_block(block, job.spec, job.reject), job.spec)
+    )
+
+
+def _arrays(run: Run, spec: FeatureSpec) -> dict[str, np.ndarray]:
+    arrays = {"rows": np.array(run.rows), "nulls": run.nulls, "moments": run.moments}
+    for name, counts in zip(spec.vocabularies, run.counts, strict=True):
+        arrays |= {f"values of {name}": counts.values, f"counts of {name}": counts.counts}
+    return arrays
+
+
+def compare_codes(job: Job, unit: Unit, workflow: tuple[str, str]) -> str:
+    """Encode and write a unit on the card and on the host; return what differs, "" for nothing.
+
+    Args:
+        job: The job.
+        unit: A whole block.
+        workflow: The path of the saved workflow, and the digest of its description.
+    """
+    with tempfile.TemporaryDirectory(dir=job.work, prefix="compared") as temporary:
+        ours, theirs = Path(temporary, "card"), Path(temporary, "host")
+
+        def on_card() -> Mapping[str, np.ndarray]:
+            card = worker_card()
+            there, here = load_once(card.device, *workflow)
+            publish(encode_unit(card, unit, there, here, ours, reject=job.reject)[1])
+            return _columns(ours / PARTS / unit.file)
+
+        def on_host() -> Mapping[str, np.ndarray]:
+            loaded = compiled.load(Path(workflow[0]))
+            publish(host.encode_block((unit,), loaded, theirs, reject=job.reject)[1])
+            return _columns(theirs / PARTS / unit.file)
+
+        return _difference(on_card, on_host)
+
+
+def _columns(part: Path) -> dict[str, np.ndarray]:
+    table = pq.read_table(part)
+    return {name: to_numpy(table[name].combine_chunks()) for name in table.column_names}
+
+
+def _difference(
+    on_card: Callable[[], Mapping[str, Any]], on_host: Callable[[], Mapping[str, Any]]
+) -> str:
+    try:
+        expected = on_host()
+    except ClickLogError:  # the run will raise it, at the row that comes first
+        return ""
+    return difference(on_card, expected, _TOLERANCE)

@@ -1,0 +1,223 @@
+"""The engines of the ETL: what counts and encodes the blocks of a log, and where.
+
+``cpu`` and ``dask`` run the same functions and write the same bytes: in threads of this process, or
+on the workers of a Dask cluster, on the card of a worker that has one if the log has Criteo's
+format. ``nvtabular`` runs NVTabular's own operators over Dask. What was counted, which are runs in
+a directory, is added up here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.etl.engines import block as block_functions
+from nvt_torchrec.etl.engines.counting import Counts, merge
+from nvt_torchrec.etl.engines.runs import Runs
+from nvt_torchrec.etl.output import FIT
+from nvt_torchrec.etl.plan import Unit
+from nvt_torchrec.etl.results import NoTrainingRowsError, UnitResult
+from nvt_torchrec.etl.settings import cores
+from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.workflows.extension.workflow import DayCounts
+from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
+from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, Values, apply_policy
+from nvt_torchrec.workflows.writer import Fitted
+
+_Result = TypeVar("_Result")
+#: The version of the partial results; a run does not use those of another version.
+_VERSION = 3
+#: Is called with the number of rows done since the last call.
+Report: TypeAlias = Callable[[float], object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What an engine works for: a run, or the extension by a day.
+
+    Attributes:
+        spec: The columns.
+        work: The directory of its state, for counts, parts and records; all workers see it.
+        reject: Whether malformed rows are left out, or how many of a block at most.
+        workers: The number of threads, for the engine that uses threads.
+        strict_gpu: Whether it is an error that a card does not do what the host does.
+    """
+
+    spec: FeatureSpec
+    work: Path
+    reject: bool | int = False
+    workers: int = 1
+    strict_gpu: bool = False
+
+
+def open_runs(job: Job, blocks: list[Block], *, ahead: int = 1) -> Runs:
+    """Open the partial results of a job; those that depend on other things are deleted.
+
+    Whether malformed rows are rejected does not matter: a block that was counted without rejecting
+    has no such rows.
+
+    Args:
+        job: The job.
+        blocks: The blocks that are counted.
+        ahead: How many of them may wait for the disk.
+    """
+    described = [_VERSION, block_functions.PIECE_BYTES, job.spec.to_dict()]
+    described += [dataclasses.astuple(block) for block in blocks]
+    key = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    return Runs(job.work / FIT, len(blocks), len(job.spec.vocabularies), key, ahead=ahead)
+
+
+def add_up(
+    job: Job, blocks: list[Block], finish: Callable[[Counts, CategoricalColumn, int], _Result]
+) -> tuple[int, dict[str, int], np.ndarray, dict[str, _Result]]:
+    """Add up the counts of all blocks; call ``finish`` for each vocabulary, in several threads.
+
+    Returns:
+        The number of well-formed rows; by vocabulary, the rows in which a single-hot column was
+        missing; the moments of the dense columns, float64 [dense columns, 4]; by vocabulary, what
+        ``finish`` returned.
+    """
+    with open_runs(job, blocks) as runs:
+        if runs.missing:
+            raise BadInputError(
+                f"{job.work}: {len(runs.missing)} of {len(blocks)} blocks were not counted there",
+                "all workers must see the output directory at the same path",
+            )
+        files, rows = runs.files, runs.rows
+    small_first = sorted(files, key=lambda file: file.path.stat().st_size)
+    nulls = np.sum([file.array("nulls") for file in files], axis=0).tolist()
+
+    def vocabulary(index: int, columns: tuple[CategoricalColumn, ...]) -> _Result:
+        counts = merge(file.counts(index) for file in small_first)
+        return finish(counts, columns[0], nulls[index])
+
+    names = job.spec.vocabularies
+    with ThreadPoolExecutor(cores(), "etl") as pool:
+        finished = pool.map(vocabulary, range(len(names)), names.values())
+        vocabularies = dict(zip(names, finished, strict=True))
+    moments = merge_moments([block for file in files for block in file.array("moments")])
+    return rows, dict(zip(names, nulls, strict=True)), moments, vocabularies
+
+
+def _to_vocabulary(counts: Counts, column: CategoricalColumn) -> Values:
+    """Convert values to the types of vocabularies: int64, or strings with 32-bit offsets."""
+    if not isinstance(counts.values, pa.Array):
+        return counts.values.astype(np.int64)
+    try:
+        return counts.values.cast(pa.string())
+    except pa.ArrowInvalid:
+        raise SettingsError(
+            f"column {column.name}: {len(counts)} different strings of more than 2 GiB in all",
+            "set hash_buckets for this column in the spec",
+        ) from None
+
+
+class Engine:
+    """What counts and encodes the blocks of a job. Made by :func:`etl.engines.start.start`."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def count(self, blocks: list[Block], report: Report) -> None:
+        """Count the categories of blocks and the moments of their dense columns, durably.
+
+        After an interruption, a call with the same blocks does only what is missing.
+
+        Raises:
+            BadRowError: A row is malformed; of several such rows, the first in the order of
+                ``blocks``.
+            BadInputError: A block cannot be read.
+            OutputError: The directory of the state cannot be written.
+            WorkerLostError: Workers ran out of memory.
+        """
+        raise NotImplementedError
+
+    def encode(self, units: list[Unit], workflow: Path) -> Iterator[UnitResult]:
+        """Encode units with a saved workflow; write their parts and records.
+
+        The workflow is loaded from disk, so training data are made by the same one as inference
+        uses.
+
+        Yields:
+            The results, those of one block together. After the last one, all units are durable.
+
+        Raises:
+            BadRowError: A row is malformed. Of several errors the first is raised, and units that
+                have not begun are dropped.
+            BadInputError: A block cannot be read.
+            OutputError: A part cannot be written.
+            WorkerLostError: Workers ran out of memory.
+        """
+        raise NotImplementedError
+
+    def fit(self, blocks: list[Block], report: Report) -> Fitted:
+        """Return the vocabularies and statistics of the blocks of the training days.
+
+        The result depends only on the blocks and the spec, not on which runs were merged.
+
+        Raises:
+            BadInputError: There are no rows, or a file is missing or damaged.
+            SettingsError: A column has strings of more than 2 GiB in all.
+            ClickLogError: See :meth:`count`.
+        """
+        spec = self.job.spec
+
+        def vocabulary(
+            counts: Counts, column: CategoricalColumn, nulls: int
+        ) -> tuple[FittedVocabulary, PendingValues]:
+            return apply_policy(_to_vocabulary(counts, column), counts.counts, column, nulls)
+
+        self.count(blocks, report)
+        rows, _, moments, vocabularies = add_up(self.job, blocks, vocabulary)
+        if not rows and spec.split.by != "days":
+            raise BadInputError(
+                f"split by {spec.split.by}: no well-formed row is for training",
+                "change the split in the spec, or look at the first line of the files",
+            )
+        if not rows:
+            what = "the training days have no well-formed row"
+            raise BadInputError(what, "look at their first line")
+        return Fitted(
+            statistics=statistics(moments, spec) if normalized(spec) else {},
+            vocabularies={name: fitted for name, (fitted, _) in vocabularies.items()},
+            pending={name: pending for name, (_, pending) in vocabularies.items()},
+            moments=moments if normalized(spec) else None,
+        )
+
+    def count_day(self, day: int, blocks: list[Block], report: Report) -> DayCounts:
+        """Return what a workflow is extended by: the counts of a day, or of its rows for training.
+
+        Raises:
+            NoTrainingRowsError: None of its rows is for training, and none of a later day will be.
+            BadInputError: The day has no well-formed row, or a file is missing or damaged.
+            SettingsError: A column has too many different strings.
+            ClickLogError: See :meth:`count`.
+        """
+        spec = self.job.spec
+
+        def values(counts: Counts, column: CategoricalColumn, _: int) -> tuple[Values, np.ndarray]:
+            return _to_vocabulary(counts, column), counts.counts
+
+        self.count(blocks, report)
+        rows, nulls, moments, vocabularies = add_up(self.job, blocks, values)
+        if not rows and spec.split.by == "days":
+            raise BadInputError(f"day {day} has no well-formed row", "look at its first line")
+        if not rows and spec.split.by == "time":
+            raise NoTrainingRowsError(
+                f"day {day}: no row is before {spec.split.valid_from}, so none is for training: "
+                "the cuts of a split by time stay where they are",
+                "run the ETL again over all files with later valid_from and test_from in the "
+                "spec's [split]; or, to train on each day when the next one is there, with "
+                'by = "days"; or score the day with `python -m inference predict --evaluate`',
+            )
+        return DayCounts(day, vocabularies, nulls, moments if normalized(spec) else None)

@@ -1,0 +1,161 @@
+"""Fit and transform blocks with NVTabular's own operators over Dask: cuDF on GPUs, pandas without.
+
+NVTabular drops values without an id, and its means and standard deviations differ from those of the
+other engines in their last bits. So the outputs of this engine cannot be extended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import nvt_torchrec.nvt_compat  # noqa: F401
+
+import dask.dataframe as dd
+import numpy as np
+import nvtabular
+import pyarrow as pa
+import pyarrow.compute as pc
+from dask import delayed
+from distributed import Client, get_worker
+from distributed.client import ClosedClientError
+from merlin.core.utils import set_dask_client
+from merlin.dag import Graph
+from nvtabular.ops import Categorify
+
+from nvt_torchrec.clicklog.readers.raw import Block, read_block
+from nvt_torchrec.etl.engines.cluster import readable_errors
+from nvt_torchrec.etl.engines.engine import Job, Report
+from nvt_torchrec.etl.engines.workers import Workers
+from nvt_torchrec.etl.output import CATEGORIES
+from nvt_torchrec.etl.plan import Unit
+from nvt_torchrec.etl.results import UnitResult
+from nvt_torchrec.etl.row_split import divided
+from nvt_torchrec.etl.state import Encoded, finish_units, write_units
+from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.rows import RawRows, empty_rows
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.workflows import inspect, to_frame
+from nvt_torchrec.workflows.store import build, fitted_state, load
+from nvt_torchrec.workflows.writer import Fitted
+
+log = logging.getLogger(__name__)
+
+_PROGRESS = "etl-rows"
+#: Vocabularies up to this size stay on a worker's GPU; an entry is a value and its id.
+VOCABULARY_BYTES, _ENTRY = 2 << 30, 16
+
+
+class NVTabular(Workers):
+    """NVTabular's operators on the workers of a cluster, on cuDF frames if they have GPUs."""
+
+    def fit(self, blocks: list[Block], report: Report) -> Fitted:
+        """Fit a Workflow on blocks, and return its state.
+
+        Partial counts and sums are merged in a tree over the blocks in their order, so the result
+        does not depend on the number of workers. The rows of the first block are reported twice.
+        """
+        job, client, gpu = self.job, self.client, self.gpu
+        empty = to_frame(empty_rows(job.spec, label=True), job.spec, gpu=gpu)
+        # Delayed tasks are not fused with others, so the graphs that NVTabular makes, one for each
+        # operator with statistics, share the frames. (A worker counts a frame's memory three times,
+        # for the task and two aliases of it, and so may spill early.)
+        read = delayed(functools.partial(_read_frame, job=job, gpu=gpu))
+        frame = dd.from_delayed([read(block) for block in blocks], meta=empty, verify_meta=False)
+        with readable_errors(client):
+            dataset = nvtabular.Dataset(frame, cpu=not gpu)
+            client.subscribe_topic(_PROGRESS, lambda event: report(event[1]))
+            try:
+                with _merlin_client(client):
+                    workflow = build(job.spec, str(job.work / CATEGORIES)).fit(dataset)
+            finally:
+                with contextlib.suppress(ClosedClientError):
+                    client.unsubscribe_topic(_PROGRESS)
+        return fitted_state(workflow, job.spec)
+
+    def _on_cards(self, blocks: Iterable[Block]) -> bool:
+        return False
+
+    def _encode_block(self) -> Callable[..., list[UnitResult]]:
+        return functools.partial(encode_block, gpu=self.gpu)
+
+
+@contextlib.contextmanager
+def _merlin_client(client: Client) -> Iterator[None]:
+    """Let Merlin compute on this client's cluster.
+
+    It would take the client that it last used, of whichever cluster, or none at all.
+    """
+    with client.as_current():
+        set_dask_client("auto")
+        try:
+            yield
+        finally:
+            set_dask_client("auto")
+
+
+def _read_frame(block: Block, job: Job, gpu: bool):
+    """Read the training rows of a block as a frame."""
+    read = read_block(block, job.spec, reject=job.reject)
+    ((rows,),) = divided([read], block, ["train"])
+    with contextlib.suppress(ValueError):  # not in a worker
+        get_worker().log_event(_PROGRESS, len(rows))
+    return to_frame(rows, job.spec, gpu=gpu)
+
+
+def encode_block(
+    units: tuple[Unit, ...], *, job: Job, workflow: tuple[str, str], gpu: bool
+) -> list[UnitResult]:
+    """Transform the units of a block in a worker; write their parts and records."""
+    log.debug("begin %s", units[0].file)
+    loaded, schema, spec = _load_once(*workflow, gpu)
+
+    def encode(rows: RawRows) -> Encoded:
+        table = transform_frame(to_frame(rows, spec, gpu=gpu), loaded, schema, gpu=gpu)
+        return table, _count_oov(table, spec)
+
+    rows = read_block(units[0].block, spec, reject=job.reject)
+    return finish_units(job.work, *write_units(units, [rows], encode, job.work))
+
+
+def _count_oov(table: pa.Table, spec: FeatureSpec) -> np.ndarray:
+    """Count out-of-vocabulary ids per categorical column: int64 [categorical columns]."""
+    counts = []
+    for column in spec.categorical:
+        ids = table[column.name]
+        ids = (pc.list_flatten(ids) if column.multi_hot else ids).to_numpy()
+        counts.append(np.count_nonzero((ids >= FIRST_OOV_ID) & (ids < column.reserved_ids)))
+    return np.array(counts, np.int64)
+
+
+def transform_frame(
+    frame: Any, workflow: nvtabular.Workflow, schema: TableSchema, *, gpu: bool
+) -> pa.Table:
+    """Transform a frame of raw columns with labels to the columns of the training parquet."""
+    if not len(frame):  # NVTabular's operators need a first value
+        return schema.arrow.empty_table()
+    frame = workflow.transform(frame)[list(schema.arrow.names)]
+    table = (
+        frame.to_arrow(preserve_index=False)
+        if gpu
+        else pa.Table.from_pandas(frame, preserve_index=False)
+    )
+    return table.replace_schema_metadata(None).cast(schema.arrow)
+
+
+@functools.lru_cache(maxsize=1)
+def _load_once(path: str, digest: str, gpu: bool):
+    """Load the workflow, its table schema and its spec; keep the last one loaded.
+
+    See :func:`etl.engines.workers._load_once`.
+    """
+    workflow, description = load(path, raw=False), inspect(path)
+    if gpu and _ENTRY * sum(description.table_schema.table_sizes) <= VOCABULARY_BYTES:
+        # copied to the GPU once instead of for every frame; Dask cannot spill them
+        for node in Graph.get_nodes_by_op_type([workflow.output_node], Categorify):
+            node.op.cat_cache = "device"
+    return workflow, description.table_schema, description.spec

@@ -1,0 +1,201 @@
+"""After the last unit: reject bad rows, move the parts into place, account for every row."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.base.files.atomic import atomic_path, fsync_directory
+from nvt_torchrec.clicklog.readers.raw import first_line
+from nvt_torchrec.etl.results import LostRowsError, UnitResult, by_source
+from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.etl.state import rejected_file
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.splits import SPLITS
+
+log = logging.getLogger(__name__)
+
+
+def quarantine(
+    results: list[UnitResult], settings: EtlSettings, work: Path, directory: Path
+) -> None:
+    """Write the file, line, reason and raw line of bad rows: a file for each input file.
+
+    Args:
+        results: The results of all units.
+        settings: The settings of the run.
+        work: The directory of the run's state.
+        directory: The directory for the files; what it holds is deleted. An extension moves them
+            to those of earlier days, which keep their names.
+
+    Raises:
+        BadRowError: The share of bad rows is too large.
+        OutputError: The directory cannot be written.
+    """
+    shutil.rmtree(directory, ignore_errors=True)
+    spec, final = settings.spec, EtlOutput(settings.output_path).rejected
+    sources = by_source(results)
+    names = Counter(Path(source).name for source in sources)
+    for source, group in sources.items():
+        if any(result.bad_count for result in group):
+            name = Path(source).name
+            if names[name] > 1 or (final / f"{name}.tsv").exists():  # files of several directories
+                name = f"{group[0].unit.day}.{name}"
+            _merge_rejected(directory / f"{name}.tsv", group, spec, work)
+    bad = sum(result.bad_count for result in results)
+    lines = sum(result.lines for result in results)
+    if bad:
+        log.info("%d of %d rows rejected: %s", bad, lines, final)
+    if bad > settings.max_bad_fraction * lines:
+        raise BadRowError(
+            f"{bad} of {lines} rows ({bad / lines:.2%}) break the spec, more than "
+            f"--max_bad_fraction {settings.max_bad_fraction}; {_worst(results, spec)}",
+            f"all of them are in {directory}; correct the input, or run it again "
+            "and allow more, which repeats no finished work",
+        )
+
+
+def _merge_rejected(path: Path, results: list[UnitResult], spec: FeatureSpec, work: Path) -> None:
+    source = results[0].unit.block.source.encode()
+    with atomic_path(path) as temporary, open(temporary, "wb") as out:
+        out.write(b"file\tline\treason\traw\n")
+        for first, result in _with_first_lines(results, spec):
+            if result.bad_count:
+                with open(rejected_file(work, result.unit), "rb") as lines:
+                    for line in lines:
+                        number, rest = line.split(b"\t", 1)
+                        out.write(b"%s\t%d\t%s" % (source, first + int(number), rest))
+
+
+def _with_first_lines(
+    results: list[UnitResult], spec: FeatureSpec
+) -> Iterator[tuple[int, UnitResult]]:
+    """Yield the results of a file in the order of its blocks, and the first line of the block."""
+    first = first_line(results[0].unit.block, spec)
+    for _, group in itertools.groupby(results, lambda result: result.unit.block):
+        of_block = list(group)
+        for result in of_block:
+            yield first, result
+        first += sum(result.lines for result in of_block)
+
+
+def _worst(results: list[UnitResult], spec: FeatureSpec) -> str:
+    """The file with the most bad rows, and the reasons of the first of them."""
+    group = max(by_source(results).values(), key=lambda group: sum(r.bad_count for r in group))
+    bad = sum(result.bad_count for result in group)
+    lines = sum(result.lines for result in group)
+    reasons = [
+        f"\n  line {first + line}: {what}"
+        for first, result in _with_first_lines(group, spec)
+        for line, what in result.bad
+    ]
+    source = group[0].unit.block.source
+    return f"most in {source}, {bad} of {lines}:{''.join(reasons[:5])}"
+
+
+def without_empty_parts(
+    results: list[UnitResult], first_parts: Mapping[str, int] | None = None
+) -> tuple[list[UnitResult], dict[str, str]]:
+    """Number the parts that there are; a divided block has none for a split without rows.
+
+    Args:
+        results: The results of all units, in the order of the plan.
+        first_parts: The number of the first part of each split; None for 0.
+
+    Returns:
+        The results with these numbers, and the new name of each part by its old one.
+    """
+    next_parts = dict(first_parts or dict.fromkeys(SPLITS, 0))
+    numbered, names = [], {}
+    for result in results:
+        unit = result.unit
+        if result.has_part:
+            unit = dataclasses.replace(unit, part=next_parts[unit.split])
+            next_parts[unit.split] += 1
+            names[result.unit.file] = unit.file
+        numbered.append(dataclasses.replace(result, unit=unit))
+    return numbered, names
+
+
+def check_splits(results: list[UnitResult], spec: FeatureSpec) -> None:
+    """Check that a division of rows leaves rows in each split. Raises :class:`BadInputError`."""
+    if spec.split.by == "days":
+        return
+    rows = dict.fromkeys(SPLITS, 0)
+    for result in results:
+        rows[result.unit.split] += result.rows
+    empty = [split for split, count in rows.items() if not count]
+    if empty:
+        raise BadInputError(
+            f"split by {spec.split.by}: no row for {', '.join(empty)}; "
+            + ", ".join(f"{split} has {count:,}" for split, count in rows.items()),
+            "choose other shares, times, files or another column in the spec's [split] (check its "
+            "time_format), and begin again with --restart",
+        )
+    total = sum(rows.values())
+    counts = [f"{split} {count:,} rows ({count / total:.2%})" for split, count in rows.items()]
+    log.info("split by %s: %s", spec.split.by, ", ".join(counts))
+
+
+def move_parts(parts: Path, split_root: Path, names: dict[str, str]) -> None:
+    """Move all parts into the directory of the splits; those that are there already stay.
+
+    Args:
+        parts: Where they are.
+        split_root: Where they go.
+        names: Their names there, by their names here.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    for split in SPLITS:
+        (split_root / split).mkdir(parents=True, exist_ok=True)
+    for file, name in names.items():
+        with contextlib.suppress(FileNotFoundError):  # moved by an earlier process
+            os.replace(parts / file, split_root / name)
+    for split in SPLITS:
+        fsync_directory(split_root / split)
+
+
+def check_rows(results: list[UnitResult], split_root: Path) -> dict[str, int]:
+    """Check by the parts' footers that every line of the input is in a part or rejected.
+
+    Returns:
+        Bytes of each part.
+
+    Raises:
+        LostRowsError: a line is not accounted for.
+    """
+    sizes = {}
+    for result in results:
+        if not result.has_part and not result.rows:
+            continue
+        path = split_root / result.unit.file
+        try:
+            rows = pq.read_metadata(path).num_rows
+            sizes[result.unit.file] = path.stat().st_size
+        except (OSError, ValueError) as error:
+            raise LostRowsError(f"{path}: cannot be read back: {error}", _REMEDY) from error
+        if rows != result.rows:
+            raise LostRowsError(f"{path}: {rows} rows, {result.rows} were written", _REMEDY)
+    for source, group in by_source(results).items():
+        blocks = dict.fromkeys(result.unit.block for result in group)
+        for before, after in itertools.pairwise(blocks):
+            if before.end != after.begin:
+                what = f"{source}: a gap between {before.end} and {after.begin}"
+                raise LostRowsError(what, _REMEDY)
+    return sizes
+
+
+_REMEDY = "begin again with --restart; if the error repeats, it is a defect of this program"

@@ -1,0 +1,393 @@
+"""Some rows of a file: its head, and of large files that are not compressed some further on."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from nvt_torchrec.base.arrays import as_bytes
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.clicklog.readers.days import find_days
+from nvt_torchrec.clicklog.readers.json_rows import read_lines
+from nvt_torchrec.clicklog.readers.lines import filesystem_of, read_stream, read_up_to
+from nvt_torchrec.clicklog.readers.parquet_rows import partition_values
+from nvt_torchrec.clicklog.readers.text_rows import PARQUET_MAGIC
+from nvt_torchrec.clicklog.text.line_layout import check_text, is_json
+from nvt_torchrec.etl.guess.dialect import (
+    Dialect,
+    decode,
+    find_dialect,
+    has_header,
+    split_rows,
+)
+from nvt_torchrec.etl.guess.values import Profile, has_decimal_commas, profile
+from nvt_torchrec.formats.day_names import name_of
+from nvt_torchrec.formats.feature_spec.split import Split
+
+#: At most so many rows of the head are looked at, and so many of each place further on.
+HEAD_ROWS, FURTHER_ROWS = 20_000, 2000
+#: Files of one table, as Spark and others write it, and no days.
+_PARTS = re.compile(r"(part|shard|chunk|split|fold|file|data)[-_][^/]*$", re.IGNORECASE)
+_ANY_FILES = Split("share", 0.1, 0.1)
+_PACKED = (".gz", ".bz2", ".xz", ".zst")
+_PLACES, _PLACE_BYTES = (0.25, 0.5, 0.75, 1.0), 256 << 10
+#: Of parquet with at most so many rows, rows of all parts are looked at.
+_FEW_ROWS = 400_000
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledFile:
+    """What the rows of a sample show.
+
+    Attributes:
+        columns: in the order of the file.
+        whole: whether the rows are all rows of the file.
+        spread: whether they come from all parts of the file.
+        input: the keys of ``[input]``, in the order in which they are written.
+        positional: whether the spec names columns by position.
+        notes: what else should be said.
+        malformed: how many of the rows that were read have too many or too few fields.
+        days: the directory or glob whose files are days, this one among them; "" if there is none.
+        day_files: how many there are.
+        file: the file that the rows are of.
+    """
+
+    columns: list[Profile]
+    whole: bool
+    spread: bool
+    input: dict[str, Any]
+    positional: bool = False
+    notes: tuple[str, ...] = ()
+    malformed: int = 0
+    days: str = ""
+    day_files: int = 0
+    file: str = ""
+
+    @property
+    def named(self) -> bool:
+        """Whether the file names its columns."""
+        return any(column.name for column in self.columns)
+
+
+def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
+    """Read a part of a file, text (also compressed) or parquet.
+
+    Args:
+        path: local or a URL.
+        head_bytes: how much text is read from the beginning.
+        delimiter: of text, what is between the fields; "": find it.
+
+    Raises:
+        BadInputError: it is missing, empty, of another format, or has one column.
+    """
+    files, days, day_files = _files(path)
+    head, whole = _head(files[0], head_bytes)
+    if not head.strip():
+        raise BadInputError(f"{files[0]}: empty file", "pass a file with rows")
+    if head[:4] == PARQUET_MAGIC:
+        sample = _of_parquet(files)
+    elif is_json(head):
+        sample = _of_json(files, head, whole)
+    else:
+        sample = _of_text(files[0], head, whole, delimiter)
+    if len(files) > 1:
+        sample = dataclasses.replace(sample, whole=False, spread=False)
+    return dataclasses.replace(sample, days=days, day_files=day_files, file=files[0])
+
+
+def _files(path: str) -> tuple[list[str], str, int]:
+    """Return the files of a log, and the directory or glob whose files are days and how many.
+
+    Raises:
+        BadInputError: There are no files.
+    """
+    filesystem, name = filesystem_of(path)
+    is_file, places = filesystem.isfile(name), [path]
+    if is_file:
+        folder, _, file_name = path.rpartition("/")
+        day = name_of(path)
+        if day and day.prefix.endswith("="):  # date=2024-10-30/part.parquet
+            folder = folder.rpartition("/")[0]
+        folder = folder or "."
+        places = [folder, f"{folder}/{day.prefix}[0-9]*"] if day else []
+    for place in places:
+        with contextlib.suppress(BadInputError):
+            days = [file.path for file in find_days(place)]
+            known = not is_file or any(each.endswith(f"/{file_name}") for each in days)
+            if len(days) > 1 and known and not _PARTS.search(days[0]):
+                return [path] if is_file else days, place, len(days)
+    return [path] if is_file else [day.path for day in find_days(path, split=_ANY_FILES)], "", 0
+
+
+def _head(path: str, head_bytes: int) -> tuple[bytes, bool]:
+    """Return whole lines from the beginning, and whether they are all of the file."""
+    head = b""
+    for chunk in read_stream(path, head_bytes):
+        head += chunk
+        if head[:4] == PARQUET_MAGIC:
+            return head, False
+        if len(head) > head_bytes:
+            break
+    else:
+        return head, True
+    cut = head.rfind(b"\n", 0, head_bytes) + 1
+    if not cut:
+        check_text(head, path)
+        raise BadInputError(
+            f"{path}: no line ends within the first {head_bytes >> 20} MiB",
+            "give a larger --head_mb",
+        )
+    return head[:cut], False
+
+
+def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile:
+    check_text(head, path)
+    text, encoding, notes = decode(head, path)
+    dialect = find_dialect(text, path, delimiter)
+    rows = split_rows(text, dialect)
+    header = has_header(rows)
+    names = [field.strip(" \t") for field in rows.pop(0)] if header else [""] * dialect.fields
+    if not rows:
+        raise BadInputError(f"{path}: a header and no rows", "pass a file with rows")
+    step = _step(len(rows))
+    rows = rows[:HEAD_ROWS] + rows[HEAD_ROWS::step]
+    spread = not path.endswith(_PACKED) and not dialect.quoted_newlines
+    if spread and not whole:
+        rows += _further(path, len(head), encoding, dialect)
+    even = [row for row in rows if len(row) == dialect.fields]
+    columns = list(zip(*even, strict=True))
+    decimal = "," if has_decimal_commas(columns) else "."
+    different = unique_names(names)
+    profiles = [
+        profile(values, name, decimal=decimal)
+        for name, values in zip(different, columns, strict=True)
+    ]
+    by_name = header and different == names
+    if header and not by_name:
+        dialect = dataclasses.replace(dialect, skip_lines=dialect.skip_lines + 1)
+        notes += ("The header repeats names, so columns are named by position here.",)
+    keys = _input_keys(dialect, encoding, by_name, _ends_empty(path, head, whole))
+    if decimal != ".":
+        keys["decimal"] = decimal
+    profiles, malformed = _one_separator(profiles, keys), len(rows) - len(even)
+    return SampledFile(profiles, whole and step == 1, spread, keys, not by_name, notes, malformed)
+
+
+def _step(rows: int) -> int:
+    """Return which of the rows behind the head are looked at: every one, every second, …"""
+    return max(1, (rows - HEAD_ROWS) // FURTHER_ROWS)
+
+
+def _further(path: str, begin: int, encoding: str, dialect: Dialect) -> list[list[str]]:
+    """Return rows from some places behind the head."""
+    filesystem, name = filesystem_of(path)
+    size = filesystem.info(name)["size"]
+    plain = dataclasses.replace(dialect, comment="", skip_lines=0)
+    rows, at = [], begin
+    for place in _PLACES:
+        end = begin + int(place * (size - begin))
+        at = max(at, end - _PLACE_BYTES)
+        lines = read_up_to(path, at, end).split(b"\n")[1 : None if end == size else -1]
+        step = max(1, len(lines) // FURTHER_ROWS)
+        picked = lines[:-1:step] + lines[-1:]  # the last line of a file may be cut
+        rows += split_rows(b"\n".join(picked).decode(encoding, "replace"), plain)
+        at = end
+    return rows
+
+
+def _ends_empty(path: str, head: bytes, whole: bool) -> bool:
+    """Whether the last line is empty; of a compressed file only if its head is the whole of it."""
+    if not whole and not path.endswith(_PACKED):
+        filesystem, name = filesystem_of(path)
+        size = filesystem.info(name)["size"]
+        head = read_up_to(path, max(0, size - 3), size)
+    return head.endswith((b"\n\n", b"\n\r\n"))
+
+
+def spec_name(name: str) -> str:
+    """Return a name that a column of a spec, and a table of a model, can have."""
+    return "".join(c if c.isprintable() and c not in "/." else "_" for c in name) or "column"
+
+
+def unique_names(names: list[str]) -> list[str]:
+    """Return different names: the second ``a`` becomes ``a_2``; "" is no name."""
+    result: list[str] = []
+    for name in names:
+        other, number = name, 2
+        while name and other in result:
+            other, number = f"{name}_{number}", number + 1
+        result.append(other)
+    return result
+
+
+def _one_separator(profiles: list[Profile], keys: dict[str, Any]) -> list[Profile]:
+    """Read lists of the most common separator only, which becomes a key: a file has one."""
+    used = [each.separator for each in profiles if each.separator]
+    best = max(sorted(set(used)), key=used.count, default="|")
+    if best == keys.get("delimiter"):
+        best = "|" if best == ";" else ";"
+    if best != "|":
+        keys["list_separator"] = best
+    why = f"lists by another separator than {best}: a file has one list_separator"
+    return [
+        each
+        if each.separator in ("", best)
+        else dataclasses.replace(each, kind="empty", unread=why)
+        for each in profiles
+    ]
+
+
+def _input_keys(dialect: Dialect, encoding: str, header: bool, empty_end: bool) -> dict[str, Any]:
+    csv = dialect.quoted or dialect.delimiter != "\t"
+    keys = {
+        "format": "csv" if csv else "",
+        "delimiter": dialect.delimiter if csv else "",
+        "encoding": encoding,
+        "comment": dialect.comment,
+        "skip_lines": dialect.skip_lines,
+        "skip_empty_lines": empty_end,
+        "quoted_newlines": dialect.quoted_newlines,
+    }
+    defaults = {"encoding": "utf-8", "delimiter": ","}
+    keys = {key: value for key, value in keys.items() if value and value != defaults.get(key)}
+    if header != csv:  # the default
+        keys["header"] = header
+    return keys
+
+
+def _of_parquet(files: list[str]) -> SampledFile:
+    filesystem, name = filesystem_of(files[0])
+    try:
+        with filesystem.open(name, "rb") as file, pq.ParquetFile(file) as parquet:
+            total = parquet.metadata.num_rows
+            table = _take(parquet, _places(total))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BadInputError(
+            f"{files[0]}: cannot be read as parquet: {error}", "fetch it again"
+        ) from error
+    if not total:
+        raise BadInputError(f"{files[0]}: no rows", "pass a file with rows")
+    keys = {"format": "parquet"}
+    return SampledFile(_of_table(table, files, keys), len(table) == total, True, keys)
+
+
+def _places(total: int) -> np.ndarray:
+    """Return the numbers of the rows to read: the same as of a text, if that fits into its head."""
+    head = np.arange(min(total, HEAD_ROWS))
+    if total <= _FEW_ROWS:
+        return np.append(head, np.arange(len(head), total, _step(total)))
+    ends = [int(place * total) for place in _PLACES]
+    return np.concatenate([head, *(np.arange(end - FURTHER_ROWS, end) for end in ends)])
+
+
+def _take(parquet: pq.ParquetFile, rows: np.ndarray) -> pa.Table:
+    """Return rows by their numbers, which rise."""
+    batches, begin = [], 0
+    for group in range(parquet.num_row_groups):
+        end = begin + parquet.metadata.row_group(group).num_rows
+        wanted = rows[(rows >= begin) & (rows < end)]
+        for batch in parquet.iter_batches(HEAD_ROWS, row_groups=[group]) if len(wanted) else ():
+            here = wanted[(wanted >= begin) & (wanted < begin + len(batch))]
+            batches.append(batch.take(pa.array(here - begin)))
+            begin += len(batch)
+        begin = end
+    return pa.Table.from_batches(batches, parquet.schema_arrow)
+
+
+def _of_json(files: list[str], head: bytes, whole: bool) -> SampledFile:
+    lines = head.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n").split(b"\n")
+    step = max(1, len(lines) // HEAD_ROWS)
+    table, bad = read_lines(lines[::step])
+    keys: dict[str, Any] = {"format": "json"}
+    if _ends_empty(files[0], head, whole):
+        keys["skip_empty_lines"] = True
+    profiles = _of_table(table, files, keys)
+    return SampledFile(profiles, whole and step == 1, False, keys, malformed=len(bad))
+
+
+def _of_table(table: pa.Table, files: list[str], keys: dict[str, Any]) -> list[Profile]:
+    """Return what the rows of a table show; names of directories are columns as well."""
+    names = table.schema.names
+    fields = [field for field in table.schema if names.count(field.name) == 1]
+    profiles = [p for field in fields for p in _of_array(table.column(field.name), field)]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        none = profile([""] * len(table), name)
+        profiles.append(dataclasses.replace(none, unread="several columns have this name"))
+    partitions = [partition_values(path) for path in files]
+    for name in set.intersection(*map(set, partitions)) - set(table.schema.names):
+        values = [partitions[i % len(files)][name] or "" for i in range(max(len(table), 1))]
+        profiles.append(profile(values, name, lists=False))
+    return _one_separator(profiles, keys)
+
+
+def _of_array(array: pa.ChunkedArray | pa.Array, field: pa.Field) -> list[Profile]:
+    """Return the profile of a column of parquet by its type and values, of a struct its fields'."""
+    held = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    if pa.types.is_struct(held):
+        inner = [item.with_name(f"{field.name}.{item.name}") for item in held]
+        return [
+            each
+            for j, item in enumerate(inner)
+            for each in _of_array(pc.struct_field(array, [j]), item)
+        ]
+    values = array.cast(as_bytes(array.type)).to_pylist()
+    if pa.types.is_list(held) or pa.types.is_large_list(held) or pa.types.is_fixed_size_list(held):
+        return [_of_lists(values, field.name, held)]
+    if pa.types.is_timestamp(held) or pa.types.is_date(held):
+        times = profile([_text(value)[:26] for value in values], field.name, lists=False)
+        return [dataclasses.replace(times, kind="time", time_format="")]
+    if pa.types.is_nested(held) or pa.types.is_temporal(held):
+        none = profile([], field.name)
+        why = f"columns of type {held} are not read"
+        return [dataclasses.replace(none, rows=len(values), unread=why)]
+    numbers = pa.types.is_floating(held) or pa.types.is_decimal(held)
+    is_text = not numbers and not pa.types.is_integer(held) and not pa.types.is_boolean(held)
+    scalars = profile([_text(value) for value in values], field.name, lists=is_text)
+    if is_text and scalars.kind in ("int", "float") and not scalars.multi_hot:
+        scalars = dataclasses.replace(scalars, kind="string")
+    if pa.types.is_boolean(held) and scalars.kind != "empty":
+        scalars = dataclasses.replace(scalars, kind="bool")
+    if numbers and scalars.kind != "empty":
+        exact = pa.types.is_decimal(held) or scalars.fits("int")
+        kind = "int" if scalars.kind == "int" and exact else "float"  # ids where some are missing
+        reading = {key: value for key, value in scalars.reading.items() if key != "lenient"}
+        scalars = dataclasses.replace(scalars, kind=kind, reading=reading, floating=True)
+    return [scalars]
+
+
+def _of_lists(values: list[Any], name: str, held: pa.DataType) -> Profile:
+    """Return the profile of a column of lists."""
+    items = [item for each in values if each for item in each]
+    of_items = profile([_text(item) for item in items], name, lists=False)
+    kind, unread = of_items.kind if of_items.kind in ("int", "hex32") else "string", ""
+    if pa.types.is_nested(held.value_type) or (
+        pa.types.is_floating(held.value_type) and kind != "int"
+    ):
+        unread = f"columns of type {held} are not read"
+    elif None in items:
+        unread = f"its lists hold nulls: leave them out, in SQL filter({name}, x -> x is not null)"
+    return dataclasses.replace(
+        of_items,
+        kind="empty" if unread else kind,
+        rows=len(values),
+        missing=sum(not each for each in values),
+        reading={},
+        multi_hot=True,
+        unread=unread,
+        texts=[str(each) if each else "" for each in values],
+    )
+
+
+def _text(value: Any) -> str:
+    if value is None or value != value:
+        return ""
+    if isinstance(value, bool):
+        return str(int(value))
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,187 @@
+"""Make the manifest of a run (:class:`formats.manifest.Manifest`) from what its units did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from nvt_torchrec.clicklog.readers.days import DayFile
+from nvt_torchrec.etl.results import UnitResult, by_source
+from nvt_torchrec.etl.state import content_digest
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.manifest import InputFile, Manifest, PartFile
+from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+
+
+def make_manifest(
+    record: dict[str, Any],
+    days: list[DayFile],
+    results: list[UnitResult],
+    sizes: dict[str, int],
+    description: WorkflowDescription,
+    *,
+    generation: int = 0,
+    split: dict[str, Any] | None = None,
+) -> Manifest:
+    """Make the manifest of a run, or of a day that is added; :mod:`etl.extend.stage` joins them.
+
+    Args:
+        record: The plan of the run, see :func:`etl.state.plan_record`.
+        days: The input files.
+        results: The results of all units, in order.
+        sizes: The bytes of each part.
+        description: The description of the saved workflow.
+        generation: The generation of the workflow.
+        split: The rule by which rows were divided, with its cuts; None by days.
+    """
+    rows = {source: row_counts(of_file) for source, of_file in by_source(results).items()}
+    inputs = [
+        InputFile(
+            day.day,
+            day.path,
+            record["inputs"][day.path],
+            rows.get(day.source, row_counts([])),
+            content_digest(day),
+        )
+        for day in days
+    ]
+    files = [
+        PartFile(part.unit.file, part.rows, sizes[part.unit.file], part.unit.day, generation)
+        for part in results
+        if part.has_part
+    ]
+    return Manifest(
+        generation=generation,
+        settings=record["settings"],
+        **summed(day_counts(results, description.spec), inputs),
+        num_embeddings_per_feature=description.table_schema.num_embeddings_per_feature,
+        workflow_digest=description.digest,
+        versions=description.versions,
+        files=files,
+        next_parts={name: sum(part.split == name for part in files) for name in SPLITS},
+        split=split,
+    )
+
+
+def row_counts(results: list[UnitResult]) -> dict[str, int]:
+    """The rows that were read, written and rejected."""
+    written = sum(result.rows for result in results)
+    rejected = sum(result.bad_count for result in results)
+    return {"in": written + rejected, "out": written, "rejected": rejected}
+
+
+def day_counts(
+    results: list[UnitResult], spec: FeatureSpec
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """The manifest's ``by_day_and_split``; see :class:`formats.manifest.Manifest`."""
+    groups: dict[tuple[int, str], list[UnitResult]] = {}
+    for result in results:
+        groups.setdefault((result.unit.day, result.unit.split), []).append(result)
+    counts: dict[str, dict[str, dict[str, Any]]] = {}
+    for day, split in sorted(groups, key=lambda key: (key[0], SPLITS.index(key[1]))):
+        counts.setdefault(str(day), {})[split] = _counts(groups[day, split], spec)
+    return counts
+
+
+def _counts(results: list[UnitResult], spec: FeatureSpec) -> dict[str, Any]:
+    def total(field: str, names: list[str]) -> dict[str, int]:
+        counts = np.sum([getattr(result, field) for result in results], axis=0)
+        return dict(zip(names, counts.tolist(), strict=True))
+
+    return {
+        "rows": sum(result.rows for result in results),
+        "positives": sum(result.positives for result in results),
+        "missing": {
+            **total("dense_missing", spec.dense_names),
+            **total("null", spec.categorical_names),
+        },
+        "out_of_vocabulary": total("oov", spec.categorical_names),
+    }
+
+
+def add_counts(several: list[dict[str, Any]]) -> dict[str, Any]:
+    """Add up counts of the same keys, at least one; they may be nested."""
+    return {
+        key: add_counts([counts[key] for counts in several])
+        if isinstance(value, dict)
+        else sum(counts[key] for counts in several)
+        for key, value in several[0].items()
+    }
+
+
+def summed(
+    by_day_and_split: dict[str, dict[str, dict[str, Any]]], inputs: list[InputFile]
+) -> dict[str, Any]:
+    """Return what a manifest says of the rows: by file, by split and by day."""
+    days = by_day_and_split.items()
+    by_split = {split: [splits[split] for _, splits in days if split in splits] for split in SPLITS}
+    return {
+        "inputs": inputs,
+        "rows": add_counts([file.rows for file in inputs]),
+        "days": {
+            split: sorted(int(day) for day, splits in days if split in splits) for split in SPLITS
+        },
+        "splits": {split: add_counts(counts) for split, counts in by_split.items() if counts},
+        "by_day_and_split": by_day_and_split,
+        "by_day": {
+            day: {
+                name: sum(counts[name] for counts in splits.values())
+                for name in ("rows", "positives")
+            }
+            for day, splits in days
+        },
+    }
+
+
+# ---- splits whose rows all have the same label, which make AUROC undefined
+
+_SORTED = (
+    "most likely the log is sorted by label: splits are cut in the order of the rows, so put the "
+    "rows into random order (`shuf`, without a header line) and run the ETL again"
+)
+#: By the rule of the split; other rules have too few rows in a split.
+_BY = {
+    "days": _SORTED,
+    "time": "most likely the label changed with time: set other times or shares in [split] of the "
+    "spec, and run the ETL again",
+    "files": "put rows of both labels into the files of each split, or change [split] in the spec",
+}
+_FEW = "use more rows, or larger shares of valid and test in [split] of the spec"
+
+
+def one_label(rows: int, positives: int) -> str:
+    """Describe what is wrong with the labels of a split; "" if it has both labels, or no rows."""
+    if not rows or 0 < positives < rows:
+        return ""
+    return f"all {rows:,} rows have label {int(positives > 0)}, so AUROC is not defined"
+
+
+def one_label_splits(splits: dict[str, dict[str, int]]) -> list[str]:
+    """Describe each of a manifest's ``splits`` that has only one label."""
+    problems = {
+        split: one_label(counts["rows"], counts["positives"]) for split, counts in splits.items()
+    }
+    return [f"{split}: {what}" for split, what in problems.items() if what]
+
+
+def one_label_remedy(
+    splits: Mapping[str, Mapping[str, int]], rule: Mapping[str, Any] | None
+) -> str:
+    """Return what to do about splits with one label.
+
+    Args:
+        splits: Rows and positives of each split.
+        rule: The manifest's ``split``; None by days.
+    """
+    rows, positives = (
+        sum(split[key] for split in splits.values()) for key in ("rows", "positives")
+    )
+    if len(splits) > 1 and positives in (0, rows):
+        return (
+            f"no row has label {int(positives == 0)}: choose another column, or other values that "
+            "are 1, in [label] of the spec, or use a log with rows of both labels"
+        )
+    return _BY.get((rule or {"by": "days"})["by"], _FEW)

@@ -1,0 +1,271 @@
+"""The plan of a run: which rows go to which part of which split."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.clicklog.readers.days import DayFile
+from nvt_torchrec.clicklog.readers.lines import read_bytes
+from nvt_torchrec.clicklog.readers.raw import Block, OpenDay, check_label, open_day
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.split import Split
+from nvt_torchrec.formats.feature_spec.times import parse_iso
+from nvt_torchrec.formats.splits import SPLITS, RowRule, cut_last_day, cuts_of_hash
+
+#: About how many rows are in each split where nothing else is known: for progress only.
+_USUAL_SHARES = {"train": 0.8, "valid": 0.1, "test": 0.1}
+
+
+@dataclasses.dataclass(frozen=True)
+class DividedBlock(Block):
+    """A block whose rows go to several splits.
+
+    Attributes:
+        rule: Decides which.
+        file: The number of the file.
+        first_row: The number of the block's first row in its file, from 0; known where the rule
+            needs it.
+    """
+
+    rule: RowRule
+    file: int
+    first_row: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """A unit of work: rows of a block, which become ``<split>/part.<part>.parquet``.
+
+    They are all rows of the block, or those of the split if it is a :class:`DividedBlock`.
+    """
+
+    split: str
+    part: int
+    day: int
+    block: Block
+
+    @property
+    def file(self) -> str:
+        """The path of the part below the directory of the splits."""
+        return f"{self.split}/part.{self.part}.parquet"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All units of a run.
+
+    Attributes:
+        days: The input files, in the order of the days.
+        units: The units of train by day, then those of valid and test; each split numbers its
+            parts from 0.
+        rows_per_step: Rows per step, estimated from the first rows. A step is what a block's begin
+            and end count: a byte of text, or a row of parquet.
+        bytes_per_step: Bytes of the files per step.
+        shares: About which share of the rows of a divided block is in each split.
+    """
+
+    days: list[DayFile]
+    units: list[Unit]
+    rows_per_step: float
+    bytes_per_step: float
+    shares: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def train_blocks(self) -> list[Block]:
+        """The blocks that the workflow is fitted on."""
+        return [unit.block for unit in self.units if unit.split == "train"]
+
+    @property
+    def train_days(self) -> list[int]:
+        """The days of these blocks, increasing."""
+        return sorted({unit.day for unit in self.units if unit.split == "train"})
+
+    @property
+    def blocks(self) -> list[Block]:
+        """All blocks, each once."""
+        return list(dict.fromkeys(unit.block for unit in self.units))
+
+    @property
+    def divided_blocks(self) -> list[DividedBlock]:
+        """The blocks whose rows go to several splits, each once."""
+        return [block for block in self.blocks if isinstance(block, DividedBlock)]
+
+    def with_blocks(self, changed: Mapping[Block, DividedBlock]) -> Plan:
+        """Return the plan with other divided blocks for the same units."""
+        units = [
+            dataclasses.replace(unit, block=changed.get(unit.block, unit.block))
+            for unit in self.units
+        ]
+        return dataclasses.replace(self, units=units)
+
+    def _steps(self, split: str | None) -> float:
+        return sum(
+            (unit.block.end - unit.block.begin)
+            * (self.shares[unit.split] if isinstance(unit.block, DividedBlock) else 1)
+            for unit in self.units
+            if split in (None, unit.split)
+        )
+
+    def text_bytes(self, split: str | None = None) -> int:
+        """Return the bytes of decompressed input in one split, or in all; estimated for parquet."""
+        return round(self._steps(split) * self.bytes_per_step)
+
+    def most_rows(self, spec: FeatureSpec) -> int:
+        """Return the most well-formed rows that there can be: fields need a byte behind each."""
+        steps = sum(block.end - block.begin for block in self.blocks)
+        fields = 1 if spec.input.format in ("json", "parquet") else len(spec.sources(label=True))
+        return steps // fields
+
+    def estimated_rows(self, split: str | None = None) -> int:
+        """Estimate the rows in one split, or in all; exact for parquet."""
+        return round(self._steps(split) * self.rows_per_step)
+
+
+def make_plan(
+    files: list[DayFile],
+    spec: FeatureSpec,
+    *,
+    block_bytes: int,
+    limit_rows: int | None = None,
+    splits: tuple[str, ...] = (),
+) -> Plan:
+    """Cut files into units; by the spec's split, the last day becomes valid and test.
+
+    The cuts depend only on the data and ``block_bytes``, not on the engine or its workers. What a
+    division of rows needs to know beyond the files is added by :func:`etl.split_pass.prepared`.
+
+    Args:
+        files: The uncompressed files; see :func:`etl.staging.staged`.
+        spec: The columns, and the format of the files.
+        block_bytes: The approximate size of a unit, as text or as decoded parquet.
+        limit_rows: The number of rows of each day to use, from its begin; None for all.
+        splits: The splits of a day that is added to an output, if it is split by days: valid, test,
+            or both, which get half of the rows each.
+
+    Raises:
+        BadRowError: The rows have no label, or another number of fields than the spec.
+        BadInputError: A file lacks a column, or a split would get no row.
+    """
+    units = _Units(block_bytes)
+    if spec.split.by != "days":
+        return _make_plan_of_rows(files, spec, units, limit_rows)
+    for file in files:
+        day, end = _opened(file, spec, limit_rows)
+        if file is not files[-1] or len(splits) == 1:
+            units.add(day, splits[0] if splits else "train", day.begin, end)
+        else:
+            rows = day.count_rows(end)
+            only_day = len(files) == 1 and not splits
+            units.add_rows(day, end, rows, cut_last_day(rows, only_day=only_day))
+    empty = [split for split in splits or SPLITS if not units.next_parts[split]]
+    if empty:
+        raise BadInputError(
+            f"{files[-1].source}: too few rows: none left for {', '.join(empty)}",
+            "the last day is halved into valid and test (a log of one day 80/10/10); use a longer "
+            "file or a larger --limit_rows, or, for a day that is added, choose other days with "
+            "--valid_days and --test_days",
+        )
+    return _plan(files, units, day, spec)
+
+
+@dataclasses.dataclass
+class _Units:
+    """The units cut so far; ``next_parts`` is the number of the next part of each split."""
+
+    block_bytes: int
+    next_parts: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    cut: list[Unit] = dataclasses.field(default_factory=list)
+
+    def add_block(self, split: str, day: int, block: Block) -> None:
+        """Make a block a unit of a split."""
+        self.cut.append(Unit(split, self.next_parts[split], day, block))
+        self.next_parts[split] += 1
+
+    def add(self, day: OpenDay, split: str, begin: int, end: int) -> None:
+        """Cut ``[begin, end)`` of a day into units of a split."""
+        for block in day.cut(begin, end, self.block_bytes):
+            self.add_block(split, day.file.day, block)
+
+    def add_rows(self, day: OpenDay, end: int, rows: int, cuts: dict[str, tuple[int, int]]) -> None:
+        """Cut ranges of rows, by split, of the ``rows`` rows before ``end`` into units."""
+        place = {0: day.begin, rows: end}  # by row number; finding others scans the text
+        for split, cut in cuts.items():
+            for row in cut:
+                if row not in place:
+                    place[row] = day.find_row(row, end)
+            if cut[0] < cut[1]:
+                self.add(day, split, place[cut[0]], place[cut[1]])
+
+
+def _make_plan_of_rows(
+    files: list[DayFile], spec: FeatureSpec, units: _Units, limit_rows: int | None
+) -> Plan:
+    """Cut files into blocks, whose rows are divided unless the whole file is in one split."""
+    for file in files:
+        day, end = _opened(file, spec, limit_rows)
+        rule = _rule(file, spec.split)
+        for block in day.cut(day.begin, end, units.block_bytes):
+            if rule is not None:
+                first = block.begin if spec.input.format == "parquet" else 0
+                whole = dataclasses.asdict(block)
+                block = DividedBlock(**whole, rule=rule, file=file.day, first_row=first)
+            for split in rule.splits if rule else (file.split,):
+                units.add_block(split, file.day, block)
+    empty = [split for split in SPLITS if not units.next_parts[split]]
+    if empty or not units.cut:
+        source = "split by files" if spec.split.by == "files" else files[0].source
+        raise BadInputError(
+            f"{source}: no rows for {', '.join(empty or SPLITS)}", "use longer files"
+        )
+    units.cut.sort(key=lambda unit: SPLITS.index(unit.split))
+    return dataclasses.replace(_plan(files, units, day, spec), shares=_shares(spec.split))
+
+
+def _rule(file: DayFile, split: Split) -> RowRule | None:
+    """Return the rule by which the rows of a file are divided; None if they are all in one split.
+
+    Cuts by time are 0 where they follow from shares, as long as the times were not counted.
+    """
+    if split.by == "files":
+        if file.split != "train" or not split.valid:
+            return None
+        return RowRule("share", cuts_of_hash(split.valid, 0), split.seed)
+    if split.by == "time":
+        cuts = (split.valid_from, split.test_from)
+        return RowRule("time", tuple(parse_iso(cut, "split") if cut else 0 for cut in cuts))
+    return RowRule(split.by, cuts_of_hash(split.valid, split.test), split.seed)
+
+
+def _shares(split: Split) -> dict[str, float]:
+    if split.valid_from:
+        return _USUAL_SHARES
+    return {"train": 1 - split.valid - split.test, "valid": split.valid, "test": split.test}
+
+
+def by_block(units: Iterable[Unit]) -> list[tuple[Unit, ...]]:
+    """Return the units of each block together, in the order of each block's first unit."""
+    blocks: dict[Block, list[Unit]] = {}
+    for unit in units:
+        blocks.setdefault(unit.block, []).append(unit)
+    return [tuple(of_block) for of_block in blocks.values()]
+
+
+def _opened(file: DayFile, spec: FeatureSpec, limit_rows: int | None) -> tuple[OpenDay, int]:
+    """Open a day whose rows have a label; where its last row that is used ends."""
+    day = open_day(file, spec)
+    check_label(day.label, file.source, spec)
+    return day, day.find_row(limit_rows, day.end) if limit_rows else day.end
+
+
+def _plan(days: list[DayFile], units: _Units, last: OpenDay, spec: FeatureSpec) -> Plan:
+    if spec.input.format == "parquet":
+        return Plan(days, units.cut, 1.0, days[-1].size / max(1, last.end))
+    return Plan(days, units.cut, _rows_per_byte(units.cut[0].block), 1.0)
+
+
+def _rows_per_byte(block: Block) -> float:
+    size = min(block.end - block.begin, 1 << 20)
+    head = read_bytes(block.path, block.begin, block.begin + size)
+    return max(1, head.count(b"\n")) / size

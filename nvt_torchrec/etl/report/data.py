@@ -1,0 +1,258 @@
+"""The numbers behind ``report.html``, from the files of a finished run; the log is not read again.
+
+Time is bounded: distributions, AUROCs and click rates come from a sample of row groups.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nvt_torchrec.base.arrays import to_arrow
+from nvt_torchrec.base.auroc import column_auroc
+from nvt_torchrec.etl.sample import count_ids, ids_and_rows, read_sample, values_of
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.formats.workflow_description import Vocabulary, WorkflowDescription
+
+#: Row groups that are sampled, and the most rows taken from each.
+SAMPLED_ROW_GROUPS, SAMPLED_ROWS = 4, 16 << 10
+#: The most rows for the AUROC of a column, and the most bins of dense values, with so many rows.
+_AUROC_ROWS, _AUROC_BINS, _BIN_ROWS = 16 << 10, 50, 100
+#: Bins of a histogram.
+BINS = 24
+#: Keys of a categorical column that limit its vocabulary.
+_LIMITS = ("hash_buckets", "freq_threshold", "max_table_size", "num_buckets", "vocabulary")
+#: Values listed per categorical column.
+TOP = 5
+#: Larger values are left out of histograms, as the width of a bin would overflow.
+_LARGEST = 1e300
+#: By its row in a vocabulary: a frequent value, how often it occurs, and its share of all ids.
+_Frequent = dict[int, tuple[Any, int, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Histogram:
+    """A histogram of the finite values of the sampled rows, with bins of equal width.
+
+    Attributes:
+        shares: Share of the rows in each bin, float64 [bins].
+        low: Lower end of the axis.
+        high: Upper end of the axis.
+    """
+
+    shares: np.ndarray
+    low: float
+    high: float
+
+    @property
+    def ends(self) -> list[str]:
+        """The ends of the axis with three digits; rounding errors around 0 are shown as 0."""
+        least = 1e-3 * (self.high - self.low)
+        return [
+            "0" if abs(end) < least else f"{end:,.0f}" if abs(end) >= 100 else f"{end:.3g}"
+            for end in (self.low, self.high)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """A dense column: missing share per split, AUROC alone, values before and after transform."""
+
+    name: str
+    missing: dict[str, float]
+    auroc: float | None
+    before: Histogram
+    after: Histogram
+
+
+@dataclasses.dataclass(frozen=True)
+class Categorical:
+    """A categorical column.
+
+    Attributes:
+        name: The name of the column.
+        vocabulary: The name of its vocabulary, which columns may share.
+        policy: The keys of the spec that limit its vocabulary.
+        table_size: The rows of its embedding table.
+        missing: The share of rows without a value, per split.
+        auroc: The AUROC that it has alone, see :func:`base.auroc.column_auroc`.
+        values: The number of values in its vocabulary; None for a hashed column.
+        oov: The share of ids that are out of vocabulary, per split; None for a hashed column.
+        values_for_99: The number of most frequent values that make 99 % of the occurrences of
+            all values in the vocabulary; None for a hashed column.
+        top: The most frequent values, each with its occurrences in the training days and its
+            share of all ids there, and the click rate of the sampled rows with it, over all
+            columns of its vocabulary; None without any.
+    """
+
+    name: str
+    vocabulary: str
+    policy: str
+    table_size: int
+    missing: dict[str, float]
+    auroc: float | None
+    values: int | None = None
+    oov: dict[str, float] | None = None
+    values_for_99: int | None = None
+    top: list[tuple[str, int, float, float | None]] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportData:
+    """What the report shows in addition to the manifest and the timings."""
+
+    dense: list[Dense]
+    categorical: list[Categorical]
+    sampled_rows: int
+
+
+def collect(output: Path, manifest: Manifest, description: WorkflowDescription) -> ReportData:
+    """Collect the numbers.
+
+    Args:
+        output: The directory of the run, with its workflow and all parts.
+        manifest: The manifest of the run.
+        description: The description of its workflow.
+    """
+    paths, spec = EtlOutput(output), description.spec
+    names = [spec.label, *spec.dense_names, *spec.categorical_names]
+    sample = read_sample(paths, manifest, names, row_groups=SAMPLED_ROW_GROUPS, rows=SAMPLED_ROWS)
+    alone = _column_aurocs(sample, spec)
+    counted = {}
+    for name, columns in spec.vocabularies.items():
+        needed, frequent = _read_top(paths.workflow, description.vocabularies[columns[0].name])
+        counted[name] = needed, _with_click_rates(frequent, sample, spec, columns)
+    ids = count_ids(paths, manifest, [c.name for c in spec.categorical if c.multi_hot])
+    categorical = []
+    for column in spec.categorical:
+        vocabulary, name = description.vocabularies[column.name], column.name
+        values_for_99, top = counted[vocabulary.name]
+        limits = {key: getattr(column, key) for key in _LIMITS}
+        policy = ", ".join(f"{key} = {value}" for key, value in limits.items() if value)
+        policy, missing = policy or "every value", _shares(manifest, "missing", name)
+        described = Categorical(
+            name, vocabulary.name, policy, vocabulary.table_size, missing, alone[name]
+        )
+        if not column.hash_buckets:
+            text = RAW_TYPES[column.raw].log_text
+            described = dataclasses.replace(
+                described,
+                values=vocabulary.values,
+                oov=_shares(manifest, "out_of_vocabulary", name, ids.get(name)),
+                values_for_99=values_for_99,
+                top=[(text(value), *rest) for value, *rest in top],
+            )
+        categorical.append(described)
+    dense = []
+    for name in spec.dense_names:
+        after = values_of(sample[name]).astype(np.float64)
+        before = undo_transform(after, name, description)
+        missing = _shares(manifest, "missing", name)
+        dense.append(Dense(name, missing, alone[name], _histogram(before), _histogram(after)))
+    return ReportData(dense, categorical, len(sample))
+
+
+def _shares(
+    manifest: Manifest, key: str, name: str, totals: dict[str, int] | None = None
+) -> dict[str, float]:
+    """Divide a column's counts under ``key`` by the rows of each split, or by ``totals``."""
+    splits = manifest["splits"]
+    totals = totals or {split: splits[split]["rows"] for split in SPLITS}
+    return {split: splits[split][key][name] / max(1, totals[split]) for split in SPLITS}
+
+
+def _column_aurocs(sample: pa.Table, spec: FeatureSpec) -> dict[str, float | None]:
+    """Compute the AUROC of each column alone, of dense columns that of bins of equal counts."""
+    sample = sample.take(to_arrow(np.arange(0, len(sample), -(-len(sample) // _AUROC_ROWS))))
+    labels = values_of(sample[spec.label])
+    bins = min(len(sample) // _BIN_ROWS, _AUROC_BINS)
+    areas = {}
+    for name in spec.dense_names:
+        values = values_of(sample[name])
+        edges = np.quantile(values, np.arange(1, bins) / bins, method="nearest")
+        areas[name] = column_auroc(to_arrow(np.searchsorted(edges, values)), labels)
+    for name in spec.categorical_names:
+        ids, rows = ids_and_rows(sample[name])
+        areas[name] = column_auroc(to_arrow(ids), labels, rows)
+    return areas
+
+
+def _with_click_rates(
+    frequent: _Frequent, sample: pa.Table, spec: FeatureSpec, columns: Sequence[CategoricalColumn]
+) -> list[tuple[Any, int, float, float | None]]:
+    """Add to values, by their row in the vocabulary that columns share, their click rates."""
+    labels = values_of(sample[spec.label])
+    parts = [ids_and_rows(sample[column.name]) for column in columns]
+    ids = np.concatenate([part for part, _ in parts])
+    of_ids = np.concatenate([labels if rows is None else labels[rows] for _, rows in parts])
+    hits = {row: of_ids[ids == columns[0].reserved_ids + row] for row in frequent}
+    rates = {row: float(clicks.mean()) if len(clicks) else None for row, clicks in hits.items()}
+    return [(*found, rates[row]) for row, found in frequent.items()]
+
+
+def _read_top(workflow: Path, vocabulary: Vocabulary) -> tuple[int, _Frequent]:
+    """Return how many values make 99 % of the occurrences, and the most frequent ones.
+
+    Later generations of a vocabulary are not sorted by count.
+    """
+    counts = vocabulary.read_counts(workflow)
+    if not len(counts):
+        return 0, {}
+    descending = np.sort(counts)[::-1]
+    needed = np.searchsorted(np.cumsum(descending), 0.99 * vocabulary.observed["unique"]) + 1
+    frequent = np.flatnonzero(counts >= descending[:TOP][-1])
+    rows = frequent[np.argsort(-counts[frequent], kind="stable")][:TOP].tolist()
+    values = _read_rows(workflow / vocabulary.file, vocabulary.name, rows)
+    total = max(1, sum(vocabulary.observed.values()))
+    return int(needed), {row: (values[row], int(counts[row]), counts[row] / total) for row in rows}
+
+
+def _read_rows(path: Path, name: str, rows: list[int]) -> dict[int, Any]:
+    """Return values of a column by their row, reading no other row groups than theirs."""
+    values: dict[int, Any] = {}
+    begin = 0
+    with pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            end = begin + file.metadata.row_group(group).num_rows
+            if inside := [row for row in rows if begin <= row < end]:
+                column = file.read_row_group(group, columns=[name]).column(0)
+                values |= {row: column[row - begin].as_py() for row in inside}
+            begin = end
+    return values
+
+
+def undo_transform(values: np.ndarray, name: str, description: WorkflowDescription) -> np.ndarray:
+    """Compute raw values from transformed ones; missing ones become what they were filled with."""
+    spec = description.spec
+    if name in description.statistics:
+        fitted = description.statistics[name]
+        values = values * fitted["std"] + fitted["mean"]
+    column = spec.dense[spec.dense_names.index(name)]
+    values = spec.transform_of(column).x(values, np)
+    return np.rint(values) if RAW_TYPES[column.raw].is_whole else values
+
+
+def _histogram(values: np.ndarray) -> Histogram:
+    """Make a histogram from the 0.5th to the 99th percentile.
+
+    A wider axis would show outliers only. Values that are not finite are left out.
+    """
+    values = values[np.abs(values) < _LARGEST]
+    if not len(values):
+        return Histogram(np.zeros(BINS), 0.0, 1.0)
+    low, high = np.percentile(values, (0.5, 99), method="nearest").tolist()
+    if high <= low:
+        high = low + 1
+    counts, _ = np.histogram(values, BINS, (low, high))
+    return Histogram(counts / len(values), low, high)

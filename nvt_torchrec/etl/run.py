@@ -1,0 +1,149 @@
+"""A run of the ETL, from the days of a log to a finished output directory."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from nvt_torchrec.clicklog.readers.days import DayFile, find_days
+from nvt_torchrec.etl import output, split_pass
+from nvt_torchrec.etl.engines.start import resolve
+from nvt_torchrec.etl.finish import check_rows, check_splits, move_parts, without_empty_parts
+from nvt_torchrec.etl.manifest import make_manifest
+from nvt_torchrec.etl.plan import Plan
+from nvt_torchrec.etl.results import UnitResult
+from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.etl.stages import Stages
+from nvt_torchrec.etl.state import already_finished, plan_record
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+
+if TYPE_CHECKING:
+    from nvt_torchrec.workflows.writer import Fitted
+
+log = logging.getLogger(__name__)
+
+
+def run(settings: EtlSettings) -> Manifest:
+    """Run the ETL.
+
+    Returns:
+        The manifest of the run.
+
+    Raises:
+        BadInputError: An input file is missing, empty or damaged.
+        BadRowError: A row is malformed; the message names file, line, column and value.
+        OutputError: The output directory holds something else, or cannot be written.
+    """
+    settings = resolve(settings)
+    days = _files(settings)
+    record = plan_record(settings.to_dict(), days)
+    with output.claimed(settings.output_path, restart=settings.restart) as work:
+        if output.is_finished(settings.output_path):
+            return already_finished(settings.output_path, record)
+        return _run(Stages(settings, record, work, EtlOutput(settings.output_path)), days)
+
+
+def _files(settings: EtlSettings) -> list[DayFile]:
+    return find_days(settings.input_path, settings.days, split=settings.spec.split)
+
+
+def _run(stages: Stages, days: list[DayFile]) -> Manifest:
+    from nvt_torchrec.etl.parquet import write_descriptions
+    from nvt_torchrec.workflows import inspect
+
+    settings, work, paths = stages.settings, stages.work, stages.target
+    spec, splits = settings.spec, paths.splits
+    plan = stages.read(days)
+    _log_plan(plan, spec)
+    plan = stages.divide(plan)
+    rule = None if spec.split.by == "days" else split_pass.describe(plan, spec)
+    if rule and spec.split.by == "time":
+        log.info("valid from %s on, test from %s on (UTC)", rule["valid_from"], rule["test_from"])
+    results = stages.count_and_encode(
+        plan,
+        "train",
+        lambda engine, report: _write_fitted(stages, engine.fit(plan.train_blocks, report), plan),
+    )
+    check_splits(results, spec)
+    if settings.shuffle != "none":
+        with stages.timer("shuffle"):
+            _shuffle(stages, results)
+    description = inspect(paths.workflow)
+    with stages.timer("describe"):
+        results, names = without_empty_parts(results)
+        with output.named_errors(splits):
+            move_parts(work / output.PARTS, splits, names)
+        sizes = check_rows(results, splits)
+        write_descriptions(splits, list(names.values()), description.table_schema)
+    stages.check_inputs(_files(settings))
+    manifest = make_manifest(stages.record, days, results, sizes, description, split=rule)
+    for digest, count in Counter(file.digest for file in manifest.inputs).items():
+        if count > 1:
+            same = [file.path for file in manifest.inputs if file.digest == digest]
+            log.warning("warning: %s have the same content", ", ".join(same))
+    stages.finish(manifest, description, plan, manifest["rows"]["in"])
+    output.release(paths.root)
+    log.info("wrote %s", paths.manifest)
+    return manifest
+
+
+def _write_fitted(stages: Stages, fitted: Fitted, plan: Plan) -> WorkflowDescription:
+    """Write the workflow and, unless it is NVTabular's, its state for extensions."""
+    from nvt_torchrec.workflows.extension.workflow import write_base_state
+    from nvt_torchrec.workflows.writer import Descent, write_workflow
+
+    description = write_workflow(
+        stages.target.workflow,
+        stages.settings.spec,
+        fitted,
+        threads=stages.settings.threads,
+        descent=Descent(tuple(plan.train_days)),
+    )
+    if stages.settings.engine != "nvtabular":
+        write_base_state(stages.target.extension, description, fitted, plan.train_days)
+    return description
+
+
+def _shuffle(stages: Stages, results: list[UnitResult]) -> None:
+    from nvt_torchrec.etl.shuffle import Part, shuffle
+
+    train = [result for result in results if result.unit.split == "train" and result.has_part]
+    total = sum(result.rows for result in train)
+    with tqdm(desc="shuffle", total=total, unit=" rows", unit_scale=True, disable=None) as bar:
+        shuffle(
+            stages.work / output.PARTS,
+            [Part(result.unit.file, result.rows, result.unit.day) for result in train],
+            mode=stages.settings.shuffle,
+            seed=stages.settings.seed,
+            work=stages.work / output.SHUFFLE,
+            workers=stages.settings.threads,
+            report=bar.update,
+        )
+
+
+def _log_plan(plan: Plan, spec: FeatureSpec) -> None:
+    if spec.split.by not in ("days", "files"):
+        log.info(
+            "rows of %d files (%.1f MB in %d blocks) are divided by %s",
+            len(plan.days),
+            plan.text_bytes() / 1e6,
+            len(plan.blocks),
+            spec.split.by,
+        )
+        return
+    titles = {day.day: day.name for day in plan.days}
+    for split in SPLITS:
+        units = [unit for unit in plan.units if unit.split == split]
+        days = [titles[day] for day in sorted({unit.day for unit in units})]
+        names = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+        size = plan.text_bytes(split) / 1e6
+        log.info("%-5s %s: %.1f MB in %d parts", split, names, size, len(units))
+    if len(plan.days) == 1 and spec.split.by == "days":
+        log.info("one day only: 80 % for training, 10 % each for validation and test")

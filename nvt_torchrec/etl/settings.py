@@ -1,0 +1,281 @@
+"""The settings of the ETL's commands ``run`` and ``extend``, and the thresholds of ``drift``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.day_names import OpenDays, parse_days
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
+
+ENGINES = ("auto", "cpu", "dask")
+#: NVTabular's own operators cannot extend what they fitted.
+RUN_ENGINES = (*ENGINES, "nvtabular")
+ON_BAD_ROWS = ("error", "quarantine")
+SHUFFLES = ("none", "file", "full")
+STATISTICS = ("frozen", "update")
+#: The heading of the flags that a run and an extension have in common.
+_READING = "reading of the days"
+
+
+def cores() -> int:
+    """Count the CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+#: Declares the number of threads of a command.
+threads_flag = functools.partial(flag, "number of threads (default: one per core)", cores, least=1)
+
+_days_or_since = functools.partial(parse_days, may_be_open=True)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReadSettings(Settings):
+    """How days are read, and where: what a run and an extension have in common.
+
+    Raises:
+        SettingsError: A value is not allowed, or settings contradict each other.
+    """
+
+    # fmt: off
+    workers: int | None = flag(
+        "number of threads or processes (default: one per core; with GPUs, one per GPU)", None,
+        least=1, excludes=("scheduler",), group=_READING
+    )
+    scheduler: str | None = flag(
+        "address of a running Dask cluster to use instead of starting one", None,
+        metavar="ADDRESS", group=_READING
+    )
+    on_bad_rows: str = flag(
+        "stop at the first malformed row, or leave such rows out and keep them in OUT/rejected",
+        "error", choices=ON_BAD_ROWS, group=_READING
+    )
+    max_bad_fraction: float = flag(
+        "with --on_bad_rows quarantine, stop if more than this share of all rows (of the day that "
+        "is added) is malformed", 0.01, least=0, most=1, group=_READING
+    )
+    max_decompressed_gb: float | None = flag(
+        "largest size of a compressed day after decompression, which takes place below OUT and is "
+        "deleted afterwards (default: 4 times the size estimated from its first bytes)", None,
+        above=0, most=float("inf"), group=_READING
+    )
+    strict_gpu: bool = flag(
+        "end with an error if a GPU counts or encodes the first block otherwise than the CPU; by "
+        "default a warning says so, and the CPU goes on", False, group=_READING
+    )
+    # fmt: on
+
+    @property
+    def threads(self) -> int:
+        """The number of threads of this process."""
+        return self.workers or cores()
+
+    @property
+    def reject(self) -> bool:
+        """Whether bad rows are left out."""
+        return self.on_bad_rows == "quarantine"
+
+
+def _check_place(settings: EtlSettings | ExtendSettings) -> None:
+    # a Dask worker on another machine may have another working directory
+    object.__setattr__(settings, "output_path", settings.output_path.absolute())
+    if settings.engine == "cpu" and settings.scheduler:
+        raise SettingsError(
+            f"--engine cpu and --scheduler {settings.scheduler} are both set",
+            "the cpu engine runs on this machine; use --engine dask for a Dask cluster",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class EtlSettings(ReadSettings):
+    """The settings of a run. Each field is a flag of ``python -m etl run``.
+
+    Raises:
+        SettingsError: A value is not allowed, or settings contradict each other.
+    """
+
+    # fmt: off
+    input_path: str = flag(
+        "directory of day_0, day_1 … or of other numbered or dated files, a glob, or one file; "
+        "local or URL", metavar="RAW"
+    )
+    output_path: Path = flag("local directory, absent or empty", metavar="OUT")
+    spec: FeatureSpec = flag(
+        "feature spec, a file or a name (default: that of Criteo's log)", load_spec,
+        parse=load_spec, metavar="TOML"
+    )
+    days: frozenset[int] | None = flag(
+        "use these days only, for example 0-3,7 or 2024-10-28..2024-10-31 or 2024-10-28.. "
+        "(default: all, which must have no gap)", None, parse=_days_or_since, metavar="LIST"
+    )
+    limit_rows: int | None = flag("use the first N rows of each day only", None, least=1)
+    block_mb: int = flag("MiB of text per unit of work", 64, least=1)
+    engine: str = flag(
+        "cpu: threads of this machine; dask: workers of a cluster, on their GPUs if they have any, "
+        "with the same result; nvtabular: NVTabular's own operators on such workers, whose output "
+        "cannot be extended; auto: dask with a --scheduler or a GPU, else cpu", "auto",
+        choices=RUN_ENGINES
+    )
+    shuffle: str = flag(
+        "order of the training rows: as in the log, shuffled within each day, or over all days",
+        "none", choices=SHUFFLES
+    )
+    seed: int = flag("seed of the shuffle", 0, least=0)
+    resume: bool = flag(
+        "not needed: a run continues an interrupted one in OUT", False, excludes=("restart",)
+    )
+    restart: bool = flag("discard an interrupted run in OUT and start again", False)
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_place(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready form, without settings that cannot change the result."""
+        return {
+            "spec": self.spec.to_dict(),
+            "days": _listed(self.days),
+            "limit_rows": self.limit_rows,
+            "block_mb": self.block_mb,
+            "engine": self.engine,
+            "on_bad_rows": self.on_bad_rows,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+        }
+
+
+def _listed(days: frozenset[int] | None) -> list[int | str] | None:
+    """Return days for JSON; a range without an end is a string."""
+    if days is None:
+        return None
+    since = [f"{days.since}.."] if isinstance(days, OpenDays) else []
+    return [*sorted(days), *since]
+
+
+@dataclasses.dataclass(frozen=True)
+class ExtendSettings(ReadSettings):
+    """The settings of an extension. Each field is a flag of ``python -m etl extend``.
+
+    Raises:
+        SettingsError: A value is not allowed, or settings contradict each other.
+    """
+
+    # fmt: off
+    output_path: Path = flag("the OUT of a finished `python -m etl run`", metavar="OUT")
+    input_path: str = flag(
+        "the new day, a file day_24 or of another number or date; or a directory, of which all "
+        "days are taken that are newer than those in OUT; local or URL", "", metavar="RAW"
+    )
+    undo: bool = flag(
+        "go back to the generation before the newest one, which is kept in OUT/.previous", False,
+        excludes=("input_path", "resume")
+    )
+    days: frozenset[int] | None = flag(
+        "add these days only, for example 24-26; days between that are not named may be missing",
+        None, parse=_days_or_since, metavar="LIST"
+    )
+    valid_days: frozenset[int] | None = flag(
+        "the days for validation, from now on (default: the first half of the newest day); all "
+        "days but these and --test_days are for training and must be earlier; for outputs split "
+        "by days", None, parse=parse_days, metavar="LIST", needs="--test_days"
+    )
+    test_days: frozenset[int] | None = flag(
+        "the days for test (default: the second half of the newest day); a new day that is in both "
+        "lists is halved", None, parse=parse_days, metavar="LIST", needs="--valid_days"
+    )
+    allow_repeated_day: bool = flag(
+        "add a day although its file is a copy of that of an earlier day", False
+    )
+    max_rows_factor: float = flag(
+        "refuse a day with so many times more, or fewer, rows than each of the days before", 5.0,
+        least=1, most=float("inf")
+    )
+    statistics: str = flag(
+        "mean and standard deviation of the dense columns: frozen, as the trained model knows "
+        "them, or updated with the new days", "frozen", choices=STATISTICS
+    )
+    retire_after_days: int | None = flag(
+        "in a table that has reached max_table_size, give the ids of values that were not seen for "
+        "N days to new values (default: ids never change)", None, least=1, metavar="N"
+    )
+    keep_days: int | None = flag(
+        "leave out the parquet of all but the newest N days, of those for training; ids stay "
+        "(default: keep all)", None, least=2, metavar="N"
+    )
+    block_mb: int | None = flag(
+        "MiB of text per unit of work (default: as in the run)", None, least=1
+    )
+    engine: str = flag(
+        "as in `etl run`: cpu, dask, or auto", "auto", choices=ENGINES
+    )
+    resume: bool = flag(
+        "without --input_path, finish a switch that was interrupted; otherwise not needed: the "
+        "same command continues", False, excludes=("restart",)
+    )
+    restart: bool = flag("discard the day that an interrupted extension was adding", False)
+    json: bool = flag("print generation, days and rows as JSON, for programs", False)
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_place(self)
+        if not (self.input_path or self.undo or self.resume):
+            raise SettingsError("--input_path is missing", "pass the new day, or its directory")
+
+    def day_settings(self, spec: FeatureSpec, block_mb: int, limit_rows: int | None) -> EtlSettings:
+        """Return the settings by which a day is read: these, and those of the run before."""
+        of_a_run = {field.name for field in dataclasses.fields(EtlSettings)}
+        shared = of_a_run & vars(self).keys() - {"days", "block_mb", "resume", "restart"}
+        return EtlSettings(
+            spec=spec,
+            limit_rows=limit_rows,
+            block_mb=self.block_mb or block_mb,
+            **{name: getattr(self, name) for name in shared},
+        )
+
+
+_limit = functools.partial(flag, least=0, most=math.inf)
+
+
+@dataclasses.dataclass(frozen=True)
+class Thresholds(Settings):
+    """How much may change before a day is flagged. Each field is a flag of ``python -m etl drift``.
+
+    Raises:
+        SettingsError: A value is out of its range.
+    """
+
+    # fmt: off
+    psi: float = _limit("largest PSI of a column", 0.2)
+    missing_rate: float = _limit(
+        "largest change of a column's share of rows without a value, up or down", 0.05
+    )
+    unseen_share: float = _limit(
+        "largest increase of a column's share of values out of vocabulary", 0.05
+    )
+    label_rate: float = _limit(
+        "largest relative change of the label rate, beyond the range of the days before", 0.2
+    )
+    row_count: float = _limit(
+        "largest relative change of the number of rows, beyond the range of the days before", 0.3
+    )
+    malformed_share: float = _limit("largest increase of the share of malformed rows", 0.01)
+    false_alarm_rate: float = flag(
+        "probability that a day without drift is flagged by chance, over all measures", 0.01,
+        above=0, most=0.5
+    )
+    ignore: tuple[str, ...] = flag("columns that are not compared", ())
+    # fmt: on
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON-ready form, None for infinity."""
+        values = dataclasses.asdict(self) | {"ignore": list(self.ignore)}
+        return {name: None if value == math.inf else value for name, value in values.items()}

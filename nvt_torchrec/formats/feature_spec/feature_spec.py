@@ -1,0 +1,308 @@
+"""The feature spec: the columns of a raw click log, their types and their transforms.
+
+:mod:`formats.feature_spec.toml_file` reads it from TOML and describes every key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+from typing import Any
+
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.formats.feature_spec.checks import check, one_of
+from nvt_torchrec.formats.feature_spec.columns import (
+    WORD_BITS,
+    CategoricalColumn,
+    DenseColumn,
+    InputFormat,
+)
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.feature_spec.reading import AS_IT_IS, LabelRule, Read, ReadPlan
+from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
+from nvt_torchrec.formats.feature_spec.transforms import TRANSFORMS, DenseTransform
+
+#: The most dense and the most categorical columns. Nothing depends on this number; it is how far
+#: everything was tried. With 1000 of each, ``graph.json`` has 5 MB, the report 7 MB and a footer of
+#: parquet 0.3 MB, opening the workflow takes seconds, and batches of 64 rows need more than the
+#: loader's default memory.
+MAX_COLUMNS = 1000
+
+#: NVIDIA DLRM's presets (frequency limits of 2, 3 and 15) and MLPerf's cap, by name.
+POLICIES = {
+    "nvidia-2": {"freq_threshold": 2, "max_table_size": 0},
+    "nvidia-3": {"freq_threshold": 3, "max_table_size": 0},
+    "nvidia-15": {"freq_threshold": 15, "max_table_size": 0},
+    "mlperf-40m": {"freq_threshold": 0, "max_table_size": 40_000_000},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureSpec:
+    """The columns of a raw log, how they are read and split, and the transform of the dense ones.
+
+    Attributes:
+        label: Name of the label that is trained on unless another one is chosen.
+        dense: The dense columns, in the order of the output.
+        categorical: The categorical columns, likewise.
+        dense_transform: Of dense columns that have no transform of their own.
+        input: The file format.
+        label_rules: The labels, ``label`` first; (): one label of 0 and 1.
+        weight: The column of the file that weights a row in training and metrics; "" for none.
+        split: Which rows are for training, validation and test.
+    """
+
+    label: str
+    dense: tuple[DenseColumn, ...]
+    categorical: tuple[CategoricalColumn, ...]
+    dense_transform: str = "log_normalize"
+    input: InputFormat = dataclasses.field(default_factory=InputFormat)
+    label_rules: tuple[LabelRule, ...] = ()
+    weight: str = ""
+    split: Split = BY_DAYS
+
+    def __post_init__(self) -> None:
+        if self.label_rules and self.label_rules[0].name != self.label:
+            raise SettingsError(f"the first rule of a label is not that of {self.label!r}")
+        check(
+            self,
+            "",
+            ("dense_transform", self.dense_transform in TRANSFORMS, one_of(TRANSFORMS)),
+            ("categorical", self.categorical, "add a [[categorical]] block"),
+        )
+        for kind in ("dense", "categorical"):
+            count = len(getattr(self, kind))
+            if count > MAX_COLUMNS:
+                raise SettingsError(
+                    f"the spec has {count} {kind} columns", f"use at most {MAX_COLUMNS}"
+                )
+        names = self.columns
+        for name in (*names, *self.vocabularies):
+            _check_name(name)
+        for column in self.features:
+            if self.input.decimal == column.reading.thousands == ",":
+                raise SettingsError(
+                    f'column {column.name}: thousands = ",", but decimal = "," in [input]',
+                    'remove one of them; thousands = "." takes 1.234,56',
+                )
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise SettingsError(f"column names used twice: {', '.join(twice)}")
+        label = self.label_rules[0].column if self.label_rules else self.label
+        for column in self.features:
+            if label in column.reading.sources:
+                raise SettingsError(
+                    f"column {column.name} is made of {label}, from which the label comes",
+                    "leave it out: the model would see what it has to predict",
+                )
+        for name, columns in self.vocabularies.items():
+            _check_shared(name, columns)
+            if name in names and name not in {column.name for column in columns}:
+                raise SettingsError(
+                    f"the vocabulary {name!r} of column {columns[0].name} has the name of another "
+                    "column, which does not share it",
+                    "choose another name",
+                )
+
+    @property
+    def columns(self) -> list[str]:
+        """All columns of the output: labels, weight, dense, categorical."""
+        weight = [self.weight] if self.weight else []
+        return [*self.labels, *weight, *self.dense_names, *self.categorical_names]
+
+    @property
+    def features(self) -> tuple[DenseColumn | CategoricalColumn, ...]:
+        """The dense columns, then the categorical ones."""
+        return (*self.dense, *self.categorical)
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the labels, the main one first."""
+        return [rule.name for rule in self.label_rules] or [self.label]
+
+    def transform_of(self, column: DenseColumn) -> DenseTransform:
+        """Return the transform of a dense column."""
+        return TRANSFORMS[column.transform or self.dense_transform]
+
+    @property
+    def normalized_names(self) -> list[str]:
+        """Names of the dense columns whose mean and standard deviation are needed."""
+        return [column.name for column in self.dense if self.transform_of(column).normalized]
+
+    def read_plan(self, *, label: bool) -> ReadPlan:
+        """Return what is read from the file.
+
+        The columns come in this order: labels, weight, the key of the split, those of the dense and
+        of the categorical columns.
+
+        Args:
+            label: Whether rows have labels; without, the weight and the key are not read either.
+        """
+        return self._plans[label]
+
+    @functools.cached_property
+    def _plans(self) -> dict[bool, ReadPlan]:
+        return {label: self._make_plan(label=label) for label in (False, True)}
+
+    def _make_plan(self, *, label: bool) -> ReadPlan:
+        reads: dict[Read, int] = {}
+
+        def place(read: Read) -> int:
+            if self.input.decimal != "." and RAW_TYPES[read.raw].has_point:
+                read = dataclasses.replace(read, decimal=self.input.decimal)
+            return reads.setdefault(read, len(reads))
+
+        labels: tuple[int, ...] = ()
+        weight = key = None
+        if label:
+            rules = self.label_rules or (LabelRule(self.label),)
+            labels = tuple(
+                place(Read(rule.column, "label", trim=rule.trim, label=rule)) for rule in rules
+            )
+            weight = place(Read(self.weight, "weight", trim=True)) if self.weight else None
+            if self.split.column:
+                raw = "time" if self.split.by == "time" else "string"
+                read = Read(self.split.column, raw, trim=True, time_format=self.split.time_format)
+                key = place(read)
+        return ReadPlan(
+            dense=tuple(tuple(map(place, _reads(column))) for column in self.dense),
+            categorical=tuple(tuple(map(place, _reads(column))) for column in self.categorical),
+            reads=tuple(reads),
+            labels=labels,
+            weight=weight,
+            key=key,
+        )
+
+    def sources(self, *, label: bool) -> list[str]:
+        """Return the columns of the file that are read, each once, in the order of the plan."""
+        return list(dict.fromkeys(read.source for read in self.read_plan(label=label).reads))
+
+    def sources_of(self, name: str) -> list[str]:
+        """Return the columns of the file that an output column is read or derived from."""
+        rules = {rule.name: [rule.column] for rule in self.label_rules}
+        read = {column.name: list(column.reading.sources) for column in self.features}
+        return rules.get(name) or read.get(name) or [name]
+
+    def file_columns(self, *, label: bool) -> list[str]:
+        """Return the names of the fields of a line of text without a header, "" where unused.
+
+        Without labels, fields that only training reads are not there.
+        """
+        names = list(self.input.columns) or self.sources(label=True)
+        absent = set() if label else set(self.sources(label=True)) - set(self.sources(label=False))
+        return [name for name in names if name not in absent]
+
+    @property
+    def dense_names(self) -> list[str]:
+        """Names of the dense columns."""
+        return [column.name for column in self.dense]
+
+    @property
+    def categorical_names(self) -> list[str]:
+        """Names of the categorical columns."""
+        return [column.name for column in self.categorical]
+
+    @property
+    def feature_names(self) -> list[str]:
+        """Names of the dense columns, then of the categorical ones."""
+        return [column.name for column in self.features]
+
+    @property
+    def vocabularies(self) -> dict[str, tuple[CategoricalColumn, ...]]:
+        """The columns of each vocabulary, in spec order; hashed columns have empty ones."""
+        groups: dict[str, tuple[CategoricalColumn, ...]] = {}
+        for column in self.categorical:
+            name = column.vocabulary_name
+            groups[name] = (*groups.get(name, ()), column)
+        return groups
+
+    @property
+    def is_criteo_format(self) -> bool:
+        """Whether the files are in Criteo's format, for which there is a faster parser.
+
+        They are tab-separated without a header; dense columns are int32, categorical columns hold
+        one hex32 value in each row, and a mask of missing values is one word.
+        """
+        line, separator = self.input.max_line_kb, self.input.list_separator
+        ruled = self.label_rules or self.weight or self.split.column
+        return (
+            not ruled
+            and all(c.reading == AS_IT_IS and c.derive is None for c in self.features)
+            and max(len(self.dense), len(self.categorical)) <= WORD_BITS
+            and InputFormat(max_line_kb=line, list_separator=separator) == self.input
+            and all(column.raw == "int32" for column in self.dense)
+            and all(column.raw == "hex32" and not column.multi_hot for column in self.categorical)
+        )
+
+    def with_policy(self, **policy: int) -> FeatureSpec:
+        """Return the spec with vocabulary settings (``freq_threshold=…`` …) on every vocabulary.
+
+        Hashed columns have no vocabulary and are left unchanged.
+        """
+        columns = tuple(
+            column if column.hash_buckets else dataclasses.replace(column, **policy)  # type: ignore[arg-type]
+            for column in self.categorical
+        )
+        return dataclasses.replace(self, categorical=columns)
+
+    def with_policy_named(self, name: str) -> FeatureSpec:
+        """Return the spec with a policy of :data:`POLICIES`. Raises :class:`SettingsError`."""
+        if name not in POLICIES:
+            raise SettingsError(f"policy {name!r} is unknown", did_you_mean(name, POLICIES))
+        return self.with_policy(**POLICIES[name])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a form for JSON, which :meth:`from_dict` reads."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> FeatureSpec:
+        """Inverse of :meth:`to_dict`. Raises :class:`BadInputError`."""
+        return parse(cls, value, "a feature spec")
+
+
+def _reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
+    """Return what a column is read or derived from."""
+    reading = column.reading
+    return [
+        Read(
+            source,
+            column.derive.reads if column.derive else column.raw,
+            isinstance(column, CategoricalColumn) and column.multi_hot,
+            reading.nulls,
+            reading.trim,
+            reading.lenient,
+            reading.thousands,
+            column.derive.time_format if column.derive else "",
+        )
+        for source in reading.sources or (column.name,)
+    ]
+
+
+def _check_name(name: str) -> None:
+    """Check a name of a column or vocabulary, which is used in names of files."""
+    good = isinstance(name, str) and name.isprintable() and "/" not in name
+    if not good or not name or name.startswith("."):
+        raise SettingsError(
+            f"{name!r} cannot be the name of a column or a vocabulary",
+            "use printable characters, no '/', and no '.' at the beginning",
+        )
+
+
+def _check_shared(vocabulary: str, columns: tuple[CategoricalColumn, ...]) -> None:
+    first = columns[0]
+    for column in columns[1:]:
+        if (column.raw, column.policy) != (first.raw, first.policy):
+            raise SettingsError(
+                f"columns {first.name} and {column.name} share the vocabulary {vocabulary!r}, "
+                "but their raw types or policies differ",
+                "give them the same raw, freq_threshold, max_table_size and num_buckets",
+            )
+
+
+def did_you_mean(name: str, known: Any) -> str:
+    """Return the remedy for an unknown name: a similar known one, or all of them."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"

@@ -1,0 +1,41 @@
+"""Fields of text as hexadecimal numbers, by a compiled loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.base.arrays import string_parts
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.formats.feature_spec.raw_types.base import SYNTAX, Parsed
+
+#: The value of each byte as a digit; 255 for bytes that are not one.
+_DIGIT = np.full(256, 255, np.uint8)
+_DIGIT[48:58] = np.arange(10)
+_DIGIT[65:71] = _DIGIT[97:103] = np.arange(10, 16)
+
+
+def parse_hexadecimal(texts: pa.Array, missing: np.ndarray) -> Parsed:
+    """Parse one to eight hexadecimal digits."""
+    offsets, data = string_parts(texts)
+    data.flags.writeable = False  # one type of array, so that the loop is compiled once
+    values, wrong = _hexadecimal(offsets, data)
+    return Parsed(values, missing, np.where(wrong, SYNTAX, 0).astype(np.uint8))
+
+
+@compiled()
+def _hexadecimal(offsets: np.ndarray, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers [n], 0 where a text is wrong or empty, and which are wrong."""
+    values = np.zeros(len(offsets) - 1, np.uint32)
+    wrong = np.zeros(len(values), np.bool_)
+    for i in range(len(values)):
+        begin, end = offsets[i], offsets[i + 1]
+        value = np.uint32(0)
+        digits = np.uint8(0)
+        for at in range(begin, min(end, begin + 8)):
+            digit = _DIGIT[data[at]]
+            digits |= digit
+            value = np.uint32((value << np.uint32(4)) | np.uint32(digit))
+        wrong[i] = digits > 15 or end - begin > 8
+        values[i] = 0 if wrong[i] else value
+    return values, wrong

@@ -1,0 +1,155 @@
+"""Raw types of integers: ``int32``, ``int`` and ``hex32``, hexadecimal digits."""
+
+# ruff: noqa: D102 - methods are described in RawType
+from __future__ import annotations
+
+import decimal
+import re
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.base.arrays import strings
+from nvt_torchrec.formats.feature_spec.raw_types.base import Parsed, RawType, is_missing
+from nvt_torchrec.formats.feature_spec.raw_types.number_text import lengths, parse_integers
+
+if TYPE_CHECKING:
+    from nvt_torchrec.formats.feature_spec.reading import Read
+
+#: By bytes of a float type, the largest integer up to which it holds all integers.
+EXACT = {2: 2**11, 4: 2**24}
+_HEX = re.compile("[0-9a-fA-F]{1,8}").fullmatch
+_JSON_HEX = {"type": "string", "pattern": "^[0-9a-fA-F]{0,8}$"}
+
+
+class Integer(RawType):
+    """What raw types of whole numbers have in common."""
+
+    syntax = "expected an integer or a missing value"
+    has_point = True
+    arrow_kinds = ("integer", "floating", "boolean", "decimal")
+
+    def __init__(self) -> None:
+        self.json_types = ({"type": "integer", "minimum": self.least, "maximum": self.most},)
+
+    def from_log_text(self, text: str) -> int:
+        if not re.fullmatch("[+-]?[0-9]+", text):
+            raise ValueError(self.syntax)
+        return self.checked(int(text))
+
+    def checked(self, number: int) -> int:
+        """Return a number within the limits. Raises ``ValueError``."""
+        if not self.contains(number):
+            raise ValueError(self.range)
+        return number
+
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+        return parse_integers(texts, missing, read, self)
+
+    def from_python(self, value: Any) -> int | None:
+        if type(value) is int and self.least <= value <= self.most:
+            return value
+        return None if is_missing(value) else self.whole(value)
+
+    def whole(self, value: Any) -> int:
+        """Return a number without a fraction, within the limits. Raises ``ValueError``."""
+        if isinstance(value, float | np.floating) and float(value).is_integer():
+            limit = EXACT.get(getattr(value, "itemsize", 8), 2**53)
+            if isinstance(value, np.floating) and abs(float(value)) > limit and limit < 2**53:
+                raise ValueError(
+                    f"{value.dtype} rounds integers above {limit}, use int64 or float64"
+                )
+            value = int(value)
+        if isinstance(value, decimal.Decimal) and value.is_finite() and value == int(value):
+            value = int(value)  # databases return numbers so
+        if not isinstance(value, int | np.integer | np.bool_):
+            raise ValueError(self.syntax)
+        return self.checked(int(value))
+
+    def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
+        return usual_numbers(self, values, np.int64) if kinds == {int} else None
+
+
+class Int32(Integer):
+    """32-bit integers of dense columns."""
+
+    name, dtype, dense = "int32", "int32", True
+    least, most = -(2**31), 2**31 - 1
+    keys = 'nulls, trim, lenient, thousands or raw = "float"'
+    wider = "float"
+    example = 1
+
+
+class Int(Integer):
+    """Integers up to 2**53, which are exact in float64, as NVTabular's pandas code holds them."""
+
+    name, dtype, categorical = "int", "int64", True
+    least, most = -(2**53), 2**53
+    keys = 'nulls, trim, lenient, thousands or raw = "string"'
+    wider = "string"
+    example = 7
+    probes = (least, most, -1, 0)
+
+
+class Hex32(Integer):
+    """Categories of 32 bits; in text up to eight hexadecimal digits."""
+
+    name, dtype, categorical, has_point = "hex32", "uint32", True, False
+    syntax = "expected 1 to 8 hexadecimal digits or a missing value"
+    least, most = 0, 2**32 - 1
+    keys = 'nulls, trim, raw = "int" or raw = "string"'
+    wider = "int"
+    example = "68fd1e64"
+    probes: ClassVar[tuple[Any, ...]] = (least, most, 0x9E3779B9)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.json_types = (_JSON_HEX, *self.json_types)
+
+    def log_text(self, value: Any) -> str:
+        return f"{value:08x}"
+
+    def from_log_text(self, text: str) -> int:
+        if not _HEX(text):
+            raise ValueError(self.syntax)
+        return int(text, 16)
+
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+        from nvt_torchrec.formats.feature_spec.raw_types.hexadecimal import parse_hexadecimal
+
+        return parse_hexadecimal(texts, missing)
+
+    def from_python(self, value: Any) -> int | None:
+        if type(value) is str and _HEX(value):
+            return int(value, 16)
+        if is_missing(value):
+            return None
+        if isinstance(value, bytes):
+            value = value.decode("ascii", "replace")
+        return self.from_log_text(value) if isinstance(value, str) else self.whole(value)
+
+    def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
+        if kinds != {str}:
+            return super().from_usual(values, kinds)
+        try:
+            texts = strings(values)
+        except UnicodeEncodeError:
+            return None
+        from nvt_torchrec.formats.feature_spec.raw_types.hexadecimal import parse_hexadecimal
+
+        parsed = parse_hexadecimal(texts, lengths(texts) == 0)
+        return None if parsed.code.any() else (parsed.values, parsed.missing)
+
+
+def usual_numbers(kind: RawType, values: list, dtype: type) -> tuple[np.ndarray, np.ndarray] | None:
+    """Convert Python's integers and floats; None if one does not lie within the limits."""
+    try:
+        numbers: np.ndarray = np.array(values, dtype)
+    except OverflowError:
+        return None
+    missing = np.isnan(numbers)
+    numbers[missing] = 0
+    if len(numbers) and (numbers.min() < kind.least or numbers.max() > kind.most):
+        return None
+    return numbers.astype(kind.dtype), missing

@@ -1,0 +1,184 @@
+"""Fields of text as integers and floats, exactly and correctly rounded.
+
+What Arrow's casts take as it is costs one pass over the bytes; only where a field is written in
+another way, or is wrong, regular expressions look at each of them, and Python at the rest.
+"""
+
+from __future__ import annotations
+
+import decimal
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nvt_torchrec.base.arrays import mask_to_numpy, string_array, string_parts, to_numpy
+from nvt_torchrec.formats.feature_spec.raw_types.base import (
+    LARGEST_FLOAT32,
+    RANGE,
+    SYNTAX,
+    Parsed,
+    RawType,
+)
+
+if TYPE_CHECKING:
+    from nvt_torchrec.formats.feature_spec.reading import Read
+
+_INTEGER = "^-?[0-9]+$"
+#: +5 and 260.0; the replacement writes them as 5 and 260.
+_LENIENT_INTEGER, _PLAIN_INTEGER = r"^(?:\+|(-))?([0-9]+)(?:\.0*)?$", r"\1\2"
+_FLOAT = r"^-?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+_DECIMAL = re.compile(rb"[+-]?(?=\.?[0-9])[0-9]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?")
+#: Takes more digits than logs write; numbers beyond its limits become infinite.
+_CONTEXT = decimal.Context(prec=1000, traps=[])
+#: Integers of at most so many characters fit int64.
+_SURE_LENGTH = 18
+
+
+def _byte_table(characters: bytes) -> np.ndarray:
+    table = np.zeros(256, bool)
+    table[list(characters)] = True
+    return table
+
+
+_INTEGER_BYTES, _FLOAT_BYTES = _byte_table(b"0123456789-"), _byte_table(b"0123456789-.eE")
+_EXCHANGED = np.arange(256, dtype=np.uint8)
+_EXCHANGED[[ord(","), ord(".")]] = ord("."), ord(",")
+
+
+def parse_integers(texts: pa.Array, missing: np.ndarray, read: Read, kind: RawType) -> Parsed:
+    """Parse ``-?D+``, where D is a digit; if the column is lenient, also +5, 260.0 and 2.6e2."""
+    texts, wrong = _ungrouped(texts, read)
+    texts = with_point(texts, read)
+    code = np.zeros(len(texts), np.uint8)
+    numbers = try_cast(texts, missing, pa.int64(), _INTEGER_BYTES)
+    if numbers is None:
+        if read.lenient:
+            texts = pc.replace_substring_regex(
+                texts, pattern=_LENIENT_INTEGER, replacement=_PLAIN_INTEGER
+            )
+        plain = matches(texts, _INTEGER) & (lengths(texts) <= _SURE_LENGTH)
+        numbers = cast(texts, ~plain, pa.int64())
+        for row in np.flatnonzero(~plain & ~missing).tolist():
+            text = texts[row].as_py()
+            number = exact(text) if read.lenient or re.fullmatch(rb"-?[0-9]+", text) else None
+            if number is None or number != number.to_integral_value():
+                code[row] = SYNTAX
+            elif kind.contains(number):
+                numbers[row] = int(number)
+            else:
+                code[row] = RANGE
+    code[(numbers < kind.least) | (numbers > kind.most)] = RANGE
+    code[wrong] = SYNTAX
+    numbers[code != 0] = 0
+    return Parsed(numbers.astype(kind.dtype), missing, code)
+
+
+def exact(text: bytes, shift: int = 0) -> decimal.Decimal | None:
+    """Return a decimal number times ten to the power of ``shift``; None if the text is none."""
+    if not _DECIMAL.fullmatch(text):
+        return None
+    return _CONTEXT.scaleb(_CONTEXT.create_decimal(text.decode()), shift)
+
+
+def parse_floats(texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+    """Parse ``-?(D+(.D*)?|.D+)([eE][+-]?D+)?``; if the column is lenient, also with a plus sign."""
+    texts, wrong = _ungrouped(texts, read)
+    texts = with_point(texts, read)
+    code = np.zeros(len(texts), np.uint8)
+    numbers = try_cast(texts, missing, pa.float64(), _FLOAT_BYTES)
+    if numbers is None:
+        if read.lenient:
+            texts = pc.replace_substring_regex(texts, pattern=r"^\+([0-9.])", replacement=r"\1")
+        plain = matches(texts, _FLOAT)
+        code[~plain & ~missing] = SYNTAX
+        numbers = cast(texts, ~plain, pa.float64())
+    code[np.abs(numbers) > LARGEST_FLOAT32] = RANGE
+    code[wrong] = SYNTAX
+    numbers[code != 0] = 0
+    return Parsed(numbers, missing, code)
+
+
+def _ungrouped(texts: pa.Array, read: Read) -> tuple[pa.Array, np.ndarray]:
+    """Remove the character that groups digits.
+
+    Returns:
+        The fields without it; and where it is elsewhere than between groups of three digits before
+        the decimal point.
+    """
+    mark = read.thousands
+    if not mark:
+        return texts, np.zeros(len(texts), bool)
+    marked = mask_to_numpy(pc.match_substring(texts, pattern=mark))
+    if not marked.any():
+        return texts, marked
+    escaped = re.escape(mark)
+    grouped = rf"^[+-]?[1-9][0-9]{{0,2}}(?:{escaped}[0-9]{{3}})+(?:[^{escaped}0-9][^{escaped}]*)?$"
+    wrong = marked & ~matches(texts, grouped)
+    return pc.replace_substring(texts, pattern=mark, replacement=""), wrong
+
+
+def with_point(texts: pa.Array, read: Read) -> pa.Array:
+    """Exchange commas and points where the decimal point is a comma.
+
+    So 1,5 is parsed as 1.5, and 1.5 is malformed like 1,5 elsewhere.
+    """
+    if read.decimal == ".":
+        return texts
+    offsets, data = string_parts(texts)
+    return string_array(offsets, _EXCHANGED[data]).view(pa.binary())
+
+
+def lengths(texts: pa.Array) -> np.ndarray:
+    """Return the bytes of each text, [n]."""
+    return np.diff(string_parts(texts)[0])
+
+
+def matches(texts: pa.Array, pattern: str) -> np.ndarray:
+    """Return which texts a regular expression matches, bool [n]."""
+    return mask_to_numpy(pc.match_substring_regex(texts, pattern=pattern))
+
+
+def cast(texts: pa.Array, absent: np.ndarray, kind: pa.DataType) -> np.ndarray:
+    """Cast texts that are known to be numbers, 0 where ``absent``; see :func:`try_cast`."""
+    numbers = try_cast(texts, absent, kind)
+    assert numbers is not None
+    return numbers
+
+
+def try_cast(
+    texts: pa.Array, absent: np.ndarray, kind: pa.DataType, alphabet: np.ndarray | None = None
+) -> np.ndarray | None:
+    """Cast texts to numbers, 0 where ``absent``.
+
+    Args:
+        texts: The texts.
+        absent: Where there is none, bool [n].
+        kind: Of the numbers.
+        alphabet: Which bytes they may have, bool [256], as Arrow also casts 0x10, nan and +1.0;
+            None: the texts are known to be numbers.
+
+    Returns:
+        The numbers; None if there is a text that is none.
+    """
+    offsets, data = string_parts(texts)
+    used = data[offsets[0] : offsets[-1]]
+    if alphabet is not None and len(used):
+        # what Arrow takes of the bytes from - to 9 are numbers as they are wanted here
+        usual = used.min() >= ord("-") and used.max() <= ord("9")
+        if not usual and not alphabet[used].all():
+            return None
+    buffers: list[pa.Buffer | None] = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    if absent.any():
+        buffers[0] = pa.py_buffer(np.packbits(~absent, bitorder="little"))
+    try:
+        numbers = pa.Array.from_buffers(pa.string(), len(absent), buffers).cast(kind)
+    except pa.ArrowInvalid:
+        return None
+    if pa.types.is_timestamp(kind):
+        numbers = numbers.view(pa.int64())
+    values = to_numpy(numbers).copy()
+    values[absent] = 0
+    return values

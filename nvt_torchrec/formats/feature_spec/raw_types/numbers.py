@@ -1,0 +1,145 @@
+"""Raw types of floats and labels: ``float``, ``weight`` and ``label``."""
+
+# ruff: noqa: D102 - methods are described in RawType
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.base.arrays import is_one_of
+from nvt_torchrec.formats.feature_spec.raw_types.base import (
+    LABEL_NUMBER,
+    LARGEST_FLOAT32,
+    OTHER_LABEL,
+    SYNTAX,
+    Parsed,
+    RawType,
+    as_numbers,
+    is_missing,
+    is_number_of,
+)
+from nvt_torchrec.formats.feature_spec.raw_types.integers import usual_numbers
+from nvt_torchrec.formats.feature_spec.raw_types.number_text import parse_floats, with_point
+
+if TYPE_CHECKING:
+    from nvt_torchrec.formats.feature_spec.reading import LabelRule, Read
+
+
+class Float(RawType):
+    """Numbers that fit float32, held as float64."""
+
+    name, dtype, placeholder, dense, has_point = "float", "float64", 0.0, True, True
+    syntax = "expected a number or a missing value"
+    least, most = -LARGEST_FLOAT32, LARGEST_FLOAT32
+    arrow_kinds = ("integer", "floating", "boolean", "decimal")
+    keys = "nulls, trim, lenient, thousands, or decimal in [input]"
+    json_types = ({"type": "number"},)
+    example = 0.5
+
+    @property
+    def range(self) -> str:
+        """The error message for a number that is too small or too large."""
+        return "expected a finite number that fits float32"
+
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+        return parse_floats(texts, missing, read)
+
+    def from_python(self, value: Any) -> float | None:
+        if type(value) is not float or value != value:
+            if is_missing(value):
+                return None
+            if not isinstance(value, int | float | np.number | np.bool_ | decimal.Decimal):
+                raise ValueError(self.syntax)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if abs(number) > self.most:
+            raise ValueError(self.range)
+        return number
+
+    def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
+        if not kinds or not kinds <= {int, float}:
+            return None
+        return usual_numbers(self, values, np.float64)
+
+
+class Weight(Float):
+    """The weight of a row, which may not be missing."""
+
+    name, dense, least = "weight", False, 0
+    syntax = "expected a weight, a number of at least 0"
+    keys = "decimal in [input]"
+
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+        parsed = super().from_text(texts, missing, read)
+        # a number beyond float32 keeps its own message, as in other columns
+        parsed.code[missing | (parsed.values < 0)] = SYNTAX
+        parsed.values[parsed.code != 0] = 0
+        return parsed
+
+    def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
+        parsed = super().from_arrow(array, read)
+        parsed.code[parsed.missing | (parsed.code != 0)] = SYNTAX
+        return parsed
+
+
+class Label(RawType):
+    """Labels of 0 and 1, by the rule of ``Read.label``; they may not be missing."""
+
+    name, dtype, has_point = "label", "uint8", True
+    syntax = "expected a label of 0 or 1"
+    least, most = 0, 1
+    arrow_kinds = Float.arrow_kinds
+    keys = "positive, threshold or trim in [label]"
+
+    @property
+    def range(self) -> str:
+        """The error message for a number that is too small or too large."""
+        return self.syntax
+
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+        rule = read.label
+        if rule.positive:
+            return _of_texts(rule, missing, partial(is_one_of, texts, trimmed=rule.trim))
+        if rule.threshold is not None:
+            parsed = parse_floats(texts, missing, read)
+            parsed.code[missing | (parsed.code == SYNTAX)] = LABEL_NUMBER
+            values = (parsed.values >= rule.threshold) & (parsed.code == 0)
+            return Parsed(values.astype(np.uint8), missing, parsed.code)
+        texts = with_point(texts, read)
+        values = is_one_of(texts, ("1", "1.0"))
+        wrong = ~values & ~is_one_of(texts, ("0", "0.0"))
+        code = np.where(wrong, SYNTAX, 0).astype(np.uint8)
+        return Parsed(values.astype(np.uint8), missing, code)
+
+    def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
+        rule = read.label
+        if not rule.positive and rule.threshold is None:
+            parsed = super().from_arrow(array, read)
+            parsed.code[parsed.missing] = SYNTAX
+            return parsed
+        numbers, missing = as_numbers(array, read.nulls)
+        if rule.positive:
+            present = np.where(missing, np.nan, numbers)
+            return _of_texts(rule, missing, partial(is_number_of, present))
+        values = ((numbers >= rule.threshold) & ~missing).astype(np.uint8)
+        return Parsed(values, missing, np.where(missing, LABEL_NUMBER, 0).astype(np.uint8))
+
+
+def _of_texts(
+    rule: LabelRule, missing: np.ndarray, are: Callable[[Sequence[str]], np.ndarray]
+) -> Parsed:
+    """Return labels by their texts; ``are`` returns which values are among some texts."""
+    values = are(rule.positive)
+    wrong = missing & ("" not in rule.negative)
+    if rule.negative:
+        wrong |= ~values & ~are(rule.negative) & ~missing
+    code = np.where(wrong, OTHER_LABEL, 0).astype(np.uint8)
+    return Parsed((values & ~wrong).astype(np.uint8), missing, code)

@@ -1,0 +1,288 @@
+"""The raw type ``time``: microseconds since 1970-01-01 00:00 UTC, of the years 1 to 9999.
+
+Only derived columns and splits read it. A time format becomes a regular expression whose groups are
+the parts of a time. Only the different texts of a column are parsed, because most logs repeat them.
+The calendar is checked: the 30th of February is malformed.
+"""
+
+# ruff: noqa: D102 - methods are described in RawType
+from __future__ import annotations
+
+import datetime
+import decimal
+import functools
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nvt_torchrec.base.arrays import null_mask, string_array, string_parts, to_numpy
+from nvt_torchrec.formats.feature_spec.raw_types.base import (
+    RANGE,
+    SYNTAX,
+    Parsed,
+    RawType,
+    as_numbers,
+)
+from nvt_torchrec.formats.feature_spec.raw_types.number_text import (
+    cast,
+    exact,
+    lengths,
+    matches,
+    try_cast,
+)
+from nvt_torchrec.formats.feature_spec.times import DIRECTIVES, EPOCHS, ISO
+
+if TYPE_CHECKING:
+    from nvt_torchrec.formats.feature_spec.reading import Read
+
+_EXAMPLE = datetime.datetime(2014, 10, 30, 12, tzinfo=datetime.UTC)
+
+
+class Time(RawType):
+    """Times."""
+
+    name, dtype = "time", "int64"
+    syntax = "expected a time or a missing value"
+    least, most = -62_135_596_800_000_000, 253_402_300_799_999_999
+    keys = "time_format, nulls or trim"
+    json_types = ({"type": "string"}, {"type": "integer"}, {"type": "number"})
+
+    @property
+    def range(self) -> str:
+        """The error message for a time that is too early or too late."""
+        return "expected a time of the years 1 to 9999 or a missing value"
+
+    def example_of(self, read: Read) -> int | str:
+        if read.time_format in EPOCHS:
+            return int(_EXAMPLE.timestamp()) * 1_000_000 // EPOCHS[read.time_format]
+        if read.time_format:
+            return _EXAMPLE.strftime(read.time_format)
+        return _EXAMPLE.isoformat(" ")
+
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+        return parse_times(texts, missing, read.time_format, self)
+
+    def fits(self, held: pa.DataType, read: Read) -> bool:
+        types = pa.types
+        if types.is_timestamp(held) or types.is_date(held):
+            return True
+        if types.is_floating(held):
+            return read.time_format in EPOCHS
+        return types.is_integer(held) and (
+            read.time_format in EPOCHS or _is_digits(read.time_format)
+        )
+
+    def as_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
+        if not (_is_digits(read.time_format) and pa.types.is_integer(array.type)):
+            return None
+        width = sum(DIRECTIVES[name] for name in read.time_format[1::2])
+        return pc.utf8_lpad(array.cast(pa.string()), width, "0"), read  # of a year such as 09
+
+    def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
+        missing = null_mask(array)
+        if pa.types.is_date(array.type):
+            array = array.cast(pa.timestamp("ms"))
+        if pa.types.is_timestamp(array.type):
+            unit = EPOCHS.get(f"epoch_{array.type.unit}", 0)
+            numbers = np.where(missing, 0, to_numpy(array.view(pa.int64())))
+            if not unit:  # nanoseconds
+                numbers, unit = numbers // 1000, 1
+        else:
+            numbers, missing = as_numbers(array, read.nulls)
+            unit = EPOCHS[read.time_format]
+        wrong = (numbers < self.least // unit) | (numbers > self.most // unit)
+        numbers = np.where(wrong, 0, numbers)
+        if numbers.dtype == np.float64:
+            numbers = np.floor(numbers * unit).astype(np.int64)
+        else:
+            numbers = numbers.astype(np.int64) * unit
+        return Parsed(numbers, missing, np.where(wrong, RANGE, 0).astype(np.uint8))
+
+
+def _is_digits(time_format: str) -> bool:
+    """Return whether a time format is a pattern of digits alone."""
+    if not re.fullmatch("(%[a-zA-Z])+", time_format):
+        return False
+    return all(DIRECTIVES[name] for name in time_format[1::2])
+
+
+_SECOND, _DAY = 1_000_000, 86_400_000_000
+#: Digits of a microsecond after the point of each unit.
+_SHIFTS = {"epoch_s": 6, "epoch_ms": 3, "epoch_us": 0}
+_DECIMAL_BYTES = np.zeros(256, bool)
+_DECIMAL_BYTES[list(b"0123456789-.")] = True
+_INT64_DIGITS = 18
+_MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+_ISO = (
+    "^(?P<Y>[0-9]{4})-(?P<m>[0-9]{2})-(?P<d>[0-9]{2})"
+    r"(?:[T ](?P<H>[0-9]{2}):(?P<M>[0-9]{2})(?::(?P<S>[0-9]{2})(?:\.(?P<f>[0-9]+))?)?"
+    "(?P<z>Z| UTC|[+-][0-9]{2}(?::?[0-9]{2})?)?)?$"
+)
+#: What Arrow reads in the same way.
+_PLAIN_ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?)?$"
+_LETTERS = {"p": "[aApP][mM]", "b": "[a-zA-Z]{3}", "z": "Z|[+-][0-9]{2}:?[0-9]{2}"}
+
+
+def parse_times(texts: pa.Array, missing: np.ndarray, time_format: str, kind: Time) -> Parsed:
+    """Parse fields as times.
+
+    A number since 1970 may have a fraction and an exponent. ISO 8601 is ``2014-10-30``, or with
+    ``T`` or a space ``2014-10-30 12:00``, seconds and their fraction, and ``Z``, `` UTC`` or an
+    offset such as ``+02:00``, ``+0200`` or ``+02``. In a pattern, years have 4 (``%y``: 2) digits,
+    and all others as many as there are up to their most; ``%y`` is 1969 to 2068; letters may be
+    small or capital. What is beyond a microsecond is left out.
+    """
+    encoded = texts.dictionary_encode()
+    places, texts = to_numpy(encoded.indices), encoded.dictionary
+    values: np.ndarray | None
+    if time_format in EPOCHS:
+        values, good, fits = _since_1970(texts, time_format, kind)
+    else:
+        values = _plain_iso(texts) if time_format == ISO else None
+        good = np.ones(len(texts), bool)
+        if values is None:
+            values, good = _by_pattern(texts, pattern_of(time_format))
+        fits = (values >= kind.least) & (values <= kind.most)  # not by its offset, perhaps
+    code = np.where(good, np.where(fits, 0, RANGE), SYNTAX).astype(np.uint8)
+    values[code != 0] = 0
+    values, code = values[places], code[places]
+    code[missing] = 0
+    return Parsed(values, missing, code)
+
+
+def _plain_iso(texts: pa.Array) -> np.ndarray | None:
+    """Return the microseconds of texts that are empty or plain times; None for others."""
+    if not (matches(texts, _PLAIN_ISO) | (lengths(texts) == 0)).all():
+        return None
+    return try_cast(texts, lengths(texts) == 0, pa.timestamp("us"))
+
+
+def _since_1970(
+    texts: pa.Array, time_format: str, kind: Time
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return microseconds, which texts are numbers, and which of them are within the limits."""
+    shift, good = _SHIFTS[time_format], np.ones(len(texts), bool)
+    numbers = _decimals(texts, shift)
+    if numbers is not None:
+        return numbers, good, (numbers >= kind.least) & (numbers <= kind.most)
+    values, fits = np.zeros(len(texts), np.int64), good.copy()
+    for row, text in enumerate(texts.to_pylist()):
+        number = exact(text, shift)
+        if number is None:
+            good[row] = False
+        elif kind.contains(number := number.to_integral_value(decimal.ROUND_DOWN)):
+            values[row] = int(number)
+        else:
+            fits[row] = False
+    return values, good, fits
+
+
+def _decimals(texts: pa.Array, shift: int) -> np.ndarray | None:
+    """Return numbers times ten to the power of ``shift``; None if they are not all plain ones."""
+    offsets, data = string_parts(texts)
+    if not _DECIMAL_BYTES[data[offsets[0] : offsets[-1]]].all():
+        return None
+    present = pc.if_else(pc.equal(texts, b""), pa.scalar(b"0", texts.type), texts)
+    try:
+        numbers = present.view(pa.string()).cast(pa.decimal128(_INT64_DIGITS, shift))
+    except pa.ArrowInvalid:  # an exponent, more digits after the point, or no number
+        return None
+    # 128 bits each, of which these numbers need the lower half
+    return np.frombuffer(numbers.buffers()[1], np.int64, 2 * len(numbers))[::2].copy()
+
+
+@functools.lru_cache(maxsize=64)
+def pattern_of(time_format: str) -> str:
+    """Return the regular expression of a time format; its groups are named as the directives."""
+    if time_format == ISO:
+        return _ISO
+    steps = re.findall("%(.)|([^%]+)", time_format, re.DOTALL)
+    parts = []
+    for (directive, text), (following, literal) in zip(steps, [*steps[1:], ("", "")], strict=True):
+        if not directive:
+            parts.append(re.escape(text))
+            continue
+        most = DIRECTIVES[directive]
+        digits_follow = literal[:1].isdigit() or bool(DIRECTIVES.get(following))
+        # as many digits as there are, which is not sought again if the rest does not fit
+        least = most if directive in "Yy" or digits_follow else 1
+        group = _LETTERS.get(directive, f"[0-9]{{{least},{most}}}")
+        parts.append(f"(?P<{directive}>{group})")
+    return f"(?s)^{''.join(parts)}$"
+
+
+def _by_pattern(texts: pa.Array, pattern: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return microseconds, and which texts are times."""
+    matched = pc.extract_regex(texts, pattern=pattern)
+    good = ~null_mask(matched)
+    groups = {field.name: matched.field(field.name) for field in matched.type}
+    nothing = np.zeros(len(texts), np.int64)
+
+    def number(name: str, otherwise: int = 0) -> np.ndarray:
+        return _numbers(groups[name]) if name in groups else nothing + otherwise
+
+    year, month, hour = number("Y"), number("m", 1), number("H")
+    if "y" in groups:
+        short = number("y")
+        year = short + np.where(short > 68, 1900, 2000)
+    if "b" in groups:
+        month = _by_text(groups["b"], _month)
+    if "I" in groups:
+        half = number("I")
+        good &= (half >= 1) & (half <= 12)
+        hour = half % 12 + _by_text(groups["p"], lambda text: 12 * (text[:1] in "pP"))
+    day, minute, second = number("d", 1), number("M"), number("S")
+    good &= (year >= 1) & (month >= 1) & (month <= 12) & (hour < 24) & (minute < 60) & (second < 60)
+    months = np.where(good, (year - 1970) * 12 + month - 1, 0).astype("M8[M]")
+    first = months.astype("M8[D]").astype(np.int64)
+    good &= (day >= 1) & (day <= (months + 1).astype("M8[D]").astype(np.int64) - first)
+    seconds = (hour * 60 + minute) * 60 + second
+    values = (first + day - 1) * _DAY + seconds * _SECOND
+    if "f" in groups:
+        values += _fraction(groups["f"])
+    if "z" in groups:
+        offsets = _by_text(groups["z"], _offset)
+        good &= offsets < _NO_OFFSET
+        values -= offsets * _SECOND
+    return values, good
+
+
+def _numbers(group: pa.Array) -> np.ndarray:
+    """Return the numbers in a group; 0 where it is empty or nothing matched."""
+    return cast(group, null_mask(group) | (lengths(group) == 0), pa.int64())
+
+
+def _fraction(group: pa.Array) -> np.ndarray:
+    """Return the microseconds of digits after the point, of which six count."""
+    digits = pc.utf8_rpad(group.view(pa.string()), 6, "0")
+    return _numbers(pc.utf8_slice_codeunits(digits, 0, 6))
+
+
+def _by_text(group: pa.Array, value_of: Callable[[str], int]) -> np.ndarray:
+    """Return a value for each text of a group, of which there are few different ones."""
+    offsets, data = string_parts(group)
+    encoded = string_array(offsets, data).dictionary_encode()
+    values = [value_of(text) for text in encoded.dictionary.to_pylist()]
+    return np.array(values, np.int64)[to_numpy(encoded.indices)]
+
+
+def _month(text: str) -> int:
+    return _MONTHS.index(text.lower()) + 1 if text.lower() in _MONTHS else 0
+
+
+_NO_OFFSET = 2**30
+
+
+def _offset(text: str) -> int:
+    """Return the seconds of an offset from UTC; _NO_OFFSET if there is no such one."""
+    if text in ("", "Z", " UTC"):
+        return 0
+    hour, minute = int(text[1:3]), int(text[3:].removeprefix(":") or 0)
+    if hour > 23 or minute > 59:
+        return _NO_OFFSET
+    seconds = (hour * 60 + minute) * 60
+    return -seconds if text[0] == "-" else seconds

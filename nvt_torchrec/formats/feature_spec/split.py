@@ -1,0 +1,104 @@
+"""Which rows are for training, validation and test."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.feature_spec.checks import check, one_of
+from nvt_torchrec.formats.feature_spec.times import check_time_format, parse_iso
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """The rule by which rows are divided into train, valid and test.
+
+    Attributes:
+        by: ``days``: the last day is halved into valid and test, all earlier ones are train.
+            ``share``: a seeded hash of a row's place, its file and row number, decides.
+            ``column``: a seeded hash of a column's value, so that for example a user's rows are all
+            on one side. ``time``: rows before a time are train, those after another one test.
+            ``files``: as the input files are named.
+        valid: By share, column or time, the share of the rows (by time, the share just before
+            test's) for validation; by files, the share of the training files' rows.
+        test: Likewise for test; not by files.
+        seed: Of the hash.
+        column: By column or time, the name of a column of the file; it need not be a feature.
+        time_format: By time, see :mod:`formats.feature_spec.times`.
+        valid_from: By time, instead of shares: when validation begins, as ISO 8601.
+        test_from: By time: when test begins.
+        train_files: By files, names or globs below the input directory.
+        valid_files: Likewise; () with ``valid`` as a share.
+        test_files: Likewise.
+    """
+
+    by: str = "days"
+    valid: float = 0
+    test: float = 0
+    seed: int = 0
+    column: str = ""
+    time_format: str = ""
+    valid_from: str = ""
+    test_from: str = ""
+    train_files: tuple[str, ...] = ()
+    valid_files: tuple[str, ...] = ()
+    test_files: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.by not in SPLIT_BY:
+            raise SettingsError(f"split by {self.by!r}", one_of(SPLIT_BY))
+        takes = SPLIT_BY[self.by]
+        names = "/".join((*self.train_files, *self.valid_files, *self.test_files))
+        listed = ", ".join(name.removesuffix("_files") for name in takes) or "nothing else"
+        shares = self.valid > 0 and self.test > 0 and self.valid + self.test < 1
+        shares |= self.by not in ("share", "column", "time") or bool(self.valid_from)
+        times = bool(self.valid_from) == bool(self.test_from)
+        times &= not (self.valid_from and (self.valid or self.test))
+        valid_once = bool(self.valid_files) != bool(self.valid)
+        files = self.train_files and self.test_files and valid_once
+        check(
+            self,
+            f"split by {self.by}: ",
+            *(
+                (field.name, getattr(self, field.name) == field.default, f"it takes {listed}")
+                for field in dataclasses.fields(self)
+                if field.name not in ("by", *takes)
+            ),
+            *(
+                (name, 0 <= getattr(self, name) < 1, "give a share from 0 to below 1")
+                for name in ("valid", "test")
+            ),
+            ("seed", self.seed >= 0, "give an integer from 0 on"),
+            ("column", self.column or "column" not in takes, 'name one, such as column = "user"'),
+            ("valid_from", times, f"give {_TIMES}; or {_SHARES}"),
+            ("valid", shares, f"give {_SHARES}{f'; or {_TIMES}' * (self.by == 'time')}"),
+            ("train_files", files or self.by != "files", f"give {_FILES}"),
+            ("train_files", ".." not in names.split("/"), "name files below the input directory"),
+        )
+        if self.by == "time":
+            check_time_format(self.time_format, "split by time: ")
+        if self.valid_from:
+            first, second = (
+                parse_iso(getattr(self, name), f"split: {name}")
+                for name in ("valid_from", "test_from")
+            )
+            check(self, "split: ", ("valid_from", first < second, "give a test_from after it"))
+
+
+_TIMES = 'valid_from = "2014-10-29" and test_from = "2014-10-30"'
+_SHARES = "shares, less than 1 together, such as valid = 0.1, test = 0.1"
+_FILES = (
+    'train = "train*.csv", test = "test.csv", and valid = "valid.csv" or a share of the training '
+    "rows, valid = 0.1"
+)
+#: What each kind of split takes.
+SPLIT_BY: dict[str, tuple[str, ...]] = {
+    "days": (),
+    "share": ("valid", "test", "seed"),
+    "column": ("column", "valid", "test", "seed"),
+    "time": ("column", "time_format", "valid_from", "test_from", "valid", "test"),
+    "files": ("train_files", "valid_files", "test_files", "valid", "seed"),
+}
+
+#: The last day is halved, as TorchRec's and NVIDIA's scripts do.
+BY_DAYS = Split()

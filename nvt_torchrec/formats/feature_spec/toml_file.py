@@ -1,0 +1,315 @@
+"""Feature specs as TOML files.
+
+All keys of a spec; those that are optional say so, or show their default::
+
+    dense_transform = "log_normalize"   # of columns without a transform; or "log", "log_plus_2",
+                                        # "normalize"
+
+    [input]                       # optional
+    format = "csv"                # tsv (default), csv, json or parquet
+    header = true                 # the first line names the columns; default: csv true, tsv false
+    columns = ["id", "", "age"]   # text without a header: the names of its fields, "" skips one
+    delimiter = ";"               # csv only, 1 to 8 characters; default ","
+    list_separator = "|"          # text only: between the values of a multi-hot column
+    max_line_kb = 1024            # text only: a longer line is a malformed row
+    encoding = "latin-1"          # text only; default "utf-8"
+    skip_lines = 1                # text only: lines before the header or the first row; default 0
+    quoted_newlines = true        # csv only: quoted fields may contain line breaks; the delimiter
+                                  # has one character then
+    comment = "|"                 # text only: lines before the first row that begin so are skipped
+    skip_empty_lines = true       # text only: empty lines at the end of a file are skipped
+    decimal = ","                 # numbers as text are written as 1,5; default "."
+    nulls = ["NA", "?"]           # default of all columns, see [[dense]]
+    trim = true                   # default of all columns, and of the labels
+
+    [label]                       # several: [[label]]; training takes the first one
+    name = "label"
+    from = "rating"               # default: the name
+    positive = [">50K", "true"]   # texts that are 1, all others are 0
+    negative = ["<=50K"]          # with it, any other text is a malformed row
+    threshold = 4                 # instead of positive: numbers from 4 on are 1
+
+    [weight]                      # optional: weight of a row in training and metrics
+    name = "weight"
+
+    [split]                       # which rows are train, valid and test
+    by = "days"                   # the default: the last day is halved into valid and test
+    # by = "share"                # by a hash of file and row number: valid = 0.1, test = 0.1, seed
+    # by = "column"               # by a hash of a value: column = "user", valid, test, seed
+    # by = "time"                 # column = "time", time_format; valid_from = "2014-10-29" and
+    #                             # test_from = "2014-10-30", or shares valid and test
+    # by = "files"                # train = "part-*.csv", test = "test.csv", and valid = "…" or a
+    #                             # share of the training rows; names or lists of names
+
+    [[dense]]                     # numbers; missing values become `fill`
+    names = "int_{0..12}"
+    raw = "int32"                 # or "float"
+    fill = 0
+    transform = "log"             # default: dense_transform
+
+    [[categorical]]               # categories; missing values have an id of their own
+    names = ["cat_0", "cat_1"]
+    raw = "hex32"                 # up to 8 hexadecimal digits; "int", "bool", "string" (UTF-8)
+    multi_hot = false             # true: a list of values in each row
+    vocabulary = "cats"           # optional: columns with the same name here share ids
+    freq_threshold = 5            # optional: rarer values count as out of vocabulary
+    max_table_size = 40000000     # optional: rows of the table, reserved ids included
+    num_buckets = 10              # optional, with either of them: ids for hashed rare values
+    hash_buckets = 1000           # instead of the three: no vocabulary, ids by hash alone
+
+    # in [[dense]] and [[categorical]], all optional:
+    from = "age"                  # the column of the file; default: the name
+    nulls = ["?", "NA"]           # texts that mean a missing value
+    trim = true                   # remove spaces and tabs around values
+    lenient = true                # numbers also as +5, integers also as 260.0
+    thousands = ","               # 1,000 is 1000
+    derive = "hour"               # categorical: hour, weekday, day, month of a time; bucket,
+                                  # log_square of a number; cross of from = ["a", "b"];
+                                  # dense: age in days of a time
+    time_format = "%Y-%m-%d"      # of times: a pattern, epoch_s, epoch_ms, epoch_us; default ISO
+    reference = "2024-01-01"      # of age: counted from then back
+    boundaries = [18, 25, 40]     # of bucket
+
+How values are read, in text and in parquet's text columns:
+
+- ``trim`` removes spaces and tabs, around a list and around its values too. ``nulls`` are compared
+  after that; in a list, an empty value (but for one at its end) or one of them is malformed, a
+  field that is one as a whole is a missing list. Lists of numbers may be in brackets: [1, 2].
+  Of parquet's numbers, those that a text in ``nulls`` stands for are missing.
+- ``lenient`` takes an integer in any form whose value is one (``260.0``, ``2.6e2``) and in range,
+  and a plus sign. ``thousands`` must stand between groups of three digits: with ``","``, 1,5 is
+  malformed. Neither matters for hex32, strings and times.
+- ``decimal`` is that of all columns, labels and the weight: with ``","``, 1.5 is malformed.
+- Labels are 0, 1, 0.0 or 1.0; with ``threshold`` any number. ``positive`` and ``negative`` are
+  compared with the text, after ``trim``; of parquet's numbers and booleans (``true``, ``false``)
+  with what they are. A label and a weight, a number of at least 0, may not be missing.
+- Times are UTC; what is beyond microseconds is left out. ISO 8601 is ``2014-10-30``, or with ``T``
+  or a space ``2014-10-30 12:00``, with or without seconds, their fraction, ``Z``, `` UTC`` or
+  ``+02:00`` (``+0200``, ``+02``).
+  Numbers since 1970 may have a fraction. In a pattern, ``%Y`` has 4 and ``%y`` 2 digits (1969 to
+  2068), others one or more; ``%b`` is Jan to Dec, ``%p`` AM or PM, ``%z`` Z, +0200 or +02:00. A
+  date that the calendar lacks is malformed.
+- Parquet's integers are read as strings by their digits, its timestamps and dates as times. Floats
+  with a fraction are no integers, and floats no strings.
+
+- JSON is an object in each line, read as parquet is, with times as text. Values may be missing with
+  their key; those of several types are read as text.
+
+How text is read:
+
+- The names of a header count without the spaces around them. A byte order mark is skipped.
+- A row with ``quoted_newlines`` may have ``max_line_kb``; if a quote on its first line is not
+  closed within it, the row ends with this line and is malformed. Errors then count rows, not
+  lines; skipped lines and the header are rows.
+- Latin-1 becomes UTF-8, also in errors and quarantine files.
+
+Without a header and ``columns``, the fields of a line are labels, weight, the split's column, dense
+and categorical columns, in the order of the spec, those with the same ``from`` once. With a header,
+and in JSON and parquet, columns are found by name, fields of structs as ``s.c``; further ones are
+ignored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.validation import convert, read_regular
+from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from nvt_torchrec.formats.feature_spec.feature_spec import MAX_COLUMNS, FeatureSpec, did_you_mean
+from nvt_torchrec.formats.feature_spec.reading import Derivation, LabelRule, Reading
+from nvt_torchrec.formats.feature_spec.split import Split
+from nvt_torchrec.formats.splits import SPLITS
+
+T = TypeVar("T")
+DEFAULT_SPEC = "criteo_1tb"
+#: Bytes of a file; a thousand columns of each kind take 200 KiB.
+_MOST = 4 << 20
+_MOST_NAMES = 1000  # of a range; the columns are counted after it is expanded
+#: Keys of ``[input]`` that are defaults of the columns.
+_OF_ALL_COLUMNS = ("nulls", "trim")
+_READING = ("from", "nulls", "trim", "lenient", "thousands")
+_DERIVATION = ("derive", "time_format", "reference", "boundaries")
+
+
+def shipped_specs() -> dict[str, Any]:
+    """Return the specs that come with this package, by name; paths may be inside an archive."""
+    files = (resources.files("nvt_torchrec.formats.feature_spec") / "presets").iterdir()
+    named = {file.name.removesuffix(".toml"): file for file in files}
+    return {name: named[name] for name in sorted(named)}
+
+
+def load_spec(path: Path | str | None = None) -> FeatureSpec:
+    """Read a feature spec: a TOML file, or one of the shipped specs by name; Criteo's by default.
+
+    Raises:
+        SettingsError: The file is missing or not TOML, or has an unknown or contradictory key.
+    """
+    source = _source(path or DEFAULT_SPEC)
+    try:
+        content = read_regular(source, _MOST) if isinstance(source, Path) else source.read_bytes()
+        value = tomllib.loads(content.decode())
+    except (OSError, ValueError, RecursionError) as error:  # not TOML, or not UTF-8
+        raise SettingsError(f"{source}: not a feature spec: {error}") from error
+    try:
+        return _spec(value, str(source))
+    except SettingsError as error:
+        what = error.what.removeprefix(f"{source}: ")
+        raise SettingsError(f"{source}: {what}", error.remedy) from None
+    except (AttributeError, TypeError, ValueError) as error:
+        raise SettingsError(f"{source}: not a feature spec: {error}") from error
+
+
+def _source(path: Path | str) -> Any:
+    """Return the file of a spec; a name of a shipped spec contains no "/" and no "."."""
+    if isinstance(path, Path) or "/" in path or "." in path or Path(path).is_file():
+        return Path(path)
+    shipped = shipped_specs()
+    if path not in shipped:
+        raise SettingsError(
+            f"spec {path!r}: not a feature spec: neither a file nor the name of a shipped spec",
+            did_you_mean(path, shipped),
+        )
+    return shipped[path]
+
+
+def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
+    known = {"label", "dense", "categorical", "dense_transform", "input", "weight", "split"}
+    _check_keys(value, known, source)
+    given = value.get("input", {})
+    _check_keys(given, _fields(InputFormat) | set(_OF_ALL_COLUMNS), source)
+    defaults = {key: given[key] for key in _OF_ALL_COLUMNS if key in given}
+    given = {key: item for key, item in given.items() if key not in _OF_ALL_COLUMNS}
+    _check_keys(value.get("weight", {}), {"name"}, source)
+    labels = _labels(value.get("label", {}), defaults.get("trim", False), source)
+    plain = len(labels) == 1 and labels[0] == LabelRule(labels[0].name)
+    return FeatureSpec(
+        label=labels[0].name,
+        dense=_columns(value.get("dense", []), DenseColumn, defaults, source),
+        categorical=_columns(value.get("categorical", []), CategoricalColumn, defaults, source),
+        dense_transform=value.get("dense_transform", "log_normalize"),
+        input=_make(InputFormat, given),
+        label_rules=() if plain else labels,
+        weight=value.get("weight", {}).get("name", ""),
+        split=_split(value.get("split", {}), source),
+    )
+
+
+def _make(kind: type[T], options: dict[str, Any], where: str = "") -> T:
+    """Make a part of a spec of values of any types. Raises :class:`SettingsError`."""
+    try:
+        return convert(kind, options)
+    except ValueError as error:
+        raise SettingsError(f"{where}{error}") from None
+
+
+def _labels(blocks: Any, trim: bool, source: str) -> tuple[LabelRule, ...]:
+    """Return the rules of ``[label]`` or several ``[[label]]``."""
+    rules = []
+    for block in blocks if isinstance(blocks, list) else [blocks]:
+        _check_keys(block, {*_fields(LabelRule) - {"source"}, "from"}, source)
+        options = {"name": "label", "trim": trim, **block}
+        options["source"] = options.pop("from", "")
+        rules.append(_make(LabelRule, options, f"label {options['name']}: "))
+    if not rules:
+        raise SettingsError(f"{source}: no label", 'add [label] with name = "…"')
+    return tuple(rules)
+
+
+def _split(block: Any, source: str) -> Split:
+    _check_keys(block, {name.removesuffix("_files") for name in _fields(Split)}, source)
+    options = {}
+    for key, given in block.items():
+        names = key == "train" or (key in SPLITS and isinstance(given, str | list))
+        options[f"{key}_files" if names else key] = _list(given) if names else given
+    return _make(Split, options, "split: ")
+
+
+def _list(given: Any) -> Any:
+    """``"a"`` → ``["a"]``."""
+    return [given] if isinstance(given, str) else given
+
+
+def _columns(blocks: list[dict], kind: type, defaults: dict[str, Any], source: str) -> tuple:
+    fields = _fields(kind) - {"name", "reading", "derive"}
+    allowed = {*fields, "names", *_READING, *_DERIVATION}
+    if not isinstance(blocks, list):
+        raise SettingsError(
+            f"{source}: columns in single brackets", "write [[dense]] and [[categorical]]"
+        )
+    columns: list[Any] = []
+    for block in blocks:
+        _check_keys(block, allowed, source)
+        names = block.get("names", [])
+        names = _expand(names) if isinstance(names, str) else list(names)
+        if not names:  # otherwise a forgotten column goes unnoticed until training is done
+            raise SettingsError(
+                f"{source}: a block of columns without names: {block}", 'add names = "…" or a list'
+            )
+        if "from" in block and len(names) > 1:
+            raise SettingsError(
+                f"{source}: from = {block['from']!r} for {len(names)} columns",
+                "write a block for each of them",
+            )
+        where = f"column {names[0]}: "
+        options = {key: value for key, value in block.items() if key in fields}
+        options |= _how_to_read(block, defaults, where)
+        columns += [_make(kind, {"name": name, **options}, where) for name in names]
+    return tuple(columns)
+
+
+def _how_to_read(block: dict[str, Any], defaults: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the fields ``reading``, ``derive`` and, of derived columns, ``raw`` of a column."""
+    reading = {**defaults, **{key: block[key] for key in _READING if key in block}}
+    if "from" in reading:
+        reading["sources"] = _list(reading.pop("from"))
+    if "nulls" in reading:
+        reading["nulls"] = _list(reading["nulls"])
+    derivation = {key: block[key] for key in _DERIVATION if key in block}
+    try:
+        options: dict[str, Any] = {"reading": _make(Reading, reading)}
+        if "derive" in derivation:
+            derivation["kind"] = derivation.pop("derive")
+            options["derive"] = _make(Derivation, derivation)
+            options["raw"] = block.get("raw", options["derive"].gives)
+        elif derivation:
+            raise SettingsError(f"{', '.join(derivation)} without derive", 'add derive = "…"')
+    except SettingsError as error:
+        raise SettingsError(f"{where}{error.what}", error.remedy) from None
+    return options
+
+
+def _expand(pattern: str) -> list[str]:
+    """``"int_{0..12}"`` → int_0 … int_12; a name without braces is itself."""
+    if not re.search("[{}]", pattern):
+        return [pattern]
+    match = re.fullmatch(r"([^{}]*)\{(\d+)\.\.(\d+)\}([^{}]*)", pattern)
+    if not match or int(match[3]) < int(match[2]):
+        raise SettingsError(
+            f"names = {pattern!r} is not a range of names",
+            'write "int_{0..12}"; put names that contain braces into a list',
+        )
+    head, first, last, tail = match.groups()
+    if int(last) - int(first) >= _MOST_NAMES:
+        raise SettingsError(f"names = {pattern!r:.60}", f"use at most {MAX_COLUMNS} columns")
+    return [f"{head}{i}{tail}" for i in range(int(first), int(last) + 1)]
+
+
+def _fields(kind: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}
+
+
+def _check_keys(value: Any, allowed: set[str], source: str) -> None:
+    if not isinstance(value, dict):
+        raise SettingsError(
+            f"{source}: not a feature spec: {value!r:.60} instead of a table",
+            f"write a table with {', '.join(sorted(allowed))}",
+        )
+    for key in value:
+        if key not in allowed:
+            raise SettingsError(f"{source}: unknown key {key!r}", did_you_mean(key, allowed))

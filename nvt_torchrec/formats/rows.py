@@ -1,0 +1,220 @@
+"""Rows of a raw log as typed columns, which every reader returns, with masks of missing values.
+
+A mask has one bit for each column of a row, in words of 64 columns: it is uint64 [words, n], and
+column j is bit j % 64 of word j // 64. There is at least one word.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.formats.feature_spec.columns import WORD_BITS
+from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+
+
+@dataclasses.dataclass(frozen=True)
+class Jagged:
+    """A list of values in each of ``n`` rows.
+
+    Attributes:
+        offsets: Integers [n + 1]: row i holds ``values[offsets[i]:offsets[i + 1]]``. The first is
+            0, the last the number of values. int64 in raw rows.
+        values: Of all rows, one after the other.
+    """
+
+    offsets: np.ndarray
+    values: np.ndarray | pa.StringArray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+_ONE = np.uint64(1)
+#: Bad rows of a block that are described; further ones are only counted.
+DESCRIBED_BAD_ROWS = 100
+
+#: uint32 [n] (raw hex32), int64 [n] (int), string array [n] without nulls (string), or lists.
+CategoryValues: TypeAlias = np.ndarray | pa.StringArray | Jagged
+
+
+@dataclasses.dataclass(slots=True)
+class BadRow:
+    """A row that breaks the spec.
+
+    Attributes:
+        line: Index of the line (in parquet, of the row) within the block, from 0.
+        what: The column, its value and what was expected.
+        column: Name of the column; "" if the row as a whole is wrong.
+        text: The raw line without its end (of a line that is too long, the beginning); of parquet,
+            the row's columns as JSON.
+        remedy: What to do about it, where it is more than to correct the row.
+    """
+
+    line: int
+    what: str
+    column: str = ""
+    text: bytes = b""
+    remedy: str = ""
+
+    @property
+    def reason(self) -> str:
+        """What is wrong, and what to do about it, in one line."""
+        return f"{self.what} -> {self.remedy}" if self.remedy else self.what
+
+    def at(self, line: int) -> BadRow:
+        """Return the row with another line; there may be millions of them."""
+        return BadRow(line, self.what, self.column, self.text, self.remedy)
+
+
+@dataclasses.dataclass
+class RawRows:
+    """Typed columns of ``n`` well-formed rows, in the order of the file.
+
+    Attributes:
+        label: uint8 [n], 0 or 1, the main label; None for a log without a label column.
+        dense: [dense columns, n]; int32 if all of them are, else float64; 0 where missing.
+        dense_missing: uint64 [words, n], the mask of missing values.
+        categorical: By column, the values (:data:`CategoryValues`); 0, "" or the empty list where
+            missing. For specs with ``is_criteo_format`` uint32 [categorical columns, n].
+        categorical_missing: uint64 [words, n], likewise.
+        line: int64 [n], the line of each row, from 0; lines of bad rows are not in it.
+        bad: Bad rows, which are in none of the columns; without ``reject`` the first ones only.
+        bad_count: Number of bad rows.
+        lines: Lines of the text, or rows of parquet, counted independently of parsing, so that a
+            reader that loses rows is noticed.
+        more_labels: uint8 [further labels, n], 0 or 1; None if the spec has one label, or the rows
+            have none.
+        weight: float32 [n], finite and not negative; None if the spec has no weight, or the rows
+            have no labels.
+        key: int64 [n], what the split goes by: the hash of a text
+            (:func:`clicklog.text.derive.hash_texts`) or microseconds since 1970 UTC; None if the
+            split goes by no column, or the rows have no labels.
+    """
+
+    label: np.ndarray | None
+    dense: np.ndarray
+    dense_missing: np.ndarray
+    categorical: np.ndarray | Sequence[CategoryValues]
+    categorical_missing: np.ndarray
+    line: np.ndarray
+    bad: list[BadRow]
+    bad_count: int
+    lines: int
+    more_labels: np.ndarray | None = None
+    weight: np.ndarray | None = None
+    key: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return self.dense_missing.shape[1]
+
+
+def mask_words(columns: int) -> int:
+    """Return the number of words of a mask for so many columns."""
+    return max(1, -(-columns // WORD_BITS))
+
+
+def empty_mask(columns: int, rows: int) -> np.ndarray:
+    """Return a mask in which no value is missing."""
+    return np.zeros((mask_words(columns), rows), np.uint64)
+
+
+def bit_of(column: int) -> np.uint64:
+    """Return the place of a column's bit in its word."""
+    return np.uint64(column % WORD_BITS)
+
+
+def word_of(mask: np.ndarray, column: int) -> np.ndarray:
+    """Return the words that hold a column's bit, uint64 [n]."""
+    return mask[column // WORD_BITS]
+
+
+def is_missing(mask: np.ndarray, column: int) -> np.ndarray:
+    """Return where a column is missing, bool [n]."""
+    return (word_of(mask, column) >> bit_of(column)) & _ONE != 0
+
+
+def add_missing(mask: np.ndarray, column: int, absent: np.ndarray) -> None:
+    """Mark a column as missing where ``absent``, bool [n], is true."""
+    mask[column // WORD_BITS] |= absent.astype(np.uint64) << bit_of(column)
+
+
+def mask_of_rows(bits: list[int], columns: int) -> np.ndarray:
+    """Return the mask of integers that have bit j set where column j of a row is missing."""
+    if columns <= WORD_BITS:
+        return np.array(bits, np.uint64)[np.newaxis]
+    words, full = mask_words(columns), 2**WORD_BITS - 1
+    return np.array(
+        [[row >> (WORD_BITS * word) & full for row in bits] for word in range(words)], np.uint64
+    )
+
+
+def describes(reject: bool | int, bad: int) -> bool:
+    """Return whether so many bad rows are all described, and not only the first ones.
+
+    Args:
+        reject: Whether bad rows are left out, or how many of them at most.
+        bad: The number of bad rows.
+    """
+    return bad <= reject if type(reject) is int else bool(reject)
+
+
+def dense_dtype(spec: FeatureSpec) -> type:
+    """The dtype of ``RawRows.dense``: int32 if all dense columns are int32, else float64."""
+    dtypes = {RAW_TYPES[column.raw].dtype for column in spec.dense}
+    return np.int32 if dtypes <= {"int32"} else np.float64
+
+
+def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
+    """Return no rows, with the types that rows of this spec have."""
+    columns: np.ndarray | list[CategoryValues] = [_empty(column) for column in spec.categorical]
+    more = len(spec.labels) - 1
+    if spec.is_criteo_format:
+        columns = np.empty((len(spec.categorical), 0), np.uint32)
+    return RawRows(
+        label=np.empty(0, np.uint8) if label else None,
+        dense=np.empty((len(spec.dense), 0), dense_dtype(spec)),
+        dense_missing=empty_mask(len(spec.dense), 0),
+        categorical=columns,
+        categorical_missing=empty_mask(len(spec.categorical), 0),
+        line=np.empty(0, np.int64),
+        bad=[],
+        bad_count=0,
+        lines=0,
+        more_labels=np.empty((more, 0), np.uint8) if label and more else None,
+        weight=np.empty(0, np.float32) if label and spec.weight else None,
+        key=np.empty(0, np.int64) if label and spec.split.column else None,
+    )
+
+
+def with_bad_rows(rows: RawRows, bad: Sequence[BadRow]) -> RawRows:
+    """Add bad rows that the parser did not see.
+
+    Args:
+        rows: The parsed rows; their line numbers do not count the bad rows.
+        bad: The bad rows in order; their line numbers count all lines.
+    """
+    # how many of the parsed lines come before each bad row
+    places = np.array([row.line - i for i, row in enumerate(bad)], np.int64)
+
+    def moved(line: np.ndarray) -> np.ndarray:
+        return line + np.searchsorted(places, line, side="right")
+
+    others = [row.at(int(moved(np.array(row.line)))) for row in rows.bad]
+    return dataclasses.replace(
+        rows,
+        line=moved(rows.line),
+        bad=sorted([*others, *bad], key=lambda row: row.line),
+        bad_count=rows.bad_count + len(bad),
+        lines=rows.lines + len(bad),
+    )
+
+
+def _empty(column: CategoricalColumn) -> CategoryValues:
+    values = RAW_TYPES[column.raw].array([])
+    return Jagged(np.zeros(1, np.int64), values) if column.multi_hot else values

@@ -1,0 +1,414 @@
+"""The description of a saved workflow: ``metadata.json``, and the files that it names.
+
+Layout of the directory, JSON and parquet only, that of NVTabular's main branch of 2026 (its
+released versions pickle)::
+
+    metadata.json                  versions; feature spec, statistics, vocabularies, digest; size
+                                   and SHA-256 of every other file. Written last
+    graph.json                     operators, their parameters and fitted state, schemas
+    artifacts/node_<id>/categories/unique.<vocabulary>.parquet
+                                   <vocabulary> int64 or string, <vocabulary>_size int64 (how often
+                                   it occurred); row i has the id reserved ids + i
+    artifacts/node_<id>/categories/meta.<vocabulary>.parquet
+                                   NVTabular's account of the ids
+    lineage/reused.<g>.parquet     vocabulary string, id int64: the ids that generation <g> gave to
+                                   other values than before; only if it did
+    compiled/                      made from the above, see :mod:`workflows.compiled`; with digests
+                                   of its own
+
+``lineage`` in ``metadata.json`` lists the generations of the workflow from 0, itself last
+(:class:`formats.generations.Generation`): number, digest, the days that were counted in it for
+the first time, the number of values of each vocabulary and how many ids were reused. One that
+:func:`workflows.store.save` wrote has no such key: it encodes rows as any other, but cannot be
+extended. In generation 0 a vocabulary is ordered by falling count; what
+later generations add follows behind. ``<vocabulary>_size`` and the observed rows are those of all
+days counted. Neither they nor the lineage are part of the digest.
+
+No path in it is absolute: the directory may be moved or copied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
+from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
+from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.generations import Generation, check_lineage, read_columns, read_reused
+from nvt_torchrec.formats.schema import LARGEST_TABLE, TableSchema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = Format("nvt-torchrec workflow", 2, "a saved workflow of `python -m etl run`")
+METADATA_FILE = "metadata.json"
+GRAPH_FILE = "graph.json"
+COPY_AGAIN = "copy the whole workflow directory again, or fit it again"
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """A column's vocabulary.
+
+    Attributes:
+        name: The name of the vocabulary: the column's, or the one that columns share.
+        file: The path of its values, relative to the workflow's directory.
+        values: How many values have an id of their own.
+        table_size: The rows of the embedding table: ``values`` + reserved ids.
+        observed: The rows of the days counted (for lists: ids) that were ``null``, ``oov`` (without
+            an id of their own) and ``unique`` (in the vocabulary), over all columns that share it;
+            all 0 for a hashed column.
+    """
+
+    name: str
+    file: str
+    values: int
+    table_size: int
+    observed: dict[str, int]
+
+    @property
+    def meta_file(self) -> str:
+        """Path of NVTabular's account of its ids."""
+        return str(PurePosixPath(self.file).with_name(f"meta.{self.name}.parquet"))
+
+    def read_counts(self, workflow: Path) -> np.ndarray:
+        """Read how often each value occurred in the days that were counted, int64 [values].
+
+        Raises:
+            BadInputError: The file of the values is damaged.
+        """
+        import pyarrow as pa
+
+        from nvt_torchrec.base.arrays import to_numpy
+
+        return to_numpy(*self.read(workflow, {f"{self.name}_size": pa.int64()}))
+
+    def read(self, workflow: Path, kinds: dict[str, pa.DataType]) -> list[pa.Array]:
+        """Read columns of the file of the values. Raises :class:`BadInputError`."""
+        file = workflow / self.file
+        columns = read_columns(file, kinds, COPY_AGAIN)
+        if len(columns[0]) != self.values:
+            raise BadInputError(
+                f"{file}: damaged: {len(columns[0])} values instead of {self.values}", COPY_AGAIN
+            )
+        return columns
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkflowDescription:
+    """A saved workflow without its values.
+
+    Attributes:
+        path: The directory of the workflow.
+        spec: The feature spec it was built from.
+        statistics: Mean and std of each normalized dense column, float64.
+        vocabularies: The vocabularies by categorical column.
+        versions: The versions of the packages that fitted it.
+        digest: The SHA-256 of spec (but for file format and split), statistics and vocabulary
+            values: equal for equal transforms.
+        files: Size and SHA-256 of the other files, by relative path.
+        lineage: The generations it descends from and, last, itself; () for a workflow of
+            :func:`workflows.store.save`.
+    """
+
+    path: Path = dataclasses.field(compare=False)
+    spec: FeatureSpec
+    statistics: dict[str, dict[str, float]]
+    vocabularies: dict[str, Vocabulary]
+    versions: dict[str, str]
+    digest: str
+    files: dict[str, FileEntry]
+    lineage: tuple[Generation, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> WorkflowDescription:
+        """Read the description of the workflow in a directory; its other files are not looked at.
+
+        Raises:
+            BadInputError: There is no saved workflow, or its description is damaged.
+            SchemaError: Its format has another version.
+        """
+        file = path / METADATA_FILE
+        if (path / "workflow.pkl").exists():
+            raise BadInputError(
+                f"{path}: saved by NVTabular's own Workflow.save, as a pickle",
+                "pickles are not opened, as they run code; fit it again with `python -m etl run`",
+            )
+        content = FORMAT.read(
+            _Metadata,
+            file,
+            COPY_AGAIN,
+            other_format="NVTabular's own saved workflows are opened with nvtabular.Workflow.load",
+            other_version="use the version that saved it, or fit it again",
+        )
+        wanted = content.file_names()
+        for name in sorted(wanted ^ content.files.keys()):
+            raise BadInputError(
+                f"{file}: damaged: its files are not those of its spec: {name!r} is "
+                f"{'missing' if name in wanted else 'unknown'}",
+                COPY_AGAIN,
+            )
+        return cls(
+            path=path,
+            spec=content.spec,
+            statistics=content.statistics,
+            vocabularies=describe_vocabularies(
+                content.spec,
+                content.vocabularies,
+                {name: content.directory(name) for name in content.spec.vocabularies},
+            ),
+            versions=content.versions,
+            digest=content.digest,
+            files=content.files,
+            lineage=content.lineage,
+        )
+
+    def write(self) -> None:
+        """Write ``metadata.json``; the other files are there. Raises :class:`OutputError`."""
+        content: dict[str, Any] = {
+            "digest": self.digest,
+            "versions": self.versions,
+            "spec": self.spec.to_dict(),
+            "statistics": self.statistics,
+            "vocabularies": {
+                vocabulary.name: {"values": vocabulary.values, "observed": vocabulary.observed}
+                for vocabulary in self.vocabularies.values()
+            },
+            "files": {name: entry.to_dict() for name, entry in self.files.items()},
+        }
+        if self.lineage:
+            content["lineage"] = [dataclasses.asdict(generation) for generation in self.lineage]
+        FORMAT.write(self.path / METADATA_FILE, content)
+
+    def check_sizes(self) -> None:
+        """Check that all files are there and have their sizes. Raises :class:`BadInputError`."""
+        check_sizes(self.path, self.files, COPY_AGAIN)
+
+    def verify(self) -> None:
+        """Read every file and compare it with its digest. Raises :class:`BadInputError`."""
+        check_digests(self.path, self.files, COPY_AGAIN)
+
+    def check_file(self, name: str) -> Path:
+        """Compare one file with its digest, and return its path. Raises :class:`BadInputError`."""
+        entry = {name: self.files[name]}
+        check_sizes(self.path, entry, COPY_AGAIN)
+        check_digests(self.path, entry, COPY_AGAIN)
+        return self.path / name
+
+    @property
+    def generation(self) -> int | None:
+        """The number of its generation; None without a lineage."""
+        return self.lineage[-1].number if self.lineage else None
+
+    @property
+    def parent(self) -> str | None:
+        """The digest of the generation before; None if there is none."""
+        return self.lineage[-2].digest if len(self.lineage) > 1 else None
+
+    def ancestor(self, digest: str) -> Generation | None:
+        """Return the generation with a digest, which may be this one; None if there is none.
+
+        Generations with equal digests encode every row equally; of these it is the last.
+        """
+        same = (generation for generation in self.lineage[::-1] if generation.digest == digest)
+        return next(same, None)
+
+    @property
+    def table_schema(self) -> TableSchema:
+        """The schema of the data it writes."""
+        columns = self.spec.categorical
+        return TableSchema(
+            label=self.spec.label,
+            dense=tuple(self.spec.dense_names),
+            categorical=tuple(self.spec.categorical_names),
+            table_sizes=tuple(self.vocabularies[c.name].table_size for c in columns),
+            multi_hot=tuple(column.name for column in columns if column.multi_hot),
+            more_labels=tuple(self.spec.labels[1:]),
+            weight=self.spec.weight,
+        )
+
+    def reused_ids(self, since: int) -> dict[str, np.ndarray]:
+        """Return the ids that were given to other values after generation ``since``.
+
+        Returns:
+            By vocabulary, int64 [n] in ascending order; without vocabularies that have none.
+
+        Raises:
+            BadInputError: A file of reused ids is missing or damaged.
+        """
+        first_ids = {
+            name: columns[0].reserved_ids for name, columns in self.spec.vocabularies.items()
+        }
+        reused: dict[str, np.ndarray] = {}
+        for generation in self.lineage:
+            if generation.number > since and generation.reused_file:
+                file = self.check_file(generation.reused_file)
+                for name, ids in read_reused(file, generation, first_ids).items():
+                    reused[name] = np.union1d(reused.get(name, np.empty(0, np.int64)), ids)
+        return reused
+
+    def read_values(self, column: CategoricalColumn) -> tuple[pa.Array, pa.Array]:
+        """Read the values of a column's vocabulary, and how often each occurred.
+
+        Returns:
+            Arrays of int64 or string, and of int64, without nulls.
+
+        Raises:
+            BadInputError: The file is missing or damaged.
+        """
+        import pyarrow as pa
+
+        vocabulary = self.vocabularies[column.name]
+        kind = pa.string() if RAW_TYPES[column.raw].is_text else pa.int64()
+        kinds = {vocabulary.name: kind, f"{vocabulary.name}_size": pa.int64()}
+        values, counts = vocabulary.read(self.path, kinds)
+        return values, counts
+
+    def oov_ids(self, column: CategoricalColumn, ids: np.ndarray) -> np.ndarray:
+        """Return by which id a column's values were encoded before they had one of their own.
+
+        Args:
+            column: The column, which is not hashed.
+            ids: Ids of values that the vocabulary holds now: int64 [n].
+
+        Returns:
+            The ids of out of vocabulary: int64 [n].
+
+        Raises:
+            BadInputError: The vocabulary's file is missing or damaged.
+        """
+        if column.oov_ids == 1 or not len(ids):
+            return np.full(len(ids), FIRST_OOV_ID, np.int64)
+        from nvt_torchrec.base.arrays import to_arrow, to_numpy
+        from nvt_torchrec.base.hashing import murmur3_int, murmur3_string  # imports Numba
+
+        file = self.check_file(self.vocabularies[column.name].file)
+        values, _ = self.read_values(column)
+        places = ids - column.reserved_ids
+        if places.min() < 0 or places.max() >= len(values):
+            raise BadInputError(
+                f"{file}: damaged: {len(values)} values instead of more than {places.max()}",
+                COPY_AGAIN,
+            )
+        hashes = (
+            murmur3_string(values.take(to_arrow(places)))
+            if RAW_TYPES[column.raw].is_text
+            else murmur3_int(to_numpy(values)[places])
+        )
+        return FIRST_OOV_ID + (hashes % np.uint32(column.oov_ids)).astype(np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """Which workflow made some data.
+
+    Attributes:
+        digest: The digest of the workflow; None if it is unknown.
+        generation: The number of its generation; None if it is unknown.
+    """
+
+    digest: str | None
+    generation: int | None
+
+
+def identify(path: Path) -> Identity:
+    """Return which workflow lies in a directory.
+
+    Nothing is known without a workflow, or of one that NVTabular itself has saved.
+
+    Raises:
+        BadInputError: The workflow is damaged.
+        SchemaError: Its format has another version.
+    """
+    file = path / METADATA_FILE
+    if not file.is_file():
+        return Identity(None, None)
+    value = read_json(file, FORMAT.what)
+    if isinstance(value, dict) and not {"format", "format_version"} & value.keys():
+        return Identity(None, None)
+    description = WorkflowDescription.read(path)
+    return Identity(description.digest, description.generation)
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularyCounts:
+    """What was counted of a vocabulary: ``values`` and ``observed`` of :class:`Vocabulary`."""
+
+    values: int
+    observed: dict[str, int]
+
+
+def describe_vocabularies(
+    spec: FeatureSpec, counted: dict[str, VocabularyCounts], directories: dict[str, str]
+) -> dict[str, Vocabulary]:
+    """Describe the vocabulary of each column.
+
+    Args:
+        spec: The columns.
+        counted: By vocabulary, what was counted of it.
+        directories: By vocabulary, the directory of its files.
+
+    Raises:
+        ValueError: A number cannot be that of a fitted vocabulary.
+    """
+    described = {}
+    for column in spec.categorical:
+        name = column.vocabulary_name
+        counts = counted[name]
+        most = 0 if column.hash_buckets else LARGEST_TABLE - column.reserved_ids
+        good = counts.observed.keys() == {"null", "oov", "unique"}
+        if not good or min(counts.observed.values()) < 0 or not 0 <= counts.values <= most:
+            raise ValueError(f"the vocabulary of column {column.name} has {counts}")
+        described[column.name] = Vocabulary(
+            name=name,
+            file=f"{directories[name]}/unique.{name}.parquet",
+            values=counts.values,
+            table_size=column.reserved_ids + counts.values,
+            observed=counts.observed,
+        )
+    return described
+
+
+@dataclasses.dataclass(frozen=True)
+class _Metadata:
+    """What ``metadata.json`` holds."""
+
+    digest: str
+    versions: dict[str, str]
+    spec: FeatureSpec
+    statistics: dict[str, dict[str, float]]
+    vocabularies: dict[str, VocabularyCounts]
+    files: dict[str, FileEntry]
+    lineage: tuple[Generation, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.spec.normalized_names:
+            if self.statistics.get(name, {}).keys() != {"mean", "std"}:
+                raise ValueError(f"statistics.{name} are not mean and std")
+        for name in sorted(self.spec.vocabularies.keys() - self.vocabularies.keys()):
+            raise ValueError(f"vocabularies.{name} is missing")
+        values = {name: self.vocabularies[name].values for name in self.spec.vocabularies}
+        check_lineage(self.lineage, self.digest, values)
+        # checks the numbers
+        describe_vocabularies(self.spec, self.vocabularies, dict.fromkeys(values, ""))
+
+    def directory(self, vocabulary: str) -> str:
+        """Return the directory of a vocabulary's files; ``artifacts`` if none is listed."""
+        ending = f"/unique.{vocabulary}.parquet"
+        file = next((name for name in self.files if name.endswith(ending)), f"artifacts{ending}")
+        return file.removesuffix(ending)
+
+    def file_names(self) -> set[str]:
+        """Return the files that a workflow of this spec and lineage has."""
+        names = {GRAPH_FILE}
+        for vocabulary in self.spec.vocabularies:
+            directory = self.directory(vocabulary)
+            names |= {f"{directory}/{kind}.{vocabulary}.parquet" for kind in ("unique", "meta")}
+        return names | {g.reused_file for g in self.lineage if g.reused_file}

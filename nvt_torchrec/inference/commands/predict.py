@@ -1,0 +1,67 @@
+"""``python -m inference predict``: score a file of raw rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.formats.feature_spec.columns import INPUT_FORMATS
+from nvt_torchrec.inference.commands.model import ModelSettings
+
+DESCRIPTION = "Writes the click probabilities of raw rows to parquet, in the order of the rows."
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictSettings(Settings):
+    """What to score, and where to write the scores."""
+
+    # fmt: off
+    input: str = flag(
+        "raw rows, with or without labels: TSV, CSV (also compressed), parquet; local or URL",
+        metavar="FILE"
+    )
+    output: Path = flag("file to write", metavar="PARQUET")
+    format: str | None = flag(
+        "format of the input (default: the training log's, or parquet if its name ends so)", None,
+        choices=INPUT_FORMATS
+    )
+    id_columns: tuple[str, ...] = flag("columns of the input to copy to the output", ())
+    on_bad_rows: str = flag(
+        "stop at the first malformed row, or write such rows to OUTPUT.rejected.tsv and continue",
+        "error", choices=("error", "quarantine")
+    )
+    workers: int | None = flag("number of threads (default: one per core)", None, least=1)
+    resume: bool = flag("continue an interrupted run with this output", False)
+    evaluate: bool = flag("print metrics; the rows must have labels", False)
+    # fmt: on
+
+
+SETTINGS = (ModelSettings, PredictSettings)
+
+
+def run(model: ModelSettings, settings: PredictSettings) -> None:
+    """Score the rows; print how many there were, and perhaps metrics."""
+    predictor = model.load()
+    from nvt_torchrec.inference.bulk import evaluate_file, predict_file
+
+    begin = time.perf_counter()
+    scored = predict_file(
+        predictor,
+        settings.input,
+        settings.output,
+        file_format=settings.format,
+        id_columns=settings.id_columns,
+        reject=settings.on_bad_rows == "quarantine",
+        need_label=settings.evaluate,
+        workers=settings.workers,
+        resume=settings.resume,
+    )
+    seconds = time.perf_counter() - begin
+    rejected = f", {scored.rejected} rejected" if scored.rejected else ""
+    print(f"{scored.rows} rows scored{rejected} in {seconds:.1f} s: {settings.output}")
+    if settings.evaluate:
+        metrics = evaluate_file(settings.output, weighted=bool(predictor.spec.weight))
+        print(json.dumps(metrics.to_dict()))

@@ -1,0 +1,233 @@
+"""What a training checkpoint says of a model, its weights, and what it can be used with."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.base.versions import check_training_stack
+from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, CheckpointRecord, digest_of
+from nvt_torchrec.dlrm.interactions import linear_layers
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.inference.model.scoring import ServingModel, Table
+
+if TYPE_CHECKING:
+    from nvt_torchrec.dlrm.config import ModelConfig
+    from nvt_torchrec.dlrm.model import Scorer
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelShape:
+    """The properties of a model that must match a workflow.
+
+    Attributes:
+        dense: Names of the dense features, in order.
+        categorical: Names of the categorical features, in order.
+        num_embeddings: Number of rows of each feature's table.
+        workflow_digest: Digest of the workflow whose data the model was trained on; "" if unknown.
+        label: The label that it predicts; "" for the workflow's main one.
+    """
+
+    dense: tuple[str, ...]
+    categorical: tuple[str, ...]
+    num_embeddings: tuple[int, ...]
+    workflow_digest: str
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.categorical) != len(self.num_embeddings):
+            raise ValueError(f"{len(self.categorical)} columns, {len(self.num_embeddings)} tables")
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointOrigin:
+    """What a bundle records of the checkpoint that it was made from.
+
+    Attributes:
+        digest: The digest that the checkpoint's ``model.json`` holds of itself; it also holds those
+            of the other files.
+        steps: The number of training steps.
+        samples: The number of samples trained on.
+        generation: The generation of the workflow whose data it was trained on, if known.
+        days: The days it was trained on, those of the checkpoints before it included, if known.
+        continued_from: The digest of the checkpoint that its training continued from, if any.
+        settings: The settings of the training run, but for paths.
+        versions: The versions of the packages that wrote it.
+    """
+
+    digest: str
+    steps: int | None
+    samples: int | None
+    generation: int | None
+    days: tuple[int, ...] | None
+    continued_from: str | None
+    settings: dict[str, Any]
+    versions: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where a bundle comes from; its workflow is in it, and knows its own generations.
+
+    Attributes:
+        checkpoint: The checkpoint with the weights.
+        versions: The versions of the packages that made the bundle.
+    """
+
+    checkpoint: CheckpointOrigin
+    versions: dict[str, str]
+
+
+def usable(device: torch.device | str) -> torch.device:
+    """Return the device. Raises SettingsError if it cannot be used."""
+    try:
+        chosen = torch.device(device)
+        torch.empty(1, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingsError(f"--device {device}: {reason}", "the CPU always works: cpu") from error
+    return chosen
+
+
+def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingModel, ModelShape]:
+    """Read the model of a training checkpoint of any world size and sharding plan.
+
+    Raises:
+        BadInputError: The checkpoint is missing, incomplete or damaged, or scores are not finite.
+        SchemaError: It is not a checkpoint of this program.
+        UnsupportedStackError: TorchRec is not installed.
+    """
+    check_training_stack()
+    from nvt_torchrec.dlrm.checkpoint.store import load_model  # imports TorchRec: seconds
+
+    record = CheckpointRecord.read(path)
+    scorer, config = load_model(path, device)
+    digest, label = str(record.training.get("workflow_digest") or ""), record.label or ""
+    columns = config.dense, config.categorical, config.num_embeddings
+    model = from_scorer(scorer, config)
+    model.check_scores(path, len(config.dense))
+    return model, ModelShape(*columns, digest, label)
+
+
+def read_checkpoint_origin(path: Path | str) -> CheckpointOrigin:
+    """Return what a bundle records of a checkpoint.
+
+    Raises:
+        BadInputError: The checkpoint is missing or damaged.
+        SchemaError: It is not a checkpoint of this program.
+    """
+    file, record = Path(path) / MODEL_FILE, CheckpointRecord.read(path)
+    remedy = "the checkpoint is damaged: copy it again"
+    before, settings = (
+        parse(dict[str, Any], record.training.get(key) or {}, file, remedy)
+        for key in ("continued_from", "settings")
+    )
+    known = {key: record.training.get(key) for key in ("steps", "samples", "generation", "days")}
+    value = {
+        **known,
+        "digest": digest_of(path),
+        "continued_from": before.get("digest"),
+        "settings": {  # without paths, which mean nothing on another machine
+            key: item
+            for key, item in settings.items()
+            if not (isinstance(item, str) and "/" in item)
+        },
+        "versions": record.versions,
+    }
+    return parse(CheckpointOrigin, value, file, remedy)
+
+
+def from_scorer(scorer: Scorer, config: ModelConfig) -> ServingModel:
+    """Return a model that shares the memory of a :class:`dlrm.model.Scorer`."""
+    dlrm = scorer.dlrm
+    layers = {
+        "top": linear_layers(dlrm.over_arch),
+        **({"bottom": linear_layers(dlrm.dense_arch)} if config.dense else {}),
+        **config.interaction.serving_layers(dlrm.inter_arch),
+    }
+    if dlrm.first_order is not None:
+        layers["first_order"] = [dlrm.first_order.as_layer()]
+    return ServingModel.make(Table(scorer.tables), config.num_embeddings, layers)
+
+
+def check_pair(
+    schema: TableSchema, digest: str, shape: ModelShape, workflow: Path | str, model: Path | str
+) -> None:
+    """Check that a model was trained on the data of a workflow.
+
+    Args:
+        schema: The schema of the data that the workflow writes.
+        digest: The workflow's digest.
+        shape: The model's shape.
+        workflow: Name of the workflow in errors.
+        model: Name of the model in errors.
+
+    Raises:
+        SchemaError: It was trained on other data.
+    """
+    remedy = "pass the workflow whose data the model was trained on"
+    if shape.workflow_digest and shape.workflow_digest != digest:
+        raise SchemaError(
+            f"{model} was trained on data of another workflow (digest "
+            f"{shape.workflow_digest[:12]}…) than {workflow} (digest {digest[:12]}…)",
+            "pass the OUT/workflow beside the OUT/criteo_binary it was trained on",
+        )
+    if shape.label and shape.label not in schema.labels:
+        raise SchemaError(
+            f"{model} predicts label {shape.label}, {workflow} has {', '.join(schema.labels)}",
+            remedy,
+        )
+    for what, ours, theirs in (
+        ("dense columns", schema.dense, shape.dense),
+        ("categorical columns", schema.categorical, shape.categorical),
+    ):
+        if ours != theirs:
+            raise SchemaError(
+                f"{what} of {workflow}: {', '.join(ours)}; of {model}: {', '.join(theirs)}", remedy
+            )
+    for name, needed, rows in zip(
+        schema.categorical, schema.table_sizes, shape.num_embeddings, strict=True
+    ):
+        if needed > rows:
+            raise SchemaError(
+                f"column {name}: {workflow} gives ids up to {needed - 1}, the table in "
+                f"{model} has {rows} rows",
+                remedy,
+            )
+
+
+def check_same_columns(now: FeatureSpec, new: FeatureSpec, what: str) -> None:
+    """Check that a bundle takes the rows that clients send already.
+
+    Args:
+        now: The spec of the bundle that is served.
+        new: The spec of the bundle that is to replace it.
+        what: The new bundle, in errors.
+
+    Raises:
+        SchemaError: A column is missing, new, in another place, of another type or read otherwise.
+    """
+    here, there = (_as_clients_see(spec) for spec in (now, new))
+    if here == there:
+        return
+    names = [a or b for a, b in itertools.zip_longest(here, there) if a != b]
+    raise SchemaError(
+        f"{what}: its columns are not those of the bundle that is served: {names[0][1]} is in "
+        "another place, of another type or read otherwise, or one of both lacks it",
+        "clients send the columns of the bundle that is served, in its formats: serve the new one "
+        "at another address, from a directory of its own",
+    )
+
+
+def _as_clients_see(spec: FeatureSpec) -> list[tuple]:
+    columns: list[tuple] = [("dense", c.name, c.raw) for c in spec.dense]
+    columns += [("categorical", c.name, c.raw, c.multi_hot) for c in spec.categorical]
+    reads = {("read", read.source, repr(read)) for read in spec.read_plan(label=False).reads}
+    return columns + sorted(reads)

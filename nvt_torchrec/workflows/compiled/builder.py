@@ -1,0 +1,229 @@
+"""Building the compiled form of a saved workflow, beside it.
+
+Layout, below the workflow's directory::
+
+    compiled/compiled.json    where the table of each vocabulary is, length and CRC-32 of each
+                              array, the digest of the workflow it was built from; written last
+    compiled/tables.npy       uint64, all hash tables (see :mod:`workflows.compiled.tables`)
+    compiled/text.npy         uint8, the strings of all vocabularies, one after the other
+    compiled/text_begins.npy  int64, where each string begins, and an end
+
+The same workflow gives the same bytes. The checksum only has to find damage; SHA-256 would double
+the time of building. Building needs memory for a few tables, see :data:`_AHEAD`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import zlib
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.base.arrays import string_parts, to_numpy
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.artifact import Format
+from nvt_torchrec.base.files.atomic import atomic_path, output_errors, together
+from nvt_torchrec.base.threads import in_order
+from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.generations import read_columns
+from nvt_torchrec.formats.workflow_description import COPY_AGAIN, WorkflowDescription
+from nvt_torchrec.workflows.compiled import tables, text_tables
+from nvt_torchrec.workflows.description import inspect
+
+FORMAT = Format("nvt-torchrec compiled workflow", 2, "a compiled workflow")
+DIRECTORY, PLAN_FILE = "compiled", "compiled.json"
+ARRAYS = {"tables.npy": np.uint64, "text.npy": np.uint8, "text_begins.npy": np.int64}
+#: All of them, relative to the workflow's directory.
+FILES = tuple(f"{DIRECTORY}/{name}" for name in (PLAN_FILE, *ARRAYS))
+
+#: Tables that may wait in memory to be written after a larger one that is not ready.
+_AHEAD = 8
+_HEADER_BYTES = 128  # enough for the header of any one-dimensional array
+
+
+@dataclasses.dataclass(frozen=True)
+class TablePlace:
+    """Where the table of a vocabulary is.
+
+    Attributes:
+        begin: Its first word in ``tables.npy``.
+        slots: How many slots it has.
+        wide: Whether a slot is two words.
+        values: How many values it holds.
+        text: Which string of ``text_begins.npy`` is its first; -1 for numbers.
+    """
+
+    begin: int
+    slots: int
+    wide: bool
+    values: int
+    text: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayEntry:
+    """Length and CRC-32 of an array."""
+
+    length: int
+    crc32: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledPlan:
+    """What ``compiled.json`` holds: tables by vocabulary, arrays by file."""
+
+    workflow_digest: str
+    tables: dict[str, TablePlace]
+    arrays: dict[str, ArrayEntry]
+
+
+def build(
+    path: Path | str, description: WorkflowDescription | None = None, *, threads: int = 1
+) -> None:
+    """Compile the workflow saved at ``path`` into ``path/compiled``.
+
+    Args:
+        path: The directory, with the vocabularies in it.
+        description: What is saved there; needed only while it is not written yet.
+        threads: That make tables; the bytes do not depend on it.
+
+    Raises:
+        BadInputError: There is no saved workflow, or a vocabulary is damaged or differs from the
+            description.
+        OutputError: The directory cannot be written.
+    """
+    path = Path(path)
+    if description is None:
+        description = inspect(path)
+        description.verify()  # a damaged value would silently become out of vocabulary
+    directory = path / DIRECTORY
+    with output_errors(directory, "choose a writable copy"):
+        (directory / PLAN_FILE).unlink(missing_ok=True)
+    with together(), ExitStack() as stack:
+        writers = {
+            name: _ArrayWriter(stack, directory / name, dtype) for name, dtype in ARRAYS.items()
+        }
+        vocabularies = description.spec.vocabularies
+        columns = (columns[0] for columns in vocabularies.values())
+        made = in_order(
+            lambda column: _make_table(column, path, description),
+            columns,
+            threads,
+            "compile",
+            _AHEAD,
+        )
+        places = {
+            name: _append(table, writers) for name, table in zip(vocabularies, made, strict=True)
+        }
+        writers["text_begins.npy"].append(np.array([writers["text.npy"].length], np.int64))
+        arrays = {name: writer.finish() for name, writer in writers.items()}
+    plan = CompiledPlan(description.digest, places, arrays)
+    FORMAT.write(directory / PLAN_FILE, dataclasses.asdict(plan))
+
+
+class _ArrayWriter:
+    """A one-dimensional ``.npy`` file that is appended to."""
+
+    def __init__(self, stack: ExitStack, path: Path, dtype: type) -> None:
+        self.length = 0
+        self._checksum = 0
+        self._dtype = np.dtype(dtype)
+        temporary = stack.enter_context(atomic_path(path))
+        self._file: IO[bytes] = stack.enter_context(open(temporary, "wb"))  # noqa: SIM115
+        self._file.write(bytes(_HEADER_BYTES))
+
+    def append(self, array: np.ndarray) -> None:
+        array = np.ascontiguousarray(array, self._dtype)
+        self._file.write(array.data)
+        self._checksum = zlib.crc32(array.data, self._checksum)
+        self.length += len(array)
+
+    def finish(self) -> ArrayEntry:
+        """Write the header; return the entry of ``compiled.json``."""
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(
+            header,
+            {"descr": self._dtype.str, "fortran_order": False, "shape": (self.length,)},
+        )
+        assert header.tell() == _HEADER_BYTES
+        self._file.seek(0)
+        self._file.write(header.getvalue())
+        return ArrayEntry(self.length, self._checksum)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Table:
+    """A hash table; of a vocabulary of strings also their bytes, and where each begins."""
+
+    words: np.ndarray
+    wide: bool
+    values: int
+    text: np.ndarray | None = None
+    text_begins: np.ndarray | None = None
+
+
+def _make_table(column: CategoricalColumn, path: Path, description: WorkflowDescription) -> _Table:
+    vocabulary, raw = description.vocabularies[column.name], RAW_TYPES[column.raw]
+    file, kind = path / vocabulary.file, pa.string() if raw.is_text else pa.int64()
+    (values,) = read_columns(file, {vocabulary.name: kind}, COPY_AGAIN)
+    where = f"{file}: column {column.name}"
+    if len(values) != vocabulary.values:
+        what = f"{where}: {len(values)} values instead of {vocabulary.values}"
+        raise BadInputError(what, COPY_AGAIN)
+    slots = tables.slots_for(len(values))
+    if raw.is_text:
+        words = np.zeros(tables.words_for(slots, wide=True), np.uint64)
+        offsets, data = string_parts(values)
+        begins = offsets.astype(np.int64)
+        text_tables.insert_text(words, slots, begins, data, column.reserved_ids)
+        text = data[begins[0] : begins[-1]]
+        return _Table(words, True, len(values), text, begins[:-1] - begins[0])
+    numbers = to_numpy(values)
+    wide = len(numbers) > 0 and (int(numbers.min()) < 0 or int(numbers.max()) >= 2**32)
+    if wide and raw.dtype != "int64":
+        raise BadInputError(f"{where}: values of more than 32 bits in the vocabulary", COPY_AGAIN)
+    words = np.zeros(tables.words_for(slots, wide=wide), np.uint64)
+    insert = tables.insert_wide if wide else tables.insert_narrow
+    twice = insert(words, slots, numbers, column.reserved_ids)
+    if twice >= 0:
+        value = numbers[twice]
+        raise BadInputError(f"{where}: value {value} is in the vocabulary twice", COPY_AGAIN)
+    return _Table(words, wide, len(values))
+
+
+def _append(table: _Table, writers: dict[str, _ArrayWriter]) -> TablePlace:
+    words, text, text_begins = (writers[name] for name in ARRAYS)
+    place = TablePlace(
+        begin=words.length,
+        slots=tables.slots_for(table.values),
+        wide=table.wide,
+        values=table.values,
+        text=-1 if table.text is None else text_begins.length,
+    )
+    words.append(table.words)
+    if table.text is not None and table.text_begins is not None:
+        text_begins.append(table.text_begins + text.length)
+        text.append(table.text)
+    return place
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileSettings(Settings):
+    """The workflow to compile again."""
+
+    workflow: Path = flag("directory of the workflow", metavar="OUT/workflow", positional=True)
+
+
+SETTINGS = (CompileSettings,)
+
+
+def run(settings: CompileSettings) -> None:
+    """Compile a workflow."""
+    build(settings.workflow)

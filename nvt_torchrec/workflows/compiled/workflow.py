@@ -1,0 +1,333 @@
+"""Opening a compiled workflow, and transforming rows with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.base.arrays import string_parts, to_arrow
+from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.base.files.mapping import MappedArray
+from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.rows import WORD_BITS, CategoryValues, Jagged, RawRows, bit_of, word_of
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.workflows.compiled import tables, text_tables
+from nvt_torchrec.workflows.compiled.builder import (
+    ARRAYS,
+    DIRECTORY,
+    FORMAT,
+    PLAN_FILE,
+    ArrayEntry,
+    CompiledPlan,
+    TablePlace,
+)
+from nvt_torchrec.workflows.compiled.dense import DensePlan
+from nvt_torchrec.workflows.description import inspect
+
+#: int32 [n], or lists: offsets int32 [n + 1], values int32.
+Ids: TypeAlias = np.ndarray | Jagged
+
+_AGAIN = "make it again with `python -m workflows compile {}`"
+_NO_BITS = np.empty(0, np.uint64)
+
+
+@dataclasses.dataclass
+class EncodedRows:
+    """``n`` rows transformed by a workflow.
+
+    Attributes:
+        label: float32 [n], or None where the rows had none.
+        dense: float32 [dense columns, n].
+        ids: int32 [categorical columns, n]; by column, if one of them is a list (:data:`Ids`).
+        null: int64 [categorical columns], in how many rows each was missing (a missing list
+            becomes an empty one, any other missing value id 1).
+        oov: int64 [categorical columns], how many ids stand for values outside of the vocabulary:
+            for a hashed column all but the null ones.
+        more_labels: float32 [further labels, n], or None where the rows had none.
+        weight: float32 [n], or None where the rows had none.
+    """
+
+    label: np.ndarray | None
+    dense: np.ndarray
+    ids: np.ndarray | list[Ids]
+    null: np.ndarray
+    oov: np.ndarray
+    more_labels: np.ndarray | None = None
+    weight: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return self.dense.shape[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledWorkflow:
+    """A fitted workflow without NVTabular: the same ids, the same float32.
+
+    Attributes:
+        spec: The columns.
+        schema: Of the data it writes.
+        digest: Of the workflow it was compiled from; see :mod:`workflows.description`.
+        path: The directory of the workflow, without symbolic links.
+    """
+
+    spec: FeatureSpec
+    schema: TableSchema
+    digest: str
+    path: Path
+    _dense: DensePlan
+    _words: np.ndarray
+    _text: np.ndarray
+    _text_begins: np.ndarray
+    _places: np.ndarray
+    _mapped: tuple[MappedArray, ...]
+
+    def transform(self, rows: RawRows) -> EncodedRows:
+        """Encode rows that were read with this spec.
+
+        Thread-safe; holds the interpreter lock for a few µs a column. Except for lists and strings,
+        only the result is allocated.
+
+        Raises:
+            BadInputError: A file of the compiled workflow was written to since it was opened.
+        """
+        self._check()
+        dense = np.empty((len(self.spec.dense), len(rows)), np.float32)
+        self._dense.transform(rows.dense, rows.dense_missing, dense)
+        tallies = np.zeros((len(self.spec.categorical), 2), np.int64)
+        missing = rows.categorical_missing
+        ids: np.ndarray | list[Ids]
+        if isinstance(rows.categorical, np.ndarray):
+            ids = np.empty(rows.categorical.shape, np.int32)
+            for word, begin in zip(missing, range(0, len(ids), WORD_BITS), strict=False):
+                columns = slice(begin, begin + WORD_BITS)
+                tables.encode_hex(
+                    rows.categorical[columns], word, 0, self._words, self._places[columns],
+                    ids[columns], tallies[columns],
+                )  # fmt: skip
+        else:
+            ids = [
+                self._encode(j, column, rows.categorical[j], word_of(missing, j), tallies[j])
+                for j, column in enumerate(self.spec.categorical)
+            ]
+            if not self.schema.multi_hot:
+                ids = np.stack(ids)  # type: ignore[arg-type]
+        return EncodedRows(
+            label=_as_float32(rows.label),
+            dense=dense,
+            ids=ids,
+            null=tallies[:, 0],
+            oov=tallies[:, 1],
+            more_labels=_as_float32(rows.more_labels),
+            weight=rows.weight,
+        )
+
+    def _check(self) -> None:
+        for array in self._mapped:
+            array.check()
+
+    def host_arrays(self) -> tuple[np.ndarray, np.ndarray, DensePlan]:
+        """Return what the transform reads, for a copy of it on a card.
+
+        Returns:
+            All hash tables; the place of each column's table, int64 [columns, fields]; the plan of
+            the dense transform.
+
+        Raises:
+            BadInputError: A file of the compiled workflow was written to since it was opened.
+        """
+        self._check()
+        return self._words, self._places, self._dense
+
+    def find(self, column: str, values: np.ndarray | pa.StringArray) -> np.ndarray:
+        """Return the place of values in the vocabulary of a categorical column: int64 [n].
+
+        The first value has place 0; values out of the vocabulary have place -1.
+
+        Args:
+            column: The name of a column.
+            values: int64 [n] (raw hex32 and int), or a string array without nulls.
+
+        Raises:
+            BadInputError: A file of the compiled workflow was written to since it was opened.
+        """
+        self._check()
+        j = self.spec.categorical_names.index(column)
+        described = self.spec.categorical[j]
+        cells = values
+        if isinstance(values, np.ndarray):
+            cells = values.astype(RAW_TYPES[described.raw].dtype)
+        ids = self._encode(j, described, cells, _NO_BITS, np.zeros(2, np.int64))
+        assert isinstance(ids, np.ndarray)
+        return np.maximum(ids.astype(np.int64) - described.reserved_ids, -1)
+
+    def _encode(
+        self,
+        j: int,
+        column: CategoricalColumn,
+        values: CategoryValues,
+        missing: np.ndarray,
+        tally: np.ndarray,
+    ) -> Ids:
+        if isinstance(values, Jagged):
+            ids = self._encode(j, column, values.values, _NO_BITS, tally)
+            tally[0] += np.count_nonzero((missing >> bit_of(j)) & np.uint64(1))
+            return Jagged(values.offsets.astype(np.int32), ids)
+        ids = np.empty(len(values), np.int32)
+        place, bit = self._places[j], int(bit_of(j))
+        if not isinstance(values, np.ndarray):
+            begins, data = string_parts(values)
+            texts = self._text_begins, self._text
+            text_tables.encode_text(
+                begins, data, missing, bit, self._words, place, *texts, ids, tally
+            )
+        elif values.dtype == np.int64:
+            tables.encode_int(values, missing, bit, self._words, place, ids, tally)
+        else:
+            tables.encode_hex(
+                values[None], missing, bit, self._words, place[None], ids[None], tally[None]
+            )
+        return ids
+
+
+def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
+    """Open the compiled form of the workflow saved at ``path``.
+
+    Tables are mapped, not read: opening takes milliseconds whatever their size, processes share
+    them, and the first lookups bring in the pages they touch.
+
+    Args:
+        path: The workflow's directory.
+        verify: Read the arrays, and compare their checksums with those they were built with.
+            Without it, damaged arrays give wrong ids, but all of them are inside their column's
+            table, and nothing is read outside of the arrays.
+
+    Raises:
+        BadInputError: There is no saved workflow, it is not compiled, or a file is missing or
+            damaged.
+        SchemaError: It was compiled from another workflow, or by another version of this program.
+    """
+    path = Path(path)
+    description = inspect(path)
+    plan = _read_plan(path, description)
+    mapped = tuple(_open(path, name, plan.arrays, verify) for name in ARRAYS)
+    words, text, text_begins = (array.values for array in mapped)
+    try:
+        places = _places(description, plan.tables, len(words), len(text_begins))
+        dense = DensePlan(description.spec, description.statistics)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise _damaged(path, path / DIRECTORY / PLAN_FILE, error) from error
+    return CompiledWorkflow(
+        spec=description.spec,
+        schema=description.table_schema,
+        digest=description.digest,
+        path=path.resolve(),
+        _dense=dense,
+        _words=words,
+        _text=text,
+        _text_begins=text_begins,
+        _places=places,
+        _mapped=mapped,
+    )
+
+
+def _read_plan(path: Path, description: WorkflowDescription) -> CompiledPlan:
+    file = path / DIRECTORY / PLAN_FILE
+    if not file.exists():
+        raise BadInputError(f"{path}: the workflow is not compiled", _AGAIN.format(path))
+    plan = FORMAT.read(CompiledPlan, file, _AGAIN.format(path))
+    if plan.workflow_digest != description.digest:
+        raise SchemaError(
+            f"{file}: compiled from another workflow ({plan.workflow_digest[:12]}…) than the one "
+            f"it lies beside ({description.digest[:12]}…)",
+            _AGAIN.format(path),
+        )
+    return plan
+
+
+def _open(path: Path, name: str, arrays: dict[str, ArrayEntry], verify: bool) -> MappedArray:
+    file = path / DIRECTORY / name
+    try:
+        array = MappedArray(file, ARRAYS[name], 1)
+        if len(array.values) != arrays[name].length:
+            raise ValueError(f"{len(array.values)} values instead of {arrays[name].length}")
+        if verify and zlib.crc32(array.values.data) != arrays[name].crc32:
+            raise ValueError("its checksum differs from that of the file that was written")
+    except (OSError, ValueError, KeyError) as error:
+        raise _damaged(path, file, error) from error
+    return array
+
+
+def _damaged(path: Path, file: Path, error: object) -> BadInputError:
+    return BadInputError(f"{file}: missing or damaged: {error}", _AGAIN.format(path))
+
+
+def _places(
+    description: WorkflowDescription, plan: dict[str, TablePlace], words: int, text_begins: int
+) -> np.ndarray:
+    """int64 [columns, fields], checked: kernels read only there. Raises ValueError."""
+    columns = description.spec.categorical
+    places = np.zeros((len(columns), tables.PLACE_FIELDS), np.int64)
+    for j, column in enumerate(columns):
+        place = plan[column.vocabulary_name]
+        values = description.vocabularies[column.name].values
+        end = place.begin + tables.words_for(place.slots, wide=place.wide)
+        inside = 0 <= place.begin < end <= words and place.slots < 2**32
+        inside &= (place.values, place.slots) == (values, tables.slots_for(values))
+        if RAW_TYPES[column.raw].is_text:
+            inside &= place.wide and 0 <= place.text <= text_begins - 1 - place.values
+        elif RAW_TYPES[column.raw].dtype == "uint32":
+            inside &= not place.wide
+        if not inside:
+            raise ValueError(f"the table of column {column.name} is not in the files")
+        # in the order of the fields
+        places[j] = (
+            place.begin, place.slots, place.wide, column.oov_ids, column.reserved_ids, values,
+            place.text,
+        )  # fmt: skip
+    return places
+
+
+def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
+    """The rows as a table of :attr:`TableSchema.arrow`, without a copy.
+
+    Raises:
+        SchemaError: The rows lack a label or the weight.
+    """
+    fields = schema.arrow
+    columns = [to_arrow(_present(rows.label, "a label"))]
+    if schema.more_labels:
+        columns += map(to_arrow, _present(rows.more_labels, "a label"))
+    if schema.weight:
+        columns.append(to_arrow(_present(rows.weight, schema.weight)))
+    columns += map(to_arrow, rows.dense)
+    if isinstance(rows.ids, np.ndarray):
+        columns += map(to_arrow, rows.ids)
+    else:
+        columns += map(_ids_to_arrow, rows.ids, fields.types[len(columns) :])
+    return pa.Table.from_arrays(columns, schema=fields)
+
+
+def _present(values: np.ndarray | None, what: str) -> np.ndarray:
+    if values is None:
+        raise SchemaError(f"rows without {what}", "read them with their label to write them")
+    return values
+
+
+def _as_float32(labels: np.ndarray | None) -> np.ndarray | None:
+    return None if labels is None else labels.astype(np.float32)
+
+
+def _ids_to_arrow(ids: Ids, kind: pa.DataType) -> pa.Array:
+    if not isinstance(ids, Jagged):
+        return to_arrow(ids)
+    offsets = pa.py_buffer(np.ascontiguousarray(ids.offsets))
+    return pa.ListArray.from_buffers(
+        kind, len(ids), [None, offsets], children=[to_arrow(ids.values)]
+    )

@@ -1,0 +1,125 @@
+"""Convert raw rows to the frames that a Workflow transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nvt_torchrec.clicklog.in_memory.frames import Features
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, is_missing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False) -> pd.DataFrame:
+    """Return a frame of the raw columns, named and ordered as in the spec.
+
+    pandas: labels and weight are float32. Numbers are float64, NaN where missing: all values that a
+    spec admits are exact in it, and NVTabular's pandas code does not support nullable integers.
+    Strings are object, None where missing. A list is an array (int64 or object) in each row, empty
+    where missing.
+
+    cuDF: labels and weight are float32. Integers are int64, floats float64, strings str, lists of
+    int64 or strings; missing values are null, missing lists empty.
+
+    Args:
+        rows: Parsed rows; without labels the frame has no columns of labels and weight.
+        spec: The columns.
+        gpu: Return a ``cudf.DataFrame`` on the current device.
+    """
+    return _frame(_columns(rows, spec, _to_arrow if gpu else _to_pandas), gpu)
+
+
+def features_to_frame(features: Features, unchanged: Collection[str], *, gpu: bool) -> pd.DataFrame:
+    """Return a frame as :func:`to_frame` does, of columns that were read one by one.
+
+    Args:
+        features: See :func:`clicklog.in_memory.frames.read_features`.
+        unchanged: The labels and the weight among them.
+        gpu: Return a ``cudf.DataFrame`` on the current device.
+    """
+    convert = _to_arrow if gpu else _to_pandas
+    columns = {
+        name: np.asarray(values, np.float32) if name in unchanged else convert(values, missing)
+        for name, (values, missing) in features.items()
+    }
+    return _frame(columns, gpu)
+
+
+def _frame(columns: dict[str, Any], gpu: bool) -> pd.DataFrame:
+    if gpu:
+        import cudf
+
+        return cudf.DataFrame.from_arrow(pa.table(columns))
+    import pandas as pd
+
+    return pd.DataFrame(columns, copy=False)
+
+
+def to_table(rows: RawRows, spec: FeatureSpec) -> pa.Table:
+    """Return the columns of a cuDF frame as a table on the host; see :func:`to_frame`."""
+    return pa.table(_columns(rows, spec, _to_arrow))
+
+
+def _columns(rows: RawRows, spec: FeatureSpec, convert: Callable) -> dict[str, Any]:
+    columns = {}
+    if rows.label is not None:
+        columns[spec.label] = rows.label.astype(np.float32)
+    if rows.more_labels is not None:
+        more = rows.more_labels.astype(np.float32)
+        columns |= dict(zip(spec.labels[1:], more, strict=True))
+    if rows.weight is not None:
+        columns[spec.weight] = rows.weight
+    for names, values, missing in (
+        (spec.dense_names, rows.dense, rows.dense_missing),
+        (spec.categorical_names, rows.categorical, rows.categorical_missing),
+    ):
+        for j, name in enumerate(names):
+            columns[name] = convert(values[j], is_missing(missing, j))
+    return columns
+
+
+def _to_pandas(values: CategoryValues, absent: np.ndarray) -> np.ndarray:
+    if isinstance(values, Jagged):
+        return _lists(values)
+    if isinstance(values, pa.Array):
+        column = values.to_numpy(zero_copy_only=False)
+        if absent.any():
+            column = column.copy()
+            column[absent] = None
+        return column
+    column = values.astype(np.float64)
+    column[absent] = np.nan
+    return column
+
+
+def _lists(jagged: Jagged) -> np.ndarray:
+    """Return an object array of arrays."""
+    values = jagged.values
+    if isinstance(values, pa.Array):
+        values = values.to_numpy(zero_copy_only=False)
+    else:
+        values = values.astype(np.int64, copy=False)
+    column = np.empty(len(jagged), object)
+    offsets = jagged.offsets.tolist()
+    for i in range(len(column)):  # one by one: NumPy would stack arrays of equal lengths
+        column[i] = values[offsets[i] : offsets[i + 1]]
+    return column
+
+
+def _to_arrow(values: CategoryValues, absent: np.ndarray | None) -> pa.Array:
+    if isinstance(values, Jagged):
+        offsets = pa.array(values.offsets.astype(np.int32))
+        return pa.ListArray.from_arrays(offsets, _to_arrow(values.values, None))
+    if isinstance(values, pa.Array):
+        if absent is None or not absent.any():
+            return values
+        return pc.if_else(pa.array(~absent), values, pa.scalar(None, pa.string()))
+    kept = np.float64 if values.dtype.kind == "f" else np.int64
+    return pa.array(values.astype(kept), mask=absent)

@@ -1,0 +1,29 @@
+"""The functions that a workflow's operators call, by name.
+
+A saved workflow names them by module and qualified name (``graph.json``). Loading takes them from
+:data:`NAMED` only; another installation of NVTabular imports this module by its name.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nvt_torchrec.formats.feature_spec.transforms import LOG_SHIFT, LogPlus2
+
+
+def log_of_shifted(column):
+    """Return log(x + 3) in float64, which is at least 0 for x ≥ −2."""
+    return np.log(column.astype("float64") + LOG_SHIFT)
+
+
+def log_of_plus_2(column):
+    """Return log(x + 2) in float64, which is at least 0 for x ≥ −1."""
+    return np.log(column.astype("float64") + LogPlus2.shift)
+
+
+def as_float32(column):
+    """Convert to float32, the dtype of the training parquet."""
+    return column.astype("float32")
+
+
+NAMED = {f.__name__: f for f in (log_of_shifted, log_of_plus_2, as_float32)}

@@ -1,0 +1,180 @@
+"""Find what an id of a saved workflow stands for, and which id a value has; without NVTabular."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+
+from nvt_torchrec.base.arrays import strings, to_arrow
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID, PADDING_ID
+from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.workflows.description import inspect
+
+
+@dataclasses.dataclass(frozen=True)
+class Meaning:
+    """The meaning of an id.
+
+    Attributes:
+        id: The id.
+        kind: ``padding``, ``null``, ``oov`` (out of vocabulary, or hashed) or ``value``.
+        value: The value as in a raw log; None unless ``kind`` is ``value``.
+        count: Number of occurrences in the days counted (in generation 0 the training days), in
+            all columns of the vocabulary; None where they are not counted: padding, and the ids of
+            hashed columns.
+    """
+
+    id: int
+    kind: str
+    value: str | None = None
+    count: int | None = None
+
+
+def meaning_of(path: Path | str, column: str, number: int) -> Meaning:
+    """Return what an id of a column stands for.
+
+    Raises:
+        BadInputError: There is no saved workflow, or it is damaged.
+        SettingsError: There is no such column, or its table has no such id.
+    """
+    description = inspect(path)
+    spec, vocabulary = _column(description, column), description.vocabularies[column]
+    if not 0 <= number < vocabulary.table_size:
+        raise SettingsError(
+            f"column {column} has no id {number}", f"its ids are 0 to {vocabulary.table_size - 1}"
+        )
+    observed = None if spec.hash_buckets else vocabulary.observed
+    if number == PADDING_ID:
+        return Meaning(number, "padding")
+    if number == NULL_ID:
+        return Meaning(number, "null", count=observed["null"] if observed else None)
+    if number < spec.reserved_ids:
+        alone = spec.oov_ids == 1
+        return Meaning(number, "oov", count=observed["oov"] if observed and alone else None)
+    row = number - spec.reserved_ids
+    values, counts = description.read_values(spec)
+    text = RAW_TYPES[spec.raw].log_text(values[row].as_py())
+    return Meaning(number, "value", text, counts[row].as_py())
+
+
+def id_of(path: Path | str, column: str, text: str) -> Meaning:
+    """Return the id of a value and its meaning.
+
+    Args:
+        path: The workflow's directory.
+        column: Name of a categorical column.
+        text: The value as in a raw log; "" is a missing value.
+
+    Raises:
+        BadInputError: There is no saved workflow, or it is damaged.
+        SettingsError: There is no such column, the text is not a value of it, or the value has no
+            id because a missing list is an empty list.
+    """
+    description = inspect(path)
+    spec = _column(description, column)
+    if not text:
+        if spec.multi_hot:
+            raise SettingsError(
+                f"column {column} holds lists: a missing list is an empty list and has no id",
+                "pass a value of a list",
+            )
+        return meaning_of(path, column, NULL_ID)
+    try:
+        value = RAW_TYPES[spec.raw].from_log_text(text)
+    except ValueError as error:
+        raise SettingsError(f"column {column}: {text!r}: {error}") from None
+    alone = strings([value]) if isinstance(value, str) else to_arrow(np.array([value]))
+    if not spec.hash_buckets:
+        row = pc.index(description.read_values(spec)[0], alone[0]).as_py()
+        if row >= 0:
+            return meaning_of(path, column, spec.reserved_ids + row)
+    from nvt_torchrec.base.hashing import murmur3_int, murmur3_string  # imports Numba
+
+    hashed = murmur3_string(alone) if isinstance(value, str) else murmur3_int(np.array([value]))
+    return meaning_of(path, column, FIRST_OOV_ID + int(hashed[0]) % spec.oov_ids)
+
+
+def _column(description: WorkflowDescription, name: str) -> CategoricalColumn:
+    for column in description.spec.categorical:
+        if column.name == name:
+            return column
+    raise SettingsError(
+        f"the workflow has no categorical column {name!r}",
+        f"one of {', '.join(description.spec.categorical_names)}",
+    )
+
+
+def describe_meaning(path: Path | str, column: str, meaning: Meaning) -> str:
+    """Return one line on what an id stands for."""
+    description = inspect(path)
+    spec = _column(description, column)
+    buckets = spec.hash_buckets or spec.num_buckets
+    hashed = f"hash bucket {meaning.id - FIRST_OOV_ID} of {buckets}" if buckets else ""
+    what = {
+        "padding": "padding, which no value has",
+        "null": "missing",
+        "oov": ", ".join(filter(None, ["" if spec.hash_buckets else "out of vocabulary", hashed])),
+        "value": meaning.value,
+    }[meaning.kind]
+    if meaning.count is None:
+        return f"{column} {meaning.id}: {what}"
+    times = "once" if meaning.count == 1 else f"{meaning.count} times"
+    days = "days counted" if description.generation else "training days"
+    columns = f", in all columns of vocabulary {spec.vocabulary}" if spec.vocabulary else ""
+    return f"{column} {meaning.id}: {what} ({times} in the {days}{columns})"
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedWorkflow(Settings):
+    """The workflow to look into."""
+
+    workflow: Path = flag("directory of the workflow", metavar="OUT/workflow", positional=True)
+    skip_digests: bool = flag("do not verify the digests of the files first", False)
+
+    def verify(self) -> None:
+        """Compare all files with their digests, unless ``skip_digests`` is set."""
+        if not self.skip_digests:
+            inspect(self.workflow).verify()
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupSettings(Settings):
+    """What to look up.
+
+    Raises:
+        SettingsError: Neither an id nor a value is given, or both are.
+    """
+
+    column: str = flag("name of a categorical column", metavar="COLUMN", positional=True)
+    id: int | None = flag("print the value that this id has", None, metavar="ID", positional=True)
+    value: str | None = flag(
+        'print the id that this value has; as in the raw log, e.g. 0a1b2c3d; "" is a missing value',
+        None,
+        metavar="VALUE",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.id is None) == (self.value is None):
+            raise SettingsError("neither ID nor --value, or both", "give one of them")
+
+
+SETTINGS = (SavedWorkflow, LookupSettings)
+
+
+def run(saved: SavedWorkflow, settings: LookupSettings) -> None:
+    """Print what an id stands for, or which id a value has."""
+    saved.verify()
+    if settings.id is not None:
+        meaning = meaning_of(saved.workflow, settings.column, settings.id)
+    else:
+        assert settings.value is not None
+        meaning = id_of(saved.workflow, settings.column, settings.value)
+    print(describe_meaning(saved.workflow, settings.column, meaning))

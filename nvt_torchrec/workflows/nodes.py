@@ -1,0 +1,333 @@
+"""The graph of operators of a feature spec, as the records of ``graph.json``.
+
+This is the only definition of the graph: :mod:`workflows.store` makes a Workflow of these records,
+and :mod:`workflows.writer` writes them with the fitted state. Every engine uses them, so nothing
+here imports NVTabular. The format is that of NVTabular's main branch of 2026 (``format_version``
+1).
+
+Categorical columns: one ``Categorify`` for each vocabulary policy. Missing values keep id 1, so
+nothing is filled before it. Dense columns: one chain of operators for each transform in use
+(:mod:`formats.feature_spec.transforms`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import chain, groupby
+from typing import Any
+
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.feature_spec.transforms import TRANSFORMS, DenseTransform
+from nvt_torchrec.formats.schema import embedding_dimension
+from nvt_torchrec.workflows import functions
+
+GRAPH_FORMAT_VERSION = 1
+
+SELECT = "merlin.dag.ops.selection.SelectionOp"
+CONCAT = "merlin.dag.ops.concat_columns.ConcatColumns"
+CATEGORIFY = "nvtabular.ops.categorify.Categorify"
+FILL = "nvtabular.ops.fill.FillMissing"
+CLIP = "nvtabular.ops.clip.Clip"
+LAMBDA = "nvtabular.ops.lambdaop.LambdaOp"
+NORMALIZE = "nvtabular.ops.normalize.Normalize"
+
+#: The functions' module, without the name of the distribution before it.
+_FUNCTIONS = r"\.".join(functions.__name__.split(".")[-2:])
+
+Record = dict[str, Any]
+
+
+def unfitted(spec: FeatureSpec) -> list[Record]:
+    """Return the nodes without fitted state and schemas: parents before children, output last."""
+    nodes = _Nodes()
+    ends = [*_categorical(spec, nodes), *_dense(spec, nodes), nodes.select(passed_through(spec))]
+    nodes.add(CONCAT, {}, ends[:1], ends[1:])
+    return nodes.records
+
+
+def fitted(
+    spec: FeatureSpec, statistics: dict[str, dict[str, float]], sizes: dict[str, int]
+) -> Record:
+    """Return the content of ``graph.json``.
+
+    Args:
+        spec: The columns.
+        statistics: Mean and std per normalized dense column.
+        sizes: Number of values of each vocabulary, by its name.
+    """
+    records = unfitted(spec)
+    known = {column["name"]: column for column in _input_schema(spec)}
+    for record in records:
+        names = record["selector"]["names"]
+        record["op_state"] = _state(record, spec, statistics)
+        record["input_schema"] = [known[name] for name in names]
+        known |= {name: _changed(known[name], record, spec, sizes) for name in names}
+        record["output_schema"] = [known[name] for name in names]
+    return {
+        "format_version": GRAPH_FORMAT_VERSION,
+        "output_node_id": records[-1]["id"],
+        "nodes": records,
+    }
+
+
+def vocabulary_directories(spec: FeatureSpec) -> dict[str, str]:
+    """Return the directory of each vocabulary's files: the artifacts of its Categorify."""
+    return {
+        name: f"artifacts/node_{record['id']}/categories"
+        for record in unfitted(spec)
+        if record["op_class"] == CATEGORIFY
+        for name in _vocabularies_of(record, spec)
+    }
+
+
+def passed_through(spec: FeatureSpec) -> list[str]:
+    """Return the columns that the graph leaves unchanged: the labels and the weight."""
+    return [*spec.labels, *([spec.weight] if spec.weight else [])]
+
+
+class _Nodes:
+    """A graph under construction."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def select(self, names: list[str], groups: list[list[str]] | None = None) -> int:
+        """Add a node that selects input columns; columns of a group are counted together."""
+        selector = {"names": names, "tags": []} | ({"groups": groups} if groups else {})
+        return self.add(SELECT, {"selector": selector}, names=names)
+
+    def add(
+        self,
+        kind: str,
+        params: Record,
+        parents: Sequence[int] = (),
+        others: Sequence[int] = (),
+        names: list[str] | None = None,
+    ) -> int:
+        """Add a node, by default for the output columns of other nodes; return its id."""
+        if names is None:
+            before = [self.records[i]["selector"]["names"] for i in (*parents, *others)]
+            names = list(chain.from_iterable(before))
+        self.records.append(
+            {
+                "id": len(self.records),
+                "op_class": kind,
+                "op_params": params,
+                "parent_ids": list(parents),
+                "dependency_ids": list(others),
+                "selector": {"names": names, "tags": []},
+            }
+        )
+        return len(self.records) - 1
+
+
+def _categorical(spec: FeatureSpec, nodes: _Nodes) -> list[int]:
+    def policy(columns: tuple[CategoricalColumn, ...]) -> tuple[int, ...]:
+        return tuple(columns[0].policy.values())
+
+    _check_joint_names(spec)
+    ends = []
+    for _, same_policy in groupby(sorted(spec.vocabularies.values(), key=policy), key=policy):
+        vocabularies = list(same_policy)
+        names = [column.name for columns in vocabularies for column in columns]
+        groups = [[column.name for column in columns] for columns in vocabularies]
+        groups = [group for group in groups if len(group) > 1]
+        params = _categorify(vocabularies, groups)
+        ends.append(nodes.add(CATEGORIFY, params, [nodes.select(names, groups)]))
+    return ends
+
+
+def joint_name(group: list[str]) -> str:
+    """Return the name that Categorify gives to a vocabulary of several columns."""
+    return "_".join(group)
+
+
+def _check_joint_names(spec: FeatureSpec) -> None:
+    """Check that names are unique: Categorify names files by the joined columns of a group."""
+    taken = {name: f"column {name}" for name in spec.columns}
+    for name, columns in spec.vocabularies.items():
+        joined = joint_name([column.name for column in columns])
+        if len(columns) > 1 and joined in taken:
+            raise SettingsError(
+                f"vocabulary {name} and {taken[joined]}: NVTabular names both {joined!r}",
+                "rename a column",
+            )
+        taken[joined] = f"vocabulary {name}"
+
+
+def _categorify(
+    vocabularies: list[tuple[CategoricalColumn, ...]], groups: list[list[str]]
+) -> Record:
+    """Return the parameters of a Categorify, whose columns have the same policy."""
+    first = vocabularies[0][0]
+    buckets = first.hash_buckets or first.num_buckets
+    # Categorify looks up columns, groups while fitting, and fitted vocabularies.
+    keys = [column.name for columns in vocabularies for column in columns]
+    keys += [joint_name(group) for group in groups]
+    keys += [columns[0].vocabulary_name for columns in vocabularies]
+    return {
+        "freq_threshold": first.freq_threshold,
+        "cat_cache": "host",
+        "dtype": {"name": "int32"},
+        "on_host": True,
+        "encode_type": "joint",
+        "name_sep": "_",
+        "search_sorted": False,
+        "num_buckets": dict.fromkeys(keys, buckets) if buckets else None,
+        # without a vocabulary, the hashed ids fill the table
+        "max_size": first.reserved_ids if first.hash_buckets else first.max_table_size,
+        "single_table": False,
+        "cardinality_memory_limit": None,
+        "split_out": 1,
+        "split_every": 8,
+    }
+
+
+def _dense(spec: FeatureSpec, nodes: _Nodes) -> list[int]:
+    """Add the dense nodes: one chain for each transform in use."""
+    chains = []
+    for transform in TRANSFORMS.values():
+        columns = [column for column in spec.dense if spec.transform_of(column) is transform]
+        if columns:
+            chains.append(_dense_chain(transform, columns, nodes))
+    return chains
+
+
+def _dense_chain(transform: DenseTransform, chosen: list[DenseColumn], nodes: _Nodes) -> int:
+    """Add the nodes of a transform: one FillMissing for each fill value, then one chain for all."""
+    filled = []
+    by_fill = sorted(chosen, key=lambda column: column.fill)
+    for fill, columns in groupby(by_fill, key=lambda column: column.fill):
+        selected = nodes.select([column.name for column in columns])
+        filled.append(nodes.add(FILL, {"fill_val": fill, "add_binary_cols": False}, [selected]))
+    end = nodes.add(CONCAT, {}, filled[:1], filled[1:]) if len(filled) > 1 else filled[0]
+    if transform.function:
+        bounds = {"min_value": transform.minimum, "max_value": None}
+        end = nodes.add(CLIP, bounds, [end])
+        end = nodes.add(LAMBDA, _calls(transform.function, "float64"), [end])
+    if not transform.normalized:
+        return nodes.add(LAMBDA, _calls(functions.as_float32.__name__, "float32"), [end])
+    return nodes.add(NORMALIZE, {"out_dtype": {"name": "float32"}}, [end])
+
+
+def with_own_functions(graph: str) -> str:
+    """Replace the module that a graph names its functions by with its name in this process.
+
+    This package is importable under two names, as in a checkout and as it is installed.
+    """
+    module = re.compile(rf'"module": "([a-z_]+\.)?{_FUNCTIONS}"')
+    return module.sub(f'"module": "{functions.__name__}"', graph)
+
+
+def _calls(function: str, dtype: str) -> Record:
+    return {
+        "f": {"module": functions.__name__, "qualname": function},
+        "dependency": [],
+        "dtype": _dtype(dtype),
+        "tags": [],
+        "properties": {},
+    }
+
+
+def _vocabularies_of(record: Record, spec: FeatureSpec) -> dict[str, list[str]]:
+    """Return the columns of each vocabulary of a Categorify node, by its name."""
+    names = set(record["selector"]["names"])
+    return {
+        name: [column.name for column in columns]
+        for name, columns in spec.vocabularies.items()
+        if columns[0].name in names
+    }
+
+
+def _state(record: Record, spec: FeatureSpec, statistics: dict) -> Record:
+    if record["op_class"] == NORMALIZE:
+        return {
+            f"{kind}s": {name: statistics[name][kind] for name in record["selector"]["names"]}
+            for kind in ("mean", "std")
+        }
+    if record["op_class"] == CATEGORIFY:
+        vocabularies = _vocabularies_of(record, spec)
+        return {
+            "categories": [
+                {"key": [name], "path": f"categories/unique.{name}.parquet"}
+                for name in vocabularies
+            ],
+            "storage_name": {
+                column: name
+                for name, columns in vocabularies.items()
+                for column in columns
+                if column != name or len(columns) > 1
+            },
+        }
+    return {}
+
+
+def _input_schema(spec: FeatureSpec) -> list[Record]:
+    """Return the schema of the pandas frames of :func:`workflows.frames.to_frame`."""
+    dense = [_column(name, "float64") for name in spec.dense_names]
+    categorical = [
+        _column(column.name, raw_dtype(column), column.multi_hot) for column in spec.categorical
+    ]
+    unchanged = [_column(name, "float32") for name in passed_through(spec)]
+    return [*unchanged, *dense, *categorical]
+
+
+def raw_dtype(column: CategoricalColumn) -> str:
+    """Return the dtype of a raw categorical column in a pandas frame.
+
+    Numbers that may be missing are float64, in which they are exact; lists hold integers.
+    """
+    if RAW_TYPES[column.raw].is_text:
+        return "str"
+    return "int64" if column.multi_hot else "float64"
+
+
+def _column(name: str, dtype: str, is_list: bool = False) -> Record:
+    return {
+        "name": name,
+        "tags": [],
+        "properties": {"value_count": {"min": 0, "max": None}} if is_list else {},
+        "dtype": _dtype(dtype, 1 + is_list),
+        "is_list": is_list,
+        "is_ragged": is_list,
+    }
+
+
+def _dtype(name: str, dimensions: int = 0) -> Record:
+    kind = name.rstrip("0123456789")
+    described: Record = {"name": name, "element_type": "string" if kind == "str" else kind}
+    if kind != "str":
+        described |= {"element_size": int(name.removeprefix(kind)), "signed": True}
+    if dimensions:
+        described["shape"] = [{"min": 0, "max": None}] * dimensions
+    return described
+
+
+def _changed(column: Record, record: Record, spec: FeatureSpec, sizes: dict[str, int]) -> Record:
+    """Return the schema of a column behind a node."""
+    kind, params = record["op_class"], record["op_params"]
+    if kind == NORMALIZE:
+        return column | {"tags": ["Tags.CONTINUOUS"], "dtype": _dtype("float32", 1)}
+    if kind == LAMBDA:
+        return column | {"dtype": params["dtype"] | {"shape": column["dtype"]["shape"]}}
+    if kind != CATEGORIFY:
+        return column
+    described = next(c for c in spec.categorical if c.name == column["name"])
+    rows = described.reserved_ids + sizes[described.vocabulary_name]
+    buckets = params["num_buckets"]
+    return column | {
+        "tags": ["Tags.CATEGORICAL"],
+        "dtype": _dtype("int32", 1 + described.multi_hot),
+        "properties": column["properties"]
+        | {
+            "num_buckets": buckets and buckets[described.name],
+            "freq_threshold": params["freq_threshold"],
+            "max_size": params["max_size"],
+            "domain": {"min": 0, "max": rows - 1, "name": described.vocabulary_name},
+            "embedding_sizes": {"cardinality": rows, "dimension": embedding_dimension(rows)},
+        },
+    }

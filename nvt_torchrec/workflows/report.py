@@ -1,0 +1,156 @@
+"""Reports on saved workflows, for ``python -m workflows``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from nvt_torchrec.formats.day_names import day_text
+from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.workflow_description import FORMAT, WorkflowDescription
+from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.lookup import SavedWorkflow
+
+
+def report(path: Path | str) -> str:
+    """Return vocabularies, out-of-vocabulary policy, statistics, descent and sizes as text.
+
+    Raises:
+        BadInputError, SchemaError: See :func:`workflows.description.inspect`.
+    """
+    path = Path(path)
+    description = inspect(path)
+    sections = [
+        _head(path, description),
+        "categorical columns\n" + table(_categorical(description)),
+    ]
+    if description.spec.dense:
+        sections.append("dense columns\n" + table(_dense(description)))
+    sections.append("line of descent\n" + generations_table(description))
+    sizes = description.table_schema.num_embeddings_per_feature
+    sections.append(f"table sizes to train with\n  --num_embeddings_per_feature {sizes}")
+    return "\n\n".join(sections)
+
+
+def _head(path: Path, description: WorkflowDescription) -> str:
+    size = sum(entry.bytes for entry in description.files.values())
+    compiled = sum(f.stat().st_size for f in (path / "compiled").rglob("*") if f.is_file())
+    versions = {name: version.split()[0] for name, version in description.versions.items()}
+    written_by = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return (
+        f"workflow    {path} (format {FORMAT.version})\n"
+        f"digest      {description.digest}\n"
+        f"written by  {written_by}\n"
+        f"on disk     {size / 2**20:.1f} MiB, and {compiled / 2**20:.1f} MiB compiled"
+    )
+
+
+def generations_table(description: WorkflowDescription) -> str:
+    """Return a line for each generation, with what it added to the one before."""
+    if not description.lineage:
+        return "  none: `workflows.save` wrote it"
+    rows = [["generation", "digest", "days", "values", "added", "ids reused"]]
+    before = 0
+    for generation in description.lineage:
+        values = sum(generation.values.values())
+        row = [generation.number, generation.digest[:12], days_text(generation.days), values]
+        rows.append([*map(str, row), str(values - before), str(sum(generation.reused.values()))])
+        before = values
+    return table(rows)
+
+
+def days_text(days: Sequence[int]) -> str:
+    """Return days as ``0-3, 7`` or ``2024-10-28..2024-10-31``."""
+    runs: list[list[int]] = []
+    for day in days:
+        if runs and day == runs[-1][1] + 1:
+            runs[-1][1] = day
+        else:
+            runs.append([day, day])
+    texts = [[day_text(day) for day in dict.fromkeys(run)] for run in runs]
+    return ", ".join((".." if "-" in text[0] else "-").join(text) for text in texts)
+
+
+def _categorical(description: WorkflowDescription) -> list[list[str]]:
+    head = "column,raw,vocabulary,values,table size,kept,out of vocabulary,null seen,oov seen"
+    rows = [head.split(",")]
+    for column in description.spec.categorical:
+        vocabulary = description.vocabularies[column.name]
+        seen = [str(vocabulary.observed[kind]) for kind in ("null", "oov")]
+        rows.append(
+            [
+                column.name,
+                f"list of {column.raw}" if column.multi_hot else column.raw,
+                "-" if column.hash_buckets else vocabulary.name,
+                str(vocabulary.values),
+                str(vocabulary.table_size),
+                _kept(column),
+                _oov_ids(column),
+                *(["-", "-"] if column.hash_buckets else seen),
+            ]
+        )
+    return rows
+
+
+def _kept(column: CategoricalColumn) -> str:
+    if column.hash_buckets:
+        return "none: all hashed"
+    if column.freq_threshold:
+        return f"seen >= {column.freq_threshold} times"
+    if column.max_table_size:
+        return f"table <= {column.max_table_size}"
+    return "all seen"
+
+
+def _oov_ids(column: CategoricalColumn) -> str:
+    last = column.reserved_ids - 1
+    return "id 2" if last == 2 else f"ids 2 to {last}, by hash"
+
+
+def _dense(description: WorkflowDescription) -> list[list[str]]:
+    rows = [["column", "raw", "missing", "transform", "mean", "std"]]
+    for column in description.spec.dense:
+        values = description.statistics.get(column.name)
+        shown = [f"{values[kind]:.6g}" for kind in ("mean", "std")] if values else ["-", "-"]
+        rows.append(
+            [
+                column.name,
+                column.raw,
+                str(column.fill),
+                description.spec.transform_of(column).formula,
+                *shown,
+            ]
+        )
+    return rows
+
+
+def table(rows: list[list[str]]) -> str:
+    """Format a table and its head; columns of numbers are aligned to the right."""
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    right = [all(map(_is_number, column[1:])) for column in columns]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if flush_right else cell.ljust(width)
+            for cell, width, flush_right in zip(row, widths, right, strict=True)
+        ]
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    return "\n".join(lines)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return cell == "-"
+    return True
+
+
+SETTINGS = (SavedWorkflow,)
+
+
+def run(saved: SavedWorkflow) -> None:
+    """Print vocabularies, statistics and sizes."""
+    saved.verify()
+    print(report(saved.workflow))

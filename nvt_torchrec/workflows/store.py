@@ -1,0 +1,344 @@
+"""NVTabular Workflows: made of records of operators (:mod:`workflows.nodes`), saved and loaded.
+
+:mod:`formats.workflow_description` describes the files.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import nvt_torchrec.nvt_compat  # noqa: F401
+
+import numpy as np
+import nvtabular
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from merlin.dag import Graph
+from merlin.dag.ops.concat_columns import ConcatColumns
+from merlin.dag.ops.selection import SelectionOp
+from merlin.io.worker import clean_worker_cache
+from merlin.schema import ColumnSchema, Schema
+from nvtabular import ColumnSelector, Workflow, ops
+from nvtabular.ops.operator import Operator
+from nvtabular.workflow.node import WorkflowNode
+
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.clicklog.in_memory.frames import check_columns, read_features
+from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.workflows import functions, nodes
+from nvt_torchrec.workflows.description import graph_of, inspect
+from nvt_torchrec.workflows.frames import features_to_frame
+from nvt_torchrec.workflows.vocabulary import OBSERVED, FittedVocabulary, finish
+from nvt_torchrec.workflows.writer import Fitted, write_workflow
+
+
+def build(spec: FeatureSpec, categories_path: Path | str = "./") -> nvtabular.Workflow:
+    """Return an unfitted Workflow.
+
+    Its output has ids as int32 (lists of int32 for multi-hot columns), dense columns as float32 and
+    the unchanged labels and weight. Select ``spec.columns`` for the order of the spec.
+
+    Hashed columns need no fitting: they get an empty vocabulary, a file below ``categories_path``.
+
+    Args:
+        spec: Columns, vocabulary policies and the dense transform.
+        categories_path: Directory to which fitting writes the vocabularies.
+
+    Raises:
+        SettingsError: NVTabular would use one name for two columns or vocabularies.
+    """
+    workflow = realize(nodes.unfitted(spec))
+    hashed = {column.name: column.raw for column in spec.categorical if column.hash_buckets}
+    for node in nodes_of(workflow, ops.Categorify):
+        node.op.out_path = str(categories_path)
+        names = [name for name in node.parents[0].selector.names if name in hashed]
+        empty = {
+            name: pd.Series([], dtype="object" if RAW_TYPES[hashed[name]].is_text else "int64")
+            for name in names
+        }
+        node.op.vocabs = node.op.process_vocabs(empty)
+        node.op.clear()  # takes them over
+    return workflow
+
+
+def realize(
+    records: list[nodes.Record], directory: Path | None = None, raw: FeatureSpec | None = None
+) -> nvtabular.Workflow:
+    """Return the Workflow of a list of records of :mod:`workflows.nodes`.
+
+    Args:
+        records: Parents before children, the output last.
+        directory: Directory of the artifacts of fitted records; None: the Workflow is unfitted.
+        raw: The spec by which the Workflow reads raw columns first, and in whose order it returns
+            columns; None: it takes the frames of :func:`workflows.frames.to_frame`.
+    """
+    made: dict[int, WorkflowNode] = {}
+    for record in records:
+        node = WorkflowNode()
+        node.op = _OPERATORS[record["op_class"]](record["op_params"])
+        if isinstance(node.op, SelectionOp):
+            node.selector = node.op.selector
+            if raw is not None:
+                reader = ReadRawValues(raw, _schema(record["input_schema"]))
+                node.add_parent(ColumnSelector(reader.sources) >> reader)
+        if directory is not None:
+            _restore(node.op, record, directory)
+        for parent in record["parent_ids"]:
+            node.add_parent(made[parent])
+        for other in record["dependency_ids"]:
+            node.add_dependency(made[other])
+        made[record["id"]] = node
+    if raw is None:
+        return Workflow(node)
+    return RawWorkflow(node[sorted(records[-1]["selector"]["names"], key=raw.columns.index)])
+
+
+def _restore(operator: object, record: nodes.Record, directory: Path) -> None:
+    """Give an operator its fitted state."""
+    state = record["op_state"]
+    if isinstance(operator, ops.Normalize):
+        operator.means, operator.stds = state["means"], state["stds"]
+        operator.fitted = True
+    if isinstance(operator, ops.Categorify):
+        artifacts = directory / "artifacts" / f"node_{record['id']}"
+        operator.out_path = str(artifacts)
+        operator.categories = {
+            category["key"][0]: str(artifacts / category["path"])
+            for category in state["categories"]
+        }
+        operator.storage_name = state["storage_name"]
+        operator.fitted = True
+
+
+def nodes_of(workflow: nvtabular.Workflow, kind: type) -> list[WorkflowNode]:
+    """Return the nodes whose operator is of a type."""
+    return Graph.get_nodes_by_op_type([workflow.output_node], kind)
+
+
+def _select(params: nodes.Record) -> SelectionOp:
+    names, groups = params["selector"]["names"], params["selector"].get("groups", [])
+    grouped = {name for group in groups for name in group}
+    alone = [name for name in names if name not in grouped]
+    return SelectionOp(nvtabular.ColumnSelector([*alone, *map(tuple, groups)]))
+
+
+def _categorify(params: nodes.Record) -> ops.Categorify:
+    with warnings.catch_warnings():
+        # NVTabular warns that CPU and GPU hash differently, which nvt_compat repairs, and that
+        # buckets do not cap the table by themselves, which the spec forbids.
+        warnings.filterwarnings("ignore", message="Performing a hash-based transformation")
+        return ops.Categorify(**params | {"dtype": np.dtype(params["dtype"]["name"])})
+
+
+_OPERATORS: dict[str, Callable[[nodes.Record], object]] = {
+    nodes.SELECT: _select,
+    nodes.CONCAT: lambda params: ConcatColumns(label="+"),
+    nodes.CATEGORIFY: _categorify,
+    nodes.FILL: lambda params: ops.FillMissing(**params),
+    nodes.CLIP: lambda params: ops.Clip(**params),
+    nodes.LAMBDA: lambda params: ops.LambdaOp(
+        functions.NAMED[params["f"]["qualname"]], dtype=np.dtype(params["dtype"]["name"])
+    ),
+    nodes.NORMALIZE: lambda params: ops.Normalize(out_dtype=np.dtype(params["out_dtype"]["name"])),
+}
+
+#: Parameters of Categorify that do not change its ids; fitting sets some.
+_NOT_OF_VALUES = {"cat_cache", "on_host", "cardinality_memory_limit", "split_out", "split_every"}
+
+
+def save(workflow: Workflow, spec: FeatureSpec, path: Path | str) -> WorkflowDescription:
+    """Write a fitted workflow that :func:`workflows.store.build` made from ``spec``.
+
+    Raises:
+        SchemaError: The workflow is another one or not fitted, or a statistic is not finite.
+        OutputError: The directory cannot be written.
+    """
+    records = nodes.unfitted(spec)
+    names = {name for record in records for name in record["op_params"]} - _NOT_OF_VALUES
+    expected, found = (_structure(w.output_node, names) for w in (realize(records), workflow))
+    if found != expected:
+        raise SchemaError(
+            "the workflow has other columns, operators or parameters than the spec's",
+            "save the workflow that build(spec) makes; one of your own has a method save",
+        )
+    return write_workflow(path, spec, fitted_state(workflow, spec))
+
+
+def _structure(node: WorkflowNode, names: set[str]) -> tuple:
+    """Return the operators of a node and of those before it, with the parameters in ``names``."""
+    params = {name: getattr(node.op, name, None) for name in names}
+    before = [
+        [_structure(other, names) for other in others]
+        for others in (node.parents, node.dependencies)
+    ]
+    return type(node.op), params, before
+
+
+def load(path: Path | str, *, label: bool = True, raw: bool = True) -> Workflow:
+    """Load a fitted Workflow, which can ``transform`` frames or Datasets.
+
+    Every file is compared with its digest. Nothing that is read is executed: operators and
+    functions are those of the spec, which ``graph.json`` has to agree with.
+
+    Args:
+        path: Directory that :func:`save` wrote.
+        label: Whether labels and weight are passed through (training), or there are none
+            (inference).
+        raw: Whether it takes columns of the raw log, as text or as typed values, which its first
+            nodes read by the spec (:class:`workflows.store.ReadRawValues`), and returns columns in
+            the order of the parquet. Without, it takes frames of :func:`workflows.frames.to_frame`,
+            and columns come in the order of ``graph.json``.
+
+    Raises:
+        BadInputError: There is no saved workflow, or one of its files is missing, damaged or
+            replaced.
+        SchemaError: It was saved in another version of the format.
+    """
+    path = Path(path).resolve()
+    description = inspect(path)
+    description.verify()
+    spec = description.spec
+    records = graph_of(description)["nodes"]
+    if not label:
+        records = _without(records, nodes.passed_through(spec))
+    workflow = realize(records, path, spec if raw else None)
+    # NVTabular caches vocabularies by path, which may have contained another workflow.
+    clean_worker_cache()
+    columns = _schema(
+        [column for record in records if _selected(record) for column in record["input_schema"]]
+    )
+    if raw:
+        columns = list(map(ColumnSchema, ReadRawValues(spec, columns).sources))
+    return workflow.fit_schema(Schema(columns))
+
+
+def _selected(record: nodes.Record) -> list[str]:
+    """Return the columns of the input that a node selects."""
+    return record["selector"]["names"] if record["op_class"] == nodes.SELECT else []
+
+
+def _without(records: list[nodes.Record], names: list[str]) -> list[nodes.Record]:
+    """Leave out the node that selects some columns, which only the output has."""
+    (gone,) = (record["id"] for record in records if _selected(record) == names)
+    return [
+        {
+            **record,
+            "dependency_ids": [i for i in record["dependency_ids"] if i != gone],
+            "selector": {"names": [n for n in record["selector"]["names"] if n not in names]},
+        }
+        for record in records
+        if record["id"] != gone
+    ]
+
+
+def fitted_state(workflow: Workflow, spec: FeatureSpec) -> Fitted:
+    """Return the fitted state of a Workflow that :func:`workflows.store.build` made from ``spec``.
+
+    What is not fitted is left out.
+    """
+    statistics = {}
+    for node in nodes_of(workflow, ops.Normalize):
+        for name in node.op.means:
+            # Without a second row std is NaN; with 0, NVTabular only subtracts the mean.
+            std = node.op.stds[name]
+            statistics[name] = {"mean": node.op.means[name], "std": 0.0 if math.isnan(std) else std}
+    vocabularies = {}
+    for name, columns in spec.vocabularies.items():
+        # Categorify's name: of the column, or of the columns that were counted together
+        stored = nodes.joint_name([column.name for column in columns])
+        for node in nodes_of(workflow, ops.Categorify):
+            if stored in node.op.categories:
+                file = Path(node.op.categories[stored])
+                vocabularies[name] = _vocabulary(columns[0], stored, file)
+    return Fitted(statistics, vocabularies)
+
+
+def _vocabulary(column: CategoricalColumn, stored: str, file: Path) -> FittedVocabulary:
+    """Read a vocabulary that Categorify wrote; pandas has counted integers as float64."""
+    text = RAW_TYPES[column.raw].is_text
+    table = pq.read_table(file)
+    values = table[stored].cast(pa.string() if text else pa.int64()).combine_chunks()
+    if column.hash_buckets:
+        return finish(values if text else values.to_numpy(), np.empty(0, np.int64), column, 0)
+    counts = table[f"{stored}_size"].cast(pa.int64()).combine_chunks().to_numpy()
+    meta = pq.read_table(file.with_name(f"meta.{stored}.parquet"))
+    observed = dict(zip(meta["kind"].to_pylist(), meta["num_observed"].to_pylist(), strict=True))
+    return FittedVocabulary(
+        values if text else values.to_numpy(),
+        counts,
+        {kind: int(observed[kind] or 0) for kind in OBSERVED},
+    )
+
+
+def _schema(columns: list[nodes.Record]) -> list[ColumnSchema]:
+    """Return Merlin's schemas of columns of :func:`workflows.frames.to_frame`."""
+    return [
+        ColumnSchema(
+            column["name"],
+            dtype=column["dtype"]["name"],
+            dims=tuple((size["min"], size["max"]) for size in column["dtype"]["shape"]),
+        )
+        for column in columns
+    ]
+
+
+class ReadRawValues(Operator):
+    """Read columns of the log by the rules of a feature spec; pandas or cuDF, on the host.
+
+    Raises:
+        SchemaError: ``transform``: a column has a type that cannot hold the raw type.
+        InvalidRowError: ``transform``: a value is malformed; row and column are named.
+    """
+
+    def __init__(self, spec: FeatureSpec, columns: Sequence[ColumnSchema]) -> None:
+        """Read ``columns``, features or labels and weight of ``spec``."""
+        super().__init__()
+        self._spec = spec
+        self._columns = Schema(list(columns))
+        self._mapping = {column.name: spec.sources_of(column.name) for column in columns}
+
+    @property
+    def sources(self) -> list[str]:
+        """The columns of the log that are read."""
+        return list(dict.fromkeys(source for own in self._mapping.values() for source in own))
+
+    def transform(self, col_selector: ColumnSelector, df: Any) -> Any:
+        """Return the typed columns, with the index of ``df``."""
+        features = read_features(df, self._spec, self._columns.column_names)
+        gpu = not isinstance(df, pd.DataFrame)
+        frame = features_to_frame(features, nodes.passed_through(self._spec), gpu=gpu)
+        frame.index = df.index
+        return frame
+
+    def column_mapping(self, col_selector: ColumnSelector) -> dict[str, list[str]]:
+        """Return the columns of the log that each column is read or derived from."""
+        return self._mapping
+
+    def compute_output_schema(
+        self, input_schema: Schema, col_selector: ColumnSelector, prev_output_schema: Any = None
+    ) -> Schema:
+        """Return the types of what is read, whatever those of the input are."""
+        return self._columns
+
+
+class RawWorkflow(nvtabular.Workflow):
+    """A Workflow that names the columns of the log which its input lacks.
+
+    Raises:
+        MissingColumnError: ``transform``: a column that is read is not there.
+    """
+
+    def _transform_df(self, df: Any) -> Any:
+        check_columns(df.columns, self._input_columns())
+        return super()._transform_df(df)
+
+    def _transform_impl(self, dataset: Any, capture_dtypes: bool = False) -> Any:
+        check_columns(dataset.to_ddf().columns, self._input_columns())
+        return super()._transform_impl(dataset, capture_dtypes)

@@ -1,0 +1,266 @@
+"""Vocabularies: arrays of distinct categories, which of them get an id, and reading a saved one.
+
+:func:`apply_policy` gives what NVTabular's Categorify gives for the same counts, with ties always
+ordered by value. Needs NumPy and pyarrow only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.base.arrays import mask_to_numpy, strings, to_arrow, to_numpy
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+
+#: int64 [n], or a string array [n] without nulls (32-bit offsets).
+Values: TypeAlias = np.ndarray | pa.StringArray
+
+
+def empty_values(raw: str) -> Values:
+    """Return no values of a raw type."""
+    return strings([]) if RAW_TYPES[raw].is_text else np.empty(0, np.int64)
+
+
+def is_text(values: Values) -> bool:
+    """Return whether values are strings."""
+    return isinstance(values, pa.Array)
+
+
+def arrow_values(values: Values) -> pa.Array:
+    """Return values as an Arrow array of int64 or string."""
+    return values if isinstance(values, pa.Array) else to_arrow(values)
+
+
+def take(values: Values, indices: np.ndarray) -> Values:
+    """Return the values at indices."""
+    return values.take(to_arrow(indices)) if is_text(values) else values[indices]
+
+
+def concatenate(parts: Sequence[Values], column: str) -> Values:
+    """Join values of one raw type.
+
+    Raises:
+        SettingsError: They are strings of more than 2 GiB, of the column that is named.
+    """
+    if not is_text(parts[0]):
+        return np.concatenate(parts)
+    try:
+        return pa.concat_arrays(parts)
+    except pa.ArrowInvalid:
+        raise SettingsError(
+            f"column {column}: {sum(map(len, parts))} different strings of more than 2 GiB in all",
+            "set hash_buckets for this column in the spec, and fit again",
+        ) from None
+
+
+def replaced(values: Values, indices: np.ndarray, others: Values, column: str) -> Values:
+    """Return the values with others in the place of those at the indices."""
+    place = np.arange(len(values))
+    place[indices] = len(values) + np.arange(len(others))
+    return take(concatenate([values, others], column), place)
+
+
+def order_by_value(values: Values) -> np.ndarray:
+    """Return the indices that sort values: numbers by size, strings by their UTF-8 bytes."""
+    if not is_text(values):
+        return np.argsort(values, kind="stable")
+    import pyarrow.compute as pc  # slow to import, and only needed for strings
+
+    return to_numpy(pc.array_sort_indices(values)).astype(np.int64)
+
+
+def unequal(first: Values, second: Values) -> np.ndarray:
+    """Return where values of the same number differ: bool [n]."""
+    if not is_text(first):
+        return first != second
+    import pyarrow.compute as pc
+
+    return mask_to_numpy(pc.not_equal(first, second))
+
+
+def order_by(keys: Sequence[np.ndarray], values: Values) -> np.ndarray:
+    """Return the indices that sort by ascending keys, the most important one first, then by value.
+
+    Args:
+        keys: int64 [n] each.
+        values: [n], distinct.
+    """
+    by_value = order_by_value(values)
+    keys = [key[by_value] for key in keys]
+    return by_value[np.lexsort(keys[::-1])] if keys else by_value
+
+
+#: Keys of :attr:`FittedVocabulary.observed`.
+OBSERVED = ("null", "oov", "unique")
+#: Values of a vocabulary that may wait for an id, at most. On disk each takes 16 bytes, or 12 and
+#: its text.
+PENDING_LIMIT = 8_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class FittedVocabulary:
+    """The values with the ids ``column.reserved_ids``, + 1, … in this order.
+
+    Attributes:
+        values: int64 [n] or ``pa.StringArray`` [n] without nulls; in generation 0 by falling count,
+            ties by value (numbers by size, strings by their UTF-8 bytes). What a later generation
+            adds follows behind, in the same order.
+        counts: int64 [n], number of occurrences of each value in the days counted.
+        observed: Rows of the days counted (for lists: ids) that were ``null``, ``oov`` (without an
+            id of their own) and ``unique`` (in the vocabulary). Missing lists have no ids and are
+            not counted. All 0 for a hashed column, whose values are not counted.
+    """
+
+    values: Values
+    counts: np.ndarray
+    observed: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+
+@dataclasses.dataclass(frozen=True)
+class PendingValues:
+    """Values that were seen and have no id.
+
+    Attributes:
+        values: Distinct, in ascending order (numbers by size, strings by their UTF-8 bytes).
+        counts: int64 [n], number of occurrences of each, at least 1.
+    """
+
+    values: Values
+    counts: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+
+def has_pending(column: CategoricalColumn) -> bool:
+    """Return whether values of a column may have no id: those too rare, or above the cap."""
+    return column.freq_threshold > 1 or column.max_table_size > 0
+
+
+def finish(
+    values: Values, counts: np.ndarray, column: CategoricalColumn, nulls: int
+) -> FittedVocabulary:
+    """Apply a column's policy to the counts of its values.
+
+    ``freq_threshold`` drops values that occurred less often. ``max_table_size`` keeps the most
+    frequent values, as many as the table has rows without the reserved ones. Columns that share a
+    vocabulary share a policy: pass any of the columns, with the counts over all of them.
+
+    Args:
+        values: Distinct values, in any order: int64 [n] or a string array without nulls.
+        counts: int64 [n], at least 1.
+        column: The column whose policy is applied.
+        nulls: Number of rows in which a single-hot column was missing.
+    """
+    return apply_policy(values, counts, column, nulls)[0]
+
+
+def apply_policy(
+    values: Values, counts: np.ndarray, column: CategoricalColumn, nulls: int
+) -> tuple[FittedVocabulary, PendingValues]:
+    """Return what :func:`finish` returns, and the values that got no id.
+
+    Of these, :data:`PENDING_LIMIT` are kept: those that occurred most often, ties by value.
+    """
+    if column.hash_buckets:
+        nothing = np.empty(0, np.int64)
+        none = FittedVocabulary(values[:0], nothing, dict.fromkeys(OBSERVED, 0))
+        return none, PendingValues(values[:0], nothing)
+    counts = np.asarray(counts, np.int64)
+    total = int(counts.sum())
+    keep = len(counts)
+    least = column.freq_threshold
+    rest = [(values[:0], counts[:0])]
+    if column.max_table_size:
+        keep = min(keep, column.max_table_size - column.reserved_ids)
+        # Values that cannot be among the first `keep` are not sorted.
+        least = int(np.partition(counts, -keep)[-keep]) if keep else int(counts.max(initial=0)) + 1
+    if least > 1:
+        frequent = counts >= least
+        if not frequent.all():
+            rest.append((take(values, np.flatnonzero(~frequent)), counts[~frequent]))
+            values, counts = take(values, np.flatnonzero(frequent)), counts[frequent]
+    values, counts = _sorted(values, counts)
+    rest.append((values[keep:], counts[keep:]))
+    values, counts = values[:keep], counts[:keep]
+    unique = int(counts.sum())
+    observed = {"null": int(nulls), "oov": total - unique, "unique": unique}
+    return FittedVocabulary(values, counts, observed), _pending(rest, column)
+
+
+def _pending(rest: list[tuple[Values, np.ndarray]], column: CategoricalColumn) -> PendingValues:
+    values = concatenate([some for some, _ in rest], column.name)
+    counts = np.concatenate([some for _, some in rest])
+    kept = kept_pending(values, [-counts])
+    return PendingValues(take(values, kept), counts[kept])
+
+
+def kept_pending(values: Values, keys: list[np.ndarray]) -> np.ndarray:
+    """Return which values are kept as pending, :data:`PENDING_LIMIT` at most.
+
+    Args:
+        values: Distinct, in any order.
+        keys: int64 [n] each; those with the smallest keys are kept, the first key decides, then the
+            next one, then the value.
+
+    Returns:
+        Their indices, in the order of the values.
+    """
+    kept = np.arange(len(values))
+    if len(values) > PENDING_LIMIT:
+        first = keys[0]
+        limit = np.partition(first, PENDING_LIMIT - 1)[PENDING_LIMIT - 1]
+        sure, tied = np.flatnonzero(first < limit), np.flatnonzero(first == limit)
+        # only values on the boundary are sorted by the other keys
+        order = order_by([key[tied] for key in keys[1:]], take(values, tied))
+        kept = np.concatenate([sure, tied[order[: PENDING_LIMIT - len(sure)]]])
+    return kept[order_by([], take(values, kept))]
+
+
+def _sorted(values: Values, counts: np.ndarray) -> tuple[Values, np.ndarray]:
+    """Sort by falling count, equal counts by value."""
+    if len(counts) < 2:
+        return values, counts
+    if is_text(values):
+        import pyarrow.compute as pc  # slow to import, and only needed for strings
+
+        table = pa.table({"count": to_arrow(counts), "value": values})
+        order = pc.sort_indices(table, [("count", "descending"), ("value", "ascending")])
+        return values.take(order), counts[to_numpy(order)]
+    lowest, most = int(values.min()), int(counts.max())
+    bits = (int(values.max()) - lowest).bit_length()
+    if bits + most.bit_length() > 64:
+        order = np.lexsort((values, -counts))
+        return values[order], counts[order]
+    # One key contains both: sorting 64-bit integers is many times faster than two indirect sorts.
+    key = (most - counts).astype(np.uint64) << np.uint64(bits)
+    key |= (values - lowest).astype(np.uint64)
+    key.sort()
+    low = np.uint64((1 << bits) - 1)
+    sorted_values = (key & low).astype(np.int64) + lowest
+    key >>= np.uint64(bits)
+    return sorted_values, most - key.astype(np.int64)
+
+
+def read_vocabulary(
+    description: WorkflowDescription, column: CategoricalColumn
+) -> FittedVocabulary:
+    """Read the vocabulary of a column of a saved workflow, with its counts.
+
+    Raises:
+        BadInputError: Its file is damaged.
+    """
+    values, counts = description.read_values(column)
+    numbers = values if RAW_TYPES[column.raw].is_text else to_numpy(values)
+    observed = dict(description.vocabularies[column.name].observed)
+    return FittedVocabulary(numbers, to_numpy(counts), observed)

@@ -1,0 +1,290 @@
+"""Write a fitted workflow of any engine, without NVTabular.
+
+:mod:`formats.workflow_description` describes the layout. The same state gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nvt_torchrec.base.arrays import string_parts, strings, to_arrow, to_numpy
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.base.files.artifact import FileEntry
+from nvt_torchrec.base.files.atomic import (
+    atomic_path,
+    deferred,
+    publish,
+    remove,
+    removed_on_error,
+    write_text,
+)
+from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID, PADDING_ID
+from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.generations import Generation, reused_table
+from nvt_torchrec.formats.workflow_description import (
+    GRAPH_FILE,
+    METADATA_FILE,
+    Vocabulary,
+    VocabularyCounts,
+    WorkflowDescription,
+    describe_vocabularies,
+)
+from nvt_torchrec.workflows.description import graph_of
+from nvt_torchrec.workflows.nodes import vocabulary_directories
+from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, arrow_values
+
+_VERSIONS_OF = (
+    "nvt-torchrec",
+    "nvtabular",
+    "merlin-core",
+    "dask",
+    "pandas",
+    "cudf",
+    "numpy",
+    "pyarrow",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """The result of fitting a spec on the training days.
+
+    Attributes:
+        statistics: Per normalized dense column ``{"mean": float, "std": float}`` of the values
+            before normalization (after the logarithm, if there is one); std has n − 1 in its
+            denominator and is 0 for fewer than two rows.
+        vocabularies: By ``column.vocabulary_name``.
+        pending: By vocabulary, the values that were seen and have no id; vocabularies without such
+            values may be left out. Not part of the saved workflow, see
+            :mod:`workflows.extension.state`.
+        moments: Of the dense columns, see :mod:`workflows.moments`; None if nothing is normalized,
+            or if the workflow will not be extended. Not part of the saved workflow either.
+    """
+
+    statistics: dict[str, dict[str, float]]
+    vocabularies: dict[str, FittedVocabulary]
+    pending: dict[str, PendingValues] = dataclasses.field(default_factory=dict)
+    moments: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Descent:
+    """What is new in a generation, and what it descends from.
+
+    Attributes:
+        days: The days that were counted in it, increasing, and in none before.
+        ancestors: The generations before it.
+        reused: By vocabulary, the ids that it gave to other values, int64.
+        parent: The directory of the generation before; None for generation 0.
+    """
+
+    days: tuple[int, ...]
+    ancestors: tuple[Generation, ...] = ()
+    reused: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    parent: Path | None = None
+
+    def lineage(self, digest: str, values: dict[str, int]) -> tuple[Generation, ...]:
+        """Return the generations, the one with this digest and these numbers of values last."""
+        reused = {name: len(self.reused.get(name, ())) for name in values}
+        number = len(self.ancestors)
+        return (*self.ancestors, Generation(number, digest, self.days, values, reused))
+
+
+def write_workflow(
+    path: Path | str,
+    spec: FeatureSpec,
+    fitted: Fitted,
+    *,
+    threads: int = 1,
+    descent: Descent | None = None,
+) -> WorkflowDescription:
+    """Write a fitted workflow and its compiled form.
+
+    An existing ``metadata.json`` is removed first, and the new one is written last: a directory
+    without it is not a saved workflow.
+
+    Args:
+        path: The workflow's directory.
+        spec: The columns.
+        fitted: Their statistics and vocabularies.
+        threads: Number of threads that write and compile vocabularies and compute digests; the
+            bytes do not depend on it.
+        descent: The days it was fitted on, and what it descends from. None for a workflow that
+            cannot be extended, such as one of :func:`workflows.store.save`.
+
+    Raises:
+        SchemaError: A vocabulary or a statistic is missing, or a statistic is not finite.
+        OutputError: The directory cannot be written.
+    """
+    from nvt_torchrec.workflows import (
+        compiled,  # imports Numba, which readers of workflows do not need
+    )
+
+    path = Path(path)
+    remove(path / METADATA_FILE)
+    statistics = _statistics(spec, fitted)
+    vocabularies = _vocabularies(spec, fitted)
+
+    def write_vocabulary(column: CategoricalColumn) -> dict[str, FileEntry]:
+        described = vocabularies[column.name]
+        with deferred() as written:
+            files = _write_vocabulary(path, described, column, fitted.vocabularies[described.name])
+        waiting.extend(written)
+        return files
+
+    with removed_on_error() as waiting:
+        with ThreadPoolExecutor(threads) as pool:
+            digest = pool.submit(_digest, spec, statistics, fitted)
+            first = [columns[0] for columns in spec.vocabularies.values()]
+            written = list(pool.map(write_vocabulary, first))
+        files = {name: entry for entries in written for name, entry in entries.items()}
+        values = {name: len(fitted.vocabularies[name]) for name in spec.vocabularies}
+        description = WorkflowDescription(
+            path=path,
+            spec=spec,
+            statistics=statistics,
+            vocabularies=vocabularies,
+            versions=_versions(),
+            digest=digest.result(),
+            files=files,
+            lineage=descent.lineage(digest.result(), values) if descent else (),
+        )
+        with deferred() as others:
+            write_text(path / GRAPH_FILE, _graph_text(graph_of(description)))
+            if descent:
+                files.update(_write_reused(path, description, descent))
+        publish([*others, *waiting])
+    files[GRAPH_FILE] = FileEntry.of(path / GRAPH_FILE)
+    compiled.build(path, description, threads=threads)
+    description.write()
+    return description
+
+
+def _statistics(spec: FeatureSpec, fitted: Fitted) -> dict[str, dict[str, float]]:
+    statistics = {}
+    for name in spec.normalized_names:
+        if name not in fitted.statistics:
+            raise SchemaError(f"column {name}: the workflow is not fitted")
+        values = {kind: float(fitted.statistics[name][kind]) for kind in ("mean", "std")}
+        if not all(map(math.isfinite, values.values())):
+            raise SchemaError(
+                f"column {name}: its statistics are not finite: {values}",
+                'correct its largest values, or use transform = "log_normalize"',
+            )
+        statistics[name] = values
+    return statistics
+
+
+def _vocabularies(spec: FeatureSpec, fitted: Fitted) -> dict[str, Vocabulary]:
+    counted = {}
+    for name, columns in spec.vocabularies.items():
+        if name not in fitted.vocabularies:
+            raise SchemaError(f"column {columns[0].name}: the workflow is not fitted")
+        vocabulary = fitted.vocabularies[name]
+        counted[name] = VocabularyCounts(len(vocabulary), vocabulary.observed)
+    return describe_vocabularies(spec, counted, vocabulary_directories(spec))
+
+
+def _write_vocabulary(
+    path: Path, described: Vocabulary, column: CategoricalColumn, fitted: FittedVocabulary
+) -> dict[str, FileEntry]:
+    """Write a vocabulary's two files; return their sizes and digests."""
+    name, first_id, count = described.name, column.reserved_ids, len(fitted)
+    # pandas' index is the id
+    index = {"kind": "range", "name": None, "start": first_id, "stop": first_id + count, "step": 1}
+    pandas = {"index_columns": [index], "column_indexes": [], "columns": []}
+    values = pa.table({name: arrow_values(fitted.values), f"{name}_size": to_arrow(fitted.counts)})
+    observed = fitted.observed
+    meta = {
+        "offset": [PADDING_ID, NULL_ID, FIRST_OOV_ID, first_id],
+        "num_indices": [1, 1, column.oov_ids, count],
+        "num_observed": [0, observed["null"], observed["oov"], observed["unique"]],
+    }
+    kinds = {"kind": strings(["pad", "null", "oov", "unique"])}
+    tables = {
+        described.file: values.replace_schema_metadata({b"pandas": json.dumps(pandas).encode()}),
+        described.meta_file: pa.table(
+            kinds | {key: to_arrow(np.array(numbers, np.int64)) for key, numbers in meta.items()}
+        ),
+    }
+    digests = {}
+    for file, table in tables.items():
+        with atomic_path(path / file) as temporary:
+            _write_table(table, temporary)
+            digests[file] = FileEntry.of(temporary)
+    return digests
+
+
+def _write_reused(
+    path: Path, description: WorkflowDescription, descent: Descent
+) -> dict[str, FileEntry]:
+    """Write the files of reused ids, those of the generations before too; return their entries."""
+    entries = {}
+    for generation in description.lineage:
+        file = generation.reused_file
+        if file is None:
+            continue
+        with atomic_path(path / file) as temporary:
+            if generation is description.lineage[-1]:
+                _write_table(reused_table(descent.reused), temporary)
+            else:
+                assert descent.parent is not None
+                shutil.copyfile(descent.parent / file, temporary)
+            entries[file] = FileEntry.of(temporary)
+    return entries
+
+
+def _write_table(table: pa.Table, file: Path) -> None:
+    pq.write_table(table, file, compression="none", use_dictionary=False, write_page_checksum=True)
+
+
+def _graph_text(graph: dict[str, Any]) -> str:
+    """Format the graph, one line for each node: Python takes half a second to indent it."""
+    records = ",\n".join(map(json.dumps, graph["nodes"]))
+    head = {key: value for key, value in graph.items() if key != "nodes"}
+    return f'{json.dumps(head)[:-1]}, "nodes": [\n{records}\n]}}\n'
+
+
+def _digest(spec: FeatureSpec, statistics: dict, fitted: Fitted) -> str:
+    columns = {key: value for key, value in spec.to_dict().items() if key not in ("input", "split")}
+    digest = hashlib.sha256(json.dumps([columns, statistics], sort_keys=True).encode())
+    for name in spec.vocabularies:
+        values = arrow_values(fitted.vocabularies[name].values)
+        digest.update(name.encode())
+        if pa.types.is_string(values.type):
+            offsets, data = string_parts(values)
+            begin, end = int(offsets[0]), int(offsets[-1])
+            digest.update((offsets - begin).astype("<i8").tobytes())
+            digest.update(data[begin:end].data)
+        else:
+            digest.update(to_numpy(values).astype("<i8", copy=False).tobytes())
+    return digest.hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that fitted the workflow.
+
+    NVTabular's loader compares those of Python, nvtabular and pandas with its own. If they differ,
+    it prints that of nvtabular and then looks for a pickle, which is not there.
+    """
+    versions = {"python": sys.version}
+    for name in _VERSIONS_OF:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    if "nvtabular" in versions:
+        versions["nvtabular"] += " (to open it, import nvt_torchrec.nvt_compat before nvtabular)"
+    return versions
