@@ -27,6 +27,8 @@ from nvt_torchrec.base.versions import check_etl_stack
 
 check_etl_stack()
 
+import importlib.util  # noqa: E402
+import sys  # noqa: E402
 import warnings  # noqa: E402
 
 import dask  # noqa: E402
@@ -50,6 +52,9 @@ for _message in (
     "promote has been superseded",
 ):
     warnings.filterwarnings("ignore", message=_message)
+# Without grpc, tritonclient's module raises a RuntimeError, and Merlin expects an ImportError.
+if not importlib.util.find_spec("grpc"):
+    sys.modules["tritonclient.grpc"] = None  # type: ignore[assignment]
 # The Dask workers that this process will start import this package first.
 _preload = list(dask.config.get("distributed.worker.preload", None) or [])
 if __name__ not in _preload:
