@@ -21,7 +21,7 @@ TABLE_SIZES = (
     *(2200, 11000, 156, 7, 970, 18, 300000, 300000, 300000, 280000, 12000, 108, 39),
 )
 DENSE, FILE_ROWS, ROW_GROUP_ROWS = 13, 1_000_000, 91_000
-#: As the ETL writes (etl.parquet), but for smaller row groups: 44 of them in 4 M rows.
+#: As the ETL writes (etl.parts.parquet), but for smaller row groups: 44 of them in 4 M rows.
 _WRITER = {
     "compression": "none",
     "use_dictionary": True,

@@ -16,7 +16,7 @@ from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.clicklog.text.device.tokenizer import parse_on_device
-from nvt_torchrec.etl.plan import make_plan
+from nvt_torchrec.etl.division.plan import make_plan
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 
@@ -59,7 +59,7 @@ def of_block(
     from nvt_torchrec.etl.engines.device.blocks import copy_encoded, count_rows
     from nvt_torchrec.etl.engines.engine import Job
     from nvt_torchrec.etl.engines.threads import Threads
-    from nvt_torchrec.etl.parquet import write_part
+    from nvt_torchrec.etl.parts.parquet import write_part
     from nvt_torchrec.workflows import compiled, write_workflow
     from nvt_torchrec.workflows.compiled.device import DeviceWorkflow
 

@@ -1,9 +1,10 @@
-"""The hash behind ``hash_buckets``: MurmurHash3 as cuDF's ``Series.hash_values()`` computes it.
+"""MurmurHash3 (Appleby, public domain, 2011): of values, for ``hash_buckets``, and of 64 bits.
 
-That is MurmurHash3_x86_32 (Appleby, public domain, 2011) with seed 0: of an int64's 8 bytes, lowest
-first, and of a string's UTF-8 bytes (libcudf, ``cudf::hashing::murmurhash3_x86_32`` of a table of
-one column). So a value has the same bucket on a CPU and on a GPU. Categories of the raw types hex32
-and int are hashed as int64, whatever the dtype of their array.
+The hash of a value is what cuDF's ``Series.hash_values()`` computes: MurmurHash3_x86_32 with seed
+0, of an int64's 8 bytes, lowest first, and of a string's UTF-8 bytes (libcudf,
+``cudf::hashing::murmurhash3_x86_32`` of a table of one column). So a value has the same bucket on a
+CPU and on a GPU. Categories of the raw types hex32 and int are hashed as int64, whatever the dtype
+of their array.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import string_parts
 from nvt_torchrec.base.kernels import compiled
 
+#: Of a permutation, see :mod:`etl.parts.shuffle`; a hash with a seed takes the first two keys.
+ROUNDS = 8
 _C1, _C2, _N = np.uint32(0xCC9E2D51), np.uint32(0x1B873593), np.uint32(0xE6546B64)
 _M1, _M2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 
@@ -28,6 +31,19 @@ def murmur3_string(values: pa.Array) -> np.ndarray:
     """Hash strings [n] (a string or binary array); uint32 [n]. A null has the hash of ""."""
     offsets, data = string_parts(values)
     return _hash_strings(offsets, data)
+
+
+@numba.njit(inline="always")
+def mix(x):
+    """The finalizer of 64 bits, for compiled code: a bit changes about half of the bits."""
+    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return x ^ (x >> np.uint64(33))
+
+
+def round_keys(*seed: int) -> np.ndarray:
+    """Return uint64 [ROUNDS] from non-negative integers, by NumPy's ``SeedSequence``."""
+    return np.random.SeedSequence(seed).generate_state(ROUNDS, np.uint64)
 
 
 @numba.njit(forceinline=True)

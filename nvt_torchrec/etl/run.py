@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
-from nvt_torchrec.etl import output, split_pass
+from nvt_torchrec.etl.division import split_pass
+from nvt_torchrec.etl.division.plan import Plan
 from nvt_torchrec.etl.engines.start import resolve
-from nvt_torchrec.etl.finish import check_rows, check_splits, move_parts, without_empty_parts
-from nvt_torchrec.etl.manifest import make_manifest
-from nvt_torchrec.etl.plan import Plan
-from nvt_torchrec.etl.results import UnitResult
+from nvt_torchrec.etl.finish.accounting import (
+    check_rows,
+    check_splits,
+    move_parts,
+    without_empty_parts,
+)
+from nvt_torchrec.etl.finish.manifest import make_manifest
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.stages import Stages
-from nvt_torchrec.etl.state import already_finished, plan_record
+from nvt_torchrec.etl.state import output
+from nvt_torchrec.etl.state.record import already_finished, plan_record
+from nvt_torchrec.etl.units.results import UnitResult
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.manifest import Manifest
@@ -55,7 +61,7 @@ def _files(settings: EtlSettings) -> list[DayFile]:
 
 
 def _run(stages: Stages, days: list[DayFile]) -> Manifest:
-    from nvt_torchrec.etl.parquet import write_descriptions
+    from nvt_torchrec.etl.parts.parquet import write_descriptions
     from nvt_torchrec.workflows import inspect
 
     settings, work, paths = stages.settings, stages.work, stages.target
@@ -112,7 +118,7 @@ def _write_fitted(stages: Stages, fitted: Fitted, plan: Plan) -> WorkflowDescrip
 
 
 def _shuffle(stages: Stages, results: list[UnitResult]) -> None:
-    from nvt_torchrec.etl.shuffle import Part, shuffle
+    from nvt_torchrec.etl.parts.shuffle import Part, shuffle
 
     train = [result for result in results if result.unit.split == "train" and result.has_part]
     total = sum(result.rows for result in train)

@@ -23,14 +23,16 @@ from nvt_torchrec.base.files.journal import Journal, refuse_changes
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.kernels import compile_seconds
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.etl import output, split_pass, staging
+from nvt_torchrec.etl.division import split_pass
+from nvt_torchrec.etl.division.plan import Plan, make_plan
 from nvt_torchrec.etl.engines.start import start
-from nvt_torchrec.etl.finish import quarantine
-from nvt_torchrec.etl.manifest import one_label_remedy, one_label_splits
-from nvt_torchrec.etl.plan import Plan, make_plan
-from nvt_torchrec.etl.results import NoTrainingRowsError, UnitResult
+from nvt_torchrec.etl.finish.accounting import quarantine
+from nvt_torchrec.etl.finish.manifest import one_label_remedy, one_label_splits
 from nvt_torchrec.etl.settings import EtlSettings
-from nvt_torchrec.etl.state import begin_or_resume, plan_record, recorded
+from nvt_torchrec.etl.state import output, staging
+from nvt_torchrec.etl.state.record import begin_or_resume, plan_record
+from nvt_torchrec.etl.units.results import NoTrainingRowsError, UnitResult
+from nvt_torchrec.etl.units.writing import recorded
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
@@ -101,7 +103,7 @@ class Stages:
 
     Attributes:
         settings: How rows are read, and the engine.
-        record: What the result depends on, see :func:`etl.state.plan_record`.
+        record: What the result depends on, see :func:`etl.state.record.plan_record`.
         work: The directory of the state.
         target: Where the workflow, its state for extensions and the descriptions are written.
         resumed: Whether an earlier process began.
@@ -125,7 +127,7 @@ class Stages:
         return max(_LEAST_REJECTED, int(most))
 
     def read(self, days: list[DayFile], splits: tuple[str, ...] = ()) -> Plan:
-        """Decompress compressed days, and plan the work; see :func:`etl.plan.make_plan`."""
+        """Decompress compressed days, and plan the work; see :mod:`etl.division.plan`."""
         settings = self.settings
         with self.timer("read the input"):
             return make_plan(

@@ -1,6 +1,7 @@
 """The manifest of a run: what it read, did and wrote. It is the last file of an output directory.
 
-The same run writes the same bytes; its timings are in another file. :mod:`etl.manifest` makes it.
+The same run writes the same bytes; its timings are in another file. It is made by
+:mod:`etl.finish.manifest`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class InputFile(_ByKey):
         path: Its path or URL.
         fingerprint: Its size, and its time of change or a checksum.
         rows: Its rows ``in``, ``out`` and ``rejected``.
-        digest: Equal for copies of a file, see :func:`etl.state.content_digest`.
+        digest: Equal for copies of a file, see :func:`etl.state.fingerprint.content_digest`.
     """
 
     day: int

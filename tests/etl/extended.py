@@ -10,9 +10,9 @@ import pytest
 
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.etl.extend.run import extend
-from nvt_torchrec.etl.output import EXTENDING_FILE
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
+from nvt_torchrec.etl.state.output import EXTENDING_FILE
 from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from tests.etl.findings import bad

@@ -20,7 +20,7 @@ from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import TEMPORARY
-from nvt_torchrec.etl.output import EXTENDING_FILE
+from nvt_torchrec.etl.state.output import EXTENDING_FILE
 from nvt_torchrec.formats.etl_output import PREVIOUS, SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
 from tests.etl.extended import SMALL, add, content, copy_of, differences, make_base, write_days

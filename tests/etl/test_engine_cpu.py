@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.base.files import syncing
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.etl import state
+from nvt_torchrec.etl.division.plan import Plan, make_plan
 from nvt_torchrec.etl.engines import block as block_functions
 from nvt_torchrec.etl.engines import runs as cpu_runs
-from nvt_torchrec.etl.plan import Plan, make_plan
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.etl.runs import encode, fit
@@ -109,13 +109,13 @@ def test_statistics_do_not_depend_on_the_disk(tmp_path: Path, monkeypatch, block
     write_log(tmp_path / "raw", [500, 3])
     train = plan_of(tmp_path / "raw", block_bytes=900).train_blocks[:blocks]
     assert len(train) == blocks
-    chance, publish = random.Random(blocks), state.publish
+    chance, publish = random.Random(blocks), syncing.publish
 
     def publish_late(written) -> None:
         time.sleep(chance.choice([0, 0.002, 0.02]))
         publish(written)
 
-    monkeypatch.setattr(state, "publish", publish_late)
+    monkeypatch.setattr(syncing, "publish", publish_late)
     first = fit(train, CRITEO, tmp_path / "0")
     for turn in range(1, 4):
         directory = tmp_path / str(turn)
@@ -127,7 +127,7 @@ def test_row_groups_are_those_of_one_table(tmp_path: Path, monkeypatch) -> None:
     write_log(tmp_path / "raw", [60, 6])
     plan = plan_of(tmp_path / "raw")
     write_workflow(tmp_path / "workflow", CRITEO, fit(plan.train_blocks, CRITEO, tmp_path / "fit"))
-    monkeypatch.setattr("nvt_torchrec.etl.parquet.ROW_GROUP_ROWS", 25)
+    monkeypatch.setattr("nvt_torchrec.etl.parts.parquet.ROW_GROUP_ROWS", 25)
     monkeypatch.setattr(block_functions, "PIECE_BYTES", 2000)
     results = encode(plan, tmp_path / "workflow", tmp_path)
     part = tmp_path / "parts" / plan.units[0].file

@@ -11,7 +11,7 @@ from tests.shell import python
 _SCRIPT = """
 import json, resource, sys
 from pathlib import Path
-from nvt_torchrec.etl import shuffle
+from nvt_torchrec.etl.parts import shuffle
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec

@@ -26,11 +26,11 @@ from nvt_torchrec.etl.check.files import NOTE
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.extend.claim import DayRecord
 from nvt_torchrec.etl.extend.splits import assign_all, days_after
-from nvt_torchrec.etl.output import EXTENDING_FILE
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.stages import Stages
-from nvt_torchrec.etl.state import content_digest
+from nvt_torchrec.etl.state.fingerprint import content_digest
+from nvt_torchrec.etl.state.output import EXTENDING_FILE
 from nvt_torchrec.formats.etl_output import NAMES, PREVIOUS, SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.extended import (

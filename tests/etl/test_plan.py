@@ -12,8 +12,8 @@ from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import read_bytes
 from nvt_torchrec.clicklog.readers.raw import first_line, read_block
 from nvt_torchrec.clicklog.readers.text_rows import header_lines
-from nvt_torchrec.etl.plan import make_plan
-from nvt_torchrec.etl.staging import decompress, estimate, staged
+from nvt_torchrec.etl.division.plan import make_plan
+from nvt_torchrec.etl.state.staging import decompress, estimate, staged
 from nvt_torchrec.formats.feature_spec.feature_spec import (
     CategoricalColumn,
     FeatureSpec,

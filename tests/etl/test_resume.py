@@ -18,7 +18,7 @@ from nvt_torchrec.base.files.atomic import write_json
 from nvt_torchrec.base.files.journal import changes
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.etl.state import plan_record
+from nvt_torchrec.etl.state.record import plan_record
 from nvt_torchrec.formats.manifest import Manifest
 from tests.etl.extended import content
 from tests.etl.runs import QUARANTINE, assert_is, change_json, failing, settings, tree

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, OutputError
-from nvt_torchrec.etl.parquet import ROW_GROUP_ROWS, write_part
-from nvt_torchrec.etl.shuffle import Part, permute, round_keys, shuffle
+from nvt_torchrec.etl.parts.parquet import ROW_GROUP_ROWS, write_part
+from nvt_torchrec.etl.parts.shuffle import Part, permute, round_keys, shuffle
 
 SCHEMA = pa.schema(
     [
@@ -200,19 +200,19 @@ def test_a_continued_shuffle_does_not_repeat_what_is_done(tmp_path: Path, monkey
         write_part(table, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr("nvt_torchrec.etl.shuffle.write_part", write)
+        patch.setattr("nvt_torchrec.etl.parts.shuffle.write_part", write)
         with pytest.raises(OutputError, match="disk full"):
             shuffle(tmp_path, parts, bytes_at_once=1000, **arguments)
     monkeypatch.setattr(
-        "nvt_torchrec.etl.shuffle._scatter", None
+        "nvt_torchrec.etl.parts.shuffle._scatter", None
     )  # it would have to read replaced parts
     with monkeypatch.context() as patch:
         finished = dict.fromkeys(("chunk.0", "bucket.0"), 0.0)
-        patch.setattr("nvt_torchrec.etl.shuffle.Journal.finished", lambda *_: finished)
+        patch.setattr("nvt_torchrec.etl.parts.shuffle.Journal.finished", lambda *_: finished)
         with pytest.raises(BadInputError, match="all rows were scattered is damaged"):
             shuffle(tmp_path, parts, bytes_at_once=1000, **arguments)
     written = ["none"] * 4
-    monkeypatch.setattr("nvt_torchrec.etl.shuffle.write_part", write)
+    monkeypatch.setattr("nvt_torchrec.etl.parts.shuffle.write_part", write)
     shuffle(tmp_path, parts, bytes_at_once=1000, **arguments)
     assert 3 <= len(written) - 4 <= 4  # of six; one bucket may be repeated
     assert sorted(_read(tmp_path, parts)) == list(range(300))

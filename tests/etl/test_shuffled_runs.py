@@ -13,8 +13,8 @@ import pytest
 
 from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.base.files.journal import UNITS
-from nvt_torchrec.etl.output import WORK_DIRECTORY
-from nvt_torchrec.etl.shuffle import permute, round_keys
+from nvt_torchrec.etl.parts.shuffle import permute, round_keys
+from nvt_torchrec.etl.state.output import WORK_DIRECTORY
 from tests.etl.findings import bad
 from tests.etl.runs import etl_run, parts
 from tests.logs import CRITEO, write_day, write_log
@@ -56,7 +56,7 @@ def test_parts_that_may_be_shuffled_are_not_encoded_again(
     output = tmp_path / "out"
     flags = ["--engine", "cpu", "--shuffle", "full"]
     with monkeypatch.context() as patch:
-        patch.setattr("nvt_torchrec.etl.shuffle.write_part", write)
+        patch.setattr("nvt_torchrec.etl.parts.shuffle.write_part", write)
         assert etl_run(raw, output, *flags) == 2
     (units,) = output.rglob(f"{WORK_DIRECTORY}/*/{UNITS}")
     shutil.rmtree(units)

@@ -14,9 +14,9 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, ClickLogError, OutputError
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.etl import staging
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.etl.staging import estimate
+from nvt_torchrec.etl.state import staging
+from nvt_torchrec.etl.state.staging import estimate
 from nvt_torchrec.formats.feature_spec.columns import InputFormat
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from tests.etl.runs import QUARANTINE, assert_is, failing, settings

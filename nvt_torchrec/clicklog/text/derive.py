@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import blanked, string_parts, strings
+from nvt_torchrec.base.hashing import mix
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.reading import CROSS_SEPARATOR, Derivation
@@ -108,8 +109,6 @@ def cross(first: pa.StringArray, second: pa.StringArray, missing: np.ndarray) ->
 
 #: Of FNV-1a (Fowler, Noll and Vo), whose low bits are mixed once more, by MurmurHash3's finalizer.
 _BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
-_M1, _M2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
-_SHIFT = np.uint64(33)
 
 
 def hash_texts(values: pa.StringArray) -> np.ndarray:
@@ -125,7 +124,5 @@ def _hash_texts(offsets, data):
         hashed = _BASIS
         for at in range(offsets[i], offsets[i + 1]):
             hashed = (hashed ^ np.uint64(data[at])) * _PRIME
-        hashed = (hashed ^ (hashed >> _SHIFT)) * _M1
-        hashed = (hashed ^ (hashed >> _SHIFT)) * _M2
-        hashes[i] = hashed ^ (hashed >> _SHIFT)
+        hashes[i] = mix(hashed)
     return hashes

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, as_called
 from nvt_torchrec.base.files.atomic import TEMPORARY
 from nvt_torchrec.base.files.validation import open_regular
-from nvt_torchrec.etl.output import EXTENDING_FILE, UNFINISHED_FILE, WORK_DIRECTORY
+from nvt_torchrec.etl.state.output import EXTENDING_FILE, UNFINISHED_FILE, WORK_DIRECTORY
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.schema import SCHEMA_FILE, TableSchema

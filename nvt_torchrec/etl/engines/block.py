@@ -14,13 +14,13 @@ import numpy as np
 
 from nvt_torchrec.base.files.atomic import Written
 from nvt_torchrec.clicklog.readers.raw import Block, read_block_chunks
+from nvt_torchrec.etl.division.plan import Unit
 from nvt_torchrec.etl.engines.counting import Counts, count, merge
 from nvt_torchrec.etl.engines.moments import moments
 from nvt_torchrec.etl.engines.runs import Run
-from nvt_torchrec.etl.plan import Unit
-from nvt_torchrec.etl.results import UnitResult, count_missing
-from nvt_torchrec.etl.row_split import divided
-from nvt_torchrec.etl.state import Encoded, write_units
+from nvt_torchrec.etl.units.results import UnitResult, count_missing
+from nvt_torchrec.etl.units.row_split import divided
+from nvt_torchrec.etl.units.writing import Encoded, write_units
 from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows
 from nvt_torchrec.workflows import compiled
@@ -87,7 +87,7 @@ def encode_block(
 ) -> tuple[list[UnitResult], list[Written]]:
     """Read the units of a block, encode them and write their parts.
 
-    Takes, returns and raises what :func:`etl.state.write_units` does.
+    Takes, returns and raises what :func:`etl.units.writing.write_units` does.
     """
     block = units[0].block
     pieces = read_block_chunks(block, workflow.spec, reject=reject, chunk_bytes=PIECE_BYTES)

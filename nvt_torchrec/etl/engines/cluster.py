@@ -20,8 +20,8 @@ from distributed import Client, KilledWorker, LocalCluster
 
 from nvt_torchrec.base.errors import ClickLogError, SettingsError
 from nvt_torchrec.etl.engines.device import gpu_count, gpu_memory
-from nvt_torchrec.etl.output import DASK
 from nvt_torchrec.etl.settings import cores
+from nvt_torchrec.etl.state.output import DASK
 
 #: Shares of a GPU's memory: the size of RMM's pool, and when Dask begins to spill to the host.
 POOL_SHARE, SPILL_SHARE = 0.7, 0.8

@@ -32,8 +32,8 @@ from nvt_torchrec.base.arrays import string_parts
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import atomic_path, deferred, delete, remove_temporary
 from nvt_torchrec.base.files.journal import Journal
+from nvt_torchrec.base.files.syncing import Syncer
 from nvt_torchrec.etl.engines.counting import Counts, merge
-from nvt_torchrec.etl.state import Syncer
 
 FAN_IN = 8
 #: NumPy parses headers by ``ast``, which Python 3.11 may end with a SystemError ("AST constructor
@@ -143,7 +143,7 @@ class Runs:
         blocks: how many blocks there are.
         vocabularies: how many vocabularies there are.
         key: a digest of everything the counts depend on.
-        ahead: how many runs may wait for the disk, see :class:`etl.state.Syncer`.
+        ahead: how many runs may wait for the disk, see :class:`base.files.syncing.Syncer`.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.base.files.atomic import locked, remove_temporary
 from nvt_torchrec.base.files.journal import Journal
 from nvt_torchrec.etl.extend.switch import roll_forward
-from nvt_torchrec.etl.output import (
+from nvt_torchrec.etl.state.output import (
     EXTENDING_FILE,
     NAME_LETTERS,
     RESTART,
@@ -34,7 +34,7 @@ from nvt_torchrec.etl.output import (
     release,
     state_of,
 )
-from nvt_torchrec.etl.state import PlanRecord
+from nvt_torchrec.etl.state.record import PlanRecord
 from nvt_torchrec.formats.etl_output import SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 

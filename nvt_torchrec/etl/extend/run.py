@@ -15,6 +15,7 @@ from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.journal import changes
 from nvt_torchrec.base.files.validation import path_inside
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
+from nvt_torchrec.etl.division.plan import Plan
 from nvt_torchrec.etl.engines.start import resolve
 from nvt_torchrec.etl.extend.checks import (
     check_extendable,
@@ -32,14 +33,13 @@ from nvt_torchrec.etl.extend.stage import (
     next_manifest,
 )
 from nvt_torchrec.etl.extend.switch import NEXT, switch
-from nvt_torchrec.etl.finish import check_rows, without_empty_parts
-from nvt_torchrec.etl.manifest import make_manifest
-from nvt_torchrec.etl.output import named_errors
-from nvt_torchrec.etl.plan import Plan
-from nvt_torchrec.etl.results import UnitResult
+from nvt_torchrec.etl.finish.accounting import check_rows, without_empty_parts
+from nvt_torchrec.etl.finish.manifest import make_manifest
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.stages import RowsBar, Stages
-from nvt_torchrec.etl.state import before_resuming, plan_record
+from nvt_torchrec.etl.state.output import named_errors
+from nvt_torchrec.etl.state.record import before_resuming, plan_record
+from nvt_torchrec.etl.units.results import UnitResult
 from nvt_torchrec.formats.etl_output import PREVIOUS, EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
@@ -246,7 +246,7 @@ class _Day:
 
     def _measure_drift(self, plan: Plan) -> None:
         """Compare the day with the days counted before, as ``python -m etl drift`` does."""
-        from nvt_torchrec.etl.drift import measure_drift, result_name
+        from nvt_torchrec.etl.drift.measure import measure_drift, result_name
 
         (file,) = plan.days
         if (self.next.drift / f"{result_name(file.source)}.json").exists():  # by an earlier process
@@ -275,7 +275,7 @@ class _Day:
         results: list[UnitResult],
     ) -> Manifest:
         """Make the next generation ready beside OUT; return its manifest."""
-        from nvt_torchrec.etl.parquet import write_descriptions
+        from nvt_torchrec.etl.parts.parquet import write_descriptions
 
         day, before = self.day, self.manifest
         description = inspect(self.next.workflow)

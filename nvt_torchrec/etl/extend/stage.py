@@ -17,8 +17,8 @@ from typing import Any
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.extend.splits import Assignment, split_and_number
 from nvt_torchrec.etl.extend.switch import NEXT
-from nvt_torchrec.etl.manifest import add_counts, summed
-from nvt_torchrec.etl.output import PARTS
+from nvt_torchrec.etl.finish.manifest import add_counts, summed
+from nvt_torchrec.etl.state.output import PARTS
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Extension, InputFile, Manifest
 from nvt_torchrec.formats.splits import SPLITS
@@ -70,7 +70,7 @@ def left_out(
 
 def files_of_days(rejected: Path, inputs: list[InputFile], days: set[int]) -> set[str]:
     """Return the names of the files on some days below ``rejected`` and ``drift``."""
-    from nvt_torchrec.etl.drift import result_name
+    from nvt_torchrec.etl.drift.measure import result_name
 
     names = set()
     for file in inputs:

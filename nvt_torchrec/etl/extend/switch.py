@@ -19,7 +19,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import Format
 from nvt_torchrec.base.files.atomic import fsync_directory, remove
 from nvt_torchrec.base.files.validation import path_inside
-from nvt_torchrec.etl.output import WORK_DIRECTORY, is_state_name, named_errors
+from nvt_torchrec.etl.state.output import WORK_DIRECTORY, is_state_name, named_errors
 from nvt_torchrec.formats.etl_output import NAMES, PREVIOUS, SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.auroc import column_auroc
-from nvt_torchrec.etl.sample import count_ids, ids_and_rows, read_sample, values_of
+from nvt_torchrec.etl.parts.sample import count_ids, ids_and_rows, read_sample, values_of
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec

@@ -28,13 +28,13 @@ from nvt_torchrec.clicklog.readers.lines import read_into
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.clicklog.text.device.tokenizer import DeviceRows, padded, parse_on_device
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
+from nvt_torchrec.etl.division.plan import Unit
 from nvt_torchrec.etl.engines import block as host
 from nvt_torchrec.etl.engines.counting import Counts
 from nvt_torchrec.etl.engines.moments import moments
 from nvt_torchrec.etl.engines.runs import Run
-from nvt_torchrec.etl.plan import Unit
-from nvt_torchrec.etl.results import LostRowsError, UnitResult
-from nvt_torchrec.etl.state import Encoded, write_units
+from nvt_torchrec.etl.units.results import LostRowsError, UnitResult
+from nvt_torchrec.etl.units.writing import Encoded, write_units
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import CategoryValues, RawRows
 from nvt_torchrec.formats.schema import TableSchema
@@ -278,7 +278,7 @@ def encode_unit(
 ) -> tuple[list[UnitResult], list[Written]]:
     """Encode a unit on the card, and write its part as the host does.
 
-    Returns what :func:`etl.state.write_units` does.
+    Returns what :func:`etl.units.writing.write_units` does.
 
     Args:
         card: The card.
@@ -306,7 +306,7 @@ def encode_unit(
 def copy_encoded(
     device: Device, rows: DeviceRows, encoded: DeviceEncoded, schema: TableSchema
 ) -> tuple[RawRows, Encoded]:
-    """Copy parsed rows to the host, and what :func:`etl.state.write_units` writes for them."""
+    """Copy parsed rows to the host, and what ``write_units`` writes for them."""
     arrays = (rows.label, rows.missing, encoded.dense, encoded.ids)
     label, missing, dense, ids = map(device.download, arrays)
     on_host = EncodedRows(label.astype(np.float32), dense, ids, encoded.null, encoded.oov)

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from nvt_torchrec.base.hashing import mix, round_keys
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.clicklog.text.assemble import take
-from nvt_torchrec.etl.plan import DividedBlock
-from nvt_torchrec.etl.results import LostRowsError
-from nvt_torchrec.etl.shuffle import mix, round_keys
+from nvt_torchrec.etl.division.plan import DividedBlock
+from nvt_torchrec.etl.units.results import LostRowsError
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.splits import SPLITS
 

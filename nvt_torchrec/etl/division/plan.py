@@ -134,10 +134,11 @@ def make_plan(
     """Cut files into units; by the spec's split, the last day becomes valid and test.
 
     The cuts depend only on the data and ``block_bytes``, not on the engine or its workers. What a
-    division of rows needs to know beyond the files is added by :func:`etl.split_pass.prepared`.
+    division of rows needs to know beyond the files is added by
+    :func:`etl.division.split_pass.prepared`.
 
     Args:
-        files: The uncompressed files; see :func:`etl.staging.staged`.
+        files: The uncompressed files; see :func:`etl.state.staging.staged`.
         spec: The columns, and the format of the files.
         block_bytes: The approximate size of a unit, as text or as decoded parquet.
         limit_rows: The number of rows of each day to use, from its begin; None for all.

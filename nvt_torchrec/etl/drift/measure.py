@@ -26,10 +26,10 @@ from nvt_torchrec.base.files.artifact import Format
 from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
-from nvt_torchrec.etl.results import count_missing
-from nvt_torchrec.etl.sample import count_ids, read_sample, values_of
+from nvt_torchrec.etl.parts.sample import count_ids, read_sample, values_of
 from nvt_torchrec.etl.settings import Thresholds
-from nvt_torchrec.etl.state import content_digest
+from nvt_torchrec.etl.state.fingerprint import content_digest
+from nvt_torchrec.etl.units.results import count_missing
 from nvt_torchrec.formats.day_names import name_of
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID

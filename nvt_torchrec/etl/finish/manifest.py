@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.etl.results import UnitResult, by_source
-from nvt_torchrec.etl.state import content_digest
+from nvt_torchrec.etl.state.fingerprint import content_digest
+from nvt_torchrec.etl.units.results import UnitResult, by_source
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.manifest import InputFile, Manifest, PartFile
 from nvt_torchrec.formats.splits import SPLITS
@@ -29,7 +29,7 @@ def make_manifest(
     """Make the manifest of a run, or of a day that is added; :mod:`etl.extend.stage` joins them.
 
     Args:
-        record: The plan of the run, see :func:`etl.state.plan_record`.
+        record: The plan of the run, see :func:`etl.state.record.plan_record`.
         days: The input files.
         results: The results of all units, in order.
         sizes: The bytes of each part.

@@ -24,8 +24,8 @@ from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.clicklog.readers.raw import Block, count_rows, read_block_chunks
-from nvt_torchrec.etl.output import TIMES
-from nvt_torchrec.etl.plan import Plan
+from nvt_torchrec.etl.division.plan import Plan
+from nvt_torchrec.etl.state.output import TIMES
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def prepared(
     After an interruption, blocks whose times were counted are not read again.
 
     Args:
-        plan: See :func:`etl.plan.make_plan`.
+        plan: See :func:`etl.division.plan.make_plan`.
         spec: The columns and the split.
         work: The directory of the run's state.
         threads: The number of blocks that are read at once.

@@ -24,8 +24,8 @@ from nvt_torchrec.base.files.atomic import atomic_path
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.lines import measure_head, read_stream
 from nvt_torchrec.clicklog.readers.stream import check_first_rows
-from nvt_torchrec.etl.output import COPIES
 from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.etl.state.output import COPIES
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,9 +37,10 @@ from nvt_torchrec.base.arrays import to_arrow, to_numpy
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import atomic_path
 from nvt_torchrec.base.files.journal import Journal, refuse_changes
+from nvt_torchrec.base.hashing import mix, round_keys
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.base.threads import in_order
-from nvt_torchrec.etl.parquet import write_part
+from nvt_torchrec.etl.parts.parquet import write_part
 
 _RESTART = "run with --restart"
 #: Bytes of rows that a thread takes at once: at least, and at most (a part may be larger).
@@ -303,13 +303,6 @@ def _read(path: Path, read: Callable[[Path], Any]) -> Any:
 # (CT-RSA 2002). Luby and Rackoff (1988) show that four rounds with random round functions cannot be
 # told from a random permutation; here are eight, with a mixing function that is only good.
 
-ROUNDS = 8
-
-
-def round_keys(*seed: int) -> np.ndarray:
-    """uint64 [ROUNDS] from non-negative integers, by NumPy's ``SeedSequence``."""
-    return np.random.SeedSequence(seed).generate_state(ROUNDS, np.uint64)
-
 
 def permute(begin: int, end: int, n: int, keys: np.ndarray) -> np.ndarray:
     """The images of ``begin … end - 1`` under the permutation of [0, n) that ``keys`` select.
@@ -317,7 +310,7 @@ def permute(begin: int, end: int, n: int, keys: np.ndarray) -> np.ndarray:
     Args:
         begin, end: 0 ≤ begin ≤ end ≤ n.
         n: size of the domain, below 2**62.
-        keys: uint64 [ROUNDS]; see :func:`round_keys`.
+        keys: uint64 [ROUNDS]; see :func:`base.hashing.round_keys`.
 
     Returns:
         int64 [end - begin].
@@ -345,11 +338,3 @@ def _permute(begin, end, n, side, keys):
                 break
         images[i] = np.int64(x)
     return images
-
-
-@numba.njit(inline="always")
-def mix(x):
-    """The finalizer of MurmurHash3 (Appleby): every bit in moves about half of the bits out."""
-    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
-    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
-    return x ^ (x >> np.uint64(33))

@@ -1,0 +1,1 @@
+"""How a day of raw rows differs from the training days of an output."""

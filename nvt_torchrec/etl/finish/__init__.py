@@ -1,0 +1,1 @@
+"""After the last unit: every row is accounted for, and the manifest says so."""

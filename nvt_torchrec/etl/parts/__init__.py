@@ -1,0 +1,1 @@
+"""The parquet parts of the splits: written, shuffled, sampled."""

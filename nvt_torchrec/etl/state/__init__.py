@@ -1,0 +1,1 @@
+"""The directory of an output while a run works on it: its claim, its plan, decompressed days."""

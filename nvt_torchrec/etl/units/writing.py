@@ -1,0 +1,127 @@
+"""The files of a unit, its part and its rejected rows; and its record in the run's journal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.base.files.atomic import Written, atomic_path, deferred, publish
+from nvt_torchrec.base.files.journal import Journal
+from nvt_torchrec.base.files.syncing import Syncer
+from nvt_torchrec.etl.division.plan import DividedBlock, Unit
+from nvt_torchrec.etl.parts.parquet import PartWriter
+from nvt_torchrec.etl.state.output import PARTS, REJECTED
+from nvt_torchrec.etl.units.results import UnitRecord, UnitResult, count_missing
+from nvt_torchrec.etl.units.row_split import divided
+from nvt_torchrec.formats.rows import RawRows
+
+#: Bad rows that the record of a unit describes; its file of rejected rows has all of them.
+DESCRIBED = 5
+
+#: What is written for rows, and int64 [categorical columns]: out-of-vocabulary ids.
+Encoded: TypeAlias = tuple[pa.Table, np.ndarray]
+
+
+def write_units(
+    units: Sequence[Unit],
+    pieces: Iterable[RawRows],
+    encode: Callable[[RawRows], Encoded],
+    work: Path,
+) -> tuple[list[UnitResult], list[Written]]:
+    """Write the parts and rejected rows of the units of one block, which is read once.
+
+    Args:
+        units: Some or all units of the block.
+        pieces: All rows of the block in their order, in one or more pieces, each of which is made
+            when it is written; if that raises, no file is left.
+        encode: Encodes rows of one split.
+        work: The directory of the run's state, with the parts.
+
+    Returns:
+        What :func:`record` takes, and the files, which :func:`base.files.atomic.publish` takes.
+
+    Raises:
+        OutputError: A file cannot be written.
+    """
+    with deferred() as written, contextlib.ExitStack() as stack:
+        writers = [_UnitWriter(unit, work, stack) for unit in units]
+        for by_split in divided(pieces, units[0].block, [unit.split for unit in units]):
+            for writer, rows in zip(writers, by_split, strict=True):
+                writer.write(rows, *encode(rows))
+    return [writer.result() for writer in writers], written
+
+
+class _UnitWriter:
+    """Writes the files of a unit piece by piece; the stack, when it ends, completes them."""
+
+    def __init__(self, unit: Unit, work: Path, stack: contextlib.ExitStack) -> None:
+        self._unit, self._rejected_file, self._stack = unit, rejected_file(work, unit), stack
+        self._part = stack.enter_context(PartWriter(work / PARTS / unit.file))
+        self._rejected: IO[bytes] | None = None  # the file, once there is a bad row
+        self._lines = 0
+        self._bad: list[list[Any]] = []
+        self._tallies: list[dict[str, Any]] = []
+
+    def write(self, rows: RawRows, table: pa.Table, oov: np.ndarray) -> None:
+        if rows.bad and self._rejected is None:
+            temporary = self._stack.enter_context(atomic_path(self._rejected_file))
+            self._rejected = self._stack.enter_context(open(temporary, "wb"))  # noqa: SIM115
+        for row in rows.bad:
+            text = row.text.replace(b"\r", b"").replace(b"\n", b"\\n")
+            line = self._lines + row.line
+            self._rejected.write(b"%d\t%s\t%s\n" % (line, row.reason.encode(), text))
+            if len(self._bad) < DESCRIBED:
+                self._bad.append([line, row.reason])
+        self._lines += rows.lines
+        if len(table) or not isinstance(self._unit.block, DividedBlock):
+            self._part.write(table)
+        self._tallies.append(
+            {
+                "rows": len(rows),
+                "bad_count": rows.bad_count,
+                "positives": np.count_nonzero(rows.label),
+                "dense_missing": count_missing(rows.dense_missing, len(rows.dense)),
+                "null": count_missing(rows.categorical_missing, len(rows.categorical)),
+                "oov": oov,
+            }
+        )
+
+    def result(self) -> UnitResult:
+        sums = {
+            name: np.sum([tally[name] for tally in self._tallies], axis=0).tolist()
+            for name in self._tallies[0]
+        }
+        return UnitResult(unit=self._unit, bad=self._bad, size=self._part.size, **sums)
+
+
+def finish_units(work: Path, results: list[UnitResult], written: list[Written]) -> list[UnitResult]:
+    """Make what :func:`write_units` wrote durable, and record it; return the results."""
+    publish(written)
+    record(work, results)
+    return results
+
+
+def record(work: Path, results: list[UnitResult]) -> None:
+    """Record units whose files are in place. Raises :class:`OutputError`."""
+    Journal(work).add({result.unit.file: result.to_dict() for result in results})
+
+
+def recording(work: Path, ahead: int) -> Syncer[list[UnitResult]]:
+    """Return what records the units of blocks once their files are durable; see :class:`Syncer`."""
+    return Syncer(lambda done: record(work, [unit for block in done for unit in block]), ahead)
+
+
+def recorded(work: Path, units: Iterable[Unit]) -> list[UnitResult]:
+    """The results of those units that are done, in the order given."""
+    records = Journal(work).finished(UnitRecord)
+    return [records[unit.file].result(unit) for unit in units if unit.file in records]
+
+
+def rejected_file(work: Path, unit: Unit) -> Path:
+    """Where a unit's rejected rows are: line in the unit, from 0; reason; the raw line."""
+    return work / REJECTED / f"{unit.split}.{unit.part}.tsv"
