@@ -10,16 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nvt_torchrec.etl.run import run
+    from nvt_torchrec.etl.settings import EtlSettings
+    from nvt_torchrec.inference.encoder import Encoder
     from nvt_torchrec.inference.predictor import Predictor
+    from nvt_torchrec.inference.scorer import Scorer
     from nvt_torchrec.nvt_loader.loader import KJTLoader
     from nvt_torchrec.workflows import load
 
 __version__ = "0.1.0"
-__all__ = ["KJTLoader", "Predictor", "__version__", "load", "run"]
+__all__ = [
+    "Encoder",
+    "EtlSettings",
+    "KJTLoader",
+    "Predictor",
+    "Scorer",
+    "__version__",
+    "load",
+    "run",
+]
 
 _MODULES = {
+    "Encoder": "nvt_torchrec.inference.encoder",
+    "EtlSettings": "nvt_torchrec.etl.settings",
     "KJTLoader": "nvt_torchrec.nvt_loader.loader",
     "Predictor": "nvt_torchrec.inference.predictor",
+    "Scorer": "nvt_torchrec.inference.scorer",
     "load": "nvt_torchrec.workflows",
     "run": "nvt_torchrec.etl.run",
 }

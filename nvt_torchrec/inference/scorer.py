@@ -1,0 +1,116 @@
+"""The model of a bundle, for rows that were encoded elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
+from nvt_torchrec.formats.rows import Jagged
+from nvt_torchrec.inference.predictor import Predictor, check_finite
+
+if TYPE_CHECKING:
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    from nvt_torchrec.workflows.compiled.workflow import Ids
+
+_ENCODE = "encode the rows with the workflow that the model was trained with"
+
+
+class Scorer:
+    """Scores encoded rows, as :class:`inference.predictor.Predictor` scores raw ones.
+
+    Made by :meth:`load`. Thread-safe.
+
+    Attributes:
+        schema: The columns, in order, and the rows of their tables.
+    """
+
+    def __init__(self, predictor: Predictor) -> None:
+        """Score with the model of a predictor."""
+        self._predictor, self.schema = predictor, predictor.workflow.schema
+
+    @classmethod
+    def load(cls, path: Path | str, checkpoint: Path | str | None = None, **options: Any) -> Scorer:
+        """Open a bundle, or a workflow and a checkpoint, as ``Predictor.load`` does."""
+        return cls(Predictor.load(path, checkpoint, **options))
+
+    def predict(self, dense: Any, ids: KeyedJaggedTensor | Any) -> np.ndarray:
+        """Return the probabilities of a click, float32 [rows].
+
+        Args:
+            dense: Normalized values [rows, dense columns], a tensor or an array.
+            ids: A KeyedJaggedTensor that has the categorical columns among its keys; or integers
+                [rows, categorical columns], in the schema's order: a tensor, an array, or lists of
+                them, in which a list stands for the ids of a list column.
+
+        Raises:
+            SchemaError: A column is missing, or there are more or fewer than in the schema.
+            InvalidRowError: An id is outside of its table, or a probability is not finite.
+        """
+        schema = self.schema
+        read = _of_batch if hasattr(ids, "length_per_key") else _of_rows
+        given = read(ids, schema.categorical)
+        columns = list(map(_checked, schema.categorical, schema.table_sizes, given))
+        values = np.array(_array(dense).T, np.float32, order="C")
+        if values.shape != (len(schema.dense), len(columns[0])):
+            raise SchemaError(
+                f"dense values of shape {list(values.T.shape)} with ids of {len(columns[0])} rows",
+                f"pass {len(schema.dense)} dense values for each row",
+            )
+        jagged = any(isinstance(column, Jagged) for column in columns)
+        scores = self._predictor.predict_encoded(values, columns if jagged else np.stack(columns))
+        check_finite(scores)
+        return scores
+
+
+def _array(values: Any) -> np.ndarray:
+    return np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values)
+
+
+def _of_batch(ids: KeyedJaggedTensor, names: tuple[str, ...]) -> list[Ids]:
+    if missing := sorted(set(names) - set(ids.keys())):
+        raise SchemaError(f"the ids have no column {', '.join(missing)}", _ENCODE)
+    return [_column(_array(ids[name].values()), _array(ids[name].lengths())) for name in names]
+
+
+def _of_rows(ids: Any, names: tuple[str, ...]) -> list[Ids]:
+    array = np.array(ids, object) if isinstance(ids, list | tuple) else _array(ids)
+    if array.shape[1:2] != (len(names),):
+        raise SchemaError(f"ids of shape {list(array.shape)}", f"pass [rows, {len(names)}]")
+    columns: list[Ids] = []
+    for cells in array.swapaxes(0, 1):
+        if array.dtype != object:
+            columns.append(cells)
+            continue
+        lists = [cell if isinstance(cell, list | np.ndarray) else [cell] for cell in cells]
+        values = np.array([*itertools.chain.from_iterable(lists)] or np.empty(0, np.int64))
+        columns.append(_column(values, np.array([*map(len, lists)])))
+    return columns
+
+
+def _column(values: np.ndarray, lengths: np.ndarray) -> Ids:
+    if (lengths == 1).all():
+        return values
+    return Jagged(np.cumsum([0, *lengths]), values)
+
+
+def _checked(name: str, size: int, column: Ids) -> Ids:
+    """Return the ids as int64. Raises SchemaError or InvalidRowError."""
+    values = np.asarray(column.values if isinstance(column, Jagged) else column)
+    if values.dtype.kind not in "iu":
+        raise SchemaError(f"column {name}: ids of type {values.dtype}", "pass integers")
+    wrong = (values < 0) | (values >= size)
+    if wrong.any():
+        at = row = int(wrong.argmax())
+        if isinstance(column, Jagged):
+            row = int(np.searchsorted(column.offsets, at, side="right")) - 1
+        reason = f"id {values[at]} is outside of its table of {size} rows"
+        raise InvalidRowError(row, name, reason, _ENCODE)
+    values = values.astype(np.int64)
+    return Jagged(column.offsets, values) if isinstance(column, Jagged) else values
