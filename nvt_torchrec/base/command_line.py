@@ -92,7 +92,8 @@ class Settings:
     def __post_init__(self) -> None:
         fields = _declared(type(self))
         for field, rules in fields:
-            value = getattr(self, field.name)
+            value = _read(getattr(self, field.name), field, rules)
+            object.__setattr__(self, field.name, value)
             if value is not None:
                 _check_value(f"{rules.name(field)} {as_text(value)}", value, rules)
         given = {
@@ -113,6 +114,16 @@ class Settings:
                     f"{given[field.name]} has no effect without {rules.needs}",
                     f"add {rules.needs}, or leave --{field.name} out",
                 )
+
+
+def _read(value: Any, field: dataclasses.Field, rules: Rules) -> Any:
+    """Return the value of a path, or one that is given in Python as on a command line."""
+    if not isinstance(value, str | Path):
+        return value
+    if rules.parse is not None:
+        return rules.parse(str(value))
+    kind = str(field.type).partition(" ")[0]  # of "Path | None"
+    return Path(value) if kind == "Path" else str(value) if kind == "str" else value
 
 
 def _check_value(given: str, value: Any, rules: Rules) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from nvt_torchrec.base.progress import hide_bars
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.etl.division import split_pass
 from nvt_torchrec.etl.division.plan import Plan
@@ -122,7 +123,9 @@ def _shuffle(stages: Stages, results: list[UnitResult]) -> None:
 
     train = [result for result in results if result.unit.split == "train" and result.has_part]
     total = sum(result.rows for result in train)
-    with tqdm(desc="shuffle", total=total, unit=" rows", unit_scale=True, disable=None) as bar:
+    with tqdm(
+        desc="shuffle", total=total, unit=" rows", unit_scale=True, disable=hide_bars()
+    ) as bar:
         shuffle(
             stages.work / output.PARTS,
             [Part(result.unit.file, result.rows, result.unit.day) for result in train],

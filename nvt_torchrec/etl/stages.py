@@ -22,6 +22,7 @@ from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.journal import Journal, refuse_changes
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.kernels import compile_seconds
+from nvt_torchrec.base.progress import hide_bars
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.division import split_pass
 from nvt_torchrec.etl.division.plan import Plan, make_plan
@@ -53,7 +54,12 @@ class RowsBar(tqdm):
         self.mb_per_row = plan.text_bytes(split) / max(1, plan.estimated_rows(split)) / 1e6
         total = plan.estimated_rows(split)
         super().__init__(
-            desc=what, total=total, initial=initial, unit=" rows", unit_scale=True, disable=None
+            desc=what,
+            total=total,
+            initial=initial,
+            unit=" rows",
+            unit_scale=True,
+            disable=hide_bars(),
         )
 
     @property

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.base.files.atomic import atomic_path
+from nvt_torchrec.base.progress import hide_bars
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.lines import measure_head, read_stream
 from nvt_torchrec.clicklog.readers.stream import check_first_rows
@@ -121,7 +122,7 @@ def _check_room(packed: list[CompressedDay], work: Path) -> None:
 def _decompress_all(packed: list[CompressedDay], threads: int) -> None:
     stop = Event()
     with (
-        tqdm(desc="decompress", unit="B", unit_scale=True, disable=None) as bar,
+        tqdm(desc="decompress", unit="B", unit_scale=True, disable=hide_bars()) as bar,
         ThreadPoolExecutor(threads, "decompress") as pool,
     ):
 

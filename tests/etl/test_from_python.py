@@ -1,0 +1,81 @@
+"""The ETL from Python: the script of docs/etl.md, settings as text, runs that are interrupted."""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nvt_torchrec import EtlSettings, run
+from nvt_torchrec.base.errors import SettingsError
+from tests.etl.runs import settings, tree
+from tests.logs import ROWS, write_log
+from tests.shell import ROOT
+from tests.shell import run as run_script
+
+PRESETS = ROOT / "nvt_torchrec" / "formats" / "feature_spec" / "presets"
+_BLOCK = re.compile(r"^## From Python\n\n```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("notebook", [False, True])
+def test_the_script_of_the_docs(tmp_path: Path, notebook: bool) -> None:
+    write_log(tmp_path / "RAW", ROWS)
+    shutil.copy(PRESETS / "criteo_1tb.toml", tmp_path / "spec.toml")
+    [script] = _BLOCK.findall((ROOT / "docs" / "etl.md").read_text(encoding="utf-8"))
+    if notebook:
+        script = f"import sys\nsys.modules['ipykernel'] = sys\n{script}"
+    (tmp_path / "script.py").write_text(script)
+    status, printed = run_script(tmp_path, "python script.py")
+    assert status == 0, printed
+    assert "engine cpu: " in printed
+    assert "'in': 151, 'out': 151" in printed
+    assert ("rows/s" in printed) == notebook
+    expected = settings(tmp_path / "RAW", tmp_path / "expected", shuffle="full")
+    run(expected)
+    assert tree(tmp_path / "OUT").keys() == tree(tmp_path / "expected").keys()
+
+
+def test_settings_as_text(tmp_path: Path) -> None:
+    given = EtlSettings(tmp_path / "raw", str(tmp_path / "out"), "retail", days="0-2,5")
+    assert (given.input_path, given.output_path) == (f"{tmp_path}/raw", tmp_path / "out")
+    assert given.spec == EtlSettings("", "", PRESETS / "retail.toml").spec
+    assert given.days == {0, 1, 2, 5}
+    with pytest.raises(SettingsError, match="days 'x': cannot read 'x'"):
+        EtlSettings("raw", "out", days="x")
+
+
+class Interrupt(logging.Handler):
+    """Presses Ctrl-C once, when a message begins so."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(logging.DEBUG)
+        self.message = message
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.message and record.getMessage().startswith(self.message):
+            self.message = ""
+            _thread.interrupt_main()
+
+
+def test_a_run_goes_on_after_ctrl_c_in_the_same_process(tmp_path: Path, caplog) -> None:
+    write_log(tmp_path / "raw", ROWS)
+    given = settings(tmp_path / "raw", tmp_path / "out", shuffle="full")
+    run(given)
+    expected = tree(given.output_path)
+    shutil.rmtree(given.output_path)
+    caplog.set_level(logging.DEBUG, "nvt_torchrec")
+    logger = logging.getLogger("nvt_torchrec.etl")
+    for moment in ("begin fit", "fit:", "begin train", "shuffle:", "describe:"):
+        handler = Interrupt(moment)
+        logger.addHandler(handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                run(given)
+        finally:
+            logger.removeHandler(handler)
+    run(given)
+    assert tree(given.output_path) == expected
