@@ -43,7 +43,7 @@ def find_order(settings: TrainSettings) -> str:
     Of several it is the one with the most values: a user, not the user's age. A column that only
     rises or falls, such as a row number, comes last.
     """
-    dataset = read_dataset(settings.split_path("train"), None, settings.label or "")
+    dataset = read_dataset(settings.split_path("train"), None, settings.label)
     schema, groups = dataset.stored, [group for group in dataset.row_groups if group.rows]
     names = [name for name in schema.columns if name not in (schema.weight, *schema.multi_hot)]
     samples = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 SCHEMA_FILE = Path(".merlin") / "schema.json"
 #: The tag of the column with the weights of the rows; Merlin has no tag of its own for it.
 WEIGHT_TAG = "sample_weight"
+#: The tags of what each schema needs, and how NVTabular gives them.
+_TAGS = {
+    "label": ("target", "`['clicked'] >> AddTags([Tags.TARGET])`"),
+    "categorical column": ("categorical", "`[…] >> Categorify()`"),
+}
 #: Rows of a table, at most: ids are int32.
 LARGEST_TABLE = 2**31 - 1
 
@@ -52,6 +58,8 @@ class TableSchema:
                 f"{len(self.categorical)} categorical columns, {len(self.table_sizes)} table sizes"
             )
         for name, size in zip(self.categorical, self.table_sizes, strict=True):
+            if not isinstance(size, Integral):
+                raise SchemaError(f"column {name}: a table of {size!r} rows", "give an integer")
             if size > LARGEST_TABLE:
                 raise SchemaError(
                     f"column {name}: a table of {size} rows; int32 ids allow {LARGEST_TABLE}",
@@ -170,7 +178,11 @@ class TableSchema:
                 "a row has one weight: remove the tag of one of them",
             )
         if not labels or not categorical:
-            raise SchemaError(f"{path}: no label or no categorical column", "run the ETL again")
+            lacking = "categorical column" if labels else "label"
+            raise SchemaError(
+                f"{path}: no {lacking}: no column has the tag {_TAGS[lacking][0]}",
+                f"in a workflow of NVTabular, write {_TAGS[lacking][1]}; or run the ETL again",
+            )
         weight = "".join(weights)
         return cls(
             labels[0], dense, categorical, tuple(sizes), tuple(multi_hot), labels[1:], weight

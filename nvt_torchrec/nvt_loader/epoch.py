@@ -15,7 +15,7 @@ import numpy as np
 
 from nvt_torchrec.base.device import device_errors, difference, use_device
 from nvt_torchrec.nvt_loader import plan as planning
-from nvt_torchrec.nvt_loader.cpu.blocks import BatchBlock, BatchFactory, LoaderBatch, ShardRows
+from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, Block, LoaderBatch, ShardRows
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.memory import PREFETCH_BLOCKS, READ_AHEAD, Budget
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
@@ -69,99 +69,124 @@ def produce_blocks(
     order: Order,
     budget: Budget,
     fall_back: Callable[[str], object],
-) -> Iterator[tuple[slice, Any]]:
+) -> Iterator[tuple[slice, Block]]:
     """Build the blocks of one rank from step ``position.first`` to the epoch's end.
-
-    If row groups are decoded on a device, the host makes the first block, and the device makes it
-    once more, to compare them. If they differ, ``fall_back`` is called with how, and the host makes
-    the other blocks, too.
 
     Yields:
         The steps of the block to draw (not those before ``position.first``), and the block.
     """
-    epoch, first_step = position.epoch, position.first
-    rank, world_size = order.rank, order.world_size
-    if first_step >= plan.steps:
+    if position.first >= plan.steps:
         return
-    where = {"shuffle": order.shuffle != "none", "seed": order.seed, "epoch": epoch}
-    rows = dataset.rows
-    groups = planning.epoch_order(len(rows), **where)
-    starts = planning.stream_starts(rows, groups)
-    assigned = planning.assign_rows(plan, starts, planning.find_remainder(plan, **where))
+    epoch = _RankEpoch(dataset, plan, position, order, budget)
+    if builder.host is None:
+        yield from epoch.blocks(builder, epoch.readers(builder))
+    else:
+        yield from _compared(epoch, builder, builder.host, fall_back)
 
-    def read(ranges: list[planning.Range], decode: Decoder) -> ShardReader:
-        slices = (
-            dataset.locate(part)
-            for ends in ranges
-            for part in planning.row_group_slices(starts, groups, *ends)
-        )
-        first = min(budget.first_rows, budget.decode_rows)
-        return ShardReader(decode, slices, first, budget.decode_rows)
 
-    batch = plan.global_batch // world_size
-    spans = plan.spans(rank, world_size)
+def _compared(
+    epoch: _RankEpoch, builder: CpuBuilder, host: CpuBuilder, fall_back: Callable[[str], object]
+) -> Iterator[tuple[slice, Block]]:
+    """Let the host make the first block, and the device make it once more, to compare them.
 
-    def readers_from(step: int, decode: Decoder) -> list[ShardReader]:
+    If they differ, ``fall_back`` is called with how, and the host makes the other blocks, too.
+    """
+    on_host = epoch.blocks(host, epoch.readers(host))
+    readers = epoch.readers(builder)
+    epoch.read_ahead(builder, readers)
+    on_device = epoch.blocks(builder, readers)
+    for first in itertools.islice(on_host, 1):
+        yield first
+        why = difference(lambda: _arrays(next(on_device)), _arrays(first))
+        del first  # it is not needed here while the next one is made
+        if why:
+            fall_back(why)
+        yield from on_host if why else on_device
+
+
+def _arrays(made: tuple[slice, Block]) -> dict[str, np.ndarray]:
+    return {name: tensor.cpu().numpy() for name, tensor in made[1].tensors.items()}
+
+
+class _RankEpoch:
+    """The rows of an epoch that one rank gets: where they are read, in which order, in blocks."""
+
+    def __init__(
+        self, dataset: Dataset, plan: Plan, position: Position, order: Order, budget: Budget
+    ) -> None:
+        self._dataset, self._plan, self._order, self._budget = dataset, plan, order, budget
+        self._epoch, self._first = position.epoch, position.first
+        self._batch = plan.global_batch // order.world_size
+        where = {"shuffle": order.shuffle != "none", "seed": order.seed, "epoch": position.epoch}
+        rows = dataset.rows
+        self._groups = planning.epoch_order(len(rows), **where)
+        self._starts = planning.stream_starts(rows, self._groups)
+        remainder = planning.find_remainder(plan, **where)
+        self._assigned = planning.assign_rows(plan, self._starts, remainder)
+        self._spans = plan.spans(order.rank, order.world_size)
+        self._extents = list(_extents(plan, order.shuffle, self._first, self._batch, budget))
+
+    def readers(self, builder: CpuBuilder) -> list[ShardReader]:
+        """Return readers of this rank's virtual shards, from the first block on."""
+        begin = self._extents[0][1] if self._extents else self._plan.full_steps
         return [
-            read(assigned.shard_ranges(span.shard, step * span.width), decode) for span in spans
+            self._read(self._assigned.shard_ranges(span.shard, begin * span.width), builder.decode)
+            for span in self._spans
         ]
 
-    def sources_of(
-        readers: list[ShardReader], window: int = 0, begin: int = 0, end: int = 0
+    def read_ahead(self, builder: CpuBuilder, readers: list[ShardReader]) -> None:
+        """Begin to read the rows of the first blocks."""
+        builder.read_ahead(self._sources(readers), self._sizes(0, 1 + READ_AHEAD))
+
+    def blocks(
+        self, builder: CpuBuilder, readers: list[ShardReader]
+    ) -> Iterator[tuple[slice, Block]]:
+        """Build the blocks of the rows from :meth:`readers` on, and the last, smaller step."""
+        plan, order = self._plan, self._order
+        for number, (window, begin, end) in enumerate(self._extents):
+            following = self._sizes(number + 1, READ_AHEAD)
+            sources = self._sources(readers, window, end - begin)
+            drawn = slice(max(self._first - begin, 0), plan.steps - begin)
+            yield drawn, builder.build(end - begin, self._batch, sources, following)
+        if plan.steps > plan.full_steps:
+            ends = plan.last_step(order.rank, order.world_size)
+            first, last = (self._assigned.remainder[0] + row for row in ends)
+            rows, reader = last - first, self._read([(first, last)], builder.decode)
+            sources = [ShardRows(reader, rows, 0, rows, 0)] if rows else []
+            yield slice(0, 1), builder.build(1, rows, sources)
+
+    def _sizes(self, first: int, count: int) -> list[int]:
+        """Return the steps of some blocks."""
+        return [end - begin for _, begin, end in self._extents[first : first + count]]
+
+    def _read(self, ranges: list[planning.Range], decode: Decoder) -> ShardReader:
+        slices = (
+            self._dataset.locate(part)
+            for ends in ranges
+            for part in planning.row_group_slices(self._starts, self._groups, *ends)
+        )
+        rows = self._budget.decode_rows
+        return ShardReader(decode, slices, min(self._budget.first_rows, rows), rows)
+
+    def _sources(
+        self, readers: list[ShardReader], window: int = 0, steps: int = 0
     ) -> list[ShardRows]:
+        """Return what the virtual shards give to a block of ``steps`` steps."""
         sources, place = [], 0
-        for span, reader in zip(spans, readers, strict=True):
+        for span, reader in zip(self._spans, readers, strict=True):
             permutation = None
-            if order.shuffle == "rows" and end > begin:
+            if self._order.shuffle == "rows" and steps:
                 permutation = functools.partial(
                     planning.window_order,
-                    (end - begin) * span.width,
-                    seed=order.seed,
-                    epoch=epoch,
+                    steps * span.width,
+                    seed=self._order.seed,
+                    epoch=self._epoch,
                     shard=span.shard,
                     window=window,
                 )
             sources.append(ShardRows(reader, span.width, span.begin, span.end, place, permutation))
             place += span.end - span.begin
         return sources
-
-    extents = list(_extents(plan, order.shuffle, first_step, batch, budget))
-    now = builder.host or builder
-    readers: list[ShardReader] = []
-    on_device: list[ShardReader] = []
-    for number, (window, begin, end) in enumerate(extents):
-        following = [later[2] - later[1] for later in extents[number + 1 : number + 1 + READ_AHEAD]]
-        if number == 0:
-            readers = readers_from(begin, now.decode)
-            if now is not builder:
-                on_device = readers_from(begin, builder.decode)
-                builder.read_ahead(sources_of(on_device), [end - begin, *following])
-        size = end - begin, batch
-        block = now.build(*size, sources_of(readers, window, begin, end), following)
-        yield slice(max(first_step - begin, 0), plan.steps - begin), block
-        if on_device and number == 0:
-            sources = sources_of(on_device, window, begin, end)
-            why = _difference(functools.partial(builder.build, *size, sources, following), block)
-            if why:
-                fall_back(why)
-            else:
-                now, readers = builder, on_device
-        del block  # it is not needed here while the next one is made
-    if plan.steps > plan.full_steps:
-        first, last = (assigned.remainder[0] + row for row in plan.last_step(rank, world_size))
-        rows_left = last - first
-        reader = read([(first, last)], now.decode)
-        sources = [ShardRows(reader, rows_left, 0, rows_left, 0)] if rows_left else []
-        yield slice(0, 1), now.build(1, rows_left, sources)
-
-
-def _difference(build: Callable[[], BatchBlock], host: BatchBlock) -> str:
-    """Return how a block that is built on a device differs from the host's; "" if it does not."""
-
-    def arrays(block: BatchBlock) -> dict[str, np.ndarray]:
-        return {name: tensor.cpu().numpy() for name, tensor in block.tensors.items()}
-
-    return difference(lambda: arrays(build()), arrays(host))
 
 
 def _extents(

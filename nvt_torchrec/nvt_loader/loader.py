@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,8 @@ class KJTLoader:
     - ``sparse_features``: KeyedJaggedTensor with the categorical columns as keys, in the schema's
       order; values, lengths and offsets int32, stride B. Without multi-hot columns there is one id
       per key and row. A multi-hot column has as many ids in a row as its list holds;
-    - ``labels``: float32 [B], 0 or 1 (TorchRec's DLRMTrain calls ``.float()`` on them);
+    - ``labels``: float32 [B], 0 or 1 (TorchRec's DLRMTrain calls ``.float()`` on them); with
+      several, [B, labels];
     - ``weights``: float32 [B], the weights of the rows; None if the data have no such column.
 
     Over all ranks, an epoch yields every row exactly once, in the same number of steps on each
@@ -96,6 +97,7 @@ class KJTLoader:
         selection: The files of the split to read, and those to sample; by default all files.
         transforms: Functions of a batch, applied in order before those of :meth:`map`.
         label: The label that ``labels`` holds, if the data have several; by default the main one.
+            Several names give [B, names].
         strict_gpu: Where libcudf decodes, the first block of each epoch is compared with the CPU's.
             If they differ, raise an error instead of a warning and going on with the CPU's.
         cpu_decoding: Decode on the CPU and copy blocks to the device, also where libcudf could.
@@ -104,7 +106,8 @@ class KJTLoader:
         BadInputError: A missing directory, file or schema, or a file that cannot be read.
         SchemaError: A missing column or one of another type, a null, an id outside its table, or a
             split with another number of rows than the manifest says.
-        SettingsError: A setting out of its range, or too little ``loader_memory``.
+        SettingsError: A setting of another type or out of its range, or too little
+            ``loader_memory``.
         DeviceError: From ``next()``: the device fails, or the first block differs, with
             ``strict_gpu``.
     """
@@ -131,10 +134,11 @@ class KJTLoader:
         decode_threads: int | None = None,
         selection: Selection | None = None,
         transforms: Iterable[Callable[[Any], Any]] = (),
-        label: str | None = None,
+        label: str | Sequence[str] | None = None,
         strict_gpu: bool = False,
         cpu_decoding: bool = False,
     ) -> None:
+        options.check_types(locals())
         if isinstance(shuffle, bool):
             shuffle = "rows" if shuffle else "none"
         options.check_options(
@@ -148,12 +152,13 @@ class KJTLoader:
             limit_batches=limit_batches,
             decode_threads=decode_threads,
         )
-        dataset = read_dataset(path, schema, label or "", table_sizes)
+        dataset = read_dataset(path, schema, label, table_sizes)
         options.check_manifest(dataset)
         if selection is not None:
             dataset = select(dataset, selection)
         dataset = dataclasses.replace(dataset, hash_indices=hash_indices)
         if undersampling_rate is not None:
+            options.check_one_label(dataset)
             dataset = count_kept(dataset, undersampling_rate, seed)
         self._dataset = dataset
         self._fingerprint = self._dataset.fingerprint()
@@ -188,9 +193,10 @@ class KJTLoader:
     input_schema = output_schema = schema
 
     @property
-    def label(self) -> str:
-        """The label that the batches hold."""
-        return self._dataset.schema.label
+    def label(self) -> str | tuple[str, ...]:
+        """The label that the batches hold, or the labels."""
+        schema = self._dataset.schema
+        return schema.labels if self._dataset.several_labels else schema.label
 
     @property
     def num_rows(self) -> int:
@@ -360,8 +366,9 @@ class KJTLoader:
         """The most bytes of a GPU that an iterator takes; 0 on a CPU."""
         if self._device.type == "cpu":
             return 0
-        on_device = self._builder.on_device
-        return device_bytes(self._dataset, self._demand(), self._budget(), on_device=on_device)
+        own, on_device = self._builder.library_bytes, self._builder.on_device
+        need = self._demand(), self._budget()
+        return own + device_bytes(self._dataset, *need, on_device=on_device)
 
     def _demand(self) -> Demand:
         """Return what this rank has to hold."""

@@ -6,7 +6,6 @@ import dataclasses
 import math
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.nvt_loader.cuda.builders import POOL_BYTES
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.plan import Plan
 
@@ -115,13 +114,13 @@ def held_rows(demand: Demand, budget: Budget, *, whole: bool) -> float:
 def device_bytes(dataset: Dataset, demand: Demand, budget: Budget, *, on_device: bool) -> int:
     """Return the most bytes of a GPU that a loader takes while it is iterated.
 
-    Where libcudf decodes (``on_device``), row groups and its own memory count, too.
+    Where libcudf decodes (``on_device``), row groups count, too; its own memory comes on top.
     """
     width = dataset.batch_row_bytes
     if not on_device:
         return int(width * HELD_BLOCKS * max(budget.block_rows, demand.window))
     groups = (1 + READ_AHEAD) * demand.shards * int(dataset.rows.max(initial=0))
-    return int(width * (held_rows(demand, budget, whole=True) + groups)) + POOL_BYTES
+    return int(width * (held_rows(demand, budget, whole=True) + groups))
 
 
 def divide_memory(

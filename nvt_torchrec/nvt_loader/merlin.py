@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,7 @@ class MerlinLoader:
         hash_indices: bool = False,
         limit_batches: int | None = None,
         selection: Selection | None = None,
-        label: str | None = None,
+        label: str | Sequence[str] | None = None,
     ) -> MerlinLoader:
         """Make a Loader of a split's parquet files, with a partition for each row group.
 
@@ -119,7 +119,7 @@ class MerlinLoader:
             BadInputError, SchemaError, SettingsError: As ``KJTLoader``; a selection that samples
                 rows is refused.
         """
-        dataset = data.read_dataset(path, None, label or "", table_sizes)
+        dataset = data.read_dataset(path, None, label, table_sizes)
         options.check_manifest(dataset)
         if selection is not None:
             if selection.sampled:
@@ -228,7 +228,7 @@ class MerlinLoader:
     def _copy(self, columns: dict[str, torch.Tensor]) -> DeviceRows:
         """Copy the tensors of a batch."""
         schema = self._dataset.schema
-        parts = [columns[name].view(-1).float() for name in (schema.label, *schema.dense)]
+        parts = [columns[name].view(-1).float() for name in schema.floats]
         floats, rows = torch.stack(parts, 1), len(parts[0])
         single = [name for name in schema.categorical if name not in schema.multi_hot]
         ids = [self._ids(columns, name) for name in single]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,36 @@ from torch.utils.data import get_worker_info
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader.parquet.dataset import REWRITE, Dataset
 from nvt_torchrec.nvt_loader.plan import SHUFFLES
+from nvt_torchrec.nvt_loader.selection import Selection
+
+#: The types of arguments, and how errors name them.
+_TYPES: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(
+        ("batch_size", "rank", "world_size", "seed", "shuffle_window"), (Integral, "an integer")
+    ),
+    **dict.fromkeys(
+        ("virtual_shards", "limit_batches", "loader_memory", "decode_threads"),
+        (Integral | None, "an integer"),
+    ),
+    "undersampling_rate": (Real | None, "a number from 0 to 1"),
+    "schema": (TableSchema | None, "a TableSchema"),
+    "selection": (Selection | None, "a Selection"),
+    "table_sizes": (Iterable | None, "an integer for each categorical column"),
+    "transforms": (Iterable, "a list of functions of a batch"),
+    "label": (str | Sequence | None, "the name of a label, or a list of names"),
+}
+
+
+def check_types(arguments: dict[str, Any]) -> None:
+    """Raise :class:`SettingsError` if an argument is of another type than :data:`_TYPES` say."""
+    for name, (kind, what) in _TYPES.items():
+        value = arguments[name]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            given = f"{name} = {value!r:.60}, of type {type(value).__name__}"
+            raise SettingsError(given, f"give {what}")
 
 
 def check_options(
@@ -46,9 +76,28 @@ def check_options(
             raise SettingsError(f"{name} = {value}", "choose 1 or more")
 
 
+def check_one_label(dataset: Dataset) -> None:
+    """Refuse to undersample by several labels, of which one may be 1 and another 0.
+
+    Raises:
+        SettingsError: The data are read with several labels.
+    """
+    if dataset.schema.more_labels:
+        labels = ", ".join(dataset.schema.labels)
+        raise SettingsError(
+            f"undersampling_rate with the labels {labels}: rows are negative by one of them",
+            "give one label, or read all rows",
+        )
+
+
 def choose_device(device: torch.device | str | None) -> torch.device:
     """Return a device with its number; None is the current CUDA device, or the CPU without one."""
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except (RuntimeError, TypeError) as error:
+        raise SettingsError(
+            f"device = {device!r}: {error}", "give 'cpu', 'cuda' or 'cuda:0'"
+        ) from None
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

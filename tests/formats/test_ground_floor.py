@@ -130,7 +130,11 @@ def test_schema_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"schema.json: no such file"):
         TableSchema.read(tmp_path)
     write_json(tmp_path / ".merlin" / "schema.json", {"feature": []})
-    with pytest.raises(SchemaError, match="no label or no categorical column"):
+    with pytest.raises(SchemaError, match=r"no label: .*tag target\n.*AddTags\(\[Tags.TARGET\]\)"):
+        TableSchema.read(tmp_path)
+    label = {"name": "y", "annotation": {"tag": ["target"]}}
+    write_json(tmp_path / ".merlin" / "schema.json", {"feature": [label]})
+    with pytest.raises(SchemaError, match=r"no categorical column: .*\n.*Categorify"):
         TableSchema.read(tmp_path)
     feature = {"name": "c", "annotation": {"tag": ["categorical"]}}
     write_json(tmp_path / ".merlin" / "schema.json", {"feature": [feature]})

@@ -105,7 +105,6 @@ def test_row_groups_on_the_device_are_within_the_budget(tmp_path, libcudf, monke
     ahead = sys.modules["nvt_torchrec.nvt_loader.cuda.cudf_reader"].ReadAhead
     wait = ahead.finish
     monkeypatch.setattr(ahead, "finish", counting)
-    monkeypatch.setattr("nvt_torchrec.nvt_loader.memory.POOL_BYTES", 0)
     options = {"shuffle": shuffle, "shuffle_window": 800, "device": "cpu"}
     loader = KJTLoader(tmp_path / "train", 400, **options)
     list(loader)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -42,13 +43,16 @@ def root(request, tmp_path_factory) -> Path:
     batch_size=st.integers(1, 130),
     world_size=st.integers(1, 4),
     shuffle=st.sampled_from(["none", "row_groups", "rows"]),
-    label=st.sampled_from([None, "label", "liked", "bought"]),
+    label=st.sampled_from(
+        [None, "label", "liked", "bought", ("bought",), ("liked", "label"), ["label", "bought"]]
+    ),
     on_device=st.booleans(),
 )
 def test_rows_have_their_label_and_weight(
-    root: Path, batch_size: int, world_size: int, shuffle: str, label: str | None, on_device: bool
+    root: Path, batch_size: int, world_size: int, shuffle: str, label: Any, on_device: bool
 ) -> None:
     """And nothing else of a batch differs from that of the same rows without weights."""
+    several = isinstance(label, tuple | list)
     options = {"shuffle": shuffle, "virtual_shards": min(6, batch_size * world_size)}
     expected, found = read_rows(root / "train"), []
     with pytest.MonkeyPatch.context() as patch:
@@ -57,11 +61,17 @@ def test_rows_have_their_label_and_weight(
         ranks = all_ranks(root / "train", batch_size, world_size, label=label, **options)
         plain = all_ranks(root / "plain" / "train", batch_size, world_size, **options)
         for loader, without in zip(ranks, plain, strict=True):
-            assert loader.label == (label or "label")
+            assert loader.label == (tuple(label) if several else label or "label")
             batches, others = list(loader), list(without)
             for batch, other in zip(batches, others, strict=True):
                 rows = row_numbers(batch.dense_features).tolist()
-                assert batch.labels.tolist() == [expected[i][label or "label"] for i in rows]
+                labels = [
+                    [expected[i][name] for name in label] if several else expected[i][loader.label]
+                    for i in rows
+                ]
+                assert batch.labels.tolist() == labels
+                assert batch.labels.is_contiguous()
+                assert batch.labels.shape == (len(rows), *([len(label)] if several else []))
                 assert batch.weights.dtype == torch.float32
                 assert batch.weights.tolist() == [expected[i]["w"] for i in rows]
                 assert batch.dense_features.is_contiguous()
@@ -70,6 +80,28 @@ def test_rows_have_their_label_and_weight(
                 if label in (None, "label"):
                     assert_same([batch], [other])
     assert sorted(found) == sorted(expected)
+
+
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_a_weight_of_negative_zero_is_zero(tmp_path: Path, dictionary: bool) -> None:
+    """Its sign is the bit that says that a weight is negative."""
+    rows = {"y": [0.0, 1.0] * 8, "w": [-0.0, 1.0] * 8}
+    columns = {name: pa.array(values, pa.float32()) for name, values in rows.items()}
+    table = pa.table(columns | {"c": pa.array(range(16), pa.int32())})
+    pq.write_table(table, tmp_path / "part.parquet", use_dictionary=dictionary)
+    schema = TableSchema("y", (), ("c",), (16,), weight="w")
+    (batch,) = KJTLoader(tmp_path, 16, schema=schema, device="cpu", virtual_shards=1)
+    assert batch.weights.tolist() == [0, 1] * 8
+    assert batch.sparse_features.values().tolist() == list(range(16))
+
+
+def test_several_labels_that_cannot_be_read(root: Path) -> None:
+    for label, what in ((("bought", "likes"), "'likes'.*no such label"), (["label"] * 2, "twice")):
+        with pytest.raises(SettingsError, match=what):
+            KJTLoader(root / "train", 40, device="cpu", label=label)
+    options = {"label": ("label", "liked"), "undersampling_rate": 0.5}
+    with pytest.raises(SettingsError, match="undersampling_rate with the labels label, liked"):
+        KJTLoader(root / "train", 40, device="cpu", **options)
 
 
 def test_undersampling_keeps_what_the_label_says_is_positive(root: Path) -> None:

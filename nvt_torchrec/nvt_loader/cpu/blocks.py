@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.kernels import find_copies
 from nvt_torchrec.nvt_loader.parquet.row_chunks import RowChunk, ShardReader
@@ -53,7 +53,7 @@ class LoaderBatch(Batch):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Block:
+class Block:
     """Base of the blocks, whose tensors may all be copied to a device."""
 
     @property
@@ -69,21 +69,20 @@ class _Block:
 
 
 @dataclasses.dataclass(frozen=True)
-class FlatBlock(_Block):
+class FlatBlock(Block):
     """Some steps of one rank, with one id per row and column.
 
     Attributes:
-        labels: float32 [steps, B].
+        labels: float32 [steps, B], or [steps, B, labels].
+        row_weights: float32 [steps, B]; None if the data have none.
         dense: float32 [steps, B, dense columns].
         ids: int32 [steps, categorical columns, B].
-        row_weights: float32 [steps, B]; None if the data have none, and before
-            :func:`take_weights`.
     """
 
     labels: torch.Tensor
+    row_weights: torch.Tensor | None
     dense: torch.Tensor
     ids: torch.Tensor
-    row_weights: torch.Tensor | None = None
 
     def batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[LoaderBatch]:
         """Yield the batches of some of the block's steps."""
@@ -95,27 +94,25 @@ class FlatBlock(_Block):
 
 
 @dataclasses.dataclass(frozen=True)
-class JaggedBlock(_Block):
+class JaggedBlock(Block):
     """Some steps of one rank, with any number of ids in multi-hot columns.
 
     Attributes:
-        labels: float32 [steps, B].
-        dense: float32 [steps, B, dense columns].
+        labels, row_weights, dense: As in :class:`FlatBlock`.
         values: int32 [ids of all steps].
         lengths: int32 [steps, categorical columns · B].
         offsets: int32 [steps, categorical columns · B + 1], in each step from 0.
         bounds: Where the ids of each step and column begin in ``values``, and where the last ones
             end: steps · columns + 1 integers.
-        row_weights: As in :class:`FlatBlock`.
     """
 
     labels: torch.Tensor
+    row_weights: torch.Tensor | None
     dense: torch.Tensor
     values: torch.Tensor
     lengths: torch.Tensor
     offsets: torch.Tensor
     bounds: Sequence[int]
-    row_weights: torch.Tensor | None = None
 
     def batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[LoaderBatch]:
         """Yield the batches of some of the block's steps."""
@@ -172,36 +169,31 @@ class ShardRows:
 def empty_block(dataset: Dataset, steps: int, device: torch.device) -> FlatBlock | JaggedBlock:
     """Return a block of steps without rows."""
     columns = len(dataset.schema.categorical)
-    labels = torch.empty(steps, 0, device=device)
-    dense = torch.empty(steps, 0, len(dataset.schema.dense), device=device)
+    widths = float_widths(dataset.schema)
+    floats = [torch.empty(0, width, device=device) for width in widths]
+    views = float_views(dataset, steps, floats)
     ids = torch.empty(steps, columns, 0, dtype=torch.int32, device=device)
     if not dataset.jagged:
-        return FlatBlock(labels, dense, ids)
+        return FlatBlock(*views, ids)
     offsets = torch.zeros(steps, 1, dtype=torch.int32, device=device)
-    return JaggedBlock(
-        labels, dense, ids.view(-1), ids.view(steps, 0), offsets, [0] * (steps * columns + 1)
+    bounds = [0] * (steps * columns + 1)
+    return JaggedBlock(*views, ids.view(-1), ids.view(steps, 0), offsets, bounds)
+
+
+def float_widths(schema: TableSchema) -> tuple[int, int, int]:
+    """Return how many of the float columns are labels, weights and dense columns."""
+    return len(schema.labels), int(bool(schema.weight)), len(schema.dense)
+
+
+def float_views(
+    dataset: Dataset, steps: int, parts: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Return a block's labels, weights and dense columns, each given as [steps · B, columns]."""
+    labels, weights, dense = (
+        part.view(steps, part.shape[0] // steps, part.shape[1]) for part in parts
     )
-
-
-BatchBlock = TypeVar("BatchBlock", FlatBlock, JaggedBlock)
-
-
-def take_weights(dataset: Dataset, block: BatchBlock) -> BatchBlock:
-    """Move the weights of the rows out of the dense features, of which they are the first column.
-
-    Raises:
-        SchemaError: A weight is negative.
-    """
-    if not dataset.weighted:
-        return block
-    weights, dense = block.dense[..., 0].contiguous(), block.dense[..., 1:].contiguous()
-    if (weights < 0).any():  # waits for the device, in the loader's thread
-        raise SchemaError(
-            f"{dataset.directory}: column {dataset.schema.dense[0]} holds a negative weight, "
-            f"{float(weights.min()):g}",
-            "weights are 0 or more: `python -m etl check` names the rows",
-        )
-    return dataclasses.replace(block, dense=dense, row_weights=weights)
+    labels = labels if dataset.several_labels else labels[..., 0]
+    return labels, weights[..., 0] if dataset.schema.weight else None, dense
 
 
 class BatchFactory:
@@ -223,7 +215,8 @@ class BatchFactory:
         ids: torch.Tensor,
         row_weights: torch.Tensor | None = None,
     ) -> LoaderBatch:
-        """Make a batch of labels [B], dense [B, columns], ids [columns · B] and weights [B]."""
+        """Make a batch of labels [B] or [B, labels], dense [B, columns], ids [columns · B] and
+        weights [B]."""
         size = labels.shape[0]
         if size not in self._samples:
             self._samples[size] = KeyedJaggedTensor(
@@ -277,9 +270,8 @@ class BatchFactory:
 
 
 def flat(tensor: torch.Tensor) -> np.ndarray:
-    """Return a tensor's memory as a flat array; floats as their bits."""
-    array = tensor.view(-1).numpy()
-    return array.view(np.int32) if array.dtype == np.float32 else array
+    """Return a tensor's memory as a flat array."""
+    return tensor.view(-1).numpy()
 
 
 def source_copies(source: ShardRows, steps: int, rows: list[int], first_chunk: int) -> np.ndarray:

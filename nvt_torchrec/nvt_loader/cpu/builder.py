@@ -16,9 +16,10 @@ from nvt_torchrec.nvt_loader.cpu.blocks import (
     ShardRows,
     empty_block,
     flat,
+    float_views,
+    float_widths,
     moves,
     source_copies,
-    take_weights,
 )
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.decoder import cpu_decoder
@@ -45,6 +46,8 @@ class CpuBuilder:
 
     #: Whether row groups are decoded on the device, whole.
     on_device = False
+    #: Bytes of a device that libraries keep for themselves.
+    library_bytes = 0
     #: Where row groups are decoded on the device: what builds the first block, and all others if
     #: the device's differ from its; and its class.
     host: CpuBuilder | None = None
@@ -83,13 +86,11 @@ class CpuBuilder:
 
     def _build_flat(self, steps: int, batch: int, sources: list[ShardRows]) -> FlatBlock:
         schema = self._dataset.schema
-        shape = (steps, batch)
-        labels, dense, ids = self.tensors(
-            (torch.float32, shape),
-            (torch.float32, (*shape, len(schema.dense))),
+        *floats, ids = self.tensors(
+            *((torch.float32, (steps * batch, width)) for width in float_widths(schema)),
             (torch.int32, (steps, len(schema.categorical), batch)),
         )
-        memory = flat(labels), flat(dense), flat(ids)
+        memory = *(part.numpy().view(np.int32) for part in floats), flat(ids)
 
         def fill(source: ShardRows) -> None:
             drawn = source.drawn
@@ -101,7 +102,7 @@ class CpuBuilder:
 
         self._share(fill, sources)
         self._decode_ahead(sources)
-        return FlatBlock(labels, dense, ids)
+        return FlatBlock(*float_views(self._dataset, steps, floats), ids)
 
     def _rows(self, source: ShardRows, steps: int) -> Iterable[Any]:
         """Take a source's rows for some steps; if they are shuffled, only this rank's, in order."""
@@ -147,8 +148,7 @@ class CpuBuilder:
 
     def produce(self, produced: Iterator[tuple[slice, FlatBlock]]) -> tuple | None:
         """Return the next block as the arguments of :meth:`receive`; None at the end."""
-        made = next(produced, None)
-        return made and (made[0], take_weights(self._dataset, made[1]))
+        return next(produced, None)
 
     def receive(self, steps: slice, block: FlatBlock) -> tuple[slice, FlatBlock]:
         """Make the block usable by the caller; ``steps`` are those that it draws."""
@@ -210,10 +210,9 @@ def build_jagged(
     """Build a block of the chunks of some sources; ``tensors`` makes tensors of given dtypes and
     shapes."""
     schema = dataset.schema
-    floats, columns = 1 + len(schema.dense), len(schema.categorical)
-    labels, dense, lengths, offsets = tensors(
-        (torch.float32, (steps, batch)),
-        (torch.float32, (steps, batch, len(schema.dense))),
+    first_id, columns = len(schema.floats), len(schema.categorical)
+    *floats, lengths, offsets = tensors(
+        *((torch.float32, (steps * batch, width)) for width in float_widths(schema)),
         (torch.int32, (steps, columns * batch)),
         (torch.int32, (steps, columns * batch + 1)),
     )
@@ -226,13 +225,13 @@ def build_jagged(
         ]
     )
     copies = copies[np.argsort(copies[:, 0], kind="stable")]
-    block = flat(labels), flat(dense), np.empty(0, np.int32)
+    block = *(part.numpy().view(np.int32) for part in floats), np.empty(0, np.int32)
     for i, chunk in enumerate(chunks):
         own = copies[copies[:, 1] == i]
-        copy_rows(*block, chunk.addresses[:floats], own, batch, 0, chunk.rows)
+        copy_rows(*block, chunk.addresses[:first_id], own, batch, 0, chunk.rows)
     is_list = np.array([name in set(schema.multi_hot) for name in schema.categorical])
-    addresses = np.stack([chunk.addresses[floats:] for chunk in chunks])
-    elements = np.stack([chunk.values[floats:] for chunk in chunks])
+    addresses = np.stack([chunk.addresses[first_id:] for chunk in chunks])
+    elements = np.stack([chunk.values[first_id:] for chunk in chunks])
     of_lists = copies[:, 1:].copy()
     of_lists[:, 3] += copies[:, 0] * columns * batch
     where = is_list, batch, of_lists, np.searchsorted(copies[:, 0], np.arange(steps + 1))
@@ -244,4 +243,5 @@ def build_jagged(
     offsets.numpy()[:, -1] = starts[columns * batch :: columns * batch] - by_step[:, 0]
     (values,) = tensors((torch.int32, (int(starts[-1]),)))
     list_values(flat(values), starts, np.where(is_list, elements, addresses), addresses, *where)
-    return JaggedBlock(labels, dense, values, lengths, offsets, starts[::batch].tolist())
+    views = float_views(dataset, steps, floats)
+    return JaggedBlock(*views, values, lengths, offsets, starts[::batch].tolist())

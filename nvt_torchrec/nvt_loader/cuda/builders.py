@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, ShardRows, take_weights
+from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, ShardRows
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cuda.device_rows import build_on_device, decoded_rows
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
@@ -56,7 +56,7 @@ class PinnedBuilder(CpuBuilder):
                 return None
             steps, block = made
             # torch keeps the pinned memory until the copies from it are complete
-            block = take_weights(self._dataset, block.to(self.device))
+            block = block.to(self.device)
             return steps, block, self._stream.record_event()
 
     def receive(
@@ -78,7 +78,7 @@ class CudfBuilder(PinnedBuilder):
     are compared (:func:`nvt_loader.epoch.produce_blocks`).
     """
 
-    on_device = True
+    on_device, library_bytes = True, POOL_BYTES
     host_kind = PinnedBuilder
 
     def __init__(self, dataset: Dataset, device: torch.device, threads: int = 1) -> None:

@@ -127,7 +127,7 @@ class CudfReader:
             nulls = column.null_count() or child.null_count()
             if nulls:
                 raise SchemaError(f"{path}: column {name} holds {nulls} null values", FILL_REMEDY)
-        floats = [columns[name] for name in [schema.label, *schema.dense]]
+        floats = [columns[name] for name in schema.floats]
         floats = self._stacked(floats, torch.float32)
         single = [columns[name] for name in schema.categorical if name not in self._lists]
         ids = self._ids(single) if single else floats[:, :0].to(torch.int32)

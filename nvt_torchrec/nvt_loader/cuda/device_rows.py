@@ -13,8 +13,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, ShardRows, empty_block
-from nvt_torchrec.nvt_loader.parquet.checks import Checker, refuse_non_finite
+from nvt_torchrec.nvt_loader.cpu.blocks import (
+    FlatBlock,
+    JaggedBlock,
+    ShardRows,
+    empty_block,
+    float_views,
+    float_widths,
+)
+from nvt_torchrec.nvt_loader.parquet.checks import Checker
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
 #: Offsets and elements of a list column.
@@ -27,7 +34,7 @@ class DeviceRows:
 
     Attributes:
         rows: The number of rows.
-        floats: float32 [rows, 1 + dense columns], the label first.
+        floats: float32 [rows, columns]: labels, weight, dense.
         ids: int [rows, categorical columns that are not multi-hot].
         lists: Per multi-hot column offsets (int32 [rows + 1]) and ids.
     """
@@ -162,11 +169,11 @@ def arrange_rows(
     """
     floats = torch.cat([chunk.floats for chunk in chunks])
     ids = torch.cat([chunk.ids for chunk in chunks])
-    labels = floats[:, 0][where]
-    dense = floats[:, 1:][where]
+    parts = [part[where.view(-1)] for part in floats.split(float_widths(dataset.schema), dim=1)]
+    views = float_views(dataset, len(where), parts)
     if not dataset.jagged:
-        return FlatBlock(labels, dense, ids[where].transpose(1, 2).contiguous())
-    return _jagged(dataset, chunks, ids, where, labels, dense)
+        return FlatBlock(*views, ids[where].transpose(1, 2).contiguous())
+    return JaggedBlock(*views, *_jagged(dataset, chunks, ids, where))
 
 
 def _jagged(
@@ -174,10 +181,12 @@ def _jagged(
     chunks: list[DeviceRows],
     ids: torch.Tensor,
     where: torch.Tensor,
-    labels: torch.Tensor,
-    dense: torch.Tensor,
-) -> JaggedBlock:
-    """Concatenate the ids of all columns; each row of each column is a range of these."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
+    """Concatenate the ids of all columns; each row of each column is a range of these.
+
+    Returns:
+        The values, lengths, offsets and bounds of a :class:`JaggedBlock`.
+    """
     steps, batch = where.shape
     schema, device = dataset.schema, ids.device
     pool, lengths, starts = [], [], []
@@ -210,9 +219,7 @@ def _jagged(
     by_step = begins[:-1].view(steps, -1)
     last = begins[by_step.shape[1] :: by_step.shape[1]]
     offsets = torch.cat([by_step, last[:, None]], dim=1) - by_step[:, :1]
-    return JaggedBlock(
-        labels,
-        dense,
+    return (
         torch.cat(pool)[index],
         length.view(steps, -1).to(torch.int32),
         offsets.to(torch.int32),
@@ -231,6 +238,7 @@ class DeviceChecker:
         self._lists = [schema.categorical.index(name) for name in schema.multi_hot]
         sizes = [schema.table_sizes[i] for i in self._single]
         self._sizes = torch.tensor(sizes, dtype=torch.int64, device=device)
+        self._signed = torch.from_numpy(self._host.signed).to(device)
 
     def checked(self, rows: DeviceRows, file: int) -> DeviceRows:
         """Return the rows with their ids as int32. Raises :class:`SchemaError`.
@@ -239,8 +247,9 @@ class DeviceChecker:
             rows: Rows with ids as int32 or int64.
             file: The number of the file that the rows are from.
         """
-        schema, path = self._dataset.schema, self._dataset.files[file]
+        schema = self._dataset.schema
         broken = ~rows.floats.isfinite().all(dim=0)
+        broken |= (rows.floats < 0).any(dim=0) & ~self._signed
         outside = ((rows.ids < 0) | (rows.ids >= self._sizes)).any(dim=0)
         in_lists = [
             ((values < 0) | (values >= schema.table_sizes[i])).any().view(1)
@@ -251,7 +260,7 @@ class DeviceChecker:
         ends = np.cumsum([len(broken), len(outside)])
         broken, outside, in_lists = np.split(found, ends)
         for i in np.flatnonzero(broken):
-            refuse_non_finite(rows.floats[:, i].cpu().numpy(), schema.columns[i], path)
+            self._host.checked(rows.floats[:, i].contiguous().cpu().numpy(), int(i), file)
         ids, lists = rows.ids, list(rows.lists)
         for i in np.flatnonzero(outside):
             ids = ids.clone()
@@ -263,6 +272,6 @@ class DeviceChecker:
         return DeviceRows(rows.rows, rows.floats, ids.to(torch.int32), narrow)
 
     def _into_table(self, ids: torch.Tensor, column: int, file: int) -> torch.Tensor:
-        number = 1 + len(self._dataset.schema.dense) + column
+        number = len(self._dataset.schema.floats) + column
         checked = self._host.checked(ids.cpu().numpy(), number, file)
         return torch.from_numpy(checked.astype(np.int64)).to(ids)

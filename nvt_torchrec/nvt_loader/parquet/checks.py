@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -37,12 +36,14 @@ class Checker:
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
         schema = dataset.schema
-        self._first_id = 1 + len(schema.dense)
+        self._first_id = len(schema.floats)
         self._lists = {schema.columns.index(name) for name in schema.multi_hot}
         self._warned: dict[str, object] = {}
         self._known: tuple[pa.Schema | None, dict[int, tuple[int, int]]] = (None, {})
-        #: What each number must stay below: an unsigned id, or the bits of a magnitude.
+        #: What each number must stay below: an unsigned id, the bits of a weight or a magnitude.
         self.limits = np.array([INFINITY_BITS] * self._first_id + [*schema.table_sizes], np.uint64)
+        #: Whether a column may hold negative numbers: all floats but the weight.
+        self.signed = np.array([name != schema.weight for name in schema.floats])
 
     def plain_leaves(self, footer: Footer) -> dict[int, tuple[int, int]]:
         """Find the columns of the loader's own types: for each the number of its leaf in the file,
@@ -98,13 +99,13 @@ class Checker:
             SchemaError: Infinity or NaN; or an id is outside the table and ``hash_indices`` is off.
                 The message names file, column, value and table size.
         """
-        is_float = number < self._first_id
-        known = values.dtype == self.dtype(number)
-        if known and largest(values.ctypes.data, len(values), is_float) < self.limits[number]:
+        is_float, known = number < self._first_id, values.dtype == self.dtype(number)
+        signed = is_float and self.signed[number]
+        if known and largest(values.ctypes.data, len(values), signed) < self.limits[number]:
             return values
         if is_float:
-            name = self._dataset.schema.columns[number]
-            refuse_non_finite(values, name, self._dataset.files[file])
+            refuse_floats(values, self._dataset.schema.columns[number], self._dataset.files[file])
+            return values  # a weight of -0.0
         return self._into_table(values, number - self._first_id, file)
 
     def _into_table(self, ids: np.ndarray, i: int, file: int) -> np.ndarray:
@@ -141,14 +142,21 @@ class Checker:
         return hashed
 
 
-def refuse_non_finite(column: np.ndarray, name: str, path: Path) -> NoReturn:
-    """Refuse infinity and NaN, which one training step spreads over the whole model.
+def refuse_floats(column: np.ndarray, name: str, path: Path) -> None:
+    """Refuse infinity and NaN, which one training step spreads over the whole model; else, in a
+    weight, negative numbers.
 
     Raises:
         SchemaError: The message names file, column and value.
     """
     found = column[~np.isfinite(column)]
-    raise SchemaError(
-        f"{path}: column {name} holds {found[0]} (in {found.size} of {column.size} values)",
-        "the ETL writes finite numbers only; run it again",
-    )
+    if found.size:
+        raise SchemaError(
+            f"{path}: column {name} holds {found[0]} (in {found.size} of {column.size} values)",
+            "the ETL writes finite numbers only; run it again",
+        )
+    if column.min(initial=0) < 0:
+        raise SchemaError(
+            f"{path}: column {name} holds a negative weight, {column.min():g}",
+            "weights are 0 or more: `python -m etl check` names the rows",
+        )

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -42,8 +42,8 @@ class Dataset:
     Attributes:
         directory: The split's directory.
         stored: The columns of the files, and table sizes.
-        schema: Those that are read: one label, and the weight of the rows as the first dense
-            column.
+        schema: Those that are read: not all labels.
+        several_labels: Whether batches hold labels [B, labels] instead of [B].
         files: The parquet files, ``part.2`` before ``part.10``.
         status: What the system said of each file.
         row_groups: All row groups in the order of the files.
@@ -59,6 +59,7 @@ class Dataset:
     files: tuple[Path, ...]
     status: tuple[os.stat_result, ...]
     row_groups: tuple[RowGroup, ...]
+    several_labels: bool = False
     hash_indices: bool = False
     undersampling: tuple[float, int] | None = None
     kept: tuple[int, ...] | None = None
@@ -77,11 +78,6 @@ class Dataset:
         """Return where the rows of a slice of what is delivered lie in the row group."""
         begin, _ = self.cuts.get(part.row_group, (0, 0))
         return RowGroupSlice(part.row_group, begin + part.begin, begin + part.end)
-
-    @property
-    def weighted(self) -> bool:
-        """Whether the first dense column is the weight of the rows."""
-        return bool(self.stored.weight)
 
     @property
     def jagged(self) -> bool:
@@ -121,7 +117,7 @@ class Dataset:
             for leaf in find_leaves(footer.schema, schema.multi_hot).values():
                 ids += float(footer.chunks[:, leaf, VALUES].sum()) / rows - 1
         # besides the ids, a length, an offset and a start in each categorical column
-        return 4 * (1 + len(schema.dense) + ids) + 16 * len(schema.categorical)
+        return 4 * (len(schema.floats) + ids) + 16 * len(schema.categorical)
 
     def fingerprint(self) -> dict[str, int | str]:
         """Return counts, and a digest of file names, sizes, row groups and columns."""
@@ -131,7 +127,7 @@ class Dataset:
             [dataclasses.astuple(group) for group in self.row_groups],
             dataclasses.astuple(self.schema),
             sorted(self.cuts.items()),
-            self.weighted,
+            bool(self.schema.weight),
         ]
         return {
             "files": len(self.files),
@@ -142,36 +138,30 @@ class Dataset:
         }
 
 
-def columns_to_read(schema: TableSchema, label: str = "") -> TableSchema:
-    """Return the schema of what is read: one label, and the weight as the first dense column.
-
-    Args:
-        schema: The schema of the files.
-        label: The label; "" for the main one.
+def columns_to_read(schema: TableSchema, label: str | Sequence[str] | None = None) -> TableSchema:
+    """Return the schema with these labels only; by default with the main one.
 
     Raises:
-        SettingsError: There is no such label.
+        SettingsError: There is no such label, or one is named twice.
     """
-    if label and label not in schema.labels:
-        close = difflib.get_close_matches(label, schema.labels, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise SettingsError(
-            f"label {label!r}: the data have no such label",
-            f"{hint}their labels are {', '.join(schema.labels)}",
-        )
-    return dataclasses.replace(
-        schema,
-        label=label or schema.label,
-        more_labels=(),
-        weight="",
-        dense=(*([schema.weight] if schema.weight else []), *schema.dense),
-    )
+    labels = (label,) if isinstance(label, str) else tuple(label or (schema.label,))
+    for name in labels:
+        if name not in schema.labels:
+            close = difflib.get_close_matches(str(name), schema.labels, n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise SettingsError(
+                f"label {name!r}: the data have no such label",
+                f"{hint}their labels are {', '.join(schema.labels)}",
+            )
+    if len(set(labels)) < len(labels):
+        raise SettingsError(f"labels {', '.join(labels)}: one is named twice", "name each once")
+    return dataclasses.replace(schema, label=labels[0], more_labels=labels[1:])
 
 
 def read_dataset(
     path: Path | str,
     schema: TableSchema | None = None,
-    label: str = "",
+    label: str | Sequence[str] | None = None,
     table_sizes: Iterable[int] | None = None,
 ) -> Dataset:
     """Read a split's schema and the footers of its files.
@@ -179,7 +169,7 @@ def read_dataset(
     Args:
         path: A directory of parquet files, or one file.
         schema: The columns; by default what ``.merlin/schema.json`` beside the files says.
-        label: The label to read; "" for the main one.
+        label: The label to read, or several; None for the main one.
         table_sizes: Rows of the embedding tables, instead of the schema's.
 
     Raises:
@@ -195,6 +185,7 @@ def read_dataset(
     stored = schema or TableSchema.read(directory)
     if table_sizes is not None:
         stored = dataclasses.replace(stored, table_sizes=tuple(table_sizes))
+    several = label is not None and not isinstance(label, str)
     schema = columns_to_read(stored, label)
     row_groups = [
         RowGroup(number, index, rows)
@@ -202,7 +193,7 @@ def read_dataset(
         for index, rows in enumerate(read_footer(file, schema).rows.tolist())
     ]
     status = tuple(file.stat() for file in files)
-    return Dataset(directory, stored, schema, tuple(files), status, tuple(row_groups))
+    return Dataset(directory, stored, schema, tuple(files), status, tuple(row_groups), several)
 
 
 def _files(directory: Path) -> list[Path]:
@@ -265,7 +256,7 @@ def check_columns(columns: pa.Schema, schema: TableSchema, path: Path) -> None:
     Raises:
         SchemaError: The message names file and column.
     """
-    wanted = dict.fromkeys([schema.label, *schema.dense], "numbers")
+    wanted = dict.fromkeys(schema.floats, "numbers")
     wanted |= dict.fromkeys(schema.categorical, "integer ids")
     wanted |= dict.fromkeys(schema.multi_hot, "lists of integer ids")
     for name, what in wanted.items():

@@ -36,24 +36,40 @@ def pointer(_context, address):
 TILE_ROWS = 256
 
 
+@numba.njit(inline="always")
+def _interleave(target, at, addresses, here, count):
+    """Copy rows [here, here + count) of columns to rows of a target [places, columns], from row
+    ``at`` on."""
+    columns = target.shape[1]
+    for tile in range(0, count, TILE_ROWS):
+        for c in range(columns):
+            source = numba.carray(pointer(addresses[c] + (here + tile) * 4), (1,), np.int32)
+            address = target.ctypes.data + ((at + tile) * columns + c) * 4
+            to = numba.carray(pointer(address), (1,), np.int32)
+            for i in range(min(TILE_ROWS, count - tile)):
+                to[np.uint64(i * columns)] = source[i]
+
+
 @compiled(
-    "void(int32[::1], int32[::1], int32[::1], int64[::1], int64[:, ::1], int64, int64, int64)"
+    "void(int32[:, ::1], int32[:, ::1], int32[:, ::1], int32[::1], int64[::1], int64[:, ::1],"
+    " int64, int64, int64)"
 )
-def copy_rows(labels, dense, ids, addresses, copies, batch, first, rows):
+def copy_rows(labels, weights, dense, ids, addresses, copies, batch, first, rows):
     """Copy rows [first, first + rows) of a source to their places in a block.
 
     Args:
-        labels, dense, ids: The block's memory, flat: [steps, B], [steps, B, dense columns], [steps,
-            categorical columns, B].
-        addresses: int64 [columns], where row ``first`` lies: label, dense, categorical.
+        labels, weights, dense: The block's memory: [steps · B, columns] of each.
+        ids: The same, flat: [steps, categorical columns, B].
+        addresses: int64 [columns], where row ``first`` lies: labels, weight, dense, categorical.
         copies: int64 [copies, 5], from :func:`find_copies` with all rows of the source in one
             chunk.
         batch: B.
         first, rows: Which rows of the source.
     """
-    places = len(labels)
-    columns = len(dense) // max(places, 1)
-    categorical = len(addresses) - 1 - columns
+    weight = labels.shape[1]
+    features = weight + weights.shape[1]
+    floats = features + dense.shape[1]
+    categorical = len(addresses) - floats
     for k in range(len(copies)):
         step, _, begin, count, place = copies[k]
         skipped = max(first - begin, 0)
@@ -63,20 +79,11 @@ def copy_rows(labels, dense, ids, addresses, copies, batch, first, rows):
             continue
         place += skipped
         at = step * batch + place
-        source = numba.carray(pointer(addresses[0] + here * 4), (1,), np.int32)
-        to = numba.carray(pointer(labels.ctypes.data + at * 4), (1,), np.int32)
-        for i in range(count):
-            to[i] = source[i]
-        for tile in range(0, count, TILE_ROWS):
-            for c in range(columns):
-                address = addresses[1 + c] + (here + tile) * 4
-                source = numba.carray(pointer(address), (1,), np.int32)
-                address = dense.ctypes.data + ((at + tile) * columns + c) * 4
-                to = numba.carray(pointer(address), (1,), np.int32)
-                for i in range(min(TILE_ROWS, count - tile)):
-                    to[np.uint64(i * columns)] = source[i]
+        _interleave(labels, at, addresses, here, count)
+        _interleave(weights, at, addresses[weight:], here, count)
+        _interleave(dense, at, addresses[features:], here, count)
         for c in range(categorical):
-            source = numba.carray(pointer(addresses[1 + columns + c] + here * 4), (1,), np.int32)
+            source = numba.carray(pointer(addresses[floats + c] + here * 4), (1,), np.int32)
             address = ids.ctypes.data + ((step * categorical + c) * batch + place) * 4
             to = numba.carray(pointer(address), (1,), np.int32)
             for i in range(count):
@@ -124,14 +131,14 @@ def permute(target, sources, stride, to_rows, from_rows):
 
 
 @numba.njit(inline="always")
-def largest_of(address, count, is_float):
+def largest_of(address, count, signed):
     """Return the largest of unsigned numbers of 32 bits; of floats, the bits of the largest
     magnitude, which from 0x7F800000 on are infinity or NaN.
 
     Read as unsigned, a negative id is a large one: one reduction for both ends of a table.
     """
     words = numba.carray(pointer(address), (1,), np.uint32)
-    mask = np.uint32(0x7FFFFFFF if is_float else 0xFFFFFFFF)
+    mask = np.uint32(0x7FFFFFFF if signed else 0xFFFFFFFF)
     most = np.uint32(0)
     for i in range(count):
         most = max(most, words[i] & mask)
@@ -139,9 +146,9 @@ def largest_of(address, count, is_float):
 
 
 @compiled("uint64(int64, int64, boolean)")
-def largest(address, count, is_float):
+def largest(address, count, signed):
     """As :func:`largest_of`, for Python."""
-    return largest_of(address, count, is_float)
+    return largest_of(address, count, signed)
 
 
 @compiled("void(int32[::1], int64[:, ::1], boolean[::1], int64, int64[:, ::1], int64[::1])")

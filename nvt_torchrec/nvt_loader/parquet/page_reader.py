@@ -146,9 +146,9 @@ class OpenRowGroup:
         chunk = RowChunk(rows, addresses, none, [*self.owner, memory])
         for number in self.numbers[largest >= self.limits].tolist():
             values = chunk.column(number, self.checker.dtype(number))
-            ids = self.checker.checked(values, number, self.file).astype(np.int32)
-            addresses[number] = ids.ctypes.data
-            chunk.owner.append(ids)
+            checked = self.checker.checked(values, number, self.file).astype(values.dtype)
+            addresses[number] = checked.ctypes.data
+            chunk.owner.append(checked)
         return chunk
 
     def read_into(self, target: Target, first: int, rows: int) -> bool:
@@ -167,7 +167,6 @@ def _column_chunks(
     dataset: Dataset, checker: Checker, row_group: int, footer: Footer
 ) -> ColumnChunks | None:
     group = dataset.row_groups[row_group]
-    floats = 1 + len(dataset.schema.dense)
     described = []
     for number, (leaf, optional) in checker.plain_leaves(footer).items():
         codec, values, _, size, begin, dictionary = footer.chunks[group.index, leaf].tolist()
@@ -175,7 +174,8 @@ def _column_chunks(
             begin = min(begin, dictionary)
         inside = 0 < begin <= begin + size <= dataset.sizes[group.file]
         if codec in CODECS and inside and values == group.rows:
-            chunk = [begin, size, values, optional, number < floats, CODECS[codec] == "snappy"]
+            signed = number < len(checker.signed) and checker.signed[number]
+            chunk = [begin, size, values, optional, signed, CODECS[codec] == "snappy"]
             described.append((begin, number, chunk, CODECS[codec]))
     if not described:
         return None

@@ -29,12 +29,12 @@ from nvt_torchrec.nvt_loader.parquet.pages import (
     DATA_PAGE,
     DICTIONARY_PAGE,
     ENCODING,
-    FLOAT,
     KIND,
     OPTIONAL,
     PLAIN,
     PLAIN_DICTIONARY,
     RLE_DICTIONARY,
+    SIGNED,
 )
 
 #: Rows decoded before they are copied to a block: as many as fit a core's second-level cache.
@@ -118,7 +118,7 @@ def open_columns(cursors, largest, pages, first_page, chunks):
                 return False
         largest[c] = np.uint64(0xFFFFFFFFFFFFFFFF)
         if indices:
-            largest[c] = largest_of(cursor[WORDS], cursor[ENTRIES], chunks[c, FLOAT])
+            largest[c] = largest_of(cursor[WORDS], cursor[ENTRIES], chunks[c, SIGNED])
     return True
 
 
@@ -194,7 +194,7 @@ def read_rows(addresses, largest, cursors, pages, first_page, chunks, targets, c
             cursor[LEFT] -= count
             done += count
         if target and checked[c]:
-            largest[c] = largest_of(addresses[c], rows, chunks[c, FLOAT])
+            largest[c] = largest_of(addresses[c], rows, chunks[c, SIGNED])
     return True
 
 
@@ -219,11 +219,13 @@ def _next_copies(copies, copy, row):
 
 
 @compiled(
-    "boolean(int32[::1], int32[::1], int32[::1], int64[:, ::1], int64, int64, int64, int64[::1],"
-    " uint64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[:, ::1], boolean[::1])"
+    "boolean(int32[:, ::1], int32[:, ::1], int32[:, ::1], int32[::1], int64[:, ::1], int64, int64,"
+    " int64, int64[::1], uint64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[:, ::1],"
+    " boolean[::1])"
 )
 def read_into(
     labels,
+    weights,
     dense,
     ids,
     copies,
@@ -241,7 +243,7 @@ def read_into(
     """Read the next ``rows`` rows of all columns and copy them to their places in a block.
 
     Args:
-        labels, dense, ids, copies, batch, first, rows: As
+        labels, weights, dense, ids, copies, batch, first, rows: As
             :func:`nvt_loader.parquet.kernels.copy_rows` takes them.
         order: int64 [columns], the column chunk of each of the schema's columns.
         limits: uint64 [chunks], the bound that each column's numbers must stay below.
@@ -277,7 +279,8 @@ def read_into(
                 return False
             addresses[c] = found[order[c]]
         own = copies[copy : last + 1]
-        copy_rows(labels, dense, ids, addresses, own, batch, first + begin, end - begin)
+        where = batch, first + begin, end - begin
+        copy_rows(labels, weights, dense, ids, addresses, own, *where)
         at = end
     tile[:1] = 0  # an address does not keep the array alive; this use does, until here
     return True

@@ -15,8 +15,8 @@ from nvt_torchrec.base.parquet_footer import MISSING, read_structs, structs_path
 from nvt_torchrec.nvt_loader.parquet.kernels import pointer
 
 #: A column chunk is a row of int64: its address and bytes; its values; whether values may be
-#: missing, are floats, are compressed with Snappy (1 or 0).
-ADDRESS, SIZE, VALUES, OPTIONAL, FLOAT, SNAPPY = range(6)
+#: missing, are floats that may be negative, are compressed with Snappy (1 or 0).
+ADDRESS, SIZE, VALUES, OPTIONAL, SIGNED, SNAPPY = range(6)
 
 #: A page is a row of int64: its kind; the address of what follows the header, its bytes in the
 #: file, and decompressed; its values; their encoding; the CRC-32 of the bytes in the file, or -1.

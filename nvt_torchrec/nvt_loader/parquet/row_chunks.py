@@ -41,12 +41,14 @@ class Target(NamedTuple):
     """Where the rows of a source go in a block in CPU memory.
 
     Attributes:
-        labels, dense, ids: The block's memory, flat; floats as their bits.
+        labels, weights, dense: The block's memory [steps · B, columns]; floats as their bits.
+        ids: The same, flat.
         copies: int64 [copies, 5], from :func:`nvt_loader.parquet.kernels.find_copies`.
         batch: B.
     """
 
     labels: np.ndarray
+    weights: np.ndarray
     dense: np.ndarray
     ids: np.ndarray
     copies: np.ndarray
@@ -60,7 +62,9 @@ Decoder = Callable[[RowGroupSlice, int], Iterator[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class RowChunk:
-    """Rows in CPU memory, column by column: label, dense, categorical. A number takes four bytes.
+    """Rows in CPU memory, column by column: labels, weight, dense, categorical.
+
+    A number takes four bytes.
 
     Attributes:
         rows: The number of rows.
@@ -84,8 +88,8 @@ class RowChunk:
 
     def copy_to(self, target: Target, first: int) -> None:
         """Copy the rows to a block; ``first`` is the number of the first one in its source."""
-        labels, dense, ids, copies, batch = target
-        copy_rows(labels, dense, ids, self.addresses, copies, batch, first, self.rows)
+        *memory, copies, batch = target
+        copy_rows(*memory, self.addresses, copies, batch, first, self.rows)
 
     def column(self, number: int, dtype: type) -> np.ndarray:
         """Return a column other than a list, on the same memory: [rows]."""
