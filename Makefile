@@ -48,7 +48,7 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-.PHONY: help env demo test test-gpu rapids-sources lint bench-etl bench-loader bench-train bench-quality bench-inference daily bench-gpu lock audit sbom clean
+.PHONY: help env demo test test-gpu rapids-sources lint bench-etl bench-loader bench-train bench-quality bench-inference bench-gpu lock audit sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -82,14 +82,11 @@ bench-loader: $(LINKED) ## the loader beside Merlin's and TorchRec's; minutes
 bench-train: $(LINKED) ## the trainer beside dlrm_main.py and a bare loop; minutes
 	@$(ON_PATH) python -m benchmarks.train $(BENCH_FLAGS)
 
-bench-quality: $(LINKED) ## AUROC after one epoch beside the oracle's, also over seeds; hours
-	@$(ON_PATH) python -m benchmarks.train quality $(BENCH_FLAGS)
+bench-quality: $(LINKED) ## AUROC after one epoch beside logistic regression and the oracle's; hours
+	@$(ON_PATH) python -m benchmarks.train regression $(BENCH_FLAGS)
 
 bench-inference: $(LINKED) ## scoring beside NVTabular and TorchRec; BENCH_FLAGS names model and rows
 	@$(ON_PATH) python -m inference benchmark $(BENCH_FLAGS)
-
-daily: $(LINKED) ## a model updated daily beside one that is refitted and one that is not; half an hour
-	@$(ON_PATH) python -m benchmarks.daily --output build/daily $(BENCH_FLAGS)
 
 bench-gpu: $(LINKED) ## checks, figures beside their limits and tests on a GPU, step by step; half an hour
 	@$(ON_PATH) python -m benchmarks.gpu $(BENCH_FLAGS)

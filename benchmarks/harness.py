@@ -37,11 +37,6 @@ from nvt_torchrec.base.files.atomic import write_json
 log = logging.getLogger("benchmarks")
 
 ROOT = Path(__file__).parents[1]
-#: The trainer's flags for the demo's model, which is small enough for a machine of few cores.
-SMALL_MODEL = (
-    *("--embedding_dim", "16", "--dense_arch_layer_sizes", "64,16"),
-    *("--over_arch_layer_sizes", "128,64,1"),
-)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from nvt_torchrec.etl.run import EtlSettings, run
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
-from nvt_torchrec.inference import Predictor
+from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.workflows import compiled
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nvt_torchrec.inference.predictor import Predictor
     from nvt_torchrec.inference.scorer import Scorer
     from nvt_torchrec.nvt_loader.loader import KJTLoader
-    from nvt_torchrec.workflows import load
+    from nvt_torchrec.workflows.store import load
 
 __version__ = "0.1.0"
 __all__ = [
@@ -35,7 +35,7 @@ _MODULES = {
     "KJTLoader": "nvt_torchrec.nvt_loader.loader",
     "Predictor": "nvt_torchrec.inference.predictor",
     "Scorer": "nvt_torchrec.inference.scorer",
-    "load": "nvt_torchrec.workflows",
+    "load": "nvt_torchrec.workflows.store",
     "run": "nvt_torchrec.etl.run",
 }
 

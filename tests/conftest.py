@@ -35,7 +35,6 @@ _LONG = (
     "tests/dlrm/test_flags.py",
     "tests/dlrm/test_preemption.py",
     "tests/dlrm/test_resume.py",
-    "tests/benchmarks/test_daily.py",
     "tests/lookalikes/test_recipes.py",
     "tests/nvt_loader/test_processes.py",
     "tests/etl/test_resume.py",

@@ -80,15 +80,16 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
 _USE = """
 import sys
 import nvt_torchrec
-from nvt_torchrec import KJTLoader, Predictor, load, run, workflows
+from nvt_torchrec import KJTLoader, Predictor, load, run
 from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.description import inspect
 
 assert "nvt_torchrec.nvt_compat" not in sys.modules
 for batch in KJTLoader("out/criteo_binary/split/train", 128, rank=0, world_size=1):
     assert batch.labels.shape == (128,), batch.labels.shape
     break
 workflow = load("out/workflow", label=False)
-assert compiled.load("out/workflow", verify=True).digest == workflows.inspect("out/workflow").digest
+assert compiled.load("out/workflow", verify=True).digest == inspect("out/workflow").digest
 print(nvt_torchrec.__version__, nvt_torchrec.__file__, type(workflow).__module__)
 """
 

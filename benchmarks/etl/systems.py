@@ -214,7 +214,7 @@ def peer(log: Log, peer: Peer, name: str, *flags: str, case: str, **more: Any) -
 
 def our_output(directory: Path) -> Output:
     """Read what ``python -m etl run`` wrote."""
-    from nvt_torchrec.workflows import inspect
+    from nvt_torchrec.workflows.description import inspect
 
     description = inspect(directory / "workflow")
 

@@ -60,8 +60,9 @@ def of_block(
     from nvt_torchrec.etl.engines.engine import Job
     from nvt_torchrec.etl.engines.threads import Threads
     from nvt_torchrec.etl.parts.parquet import write_part
-    from nvt_torchrec.workflows import compiled, write_workflow
+    from nvt_torchrec.workflows import compiled
     from nvt_torchrec.workflows.compiled.device import DeviceWorkflow
+    from nvt_torchrec.workflows.writer import write_workflow
 
     directory = args.data / "stages"
     shutil.rmtree(directory, ignore_errors=True)

@@ -5,8 +5,8 @@ clone https://github.com/facebookresearch/dlrm), in this project's environment. 
 arrays into memory; our trainer decodes parquet. "bare loop" is forward, backward and optimizer of
 our model over one batch in memory.
 Rates are over --steps steps after --warm_up. On a busy machine compare samples per CPU second.
-`python -m benchmarks.train quality` compares how good the trained models are, and `… regression`
-the first model that the defaults give with logistic regression.
+`python -m benchmarks.train regression` compares the first model that the defaults give with
+logistic regression.
 """
 
 from __future__ import annotations
@@ -52,10 +52,6 @@ class BenchmarkSettings(Settings):
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; return exit status 1 if a system failed."""
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["quality"]:
-        from benchmarks.train import quality
-
-        return quality.main(argv[1:])
     if argv[:1] == ["regression"]:
         from benchmarks.train import regression
 

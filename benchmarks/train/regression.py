@@ -5,6 +5,8 @@ regression has a weight for each value of a column (C = 1), and the same rows. O
 of the probabilities that the clicks were drawn with. Below the table is, for each optimizer, the
 run that is the most below the regression.
 
+Everything after -- goes to train_torchrec.py.
+
     python -m benchmarks.train regression --logs additive,census --optimizers adagrad
 """
 
@@ -14,6 +16,8 @@ import dataclasses
 import functools
 import itertools
 import json
+import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,12 +27,13 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from benchmarks.data import make_once
-from benchmarks.harness import Metric, Table, run_benchmark, run_etl
+from benchmarks.harness import ROOT, Metric, System, Table, run_benchmark, run_etl, split_flags
 from benchmarks.process import BUILD
-from benchmarks.train.quality import OPTIMIZERS, make_data, training_run
 from nvt_torchrec.base.auroc import auroc
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.dlrm.metrics import compute_metrics
+from nvt_torchrec.dlrm.reporting.metrics_log import METRICS_FILE
+from nvt_torchrec.dlrm.reporting.page import read_events
 from nvt_torchrec.formats.schema import TableSchema
 
 METRICS = (
@@ -41,6 +46,7 @@ METRICS = (
     Metric("regression_calibration", "regression's", ".3f"),
     Metric("samples_per_s", "samples/s"),
 )
+OPTIMIZERS = ("rowwise_adagrad", "adagrad", "adam", "sgd")
 #: The rows that the regression is fitted to, at most: it takes all at once.
 _FITTED = 800_000
 
@@ -123,10 +129,12 @@ class RegressionSettings(Settings):
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark; return exit status 1 if a run failed."""
-    return run_benchmark("train regression", __doc__, RegressionSettings, _run, list(argv))
+    arguments, flags = split_flags(argv)
+    work = functools.partial(_run, flags=flags)
+    return run_benchmark("train regression", __doc__, RegressionSettings, work, arguments)
 
 
-def _run(settings: RegressionSettings) -> int:
+def _run(settings: RegressionSettings, flags: list[str]) -> int:
     table = Table("regression", "One epoch with the trainer's defaults", METRICS, base="")
     systems = []
     for log in settings.logs:
@@ -135,15 +143,34 @@ def _run(settings: RegressionSettings) -> int:
         for name, seed in itertools.product(settings.optimizers, range(settings.seeds)):
             case = f"{log}, seed {seed}" if settings.seeds > 1 else log
             given = ["--binary_path", split, "--shuffle_training_set", "--optimizer", name]
-            log_path = BUILD / "regression" / f"{case} {name}"
-            systems.append(
-                training_run(name, case, [*given, "--seed", str(seed)], log_path, **beside)
-            )
+            systems.append(_training_run(name, case, [*given, "--seed", seed, *flags], beside))
     table.measure(systems, repeats=1)
     table.notes += ["", *(_most_below(table, name) for name in settings.optimizers)]
     table.print()
     print(f"written to {table.write()}")
     return 1 if table.failed else 0
+
+
+def _training_run(
+    optimizer: str, case: str, flags: Sequence[Any], beside: dict[str, float]
+) -> System:
+    """Return a run of ``train_torchrec.py``, with the last metrics of its log, and ``beside``."""
+    log_path = BUILD / "regression" / f"{case} {optimizer}"
+
+    def result() -> dict[str, Any]:
+        events = read_events(log_path / METRICS_FILE)
+        last = {event["split"]: event for event in events if event["event"] == "evaluation"}
+        end = next(event for event in events if event["event"] == "end")
+        return {**last["test"], "samples_per_s": end["samples_per_s"], **beside}
+
+    return System(
+        optimizer,
+        case,
+        [sys.executable, ROOT / "train_torchrec.py", *map(str, flags), "--log_path", log_path],
+        before=lambda: shutil.rmtree(log_path, ignore_errors=True),
+        result=result,
+        timeout=24 * 3600,
+    )
 
 
 def _most_below(table: Table, optimizer: str) -> str:
@@ -172,9 +199,15 @@ def _make(log: str) -> tuple[Path, float]:
     """Return the splits of a log, and the oracle's AUROC."""
     draw = LOGS[log]
     if draw is None:
-        split = make_data(250_000)
-        described = json.loads((split.parents[2] / "raw" / "synthetic.json").read_text())
-        return split, described["oracle"]["test"]["auroc"]
+        raw, etl = BUILD / "log-demo" / "raw", BUILD / "log-demo" / "etl"
+
+        def synthesize() -> None:
+            run_etl("synthesize", "--output_path", raw, "--days", 5, "--rows_per_day", 250_000)
+            run_etl("run", "--input_path", raw, "--output_path", etl)
+
+        make_once(raw.parent, "a log of 5 x 250,000 rows", synthesize)
+        described = json.loads((raw / "synthetic.json").read_text())
+        return etl / "criteo_binary" / "split", described["oracle"]["test"]["auroc"]
     root = BUILD / f"log-{log}"
     logits, frame = draw()
     labels = np.random.default_rng(1).random(len(logits)) < 1 / (1 + np.exp(-logits))

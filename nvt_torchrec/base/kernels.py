@@ -1,10 +1,4 @@
-"""Compile loops with Numba, and cache the result per machine.
-
-Numba is imported without SciPy here. With its first kernel it imports SciPy's linear algebra, to
-find a BLAS for the inner products in ``np.cov`` and similar functions, which takes a fifth of a
-second at every start. No kernel here uses one, so Numba is told that there is no BLAS. ``np.dot``
-and ``np.linalg`` in kernels of other packages look for SciPy when they are compiled, and find it.
-"""
+"""Compile loops with Numba, and cache the result per machine."""
 
 from __future__ import annotations
 
@@ -12,26 +6,15 @@ import contextlib
 import functools
 import hashlib
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
+import numba
 import numpy as np
-
-_BLAS = "scipy.linalg.cython_blas"
-
-if _BLAS not in sys.modules:
-    sys.modules[_BLAS] = None  # type: ignore[assignment]  # so that importing it fails
-    try:
-        import numba.np.arraymath
-    finally:
-        del sys.modules[_BLAS]
-
-import numba  # noqa: E402
-from numba.core import event  # noqa: E402
-from numba.core.caching import FunctionCache  # noqa: E402
+from numba.core import event
+from numba.core.caching import FunctionCache
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
-from nvt_torchrec.formats.day_names import parse_days
+from nvt_torchrec.formats.day_names import days_text, parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest, PartFile
 from nvt_torchrec.nvt_loader.selection import Selection
@@ -142,11 +142,4 @@ def _files(parts: list[PartFile], days: Collection[int]) -> tuple[str, ...]:
 
 def _text(days: Sequence[int]) -> str:
     """Describe ascending days, for example ``days 0-3, 7``."""
-    runs: list[list[int]] = []
-    for day in days:
-        if runs and day == runs[-1][1] + 1:
-            runs[-1][1] = day
-        else:
-            runs.append([day, day])
-    listed = ", ".join(f"{a}-{b}" if a < b else f"{a}" for a, b in runs)
-    return f"{'day' if len(days) == 1 else 'days'} {listed}"
+    return f"{'day' if len(days) == 1 else 'days'} {days_text(days)}"

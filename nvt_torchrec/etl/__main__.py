@@ -34,10 +34,7 @@ COMMANDS = {
         "nvt_torchrec.etl.commands.drift",
         "compare a new day with those the workflow was fitted on",
     ),
-    "doctor": (
-        "nvt_torchrec.etl.commands.doctor",
-        "check this machine: driver, packages, GPUs",
-    ),
+    "doctor": ("nvt_torchrec.etl.commands.doctor", "check this machine: driver, packages, GPUs"),
 }
 
 

@@ -63,7 +63,7 @@ def _files(settings: EtlSettings) -> list[DayFile]:
 
 def _run(stages: Stages, days: list[DayFile]) -> Manifest:
     from nvt_torchrec.etl.parts.parquet import write_descriptions
-    from nvt_torchrec.workflows import inspect
+    from nvt_torchrec.workflows.description import inspect
 
     settings, work, paths = stages.settings, stages.work, stages.target
     spec, splits = settings.spec, paths.splits

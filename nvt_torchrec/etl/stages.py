@@ -248,7 +248,8 @@ class Stages:
 
     def _is_whole(self) -> bool:
         """Return whether the workflow is the one recorded, and it and its state are whole."""
-        from nvt_torchrec.workflows import compiled, inspect
+        from nvt_torchrec.workflows import compiled
+        from nvt_torchrec.workflows.description import inspect
         from nvt_torchrec.workflows.extension.state import read_state
 
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from nvt_torchrec.base.errors import SettingsError
 
@@ -115,6 +115,18 @@ def date_of(number: int) -> datetime.date:
 def day_text(number: int) -> str:
     """Return a day of a workflow, which holds numbers alone: from 10,000 on, 1997, it is a date."""
     return str(date_of(number)) if _FIRST_DATE <= number <= _LAST_DATE else str(number)
+
+
+def days_text(days: Sequence[int]) -> str:
+    """Return days as ``0-3, 7`` or ``2024-10-28..2024-10-31``."""
+    runs: list[list[int]] = []
+    for day in days:
+        if runs and day == runs[-1][1] + 1:
+            runs[-1][1] = day
+        else:
+            runs.append([day, day])
+    texts = [[day_text(day) for day in dict.fromkeys(run)] for run in runs]
+    return ", ".join((".." if "-" in text[0] else "-").join(text) for text in texts)
 
 
 class OpenDays(frozenset[int]):

@@ -12,10 +12,7 @@ from nvt_torchrec.base.errors import run_command
 
 #: Subcommand → its module and its help.
 COMMANDS = {
-    "predict": (
-        "nvt_torchrec.inference.commands.predict",
-        "score raw rows; writes parquet",
-    ),
+    "predict": ("nvt_torchrec.inference.commands.predict", "score raw rows; writes parquet"),
     "bundle": (
         "nvt_torchrec.inference.commands.bundle",
         "make one directory of a workflow and a checkpoint, for deployment",
@@ -29,10 +26,7 @@ COMMANDS = {
         "show where a bundle comes from: checkpoint, workflow generation, days, settings",
     ),
     "serve": ("nvt_torchrec.inference.commands.serve", "score rows over HTTP, in JSON"),
-    "export": (
-        "nvt_torchrec.inference.commands.export",
-        "export a bundle for PyTorch or Triton",
-    ),
+    "export": ("nvt_torchrec.inference.commands.export", "export a bundle for PyTorch or Triton"),
     "benchmark": (
         "nvt_torchrec.inference.commands.benchmark",
         "measure latency and rows/s by batch size",

@@ -15,10 +15,11 @@ from typing import Any
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.base.files.artifact import check_digests
 from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, CheckpointRecord, digest_of
+from nvt_torchrec.formats.day_names import days_text
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.inference.model.bundle import WORKFLOW, BundleDescription, bundle_digest, describe
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.report import days_text, generations_table
+from nvt_torchrec.workflows.report import generations_table
 
 
 @dataclasses.dataclass

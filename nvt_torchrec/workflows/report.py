@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from nvt_torchrec.formats.day_names import day_text
+from nvt_torchrec.formats.day_names import days_text
 from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.workflow_description import FORMAT, WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
@@ -48,7 +47,7 @@ def _head(path: Path, description: WorkflowDescription) -> str:
 def generations_table(description: WorkflowDescription) -> str:
     """Return a line for each generation, with what it added to the one before."""
     if not description.lineage:
-        return "  none: `workflows.save` wrote it"
+        return "  none: `workflows.store.save` wrote it"
     rows = [["generation", "digest", "days", "values", "added", "ids reused"]]
     before = 0
     for generation in description.lineage:
@@ -57,18 +56,6 @@ def generations_table(description: WorkflowDescription) -> str:
         rows.append([*map(str, row), str(values - before), str(sum(generation.reused.values()))])
         before = values
     return table(rows)
-
-
-def days_text(days: Sequence[int]) -> str:
-    """Return days as ``0-3, 7`` or ``2024-10-28..2024-10-31``."""
-    runs: list[list[int]] = []
-    for day in days:
-        if runs and day == runs[-1][1] + 1:
-            runs[-1][1] = day
-        else:
-            runs.append([day, day])
-    texts = [[day_text(day) for day in dict.fromkeys(run)] for run in runs]
-    return ", ".join((".." if "-" in text[0] else "-").join(text) for text in texts)
 
 
 def _categorical(description: WorkflowDescription) -> list[list[str]]:

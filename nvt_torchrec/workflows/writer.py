@@ -130,9 +130,7 @@ def write_workflow(
         SchemaError: A vocabulary or a statistic is missing, or a statistic is not finite.
         OutputError: The directory cannot be written.
     """
-    from nvt_torchrec.workflows import (
-        compiled,  # imports Numba, which readers of workflows do not need
-    )
+    from nvt_torchrec.workflows import compiled  # imports Numba, which readers do not need
 
     path = Path(path)
     remove(path / METADATA_FILE)

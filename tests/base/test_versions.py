@@ -121,7 +121,6 @@ def test_the_remedy_for_a_wheel_names_no_files_of_a_checkout(monkeypatch, origin
         ("torch", "from nvt_torchrec import KJTLoader"),
         ("torchrec", "from nvt_torchrec.nvt_loader import KJTLoader"),
         ("torch", "from nvt_torchrec import Predictor"),
-        ("torch", "from nvt_torchrec.inference import write_bundle"),
         ("uvicorn", "from nvt_torchrec.inference.__main__ import main; "
          "sys.exit(main(['serve', '--bundle', 'x']))"),
     ],

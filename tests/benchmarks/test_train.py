@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 from pathlib import Path
 
@@ -12,10 +11,9 @@ import pytest
 
 from benchmarks.process import run
 from benchmarks.train import __main__ as train
-from benchmarks.train import quality
+from benchmarks.train import regression
 from benchmarks.train.worker import BARE, OURS, Stamps
 from nvt_torchrec.nvt_loader import KJTLoader
-from tests.nvt_loader.data import write_split
 
 
 @pytest.fixture(scope="module")
@@ -57,26 +55,17 @@ def test_the_same_rows_for_both(data: Path) -> None:
     np.testing.assert_array_equal(batch.labels.numpy(), labels[:, 0])
 
 
-@pytest.fixture
-def split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(quality, "BUILD", tmp_path)
+def test_regression_beside_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(regression, "BUILD", tmp_path)
     monkeypatch.setattr("benchmarks.harness.BUILD", tmp_path)
     monkeypatch.setattr("benchmarks.harness.start_logging", lambda: None)  # it handles signals
-    counts = {"train": [600], "valid": [200], "test": [300]}
-    write_split(tmp_path / "split", counts, table_sizes=(10, 50, 200, 3), dense=3)
-    return tmp_path / "split"
-
-
-SMALL = ["quality", "--optimizers=sgd", "--global_batches=100", "--models=small"]
-
-
-def test_spread_over_seeds(split: Path, capsys: pytest.CaptureFixture) -> None:
-    assert train.main([*SMALL, "--seeds=2", "--", "--binary_path", str(split)]) == 0
-    written = json.loads((split.parent / "quality.json").read_text())
-    aurocs = [result["median"] for result in written["results"] if result["metric"] == "auroc"]
-    assert len(set(aurocs)) == 2
-    (summary,) = written["summary"].values()
-    assert summary["mean"] == pytest.approx(statistics.mean(aurocs))
-    assert summary["standard_deviation"] == pytest.approx(abs(aurocs[0] - aurocs[1]) / 2**0.5)
-    assert (summary["worst"], summary["best"]) == (min(aurocs), max(aurocs))
-    assert f"worst {min(aurocs):.5f}" in capsys.readouterr().out
+    small = ["regression", "--logs=tiny", "--optimizers=sgd"]
+    assert train.main([*small, "--", "--limit_train_batches=5"]) == 0
+    written = json.loads((tmp_path / "regression.json").read_text())
+    found = {result["metric"]: result["median"] for result in written["results"]}
+    assert 0.6 < found["auroc"] < 0.9
+    assert 0.6 < found["regression_auroc"] < found["oracle"] < 1
+    assert 0.1 < found["regression_log_loss"] < 0.7
+    assert "sgd: AUROC " in capsys.readouterr().out

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nvt_torchrec.inference import Predictor
+from nvt_torchrec.inference.predictor import Predictor
 from tests.inference.bundles import ROWS, make_bundle
 from tests.inference.serving import Server, asking, serving
 from tests.shell import ROOT

@@ -51,15 +51,15 @@ def one_rank(flags, data, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def two_ranks(flags, data, tmp_path_factory) -> Path:
-    """The same run on two ranks, by the README's torchx, or by our component on two machines."""
+    """The same run on two ranks, by the README's torchx, on one machine or on two."""
     path = tmp_path_factory.mktemp("two")
     if "--adagrad" in flags:  # on two machines
         with socket.create_server(("localhost", 0)) as free:
             port = free.getsockname()[1]
-        component = "nvt_torchrec/dlrm/launch/component.py:train"
-        torchx = f"torchx run -s local_cwd {component} -j 2x1 --port {port} --"
+        machines = f"-j 2x1 --rdzv_port {port}"
     else:
-        torchx = "torchx run -s local_cwd dist.ddp -j 1x2 --script train_torchrec.py --"
+        machines = "-j 1x2"
+    torchx = f"torchx run -s local_cwd dist.ddp {machines} --script train_torchrec.py --"
     run = [*MODEL, *small_run(data, path, *flags, batch_size=16)]
     passed(run_command([*torchx.split(), *run], cwd=ROOT))
     return path

@@ -23,7 +23,9 @@ from nvt_torchrec.formats.feature_spec.split import BY_DAYS
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.workflows import compiled, inspect, load
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.store import load
 from tests.clicklog.random_logs import random_logs, random_rows
 from tests.clicklog.reference_reader import BadFieldError, as_lists, parse, split
 from tests.clicklog.test_read_plan import line_of

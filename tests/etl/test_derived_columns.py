@@ -8,13 +8,13 @@ from pathlib import Path
 
 import nvt_torchrec.nvt_compat  # noqa: F401
 
-from nvt_torchrec import workflows
 from nvt_torchrec.clicklog.text.line_layout import plain_layout
 from nvt_torchrec.clicklog.text.tokenizer import parse_rows
 from nvt_torchrec.etl.__main__ import main as etl
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.workflows.__main__ import main as workflow_tool
+from nvt_torchrec.workflows.description import inspect
 from tests.etl.runs import settings
 from tests.workflows.random_specs import Oracle
 
@@ -73,7 +73,7 @@ def test_drift_extension_and_the_tools(tmp_path: Path, capsys) -> None:
         assert (f" {column.name} " in printed) == (column.name not in of_time), column.name
     command = ["extend", "--output_path", str(out), "--input_path", str(tmp_path / "raw")]
     assert etl([*command, "--days", "3"]) == 0
-    assert workflows.inspect(out / "workflow").lineage[-1].days == (3,)
+    assert inspect(out / "workflow").lineage[-1].days == (3,)
     capsys.readouterr()
     saved = str(out / "workflow")
     assert workflow_tool(["inspect", saved]) == 0

@@ -13,7 +13,6 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.clicklog.readers.raw import Block, read_block
 from nvt_torchrec.etl.__main__ import main
@@ -26,6 +25,9 @@ from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.parquet.dataset import check_file, read_dataset
+from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.frames import to_frame
+from nvt_torchrec.workflows.store import load
 from tests.etl.extended import (
     SMALL,
     add,
@@ -178,9 +180,9 @@ def test_nvtabular_gives_the_same_ids(raw, extended) -> None:
     """The genuine Workflow of the extended directory, on the raw rows of the newest day."""
     path = raw[0] / "day_5"
     rows = read_block(Block(str(path), 0, path.stat().st_size, "day_5"), SMALL)
-    workflow = workflows.load(extended / "workflow")
-    schema = workflows.inspect(extended / "workflow").table_schema
-    frame = workflows.to_frame(rows, SMALL)
+    workflow = load(extended / "workflow")
+    schema = inspect(extended / "workflow").table_schema
+    frame = to_frame(rows, SMALL)
     expected = transform_frame(frame, workflow, schema, gpu=False).to_pandas()
     found = pd.concat(
         [read_split(extended, split) for split in ("valid", "test")], ignore_index=True
@@ -201,7 +203,7 @@ def test_the_manifest(raw, extended) -> None:
     assert [file["day"] for file in manifest["inputs"]] == list(ROWS)
     assert manifest["rows"]["in"] == sum(ROWS.values())
     assert {int(day): one["rows"] for day, one in manifest["by_day"].items()} == ROWS
-    description = workflows.inspect(extended / "workflow")
+    description = inspect(extended / "workflow")
     assert manifest["workflow_digest"] == description.digest
     assert [generation.number for generation in description.lineage] == [0, 1, 2, 3]
     for split in SPLITS:
@@ -238,11 +240,11 @@ def test_descriptions_are_of_all_days(extended) -> None:
     data = collect(
         extended,
         Manifest.read(extended / "manifest.json"),
-        workflows.inspect(extended / "workflow"),
+        inspect(extended / "workflow"),
     )
     (column,) = [column for column in data.categorical if column.name == "cat_3"]
     counted = pq.read_table(
-        extended / "workflow" / workflows.inspect(extended / "workflow").vocabularies["cat_3"].file
+        extended / "workflow" / inspect(extended / "workflow").vocabularies["cat_3"].file
     )
     counts = np.sort(counted["cat_3_size"].to_numpy())[::-1]
     assert [count for _, count, *_ in column.top] == counts[:5].tolist()
@@ -366,7 +368,7 @@ def test_command_line(raw, base, tmp_path: Path, capsys) -> None:
     assert "generation 2" in text
     assert "train: 151 rows of days 0,1,2" in text
     assert "valid: 45 rows of days 3" in text
-    sizes = workflows.inspect(output / "workflow").table_schema.num_embeddings_per_feature
+    sizes = inspect(output / "workflow").table_schema.num_embeddings_per_feature
     assert f"--num_embeddings_per_feature {sizes}" in text
     assert main(["extend", *flags, "--json"]) == 0  # has them already
     printed = json.loads(capsys.readouterr().out)

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.drift.measure import Drift
@@ -21,6 +20,7 @@ from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.workflows.description import inspect
 from tests.etl.extended import add, assert_sound, content, copy_of, differences, make_base, refused
 from tests.etl.runs import QUARANTINE, read_split, settings
 from tests.etl.split_logs import (
@@ -171,7 +171,7 @@ def test_what_describes_the_output(raw: Path, bases, tmp_path: Path, name: str) 
         assert [part.generation for part in parts] == sorted(part.generation for part in parts)
     page = (output / "report.html").read_text()
     assert f"; split by {SPLITS_OF_ROWS[name].by}: " in page
-    description = workflows.inspect(output / "workflow")
+    description = inspect(output / "workflow")
     assert [one.days for one in description.lineage] == [(0, 1, 2), (3,), (4,), (5,)]
     assert {path.name for path in (output / "drift").iterdir()} >= {"day_5.json"}
     spec = spec_with(SPLITS_OF_ROWS[name])
@@ -209,7 +209,7 @@ def test_a_day_without_training_rows(bases, tmp_path: Path) -> None:
         assert {split: own["rows"] for split, own in counts.items()} == {
             "train": 0, "valid": 20, "test": 0
         }  # fmt: skip
-        before, after = (workflows.inspect(one / "workflow") for one in (output, other))
+        before, after = (inspect(one / "workflow") for one in (output, other))
         assert before.table_schema == after.table_schema
         assert before.statistics == after.statistics
         assert_sound(other)

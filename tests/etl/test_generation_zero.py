@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.division.plan import make_plan
@@ -21,6 +20,7 @@ from nvt_torchrec.formats.feature_spec.feature_spec import (
     InputFormat,
 )
 from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.extension.state import read_state
 from nvt_torchrec.workflows.moments import COUNT, statistics
 from tests.etl.extended import content, differences
@@ -66,7 +66,7 @@ def done(raw, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _check(output: Path, spec: FeatureSpec, train: list[RawRows]) -> None:
     """Pending values, counts and moments are those of the training days."""
-    description = workflows.inspect(output / "workflow")
+    description = inspect(output / "workflow")
     assert description.generation == 0
     assert description.lineage[0].days == tuple(range(len(train)))
     state = read_state(output / "extension", description)

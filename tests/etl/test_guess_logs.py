@@ -16,11 +16,11 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
-from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.guess import guess
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.workflows.store import load
 from tests.etl.runs import etl_run, read_split
 from tests.etl.test_guess import guessed, guessed_with_text
 
@@ -465,7 +465,7 @@ def test_booleans_have_one_id_however_they_are_written(tmp_path: Path) -> None:
             (3, values.count(True)),
             (4, values.count(False)),
         ]
-    workflow = workflows.load(out / "workflow", label=False)
+    workflow = load(out / "workflow", label=False)
     expected = [{True: 3, False: 4, None: 1}[value] for value in values]
     for form in (
         values,

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nvt_torchrec import workflows
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.workflows.description import inspect
 from tests.etl.extended import add
 from tests.etl.findings import bad
 from tests.etl.runs import cut, read_split, settings
@@ -57,7 +57,7 @@ def test_values(log, output: Path, split: str) -> None:
 def test_descriptions(log, output: Path) -> None:
     split = output / "criteo_binary" / "split"
     schema = TableSchema.read(split)
-    assert schema == workflows.inspect(output / "workflow").table_schema
+    assert schema == inspect(output / "workflow").table_schema
     assert (schema.label, schema.more_labels, schema.weight) == ("liked", ("bought",), "w")
     hugectr = json.loads((split / "train" / "_metadata.json").read_text())
     assert hugectr["labels"] == [

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from nvt_torchrec import workflows
 from nvt_torchrec.base.auroc import column_auroc
 from nvt_torchrec.base.pages import charts
 from nvt_torchrec.base.pages.charts import ticks_to
@@ -24,6 +23,7 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.workflows.description import inspect
 from tests.etl.runs import QUARANTINE, cut, read_split, settings
 from tests.layout import find_overflows
 from tests.logs import CRITEO, write_day, write_log
@@ -54,7 +54,7 @@ def retail(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def data_of(output: Path) -> tuple[dict, report_data.ReportData]:
     manifest = Manifest.read(output / "manifest.json")
-    return manifest, collect(output, manifest, workflows.inspect(output / "workflow"))
+    return manifest, collect(output, manifest, inspect(output / "workflow"))
 
 
 class Page(HTMLParser):
@@ -201,7 +201,7 @@ def test_dense_values_before_are_the_raw_ones(tmp_path: Path, transform: str):
     days = write_log(tmp_path / "raw", [80, 40])
     spec = dataclasses.replace(CRITEO, dense_transform=transform)
     run(settings(tmp_path / "raw", tmp_path / "out", spec))
-    description = workflows.inspect(tmp_path / "out" / "workflow")
+    description = inspect(tmp_path / "out" / "workflow")
     least = -(10**9) if transform == "normalize" else -2
     written = read_split(tmp_path / "out", "train")
     for j, name in enumerate(CRITEO.dense_names):
@@ -284,10 +284,10 @@ def test_a_resumed_run_says_whose_time_it_is(done: tuple[Path, list], tmp_path: 
     (output / "timings.json").write_text(
         json.dumps({**timings, "resumed": True, "rows_per_s": None, "text_mb_per_s": None})
     )
-    write_report(output / "report.html", manifest, workflows.inspect(output / "workflow"))
+    write_report(output / "report.html", manifest, inspect(output / "workflow"))
     assert "interrupted and resumed" in (output / "report.html").read_text()
     (output / "timings.json").write_text(json.dumps(timings))
-    write_report(output / "report.html", manifest, workflows.inspect(output / "workflow"))
+    write_report(output / "report.html", manifest, inspect(output / "workflow"))
     assert (output / "report.html").read_bytes() == kept
 
 

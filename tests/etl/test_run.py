@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nvt_torchrec import workflows
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.workflows.description import inspect
 from tests.etl.extended import content
 from tests.etl.runs import assert_is, etl_run, read_split, settings
 from tests.logs import CRITEO, ROWS, write_day, write_log
@@ -101,7 +101,7 @@ def test_the_contract_on_disk(log, done: Path, options: dict) -> None:
     ids = read_split(done, "test")[CRITEO.categorical_names]
     assert oov == int((ids == 2).to_numpy().sum()) > 0
     assert manifest["by_day"]["1"]["rows"] == 50
-    assert manifest["workflow_digest"] == workflows.inspect(done / "workflow").digest
+    assert manifest["workflow_digest"] == inspect(done / "workflow").digest
     names = {"criteo_binary", "workflow", "manifest.json", "report.html", "timings.json"}
     if options["engine"] != "nvtabular":
         names.add("extension")

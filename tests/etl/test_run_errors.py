@@ -11,7 +11,7 @@ from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
 from nvt_torchrec.etl.engines.cluster import WorkerLostError, readable_errors
 from nvt_torchrec.etl.finish.accounting import move_parts
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.workflows import inspect
+from nvt_torchrec.workflows.description import inspect
 from tests.etl.runs import etl_run, settings
 from tests.logs import ROWS, write_log
 

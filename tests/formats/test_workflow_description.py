@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
@@ -21,6 +20,7 @@ from nvt_torchrec.formats.workflow_description import (
     WorkflowDescription,
     identify,
 )
+from nvt_torchrec.workflows.description import inspect
 from tests.dlrm.generations import DIGESTS, REUSED, SPEC, VALUES, values_of, write_workflow
 from tests.mutations import edit_json, flip_bit
 
@@ -109,7 +109,7 @@ def test_a_workflow_without_generations(tmp_path):
 
 def test_another_version_is_refused_by_everybody(workflow):
     change(workflow, format_version=3)
-    for read in (WorkflowDescription.read, identify, workflows.inspect):
+    for read in (WorkflowDescription.read, identify, inspect):
         with pytest.raises(SchemaError, match="format version 3, this program reads 2"):
             read(workflow)
 

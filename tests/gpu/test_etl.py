@@ -16,7 +16,6 @@ import pytest
 from merlin.core import dispatch
 from merlin.core.utils import set_dask_client
 
-from nvt_torchrec import workflows
 from nvt_torchrec.base.hashing import murmur3_int
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.engines import cluster
@@ -29,6 +28,8 @@ from nvt_torchrec.formats.feature_spec.feature_spec import (
 )
 from nvt_torchrec.formats.rows import RawRows, empty_rows
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.frames import to_frame
 from nvt_torchrec.workflows.store import build, load, save
 from tests.etl.runs import assert_is, parts, read_split, settings, tree
 from tests.logs import CRITEO, write_log
@@ -59,9 +60,9 @@ def every_kind(raw: str, *, multi_hot: bool) -> FeatureSpec:
 
 def fit(spec: FeatureSpec, parts: list[RawRows], directory: Path, *, gpu: bool):
     """A Workflow over the partitions of a Dask DataFrame."""
-    meta = workflows.to_frame(empty_rows(spec), spec, gpu=gpu)
+    meta = to_frame(empty_rows(spec), spec, gpu=gpu)
     options = {"spec": spec, "gpu": gpu, "meta": meta, "enforce_metadata": False}
-    frame = dd.from_map(workflows.to_frame, parts, **options)
+    frame = dd.from_map(to_frame, parts, **options)
     return build(spec, directory).fit(nvtabular.Dataset(frame, cpu=not gpu))
 
 
@@ -78,9 +79,9 @@ def test_every_policy_by_plain_python(
     try:
         save(fit(spec, parts, tmp_path / "fit", gpu=rapids), spec, tmp_path / "workflow")
         loaded = load(tmp_path / "workflow")
-        schema = workflows.inspect(tmp_path / "workflow").table_schema
+        schema = inspect(tmp_path / "workflow").table_schema
         for rows in (random_raw_rows(spec, 30, 99), parts[0]):
-            frame = workflows.to_frame(rows, spec, gpu=rapids)
+            frame = to_frame(rows, spec, gpu=rapids)
             table = transform_frame(frame, loaded, schema, gpu=rapids)
             expected = oracle.transform(rows)
             for name in spec.categorical_names:
@@ -97,9 +98,9 @@ def test_lists_of_strings_travel_between_workers(rapids: bool, client, tmp_path:
     parts = [random_raw_rows(spec, rows, seed) for seed, rows in enumerate((40, 25))]
     save(fit(spec, parts, tmp_path / "fit", gpu=rapids), spec, tmp_path / "workflow")
     oracle, loaded = Oracle(spec, parts), load(tmp_path / "workflow")
-    schema = workflows.inspect(tmp_path / "workflow").table_schema
+    schema = inspect(tmp_path / "workflow").table_schema
     rows = random_raw_rows(spec, 30, 99)
-    sent = client.submit(workflows.to_frame, rows, spec, gpu=rapids).result()
+    sent = client.submit(to_frame, rows, spec, gpu=rapids).result()
     table, expected = transform_frame(sent, loaded, schema, gpu=rapids), oracle.transform(rows)
     for name in spec.categorical_names:
         assert table[name].to_pylist() == expected[name], name
@@ -125,7 +126,7 @@ def test_a_run_on_a_cluster_equals_the_cpu_engine(log, client, tmp_path: Path) -
         )
     assert_is(tmp_path / "gpu", days)
     vocabularies = [
-        workflows.inspect(tmp_path / engine / "workflow").vocabularies for engine in ("cpu", "gpu")
+        inspect(tmp_path / engine / "workflow").vocabularies for engine in ("cpu", "gpu")
     ]
     assert vocabularies[0] == vocabularies[1]
 

@@ -10,8 +10,8 @@ import pytest
 
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.inference import Predictor
 from nvt_torchrec.inference.model.scoring import KINDS
+from nvt_torchrec.inference.predictor import Predictor
 from tests.dlrm.runs import MODEL, train_here
 from tests.etl.runs import settings
 from tests.logs import CRITEO, write_log

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from nvt_torchrec import workflows
 from nvt_torchrec.formats.feature_spec.columns import DenseColumn
 from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.generations import Generation
@@ -24,7 +23,8 @@ from nvt_torchrec.inference.model.scoring import ServingModel, Table
 from nvt_torchrec.inference.model.weights import CheckpointOrigin, ModelShape, Origin
 from nvt_torchrec.inference.publish import PublishSettings, steps
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.writer import Descent
+from nvt_torchrec.workflows.vocabulary import FittedVocabulary
+from nvt_torchrec.workflows.writer import Descent, Fitted, write_workflow
 from tests.shell import python
 
 SPEC = FeatureSpec(
@@ -59,12 +59,12 @@ def make_workflow(
     values = {"cat_0": rng.permutation(VALUES), "cat_1": rng.permutation(5)}
     observed = dict.fromkeys(("null", "oov", "unique"), 0)
     vocabularies = {
-        name: workflows.FittedVocabulary(values[name], np.ones_like(values[name]), observed)
+        name: FittedVocabulary(values[name], np.ones_like(values[name]), observed)
         for name in spec.categorical_names
     }
     statistics = {name: {"mean": 1.0, "std": 2.0} for name in SPEC.dense_names}
-    fitted = workflows.Fitted(statistics, vocabularies)
-    digest = workflows.write_workflow(path, spec, fitted).digest
+    fitted = Fitted(statistics, vocabularies)
+    digest = write_workflow(path, spec, fitted).digest
     if generation is not None:
         digests = [hashlib.sha256(bytes([number])).hexdigest() for number in range(generation)]
         digests[generation + 1 - equal :] = [digest] * (equal - 1)
@@ -73,7 +73,7 @@ def make_workflow(
         counts = {name: len(vocabulary) for name, vocabulary in vocabularies.items()}
         ancestors = [Generation(n, other, (n,), counts, {}) for n, other in enumerate(digests)]
         descent = Descent((generation,), tuple(ancestors))
-        workflows.write_workflow(path, spec, fitted, descent=descent)
+        write_workflow(path, spec, fitted, descent=descent)
     return path
 
 

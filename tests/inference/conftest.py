@@ -10,7 +10,8 @@ import pytest
 from nvt_torchrec.etl.run import EtlSettings, run
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
-from nvt_torchrec.inference import Predictor, write_bundle
+from nvt_torchrec.inference.model.bundle import write_bundle
+from nvt_torchrec.inference.predictor import Predictor
 from tests.dlrm.runs import MODEL, torchrun, train_here
 from tests.inference.bundles import make_bundle
 from tests.logs import CRITEO, write_log

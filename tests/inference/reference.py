@@ -9,12 +9,14 @@ import nvt_torchrec.nvt_compat  # noqa: F401
 import numpy as np
 import torch
 
-from nvt_torchrec import workflows
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.interactions import DotProducts, LowRankCross, Projection
 from nvt_torchrec.dlrm.model import Scorer, build_dlrm, fill_table
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.inference.benchmark import to_tensors
+from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.frames import to_frame
+from nvt_torchrec.workflows.store import load
 
 INTERACTIONS = (
     DotProducts(),
@@ -43,10 +45,10 @@ def make_scorer(schema, seed: int) -> tuple[Scorer, ModelConfig]:
 
 def scores(scorer: Scorer, workflow: Path, rows: RawRows) -> np.ndarray:
     """Probabilities float32 [n]."""
-    description = workflows.inspect(workflow)
+    description = inspect(workflow)
     schema = description.table_schema
-    genuine = workflows.load(workflow, label=False, raw=False)
+    genuine = load(workflow, label=False, raw=False)
     rows.label = None
-    frame = genuine.transform(workflows.to_frame(rows, description.spec))
+    frame = genuine.transform(to_frame(rows, description.spec))
     dense, sparse = to_tensors(frame, schema)
     return torch.sigmoid(scorer(dense, sparse)).numpy()

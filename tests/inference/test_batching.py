@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.formats.rows import Jagged
-from nvt_torchrec.inference import Predictor
+from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.app import RefusedError, Service, parse_body
 from nvt_torchrec.inference.server.batching import Batch, Batcher
 from nvt_torchrec.inference.server.reload import Served

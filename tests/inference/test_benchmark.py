@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from nvt_torchrec.clicklog.readers.stream import stream_unparsed
-from nvt_torchrec.inference import Predictor
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.benchmark import rows_as_dicts
+from nvt_torchrec.inference.predictor import Predictor
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import criteo_dicts, read_dicts
 

@@ -12,14 +12,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.dlrm.checkpoint.record import FORMAT
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
-from nvt_torchrec.workflows.writer import Descent
+from nvt_torchrec.inference.model.bundle import write_bundle
+from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.vocabulary import FittedVocabulary
+from nvt_torchrec.workflows.writer import Descent, Fitted, write_workflow
 from tests.inference.bundles import with_full_disk
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import criteo_dicts
@@ -32,7 +34,7 @@ def test_a_bundle_scores_as_its_parts(
     opened = Predictor.load(bundle, check=True)
     rows = criteo_dicts(trained.days[2])
     np.testing.assert_array_equal(opened.predict(rows), predictor.predict(rows))
-    assert TableSchema.read(bundle) == workflows.inspect(trained.workflow).table_schema
+    assert TableSchema.read(bundle) == inspect(trained.workflow).table_schema
     names = {file.suffix for file in bundle.rglob("*") if file.is_file()}
     assert names == {".json", ".npy", ".parquet"}
     assert not any(str(trained.raw.parent) in file.read_text() for file in bundle.rglob("*.json"))
@@ -139,17 +141,17 @@ def rewritten(
     descent: Descent | None = None,
 ) -> Path:
     """The same workflow with fewer dense columns, or with another value in cat_4's vocabulary."""
-    description = workflows.inspect(source)
+    description = inspect(source)
     vocabularies = {}
     for column in description.spec.categorical:
         vocabulary = description.vocabularies[column.name]
         values, counts = (c.to_numpy() for c in pq.read_table(source / vocabulary.file).columns)
         if another is not None and column.name == "cat_4":
             values, counts = np.append(values, another), np.append(counts, 1)
-        vocabularies[column.name] = workflows.FittedVocabulary(values, counts, vocabulary.observed)
+        vocabularies[column.name] = FittedVocabulary(values, counts, vocabulary.observed)
     spec = dataclasses.replace(description.spec, dense=description.spec.dense[:dense])
-    state = workflows.Fitted(description.statistics, vocabularies)
-    workflows.write_workflow(target, spec, state, descent=descent)
+    state = Fitted(description.statistics, vocabularies)
+    write_workflow(target, spec, state, descent=descent)
     return target
 
 
@@ -157,7 +159,7 @@ def test_a_pair_that_does_not_belong_together(trained: Trained, tmp_path: Path) 
     workflow = trained.workflow
     checkpoint = shutil.copytree(trained.checkpoint, tmp_path / "checkpoint")
     record = json.loads((checkpoint / "model.json").read_text())
-    assert record["training"]["workflow_digest"] == workflows.inspect(workflow).digest
+    assert record["training"]["workflow_digest"] == inspect(workflow).digest
 
     def claim(digest: str | None) -> None:
         record["training"]["workflow_digest"] = digest

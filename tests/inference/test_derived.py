@@ -17,11 +17,10 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
 from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.inference import Predictor
 from nvt_torchrec.inference.benchmark import rows_as_dicts
 from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.model.weights import check_same_columns
-from nvt_torchrec.inference.predictor import input_spec
+from nvt_torchrec.inference.predictor import Predictor, input_spec
 from nvt_torchrec.inference.server.openapi import request_body
 from tests.clicklog.reference_reader import as_lists, parse
 from tests.etl.runs import settings

@@ -14,8 +14,9 @@ from prometheus_client import CollectorRegistry
 
 from nvt_torchrec.inference.server.batching import split
 from nvt_torchrec.inference.server.drift import ERROR_RATE, DriftMetrics
-from nvt_torchrec.workflows import compiled, inspect
+from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled.workflow import EncodedRows
+from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.drift import BUCKETS, population_stability, read_buckets
 from tests.inference.conftest import Trained
 from tests.inference.serving import serving

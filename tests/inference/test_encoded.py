@@ -14,8 +14,8 @@ import torch
 
 from nvt_torchrec import Encoder, KJTLoader, Predictor, Scorer, run
 from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
 from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.inference import InvalidRowError
 from tests.etl.runs import settings
 from tests.etl.test_derived_columns import SPEC, line
 from tests.inference.conftest import Trained

@@ -23,11 +23,11 @@ from nvt_torchrec.formats.feature_spec.feature_spec import (
     FeatureSpec,
 )
 from nvt_torchrec.formats.feature_spec.reading import Derivation, Reading
-from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.export.torch_package import MISSING, RawModel, describe, export_torch
-from nvt_torchrec.inference.model.bundle import save_bundle
+from nvt_torchrec.inference.model.bundle import save_bundle, write_bundle
 from nvt_torchrec.inference.model.weights import ModelShape, from_scorer
+from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
 from tests.inference.bundles import make_bundle, make_origin, with_full_disk

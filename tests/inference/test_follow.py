@@ -17,8 +17,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nvt_torchrec.inference import Predictor
 from nvt_torchrec.inference.model.bundle import bundle_digest, bundle_name
+from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server import reload
 from nvt_torchrec.inference.server.reload import Served, open_served
 from tests.inference.bundles import ROWS, make_bundle, publish

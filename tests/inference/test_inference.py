@@ -15,8 +15,9 @@ import pytest
 
 from nvt_torchrec.base.auroc import auroc
 from nvt_torchrec.base.errors import OutputError
-from nvt_torchrec.inference import Predictor, bulk
+from nvt_torchrec.inference import bulk
 from nvt_torchrec.inference.__main__ import main
+from nvt_torchrec.inference.predictor import Predictor
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import read_dicts, trainers_scores
 from tests.logs import random_rows, write_day

@@ -16,10 +16,10 @@ from sklearn import metrics as sklearn
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.dlrm.metrics import Metrics
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
-from nvt_torchrec.inference.model.bundle import describe, save_bundle
+from nvt_torchrec.inference.model.bundle import describe, save_bundle, write_bundle
 from nvt_torchrec.inference.model.weights import read_checkpoint
+from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.publish.steps import score_labelled
 from tests.dlrm.runs import train_here
 from tests.etl.runs import settings

@@ -11,9 +11,10 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.files.atomic import read_json, write_json
-from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.commands.model import ModelSettings
+from nvt_torchrec.inference.model.bundle import write_bundle
+from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.reload import open_served
 from tests.inference.bundles import ROWS, make_bundle, publish
 from tests.inference.conftest import Trained
@@ -111,7 +112,7 @@ def test_commands_compare_digests(bundle: Path, tmp_path: Path, file: str, capsy
 def test_a_file_that_is_cut_short_while_it_is_served(bundle: Path, name: str, size: int) -> None:
     """In a process of its own: this was a SIGBUS."""
     program = (
-        "import os, sys; from nvt_torchrec.inference import Predictor;"
+        "import os, sys; from nvt_torchrec import Predictor;"
         "from tests.inference.bundles import ROWS;"
         "predictor = Predictor.load(sys.argv[1]); predictor.predict(ROWS);"
         "os.truncate(sys.argv[2], int(sys.argv[3])); predictor.predict(ROWS)"

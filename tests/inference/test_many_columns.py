@@ -24,7 +24,7 @@ from nvt_torchrec.formats.feature_spec.feature_spec import (
 )
 from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.inference import Predictor
+from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.runs import train_here
 from tests.etl.runs import write_parquet

@@ -14,8 +14,9 @@ from nvt_torchrec.formats.feature_spec.feature_spec import (
     FeatureSpec,
     InputFormat,
 )
-from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
+from nvt_torchrec.inference.model.bundle import write_bundle
+from nvt_torchrec.inference.predictor import Predictor
 from tests.inference.conftest import Trained, train_model
 from tests.inference.exported import arguments_of
 from tests.inference.serving import serving

@@ -15,11 +15,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
 from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.evaluate import score
-from nvt_torchrec.inference import InvalidRowError, Predictor
 from nvt_torchrec.inference.model.weights import from_scorer
-from nvt_torchrec.inference.predictor import MODEL_ROWS
+from nvt_torchrec.inference.predictor import MODEL_ROWS, Predictor
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.workflows import compiled
 from tests.inference.conftest import Trained

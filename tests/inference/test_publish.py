@@ -12,9 +12,9 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.base.files.atomic import locked, read_json
-from nvt_torchrec.inference import Predictor
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.model.bundle import bundle_digest, bundle_name
+from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.publish.steps import rollback
 from tests.forks import seen_by
 from tests.inference.bundles import ROWS, make_bundle, publish

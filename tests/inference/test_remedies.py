@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, SchemaError
+from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
 from nvt_torchrec.formats.feature_spec.feature_spec import (
     CategoricalColumn,
     DenseColumn,
@@ -17,8 +18,8 @@ from nvt_torchrec.formats.feature_spec.feature_spec import (
     InputFormat,
 )
 from nvt_torchrec.formats.feature_spec.reading import Derivation, Reading
-from nvt_torchrec.inference import InvalidRowError, Predictor
 from nvt_torchrec.inference.bulk import predict_file
+from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.app import RefusedError, parse_body
 from nvt_torchrec.inference.server.reload import Served
 from tests.inference.test_export import untrained

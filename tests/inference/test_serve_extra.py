@@ -14,7 +14,7 @@ from tests.test_wheel import ROOT, with_extras
 _PROGRAM = """
 import sys
 sys.path[:0] = {paths!r}
-from nvt_torchrec.inference import Predictor
+from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.__main__ import main
 import nvt_torchrec.inference.server.app  # and all that it imports
 import nvt_torchrec.inference.server.run

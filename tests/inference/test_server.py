@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
-from nvt_torchrec.inference import Predictor
 from nvt_torchrec.inference.__main__ import main
+from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.openapi import request_body
 from tests.inference.conftest import Trained
 from tests.inference.serving import JSON, Server, serving

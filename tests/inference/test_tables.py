@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
-from nvt_torchrec.inference import Predictor, write_bundle
+from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.model.scoring import KINDS, Table
+from nvt_torchrec.inference.predictor import Predictor
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import read_dicts
 

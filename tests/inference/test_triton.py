@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.benchmark import first_rows
+from nvt_torchrec.inference.model.bundle import write_bundle
+from nvt_torchrec.inference.predictor import Predictor
 from tests.inference import triton_python_backend_utils as pb
 from tests.inference.conftest import Trained
 from tests.mutations import flip_bit

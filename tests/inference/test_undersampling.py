@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from nvt_torchrec.dlrm.reporting.metrics_log import CLICK_RATE, REGRESSION
-from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.export.torch_package import PACKAGE, export_torch
+from nvt_torchrec.inference.model.bundle import write_bundle
+from nvt_torchrec.inference.predictor import Predictor
 from tests.dlrm.runs import events, train_here, train_many
 from tests.plays import SHARE, write_plays
 

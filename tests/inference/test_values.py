@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadRowError, SchemaError
+from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
 from nvt_torchrec.clicklog.in_memory.frames import read_columns, read_dicts
 from nvt_torchrec.clicklog.text.line_layout import plain_layout
 from nvt_torchrec.clicklog.text.tokenizer import parse_delimited
@@ -25,7 +26,6 @@ from nvt_torchrec.formats.feature_spec.feature_spec import (
 )
 from nvt_torchrec.formats.feature_spec.raw_types.base import LARGEST_FLOAT32
 from nvt_torchrec.formats.rows import Jagged, RawRows
-from nvt_torchrec.inference import InvalidRowError
 from nvt_torchrec.inference.row_reader import RowReader, reads_plainly
 
 SPEC = FeatureSpec(

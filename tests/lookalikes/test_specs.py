@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from nvt_torchrec import workflows
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec, shipped_specs
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.workflows.description import inspect
 from tests.etl.extended import content, differences
 from tests.etl.findings import bad
 from tests.etl.runs import etl_run, read_split
@@ -37,7 +37,7 @@ def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def vocabulary_of(out: Path, column: str) -> list:
-    found = workflows.inspect(out / "workflow").vocabularies[column]
+    found = inspect(out / "workflow").vocabularies[column]
     return pq.read_table(out / "workflow" / found.file)[found.name].to_pylist()
 
 

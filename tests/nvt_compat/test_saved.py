@@ -14,13 +14,13 @@ import pandas as pd
 import pytest
 from nvtabular import ops
 
-from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.formats.feature_spec.feature_spec import (
     CategoricalColumn,
     DenseColumn,
     FeatureSpec,
 )
+from nvt_torchrec.workflows.store import build, load, save
 
 SPEC = FeatureSpec("label", (DenseColumn("x"),), (CategoricalColumn("c", raw="int"),))
 FRAME = pd.DataFrame({"label": [0.0, 1.0], "x": [1.0, 2.0], "c": [8.0, 7.0]})
@@ -28,14 +28,14 @@ FRAME = pd.DataFrame({"label": [0.0, 1.0], "x": [1.0, 2.0], "c": [8.0, 7.0]})
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    workflow = workflows.build(SPEC, tmp_path / "fit")
+    workflow = build(SPEC, tmp_path / "fit")
     workflow.fit(nvtabular.Dataset(pd.concat([FRAME, FRAME[1:]]), cpu=True))
-    workflows.save(workflow, SPEC, tmp_path / "workflow")
+    save(workflow, SPEC, tmp_path / "workflow")
     return tmp_path / "workflow"
 
 
 def test_it_is_the_fitted_workflow(saved: Path) -> None:
-    expected = workflows.load(saved).transform(FRAME)
+    expected = load(saved).transform(FRAME)
     for path in (saved, str(saved), saved.as_uri()):
         workflow = nvtabular.Workflow.load(path)
         assert isinstance(workflow, nvtabular.Workflow)

@@ -18,11 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec import workflows
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows, empty_rows, is_missing
-from nvt_torchrec.workflows.frames import to_table
+from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.frames import to_frame, to_table
 from nvt_torchrec.workflows.store import build, load, save
+from nvt_torchrec.workflows.vocabulary import finish
+from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.workflows.random_specs import (
     Oracle,
     as_columns,
@@ -36,8 +38,8 @@ _SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=4).filter(any)
 
 def fit(spec: FeatureSpec, parts: list[RawRows], directory: Path) -> nvtabular.Workflow:
     """As the ETL does: a Workflow over the partitions of a Dask DataFrame."""
-    meta = workflows.to_frame(empty_rows(spec), spec)
-    frame = dd.from_map(workflows.to_frame, parts, spec=spec, meta=meta, enforce_metadata=False)
+    meta = to_frame(empty_rows(spec), spec)
+    frame = dd.from_map(to_frame, parts, spec=spec, meta=meta, enforce_metadata=False)
     workflow = build(spec, directory)
     return workflow.fit(nvtabular.Dataset(frame, cpu=True))
 
@@ -61,7 +63,7 @@ def test_fit_save_load_transform(
     oracle = Oracle(spec, parts)
     fitted = fit(spec, parts, directory / "fit")
     description = save(fitted, spec, directory / "workflow")
-    assert workflows.inspect(directory / "workflow") == description
+    assert inspect(directory / "workflow") == description
     for column in spec.categorical:
         ids, vocabulary = oracle.ids[column.vocabulary_name], description.vocabularies[column.name]
         assert vocabulary.table_size == column.reserved_ids + len(ids)
@@ -79,7 +81,7 @@ def test_fit_save_load_transform(
     loaded = load(directory / "workflow")
     # rows with unseen values, and one of the partitions it was fitted on
     for rows in (random_raw_rows(spec, 12, seed + 99), max(parts, key=len)):
-        frame, expected = workflows.to_frame(rows, spec), oracle.transform(rows)
+        frame, expected = to_frame(rows, spec), oracle.transform(rows)
         result = loaded.transform(frame)
         check(result, expected, spec)
         pd.testing.assert_frame_equal(result[spec.columns], fitted.transform(frame)[spec.columns])
@@ -103,9 +105,9 @@ def test_written_without_nvtabular_is_the_same(
     for name, columns in spec.vocabularies.items():
         counts = dict(sorted(counted.counts[name].items(), key=lambda item: hash(item)))
         found = as_columns(counts, columns[0].raw)
-        vocabularies[name] = workflows.finish(*found, columns[0], counted.nulls[name])
-    state = workflows.Fitted(saved.statistics, vocabularies)
-    written = workflows.write_workflow(directory / "written", spec, state)
+        vocabularies[name] = finish(*found, columns[0], counted.nulls[name])
+    state = Fitted(saved.statistics, vocabularies)
+    written = write_workflow(directory / "written", spec, state)
     assert written == saved
     files = sorted(p.relative_to(directory / "saved") for p in (directory / "saved").rglob("*.*"))
     match, mismatch, errors = filecmp.cmpfiles(
@@ -197,7 +199,7 @@ def _described(schema: list[dict]) -> dict:
 def test_frames_hold_what_was_read(spec: FeatureSpec, rows: int, seed: int) -> None:
     """pandas' columns and, as far as can be seen without a GPU, cuDF's."""
     raw = random_raw_rows(spec, rows, seed)
-    frame, table = workflows.to_frame(raw, spec), to_table(raw, spec)
+    frame, table = to_frame(raw, spec), to_table(raw, spec)
     assert list(frame.columns) == table.column_names == spec.columns
     for column, cells in zip(spec.categorical, Oracle(spec, []).cells(raw), strict=True):
         got = [x.tolist() if column.multi_hot else x for x in frame[column.name]]

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
 from nvt_torchrec.formats.feature_spec.feature_spec import (
@@ -19,7 +18,10 @@ from nvt_torchrec.formats.feature_spec.feature_spec import (
     FeatureSpec,
 )
 from nvt_torchrec.workflows.__main__ import main
+from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.lookup import Meaning, id_of, meaning_of
+from nvt_torchrec.workflows.vocabulary import finish
+from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.mutations import flip_bit
 from tests.shell import python
 
@@ -41,7 +43,7 @@ SPEC = FeatureSpec(
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def counted(values, counts, name, nulls):
         column = next(c for c in SPEC.categorical if c.vocabulary_name == name)
-        return workflows.finish(values, np.array(counts), column, nulls)
+        return finish(values, np.array(counts), column, nulls)
 
     items = pa.array([f"item {i}" for i in range(200_000)])
     vocabularies = {
@@ -53,7 +55,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     statistics = {"price": {"mean": 1.5, "std": 0.25}, "int_0": {"mean": 2.0, "std": 1.0}}
     path = tmp_path_factory.mktemp("workflow") / "workflow"
-    workflows.write_workflow(path, SPEC, workflows.Fitted(statistics, vocabularies))
+    write_workflow(path, SPEC, Fitted(statistics, vocabularies))
     return path
 
 
@@ -110,7 +112,7 @@ def test_questions_without_an_answer(saved: Path, column: str, asked, message: s
 def test_a_damaged_vocabulary_is_named(saved: Path, tmp_path: Path) -> None:
     """Of the same size, so that only its page checksum tells."""
     copy = shutil.copytree(saved, tmp_path / "workflow")
-    file = copy / workflows.inspect(copy).vocabularies["cat_1"].file
+    file = copy / inspect(copy).vocabularies["cat_1"].file
     page = pq.read_metadata(file).row_group(0).column(0)
     flip_bit(file, page.data_page_offset + page.total_compressed_size - 1)
     with pytest.raises(BadInputError, match=r"unique.cat_1.parquet: damaged: .*CRC"):
@@ -123,7 +125,7 @@ def test_inspect(saved: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["inspect", str(saved)]) == 0
     shown = capsys.readouterr().out
     lines = {line.split()[0]: " ".join(line.split()) for line in shown.splitlines() if line}
-    assert lines["digest"] == f"digest {workflows.inspect(saved).digest}"
+    assert lines["digest"] == f"digest {inspect(saved).digest}"
     assert lines["cat_1"] == "cat_1 hex32 cat_1 1 4 seen >= 3 times id 2 0 4"
     assert lines["user"] == "user int user 2 7 table <= 7 ids 2 to 4, by hash 1 13"
     assert lines["seen"].startswith("seen list of string items 200000 200003 all seen id 2 2 0")

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.formats.feature_spec.feature_spec import (
     CategoricalColumn,
@@ -33,6 +32,10 @@ from nvt_torchrec.formats.rows import (
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import tables
+from nvt_torchrec.workflows.frames import to_frame
+from nvt_torchrec.workflows.store import load
+from nvt_torchrec.workflows.vocabulary import finish
+from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.workflows.random_specs import as_columns, examples, feature_specs, raw_rows
 
 #: Values at the ends of each type, beside each other, and such that only the upper half differs.
@@ -62,10 +65,10 @@ def save(
         pool = np.array(_VALUES[column.raw], object)
         kept = pool[rng.random(len(pool)) < rng.choice([0.0, 0.5, 1.0])].tolist()
         counts = dict(zip(kept, rng.integers(1, 9, len(kept)), strict=True))
-        vocabularies[name] = workflows.finish(*as_columns(counts, column.raw), column, 0)
+        vocabularies[name] = finish(*as_columns(counts, column.raw), column, 0)
     if statistics is None:
         statistics = {name: {"mean": 1.5, "std": 2.0} for name in spec.dense_names}
-    workflows.write_workflow(directory, spec, workflows.Fitted(statistics, vocabularies))
+    write_workflow(directory, spec, Fitted(statistics, vocabularies))
 
 
 def odd_rows(spec: FeatureSpec, rows: int, rng: np.random.Generator) -> RawRows:
@@ -115,7 +118,7 @@ def check(path: Path, rows: RawRows) -> None:
     workflow = compiled.load(path, verify=True)
     encoded = workflow.transform(rows)
     spec = workflow.spec
-    expected = workflows.load(path, raw=False).transform(workflows.to_frame(rows, spec))
+    expected = load(path, raw=False).transform(to_frame(rows, spec))
     table = compiled.to_table(encoded, workflow.schema)
     table.validate(full=True)
     assert table.schema.equals(workflow.schema.arrow)
@@ -209,8 +212,8 @@ def test_large_vocabularies(tmp_path: Path, raw: str) -> None:
         return numbers.astype(np.uint32 if raw == "hex32" else np.int64)
 
     column = values(known) if raw == "string" else known
-    fitted = workflows.finish(column, np.arange(len(known), 0, -1), spec.categorical[0], 0)
-    workflows.write_workflow(tmp_path, spec, workflows.Fitted({}, {"c": fitted}))
+    fitted = finish(column, np.arange(len(known), 0, -1), spec.categorical[0], 0)
+    write_workflow(tmp_path, spec, Fitted({}, {"c": fitted}))
     workflow = compiled.load(tmp_path)
     asked = np.concatenate([known, unknown])
     ids = workflow.transform(raw_rows(np.zeros(len(asked), np.uint8), [values(asked)])).ids[0]
@@ -232,8 +235,8 @@ def test_strings_with_equal_hashes(tmp_path: Path) -> None:
             equal.append((head.tobytes() + tail.tobytes()).decode())
     assert len(set(equal)) >= 3
     spec = FeatureSpec("label", (), (CategoricalColumn("c", raw="string"),))
-    fitted = workflows.finish(pa.array(equal[:2]), np.array([2, 1]), spec.categorical[0], 0)
-    workflows.write_workflow(tmp_path, spec, workflows.Fitted({}, {"c": fitted}))
+    fitted = finish(pa.array(equal[:2]), np.array([2, 1]), spec.categorical[0], 0)
+    write_workflow(tmp_path, spec, Fitted({}, {"c": fitted}))
     words = np.load(tmp_path / "compiled" / "tables.npy")
     used = np.flatnonzero(words[1::2])
     assert len(set(words[::2][used])) == 1  # the hashes are equal indeed

@@ -13,11 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
 from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.__main__ import main
+from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.vocabulary import FittedVocabulary, finish
+from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.mutations import edit_json, flip_bit
 from tests.shell import python
 from tests.workflows.random_specs import raw_rows
@@ -32,12 +34,10 @@ _VALUES = {
 }
 
 
-def _vocabularies(changed: dict | None = None) -> dict[str, workflows.FittedVocabulary]:
+def _vocabularies(changed: dict | None = None) -> dict[str, FittedVocabulary]:
     values = {**_VALUES, **(changed or {})}
     return {
-        column.name: workflows.finish(
-            values[column.name], np.full(len(values[column.name]), 2), column, 0
-        )
+        column.name: finish(values[column.name], np.full(len(values[column.name]), 2), column, 0)
         for column in SPEC.categorical
     }
 
@@ -45,7 +45,7 @@ def _vocabularies(changed: dict | None = None) -> dict[str, workflows.FittedVoca
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     path = tmp_path / "workflow"
-    workflows.write_workflow(path, SPEC, workflows.Fitted({}, _vocabularies()))
+    write_workflow(path, SPEC, Fitted({}, _vocabularies()))
     compiled.load(path, verify=True)
     return path
 
@@ -193,18 +193,18 @@ def test_plans_that_do_not_fit(saved: Path) -> None:
 
 def test_of_another_workflow(saved: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    fitted = workflows.Fitted({}, _vocabularies({"c_int": np.array([1, 2])}))
-    workflows.write_workflow(other, SPEC, fitted)
+    fitted = Fitted({}, _vocabularies({"c_int": np.array([1, 2])}))
+    write_workflow(other, SPEC, fitted)
     shutil.rmtree(other / "compiled")
     shutil.copytree(saved / "compiled", other / "compiled")
     _expect_refusal(other, "compiled from another workflow", SchemaError)
     assert main(["compile", str(other)]) == 0
-    assert compiled.load(other, verify=True).digest == workflows.inspect(other).digest
+    assert compiled.load(other, verify=True).digest == inspect(other).digest
 
 
 def test_vocabularies_that_are_not_what_is_described(saved: Path) -> None:
     """Building refuses them, and leaves nothing that could be loaded."""
-    description = workflows.inspect(saved)
+    description = inspect(saved)
 
     def expect(name: str, values, match: str) -> None:
         file = saved / description.vocabularies[name].file
@@ -239,11 +239,11 @@ def test_the_bytes_do_not_depend_on_the_threads(tmp_path: Path, threads: int) ->
         if column.raw == "string":
             values = pa.array(list(map(str, values)), pa.string())
         columns.append(column)
-        fitted[column.name] = workflows.finish(values, np.full(size, 2), column, 0)
+        fitted[column.name] = finish(values, np.full(size, 2), column, 0)
     spec = FeatureSpec("label", (), tuple(columns))
     for number in (1, threads):
         path = tmp_path / str(number)
-        workflows.write_workflow(path, spec, workflows.Fitted({}, fitted), threads=number)
+        write_workflow(path, spec, Fitted({}, fitted), threads=number)
         compiled.load(path, verify=True)
     for file in (file for file in (tmp_path / "1").rglob("*") if file.is_file()):
         other = tmp_path / str(threads) / file.relative_to(tmp_path / "1")

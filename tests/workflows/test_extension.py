@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvt_torchrec import workflows
 from nvt_torchrec.etl.engines.moments import moments
 from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.workflows import vocabulary
+from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.extension.state import SeenValues, VocabularyState, read_state
 from nvt_torchrec.workflows.extension.vocabulary import DayOfVocabulary, extend_vocabulary
 from nvt_torchrec.workflows.extension.workflow import DayCounts, extend_workflow, write_base_state
@@ -236,7 +236,7 @@ def test_any_days_of_any_spec(
         }
         nulls = Counter(whole.nulls)
         before = write_base(directory / "0", spec, fit(spec, rows[:fitted_days]), base)
-        description = workflows.inspect(before / "workflow")
+        description = inspect(before / "workflow")
         assert description.generation == 0
         assert description.parent is None
         digests = [description.digest]
@@ -253,7 +253,7 @@ def test_any_days_of_any_spec(
             assert _files(after) == _files(directory / "again")
             assert _files(before) == files
             shutil.rmtree(directory / "again")
-            assert description == workflows.inspect(after / "workflow")
+            assert description == inspect(after / "workflow")
             assert description.generation == g
             assert description.parent == digests[-1]
             digests.append(description.digest)

@@ -12,19 +12,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry
+from nvt_torchrec.formats.day_names import days_text
 from nvt_torchrec.formats.feature_spec.feature_spec import (
     CategoricalColumn,
     DenseColumn,
     FeatureSpec,
 )
 from nvt_torchrec.formats.generations import read_reused
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.extension.state import read_state
 from nvt_torchrec.workflows.extension.workflow import DayCounts
 from nvt_torchrec.workflows.lookup import describe_meaning, id_of, meaning_of
-from nvt_torchrec.workflows.report import days_text, report
+from nvt_torchrec.workflows.report import report
 from nvt_torchrec.workflows.vocabulary import apply_policy
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.mutations import edit_json, expect_own_errors, flip_bit
@@ -101,7 +103,7 @@ def copy(line: Path, tmp_path: Path) -> Path:
 
 
 def test_generations(line: Path) -> None:
-    descriptions = [workflows.inspect(line / str(g) / "workflow") for g in range(3)]
+    descriptions = [inspect(line / str(g) / "workflow") for g in range(3)]
     last = descriptions[-1]
     assert [one.generation for one in descriptions] == [0, 1, 2]
     assert [one.digest for one in last.lineage] == [one.digest for one in descriptions]
@@ -136,13 +138,13 @@ def test_ids_that_are_reused_twice_and_carried_on(line: Path, tmp_path: Path) ->
     assert [id_of(workflow, "item", item).id for item in "xy"] == [3, 4]
     name = "lineage/reused.2.parquet"
     assert (workflow / name).read_bytes() == (line / "2" / "workflow" / name).read_bytes()
-    workflows.inspect(workflow).verify()
+    inspect(workflow).verify()
 
 
 def test_a_day_that_adds_nothing(line: Path, tmp_path: Path) -> None:
     """Its generation has the digest of its parent, and is the one that is found by it."""
     description = extend(line / "2", tmp_path / "3", day(8, cat_0={7: 1}))
-    assert description.digest == workflows.inspect(line / "2" / "workflow").digest
+    assert description.digest == inspect(line / "2" / "workflow").digest
     assert description.ancestor(description.digest).number == 3
 
 
@@ -163,7 +165,7 @@ def test_a_day_that_adds_nothing(line: Path, tmp_path: Path) -> None:
 def test_damaged_lineage(copy: Path, change, message: str) -> None:
     edit_json(copy / "workflow" / "metadata.json", lambda value: change(value["lineage"]))
     with pytest.raises(BadInputError, match=rf"metadata.json: damaged: .*{message}"):
-        workflows.inspect(copy / "workflow")
+        inspect(copy / "workflow")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +182,7 @@ def test_damaged_lineage(copy: Path, change, message: str) -> None:
 )
 def test_damaged_reused_ids(copy: Path, table: pa.Table, message: str) -> None:
     """As of a workflow whose digests are made to match."""
-    last = workflows.inspect(copy / "workflow").lineage[-1]
+    last = inspect(copy / "workflow").lineage[-1]
     file = copy / "workflow" / "lineage" / "reused.2.parquet"
     pq.write_table(table, file)
     with pytest.raises(BadInputError, match=rf"reused.2.parquet: damaged: {message}"):
@@ -192,7 +194,7 @@ def test_any_metadata(copy: Path) -> None:
     workflow = copy / "workflow"
 
     def use() -> None:
-        description = workflows.inspect(workflow)
+        description = inspect(workflow)
         description.reused_ids(0)
         assert description.ancestor(description.digest) is not None or not description.lineage
 
@@ -208,11 +210,11 @@ def _expect_refusal(copy: Path, message: str, error: type[ClickLogError] = BadIn
 def test_a_workflow_without_a_line_of_descent(tmp_path: Path) -> None:
     write_base(tmp_path, SPEC, fitted(), [3])
     edit_json(tmp_path / "workflow" / "metadata.json", lambda value: value.pop("lineage"))
-    description = workflows.inspect(tmp_path / "workflow")
+    description = inspect(tmp_path / "workflow")
     assert (description.generation, description.parent, description.lineage) == (None, None, ())
-    assert workflows.compiled.load(tmp_path / "workflow").digest == description.digest
+    assert compiled.load(tmp_path / "workflow").digest == description.digest
     _expect_refusal(tmp_path, r"does not say which days.*\n.*fit it again with")
-    assert "line of descent\n  none: `workflows.save`" in report(tmp_path / "workflow")
+    assert "line of descent\n  none: `workflows.store.save`" in report(tmp_path / "workflow")
     assert write_workflow(tmp_path / "saved", SPEC, fitted()).lineage == ()
     assert "lineage" not in json.loads((tmp_path / "saved" / "metadata.json").read_text())
 
@@ -226,7 +228,7 @@ def test_the_state_of_another_generation(copy: Path, line: Path) -> None:
 
 
 def test_any_state(copy: Path) -> None:
-    description = workflows.inspect(copy / "workflow")
+    description = inspect(copy / "workflow")
     expect_own_errors(
         copy / "extension" / "state.json",
         lambda: read_state(copy / "extension", description),
@@ -273,7 +275,7 @@ def test_full_tables_are_logged(
 def test_inspect_shows_the_line(line: Path) -> None:
     shown = report(line / "2" / "workflow").split("line of descent\n")[1]
     lines = [line.split() for line in shown.splitlines()[:4]]
-    digests = [one.digest[:12] for one in workflows.inspect(line / "2" / "workflow").lineage]
+    digests = [one.digest[:12] for one in inspect(line / "2" / "workflow").lineage]
     assert lines == [
         ["generation", "digest", "days", "values", "added", "ids", "reused"],
         ["0", digests[0], "3-4", "5", "5", "0"],

@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 import pytest
 from nvtabular import ops
 
-from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError, SettingsError
 from nvt_torchrec.formats.feature_spec.feature_spec import (
     CategoricalColumn,
@@ -27,8 +26,11 @@ from nvt_torchrec.formats.feature_spec.feature_spec import (
     FeatureSpec,
 )
 from nvt_torchrec.formats.rows import empty_rows
-from nvt_torchrec.workflows import compiled, nodes, writer
-from nvt_torchrec.workflows.store import build, load, nodes_of
+from nvt_torchrec.workflows import compiled, nodes, vocabulary, writer
+from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.store import build, load, nodes_of, save
+from nvt_torchrec.workflows.vocabulary import FittedVocabulary
+from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.mutations import edit_json, expect_own_errors, flip_bit
 
 SPEC = FeatureSpec(
@@ -44,12 +46,12 @@ SPEC = FeatureSpec(
 )
 
 
-def _state(first: int = 7) -> workflows.Fitted:
+def _state(first: int = 7) -> Fitted:
     def finish(values, column):
         counts = np.arange(len(values), 0, -1)
-        return workflows.finish(values, counts, SPEC.categorical[column], 2)
+        return vocabulary.finish(values, counts, SPEC.categorical[column], 2)
 
-    return workflows.Fitted(
+    return Fitted(
         {name: {"mean": 1.0 + i, "std": 0.5} for i, name in enumerate(SPEC.dense_names)},
         {
             "cat_0": finish(np.array([first, 8, 2**32 - 1]), 0),
@@ -63,7 +65,7 @@ def _state(first: int = 7) -> workflows.Fitted:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("saved") / "workflow"
-    workflows.write_workflow(path, SPEC, _state())
+    write_workflow(path, SPEC, _state())
     return path
 
 
@@ -95,7 +97,7 @@ def test_what_is_on_disk(saved: Path) -> None:
     files = [path for path in saved.rglob("*") if path.is_file()]
     own = {str(path.relative_to(saved)) for path in files if "compiled" not in path.parts}
     assert {path.suffix for path in files} == {".json", ".parquet", ".npy"}
-    description = workflows.inspect(saved)
+    description = inspect(saved)
     assert own == {"metadata.json", *description.files}
     categorify = {v.file.split("/")[1] for v in description.vocabularies.values()}
     assert all(name.startswith("node_") for name in categorify)
@@ -115,17 +117,17 @@ def test_what_is_on_disk(saved: Path) -> None:
 
 
 def test_digest_is_of_the_transform(saved: Path, tmp_path: Path) -> None:
-    def digest(spec: FeatureSpec, state: workflows.Fitted) -> str:
-        return workflows.write_workflow(tmp_path / "other", spec, state).digest
+    def digest(spec: FeatureSpec, state: Fitted) -> str:
+        return write_workflow(tmp_path / "other", spec, state).digest
 
-    own = workflows.inspect(saved).digest
+    own = inspect(saved).digest
     assert digest(SPEC, _state()) == own
     assert digest(SPEC, _state(first=9)) != own
     state = _state()
     state.statistics["int_0"]["mean"] += 1e-9
     assert digest(SPEC, state) != own
     state = _state()
-    state.vocabularies["words"] = workflows.FittedVocabulary(
+    state.vocabularies["words"] = FittedVocabulary(
         pa.array(["éb", ""]), np.array([2, 1]), {"null": 2, "oov": 0, "unique": 3}
     )
     assert digest(SPEC, state) != own  # the same bytes, cut elsewhere
@@ -138,11 +140,11 @@ def test_state_that_is_not_whole(tmp_path: Path) -> None:
     state = _state()
     del state.vocabularies["words"]
     with pytest.raises(SchemaError, match="column cat_1: the workflow is not fitted"):
-        workflows.write_workflow(tmp_path, SPEC, state)
+        write_workflow(tmp_path, SPEC, state)
     state = _state()
     state.statistics["int_1"]["std"] = float("inf")
     with pytest.raises(SchemaError, match=r"column int_1: its statistics are not finite.*inf"):
-        workflows.write_workflow(tmp_path, SPEC, state)
+        write_workflow(tmp_path, SPEC, state)
     assert not (tmp_path / "metadata.json").exists()
 
 
@@ -151,27 +153,27 @@ def test_writing_again_begins_by_undoing(copy: Path) -> None:
     state = _state()
     state.vocabularies["cat_3"] = None
     with pytest.raises(TypeError):
-        workflows.write_workflow(copy, SPEC, state)
+        write_workflow(copy, SPEC, state)
     with pytest.raises(BadInputError, match="no such file"):
-        workflows.inspect(copy)
+        inspect(copy)
 
 
 @pytest.mark.parametrize("broken", ["_digest", "_graph_text", "_write_vocabulary"])
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch, broken: str) -> None:
     monkeypatch.setattr(writer, broken, Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
-        workflows.write_workflow(tmp_path, SPEC, _state(), threads=3)
+        write_workflow(tmp_path, SPEC, _state(), threads=3)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_a_file_is_no_directory(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"file/metadata.json: cannot be written"):
-        workflows.write_workflow(tmp_path / "file", SPEC, _state())
+        write_workflow(tmp_path / "file", SPEC, _state())
 
 
 def test_files_that_are_not_those_saved(saved: Path, tmp_path: Path) -> None:
-    description = workflows.inspect(saved)
+    description = inspect(saved)
     for i, name in enumerate(description.files):
         path = shutil.copytree(saved, tmp_path / f"flipped{i}")
         flip_bit(path / name)
@@ -179,7 +181,7 @@ def test_files_that_are_not_those_saved(saved: Path, tmp_path: Path) -> None:
             load(path)
         (path / name).write_bytes((path / name).read_bytes()[:-3])
         with pytest.raises(BadInputError, match=r"bytes instead of"):
-            workflows.inspect(path)
+            inspect(path)
         (path / name).unlink()
         with pytest.raises(BadInputError, match=f"{Path(name).name}: missing"):
             load(path)
@@ -193,7 +195,7 @@ def test_a_workflow_from_when_the_package_had_another_name(saved: Path, copy: Pa
 
     _change_graph(copy, rename)
     assert '"workflows.functions"' in (copy / "graph.json").read_text()
-    assert workflows.inspect(copy).digest == workflows.inspect(saved).digest
+    assert inspect(copy).digest == inspect(saved).digest
     functions = [node.op.f for node in nodes_of(load(copy), ops.LambdaOp)]
     assert functions == [node.op.f for node in nodes_of(load(saved), ops.LambdaOp)] != []
 
@@ -271,13 +273,13 @@ def test_two_workflows_at_one_path(copy: Path) -> None:
     frame["cat_0"] = ["7", "9"]
     assert load(copy).transform(frame)["cat_0"].tolist() == [3, 2]
     shutil.rmtree(copy)
-    workflows.write_workflow(copy, SPEC, _state(first=9))
+    write_workflow(copy, SPEC, _state(first=9))
     assert load(copy).transform(frame)["cat_0"].tolist() == [2, 3]
 
 
 def test_an_unfitted_workflow_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="column int_0: the workflow is not fitted"):
-        workflows.save(build(SPEC, str(tmp_path)), SPEC, tmp_path / "workflow")
+        save(build(SPEC, str(tmp_path)), SPEC, tmp_path / "workflow")
     assert not (tmp_path / "workflow" / "metadata.json").exists()
 
 
@@ -304,11 +306,11 @@ def test_another_workflow_is_not_saved(tmp_path: Path, kind, name: str, value) -
     frame = pd.DataFrame({"y": [0.0, 1.0, 0.0], "x": [1.0, 2.0, 4.0], "c": [7.0, 7.0, 8.0]})
     workflow.fit(nvtabular.Dataset(frame, cpu=True))
     if kind is None:
-        workflows.save(workflow, spec, tmp_path / "saved")
-        workflows.save(load(tmp_path / "saved", raw=False), spec, tmp_path / "again")
+        save(workflow, spec, tmp_path / "saved")
+        save(load(tmp_path / "saved", raw=False), spec, tmp_path / "again")
         return
     with pytest.raises(SchemaError, match=r"other columns, operators or parameters.*\n.*build"):
-        workflows.save(workflow, spec, tmp_path / "saved")
+        save(workflow, spec, tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
 
@@ -341,7 +343,7 @@ def _use(path: Path) -> None:
     """Use a workflow whose JSON was changed: errors of this project are the only ones."""
     workflow = compiled.load(path, verify=True)
     workflow.transform(empty_rows(workflow.spec))
-    workflows.inspect(path).verify()
+    inspect(path).verify()
 
 
 @pytest.mark.parametrize(("name", "rounds"), [("metadata", 400), ("compiled/compiled", 300)])

@@ -252,7 +252,7 @@ def read_growth(
     description = WorkflowDescription.read(workflow)
     if not description.lineage:
         raise SchemaError(
-            f"{workflow / METADATA_FILE}: names no generations: `workflows.save` wrote it",
+            f"{workflow / METADATA_FILE}: names no generations: `workflows.store.save` wrote it",
             "fit it again with `python -m etl run`",
         )
     generation = description.ancestor(ancestor.workflow_digest)

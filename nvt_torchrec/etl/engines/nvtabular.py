@@ -39,7 +39,8 @@ from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows, empty_rows
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.workflows import inspect, to_frame
+from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.frames import to_frame
 from nvt_torchrec.workflows.store import build, fitted_state, load
 from nvt_torchrec.workflows.writer import Fitted
 

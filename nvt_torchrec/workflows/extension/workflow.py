@@ -184,7 +184,7 @@ def check_extensible(workflow: Path, description: WorkflowDescription) -> None:
     if not description.lineage:
         raise BadInputError(
             f"{workflow}: this workflow does not say which days it was fitted on: "
-            "`workflows.save` wrote it",
+            "`workflows.store.save` wrote it",
             "fit it again with `python -m etl run`; until then it encodes rows as before",
         )
 
