@@ -14,7 +14,7 @@ from benchmarks.gpu.data import LOG_DAYS, ensure_log
 from benchmarks.gpu.worker import GpuSettings, Result, seconds_of
 from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.clicklog.text.device.tokenizer import parse_on_device
 from nvt_torchrec.etl.division.plan import make_plan
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec

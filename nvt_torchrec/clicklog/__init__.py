@@ -1,4 +1,4 @@
-"""The ground floor: feature spec, raw click logs, files on disk.
+"""Raw click logs: files of any format to rows, rows in memory, and the synthetic log.
 
 Knows no NVTabular, Dask or torch.
 """

@@ -22,11 +22,10 @@ import torch
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.clicklog.in_memory.values import read_as_text
-from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
+from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.reading import Read
 from nvt_torchrec.formats.rows import RawRows
-from nvt_torchrec.inference.id_columns import IdColumns, names_of_file
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.frames import to_frame
@@ -43,7 +42,7 @@ _NUMBERS: dict[str, Callable[[str], Any]] = {"int32": int, "int": int, "float": 
 def first_rows(path: str, spec: FeatureSpec, limit: int) -> list[dict[str, Any]]:
     """Return the first well-formed rows of a file by source, at most ``limit``."""
     rows: list[dict[str, Any]] = []
-    pieces = stream_unparsed(path, spec, block_bytes=_PIECE_BYTES)
+    pieces = format_of(spec).stream(path, _PIECE_BYTES)
     while len(rows) < limit and (piece := next(pieces, None)) is not None:
         rows += rows_as_dicts(piece, limit - len(rows))
     if not rows:
@@ -61,12 +60,12 @@ def rows_as_dicts(piece: UnparsedRows, limit: int) -> list[dict[str, Any]]:
     reads = spec.read_plan(label=False).reads
     text = read_as_text(reads)
     names = tuple(spec.sources(label=False))
-    fields = IdColumns(names, names_of_file(piece.path, spec, piece)).read(piece, lines)
+    fields = piece.columns(names, lines)
     columns = []
     for name in names:
         read = next(read for read in reads if read.source == name)
         values = fields[name].to_pylist()
-        if piece.block is None:
+        if spec.input.delimiter:
             number = None if name in text else _NUMBERS.get(read.raw)
             values = [_value(value, read, number, spec.input.list_separator) for value in values]
         columns.append(values)

@@ -36,11 +36,10 @@ from nvt_torchrec.base.files.journal import Journal, refuse_changes
 from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.clicklog.in_memory.errors import of_fitted_spec, say_fitted
 from nvt_torchrec.clicklog.readers.lines import filesystem_of
-from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
-from nvt_torchrec.clicklog.readers.text_rows import header_lines
+from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
 from nvt_torchrec.dlrm.metrics import Metrics, compute_metrics
 from nvt_torchrec.formats.rows import RawRows
-from nvt_torchrec.inference.id_columns import IdColumns, find_id_columns
+from nvt_torchrec.inference.id_columns import check_id_columns
 from nvt_torchrec.inference.predictor import Predictor, input_spec
 
 log = logging.getLogger(__name__)
@@ -89,8 +88,7 @@ def predict_file(
         input_path: Tab- or comma-separated text or JSON lines, also compressed, or parquet; local
             or remote.
         output_path: Parquet file, which appears when it is complete.
-        file_format: Format of the input: tsv, csv, json or parquet; None for that of the training
-            log, or json or parquet if the path ends so.
+        file_format: Format of the input, see :func:`.predictor.input_spec`.
         id_columns: Columns of the input to copy.
         reject: Write malformed rows to ``OUTPUT.rejected.tsv`` instead of stopping at the first.
         need_label: Refuse an input without labels.
@@ -106,16 +104,17 @@ def predict_file(
     if output_path.exists() and not resume:
         raise OutputError(f"{output_path} exists", _OTHER)
     spec = input_spec(predictor.spec, input_path, file_format)
-    pieces = stream_unparsed(input_path, spec, block_bytes=piece_bytes)
+    input_path = format_of(spec).pinned(input_path)
+    pieces = format_of(spec).stream(input_path, piece_bytes)
     with of_fitted_spec():
         first = next(pieces)
     if need_label and not first.label:
         raise SchemaError(f"{input_path}: no column {spec.label}", "leave --evaluate out")
-    ids = find_id_columns(id_columns, input_path, spec, first)
+    check_id_columns(id_columns, first)
     pieces = itertools.chain([first], pieces)
     workers = workers or len(os.sched_getaffinity(0))
     filesystem, name = filesystem_of(input_path)
-    info = filesystem.info(name)
+    info = filesystem.info(name) if filesystem.exists(name) else {}  # a version never changes
     state = {
         key: str(info[key]) for key in ("size", "mtime", "ETag", "LastModified") if key in info
     }
@@ -123,7 +122,7 @@ def predict_file(
         "input": [input_path, state, dataclasses.asdict(spec.input)],
         "workflow": predictor.workflow.digest,
         "model": _digest(predictor),
-        "id_columns": ids.names,
+        "id_columns": id_columns,
         "on_bad_rows": "quarantine" if reject else "error",
         "piece size": [piece_bytes, PART_PIECES],
     }
@@ -139,7 +138,7 @@ def predict_file(
         left = itertools.islice(pieces, parts.done * PART_PIECES, None)
 
         def work(piece: UnparsedRows) -> Result:
-            result = _score(predictor, piece, ids, reject)
+            result = _score(predictor, piece, id_columns, reject)
             bar.update(len(result[0]))
             return result
 
@@ -279,11 +278,13 @@ class _Parts:
         return counts
 
 
-def _score(predictor: Predictor, piece: UnparsedRows, ids: IdColumns, reject: bool) -> Result:
+def _score(
+    predictor: Predictor, piece: UnparsedRows, id_columns: tuple[str, ...], reject: bool
+) -> Result:
     with of_fitted_spec():
         rows = piece.parse(reject=reject)
     columns: dict[str, Any] = {"row": to_arrow(piece.first + rows.line)}
-    columns |= ids.read(piece, rows.line)
+    columns |= piece.columns(id_columns, rows.line) if id_columns else {}
     columns["probability"] = to_arrow(predictor.predict_rows(rows, piece.first))
     labels = predictor.labels_of(rows)
     if labels is not None:
@@ -295,7 +296,7 @@ def _score(predictor: Predictor, piece: UnparsedRows, ids: IdColumns, reject: bo
 
 def _describe(piece: UnparsedRows, rows: RawRows) -> bytes:
     """Return line (from 1), reason and raw text of a piece's malformed rows."""
-    begin = piece.first + 1 + header_lines(piece.spec, piece.path)
+    begin = piece.first_line
     return b"".join(
         b"%d\t%s\t%s\n"
         % (

@@ -12,9 +12,10 @@ import torch
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError, of_fitted_spec
-from nvt_torchrec.clicklog.readers.stream import stream_unparsed
+from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.formats.feature_spec.columns import InputFormat
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.rows import Jagged, RawRows
 from nvt_torchrec.inference.encoder import Encoder
 from nvt_torchrec.inference.model.bundle import describe, is_bundle, read_bundle
@@ -171,7 +172,7 @@ class Predictor:
         with of_fitted_spec():
             pieces = [
                 self.predict_rows(piece.without_label().parse(), piece.first)
-                for piece in stream_unparsed(str(path), spec, block_bytes=_BLOCK_BYTES)
+                for piece in format_of(spec).stream(str(path), _BLOCK_BYTES)
             ]
         return np.concatenate(pieces) if pieces else np.empty(0, np.float32)
 
@@ -198,28 +199,26 @@ def check_finite(probabilities: np.ndarray, rows: np.ndarray | None = None) -> N
         )
 
 
-#: Of files whose names say so.
-_FORMATS = {"parquet": "parquet", "pq": "parquet", "jsonl": "json", "ndjson": "json"}
-
-
 def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> FeatureSpec:
     """Return the spec for a file, which may have another format than the training log.
 
     Args:
         spec: The workflow's spec.
         path: Path of the file.
-        file_format: tsv, csv, json or parquet; None for the spec's format, or json or parquet if
-            the path ends so.
+        file_format: A key of ``INPUT_FORMATS``; None for the spec's format, or the one whose files
+            have the path's ending.
     """
     if file_format is None:
-        file_format = _FORMATS.get(path.rpartition(".")[2])
-    if file_format in (None, spec.input.format):
+        ending = path.rpartition(".")[2]
+        ends_so = (name for name, kind in INPUT_FORMATS.items() if ending in kind.endings)
+        file_format = next(ends_so, spec.input.format)
+    if file_format == spec.input.format:
         return spec
     kept = ["max_line_kb", "decimal"]
-    if file_format in ("tsv", "csv"):  # the same values in the same order, and other separators
+    if (kind := INPUT_FORMATS[file_format]).delimiter:  # the same values, and other separators
         kept += ["columns", "encoding"]
-        kept += ["list_separator"] if spec.input.format in ("tsv", "csv") else []
-        kept += ["quoted_newlines"] if file_format == "csv" else []
+        kept += ["list_separator"] if spec.input.delimiter else []
+        kept += ["quoted_newlines"] if kind.quoted else []
     given = InputFormat(file_format, **{name: getattr(spec.input, name) for name in kept})
     return dataclasses.replace(spec, input=given)
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers import lines
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine, split_chunks
+from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.clicklog.readers.raw import read_block, read_block_chunks
-from nvt_torchrec.clicklog.readers.stream import stream_unparsed
 from nvt_torchrec.formats.feature_spec.feature_spec import (
     CategoricalColumn,
     FeatureSpec,
@@ -174,7 +174,7 @@ def test_the_label_is_told_by_a_whole_first_line(tmp_path: Path, size: int) -> N
     path = tmp_path / "day_0"
     path.write_bytes(b"1\t" + b"x" * size + b"\tz\n0\ta\tb\n")
     assert open_file(tmp_path, TEXTS).label
-    (unparsed,) = stream_unparsed(str(path), TEXTS, block_bytes=8 * MIB)
+    (unparsed,) = format_of(TEXTS).stream(str(path), 8 * MIB)
     assert unparsed.label
     assert unparsed.parse().label.tolist() == [1, 0]
 
@@ -186,7 +186,7 @@ def test_too_long_lines_do_not_tell_the_label(tmp_path: Path, labels: bool) -> N
     row = b"1\ta\tb\n" if labels else b"a\tb\n"
     path.write_bytes(b"1\t" + b"x" * 200_000 + b"\n" + b"2" * 5000 + b"\n" + row * 3)
     assert open_file(tmp_path, spec).label == labels
-    long, again, rest = stream_unparsed(str(path), spec, block_bytes=MIB)
+    long, again, rest = format_of(spec).stream(str(path), MIB)
     assert [item.label for item in (long, again, rest)] == [labels] * 3
     assert [item.first for item in (long, again, rest)] == [0, 1, 2]
     assert (long.parse(reject=True).bad_count, len(rest.parse())) == (1, 3)

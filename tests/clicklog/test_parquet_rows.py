@@ -14,13 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.readers.parquet_rows import ParquetLayout, cut_rows, parquet_layout
-from nvt_torchrec.clicklog.readers.raw import (
-    Block,
-    first_line,
-    read_block,
-    read_block_chunks,
-)
+from nvt_torchrec.clicklog.readers.log_format import Block, format_of
+from nvt_torchrec.clicklog.readers.raw import read_block, read_block_chunks
+from nvt_torchrec.clicklog.readers.table_rows import cut_rows
 from nvt_torchrec.formats.feature_spec.feature_spec import (
     CategoricalColumn,
     DenseColumn,
@@ -189,7 +185,7 @@ def test_bad_values_are_named(tmp_path: Path, changed: dict, what: str) -> None:
     assert (rows.bad[0].column, rows.bad[0].line) == (name, 0)
     with pytest.raises(BadRowError, match="row 2: column"):
         list(read_block_chunks(Block(path, 0, 3, path), SPEC, chunk_bytes=1))
-    assert first_line(block, SPEC) == 2
+    assert format_of(SPEC).first_line(block) == 2
 
 
 @pytest.mark.parametrize(
@@ -203,7 +199,7 @@ def test_bad_values_are_named(tmp_path: Path, changed: dict, what: str) -> None:
 def test_columns_of_another_type(tmp_path: Path, changed: dict, message: str) -> None:
     path = _write(tmp_path / "day_0.parquet", **changed)
     with pytest.raises(BadInputError, match=message):
-        parquet_layout(path, path, SPEC)
+        open_file(Path(path), SPEC)
     with pytest.raises(BadInputError, match=message):
         read_block(Block(path, 0, 3, path), SPEC)
 
@@ -293,7 +289,7 @@ def test_cuts_cover_the_rows_and_follow_row_groups(groups, block_bytes, data) ->
     rows = sum(group[0] for group in groups)
     begin = data.draw(st.integers(0, rows))
     end = data.draw(st.integers(begin, rows))
-    cuts = cut_rows(ParquetLayout(rows, True, groups), begin, end, block_bytes)
+    cuts = cut_rows(groups, begin, end, block_bytes)
     assert [row for cut in cuts for row in range(*cut)] == list(range(begin, end))
     ends = [sum(group[0] for group in groups[: i + 1]) for i in range(len(groups))]
     for low, high in cuts:

@@ -13,7 +13,7 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError, BadRowError, ClickLogError
 from nvt_torchrec.clicklog.in_memory.frames import read_columns
 from nvt_torchrec.clicklog.readers.json_rows import json_layout
-from nvt_torchrec.clicklog.readers.parquet_rows import check_columns
+from nvt_torchrec.clicklog.readers.table_rows import check_columns
 from nvt_torchrec.clicklog.text.convert import convert
 from nvt_torchrec.clicklog.text.line_layout import layout_of
 from nvt_torchrec.clicklog.text.remedies import value_remedy

@@ -14,13 +14,8 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine, split_chunks
-from nvt_torchrec.clicklog.readers.raw import (
-    Block,
-    first_line,
-    read_block,
-    read_block_chunks,
-)
-from nvt_torchrec.clicklog.readers.stream import stream_unparsed
+from nvt_torchrec.clicklog.readers.log_format import Block, format_of
+from nvt_torchrec.clicklog.readers.raw import read_block, read_block_chunks
 from nvt_torchrec.clicklog.text.delimited import split_rows
 from nvt_torchrec.formats.feature_spec.feature_spec import (
     CategoricalColumn,
@@ -79,7 +74,7 @@ def test_every_beginning_of_a_file(
         blocks = day.cut(day.begin, day.end, 25)
         assert len(blocks) > 2
         assert all_of(read_block(block, spec) for block in blocks) == rows
-        assert first_line(blocks[0], spec) == 1 + skipped + header
+        assert day.format.first_line(blocks[0]) == 1 + skipped + header
     for size in (10, 1000):
         streamed = list(stream_rows(str(path), spec, block_bytes=size))
         assert all_of(part for _, part in streamed) == rows
@@ -202,7 +197,7 @@ def test_any_block_size_gives_the_rows_that_were_written(
     blocks = day.cut(day.begin, day.end, block_bytes)
     actual, numbers = [], []
     for block in blocks:
-        first = first_line(block, spec)
+        first = day.format.first_line(block)
         read = read_block(block, spec)
         actual += _values(read)
         numbers += [first + n for n in range(read.lines)]
@@ -217,7 +212,7 @@ def test_any_block_size_gives_the_rows_that_were_written(
     streamed = list(stream_rows(str(path), spec, block_bytes=block_bytes))
     assert [row for _, part in streamed for row in _values(part)] == rows
     assert [n for ns, _ in streamed for n in ns] == list(range(len(rows)))
-    pieces = stream_unparsed(str(path), spec, block_bytes=block_bytes)
+    pieces = format_of(spec).stream(str(path), block_bytes)
     assert sum(piece.parse().lines for piece in pieces) == len(rows)
 
 
@@ -249,7 +244,7 @@ def test_a_stray_quote_and_a_long_row_spoil_one_row_each(tmp_path: Path, block_b
     assert day.count_rows(day.end) == len(kinds)
     actual, bad = [], []
     for block in day.cut(day.begin, day.end, block_bytes):
-        first = first_line(block, spec)
+        first = day.format.first_line(block)
         read = read_block(block, spec, reject=True)
         actual += [row[2] for row in _values(read)]
         bad += [(first + item.line, item.what, item.remedy) for item in read.bad]

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.division.plan import Plan
 from nvt_torchrec.etl.engines.engine import Job

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from nvt_torchrec.clicklog.readers.stream import stream_unparsed
+from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.benchmark import rows_as_dicts
 from nvt_torchrec.inference.predictor import Predictor
@@ -42,7 +42,7 @@ def test_the_rows_it_measures_with(
         (trained.raw / "day_2", predictor, criteo_dicts(trained.days[2])),
     ):
         expected = expected or read_dicts(path, opened.spec)
-        (piece,) = stream_unparsed(str(path), opened.spec, block_bytes=1 << 24)
+        (piece,) = format_of(opened.spec).stream(str(path), 1 << 24)
         got = rows_as_dicts(piece, 150)
         assert len(got) == 150
         for row, other in zip(got, expected, strict=False):

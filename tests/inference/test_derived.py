@@ -15,7 +15,7 @@ import pytest
 
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
-from nvt_torchrec.clicklog.readers.stream import stream_unparsed
+from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.inference.benchmark import rows_as_dicts
 from nvt_torchrec.inference.bulk import predict_file
@@ -132,7 +132,7 @@ def day(log: Path) -> str:
 @pytest.fixture(scope="module")
 def texts(predictor: Predictor, day: str) -> list[dict]:
     """The rows of a day by source, as text; lists as lists."""
-    (piece,) = stream_unparsed(day, predictor.spec, block_bytes=1 << 24)
+    (piece,) = format_of(predictor.spec).stream(day, 1 << 24)
     return rows_as_dicts(piece, 10**6)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engines import block as host
 from nvt_torchrec.etl.engines.counting import merge
 from nvt_torchrec.etl.engines.device.blocks import LANES, Card, count_block, merge_runs

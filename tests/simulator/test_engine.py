@@ -22,7 +22,7 @@ from distributed import Client, LocalCluster
 
 from nvt_torchrec.base.device import DeviceError
 from nvt_torchrec.base.errors import BadRowError, OutputError
-from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.division.plan import DividedBlock
 from nvt_torchrec.etl.engines import block as host

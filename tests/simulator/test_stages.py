@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu.etl import of_block
 from benchmarks.gpu.worker import GpuSettings
-from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engines.device.blocks import Card
 from tests.logs import CRITEO, write_log
 from tests.simulator.device import SimulatedDevice

@@ -22,7 +22,7 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.errors import NOT_A_LIST, InvalidRowError
-from nvt_torchrec.clicklog.readers.parquet_rows import convert_column
+from nvt_torchrec.clicklog.readers.table_rows import convert_column
 from nvt_torchrec.clicklog.text.convert import Converted, convert, fields_of, of_items
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import (

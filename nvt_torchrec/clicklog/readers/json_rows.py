@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,16 @@ import pyarrow.json as pj
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.validation import strict_json
-from nvt_torchrec.clicklog.readers.parquet_rows import (
+from nvt_torchrec.clicklog.readers.lines import BYTE_ORDER_MARK
+from nvt_torchrec.clicklog.readers.log_format import Block, Sample
+from nvt_torchrec.clicklog.readers.table_rows import (
     check_columns,
     find_type,
     partition_values,
     table_to_rows,
 )
-from nvt_torchrec.clicklog.text.line_layout import HEAD_BYTES, LineLayout
+from nvt_torchrec.clicklog.readers.text_rows import TextFormat
+from nvt_torchrec.clicklog.text.line_layout import HEAD_BYTES, LineLayout, is_json
 from nvt_torchrec.clicklog.text.remedies import similar_column
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import BadRow, RawRows, with_bad_rows
@@ -147,3 +151,29 @@ def _array(values: list[Any]) -> pa.Array:
     except (pa.ArrowException, OverflowError, UnicodeEncodeError):
         texts = [v if isinstance(v, str) else None if v is None else json.dumps(v) for v in values]
         return pa.array([t if t is None else t.encode("utf-8", "surrogatepass") for t in texts])
+
+
+class JsonLines(TextFormat):
+    """An object in each line."""
+
+    layout_of = staticmethod(json_layout)
+    parse = staticmethod(parse_json)
+
+    @classmethod
+    def recognizes(cls, path: str, head: bytes) -> bool:
+        """See :meth:`LogFormat.recognizes`."""
+        return is_json(head)
+
+    @classmethod
+    def sample(
+        cls, path: str, head: bytes, *, most: int, places: Callable[[int], np.ndarray]
+    ) -> Sample:
+        """See :meth:`LogFormat.sample`."""
+        lines = head.removeprefix(BYTE_ORDER_MARK).rstrip(b"\r\n").split(b"\n")
+        step = max(1, len(lines) // most)
+        table, bad = read_lines(lines[::step])
+        return Sample(table, step == 1, False, len(bad))
+
+    def block_layout(self, block: Block, label: bool) -> LineLayout:
+        """See :meth:`TextFormat.block_layout`."""
+        return LineLayout((), label, source=block.source)

@@ -21,6 +21,8 @@ from nvt_torchrec.clicklog.readers.line_chunks import LongLine, fill, split_chun
 from nvt_torchrec.formats.feature_spec.columns import InputFormat
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+#: With what a parquet file begins.
+PARQUET_MAGIC = b"PAR1"
 _SCAN_BYTES = 8 << 20
 _LINE_BYTES = 64 << 10  # nearly every line ends within them
 #: The most compressed bytes, and decompressed bytes, that :func:`measure_head` reads.

@@ -1,16 +1,34 @@
-"""Read rows of text files in bounded memory, and find the positions of their columns."""
+"""Text with a row in each line: read in bounded memory, addressed by bytes; delimited text."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
-from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.arrays import to_arrow
+from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
+from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine
-from nvt_torchrec.clicklog.readers.lines import cut_lines, find_preamble, read_chunks
+from nvt_torchrec.clicklog.readers.lines import (
+    PARQUET_MAGIC,
+    cut_lines,
+    find_preamble,
+    read_bytes,
+    read_chunks,
+    stream_chunks,
+    text_end,
+    without_empty_lines,
+)
+from nvt_torchrec.clicklog.readers.log_format import Block, LogFormat, OpenDay, UnparsedRows
+from nvt_torchrec.clicklog.readers.raw import bad_row_error, check_label
+from nvt_torchrec.clicklog.text.convert import convert
+from nvt_torchrec.clicklog.text.delimited import parse_delimited, split_rows
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
 from nvt_torchrec.clicklog.text.line_layout import (
     HEAD_BYTES,
@@ -23,10 +41,15 @@ from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG
 from nvt_torchrec.clicklog.text.row_ends import row_begins
 from nvt_torchrec.clicklog.text.tokenizer import as_utf8, parse_rows
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types.base import MESSAGES, NOT_UTF8
+from nvt_torchrec.formats.feature_spec.reading import Read
 from nvt_torchrec.formats.rows import BadRow, RawRows, with_bad_rows
 
-PARQUET_MAGIC = b"PAR1"
+#: Text that is read at once for a block in one chunk: most blocks are smaller.
+_WHOLE_BYTES = 128 << 20
 _SCAN_BYTES = 8 << 20
+#: Of a block, how much tells how long its rows are.
+_RATE_BYTES = 1 << 20
 #: What to do about a line that is too long, other than to leave it out.
 TOO_LONG_REMEDY = (
     "truncate the file there if a crash left such an end, allow longer lines with "
@@ -36,177 +59,332 @@ OPEN_QUOTE_REMEDY = (
     "close the quote (a quote within a quoted field is doubled), or allow longer rows with "
     "`etl run --max_line_kb`"
 )
+#: Whole lines, or a line that is too long.
+Chunk: TypeAlias = memoryview | LongLine
 
 
-def header_lines(spec: FeatureSpec, path: str) -> int:
-    """Return how many lines of a text file come before its first row; it is read for comments."""
-    text = spec.input
-    skipped = find_preamble(path, text)[1] if text.comment else text.skip_lines
-    return int(bool(text.header)) + skipped
+@dataclasses.dataclass(frozen=True)
+class TextRows(UnparsedRows):
+    """Lines that have been read but not parsed.
 
-
-def rows_in(text: memoryview | LongLine, spec: FeatureSpec) -> int:
-    """Count the rows of whole lines, the last one with or without its newline."""
-    if isinstance(text, LongLine):
-        return 1
-    if spec.input.quotes:
-        return len(row_begins(text, spec.input.quotes)) - 1
-    return count_newlines(np.frombuffer(text, np.uint8)) + (text[-1:] != b"\n")
-
-
-def count_file_rows(path: str, begin: int, end: int, spec: FeatureSpec) -> int:
-    """Count the rows in the bytes ``[begin, end)``, at whose ends rows or the file end."""
-    return sum(rows_in(piece, spec) for _, piece in _pieces(path, begin, end, spec))
-
-
-def offset_of_row(path: str, row: int, begin: int, end: int, spec: FeatureSpec) -> int:
-    """Return the byte at which row ``row`` (from 0, at ``begin``) begins; ``end`` without one."""
-    for at, piece in _pieces(path, begin, end, spec):
-        rows = rows_in(piece, spec)
-        if row < rows:
-            return at + int(_begins(piece, spec)[row])
-        row -= rows
-    return end
-
-
-def cut_text(
-    path: str, begin: int, end: int, block_bytes: int, spec: FeatureSpec
-) -> list[tuple[int, int]]:
-    """Cut ``[begin, end)`` into ranges as :func:`.lines.cut_lines` does, at ends of rows.
-
-    Where a row with line breaks in quotes begins depends on all quotes before it, so such text is
-    read from where a row is known to begin.
+    Attributes:
+        text: The lines.
+        layout: What their fields are.
+        long: A line that is too long; there are no others then.
     """
-    if not spec.input.quotes:
-        return cut_lines(path, begin, end, block_bytes)
-    cuts, last = [begin], 0
-    for at, piece in _pieces(path, begin, end, spec):
-        begins = at + _begins(piece, spec)
-        multiple = (begins - begin) // block_bytes
-        cuts += begins[np.diff(multiple, prepend=last) > 0].tolist()
-        last = multiple[-1]
-    return list(itertools.pairwise([*cuts, end])) if begin < end else []
+
+    format: TextFormat
+    text: bytes | memoryview
+    layout: LineLayout
+    long: LongLine | None = None
+
+    @property
+    def first_line(self) -> int:
+        """See :attr:`UnparsedRows.first_line`."""
+        return self.first + 1 + self.format.header_lines(self.path)
+
+    def without_label(self) -> UnparsedRows:
+        """See :meth:`UnparsedRows.without_label`.
+
+        The parser of Criteo's format always reads a label that is there: then the same rows.
+        """
+        if self.spec.is_criteo_format:
+            return self
+        return dataclasses.replace(self, label=False, layout=self.layout.without_label())
+
+    def parse(self, *, reject: bool = False, describe: bool = True) -> RawRows:
+        """See :meth:`UnparsedRows.parse`."""
+        chunk = self.text if self.long is None else self.long
+        every = (reject and describe) or int(reject)
+        rows = self.format.parse_chunks([chunk], self.layout, reject=every)
+        if rows.bad_count and not reject:
+            raise bad_row_error(rows, self.path, self.first_line, self.format.unit)
+        return rows
+
+    def names(self) -> Sequence[str]:
+        """See :meth:`UnparsedRows.names`."""
+        if not self.layout.fields:
+            raise SettingsError(
+                f"{self.path}: --id_columns of JSON lines",
+                "leave it out, or write the rows as parquet",
+            )
+        return self.layout.fields
+
+    def columns(self, names: Sequence[str], lines: np.ndarray) -> dict[str, pa.Array]:
+        """See :meth:`UnparsedRows.columns`; they are strings."""
+        all_names, text = self.layout.fields, as_utf8(self.text, self.spec.input.encoding)
+        places = sorted(map(all_names.index, names))
+        split = split_rows(text, self.spec.input, len(all_names), places)
+        rows = to_arrow(np.searchsorted(split.line, lines))
+        columns = {}
+        for name in names:
+            fields = split.columns[places.index(all_names.index(name))].take(rows)
+            column = convert(fields, Read(name, "string"))
+            if column.code.any():
+                row = int(column.code.argmax())
+                raise BadRowError(
+                    f"{self.path}, line {self.first_line + int(lines[row])}: column {name}: "
+                    f"{column.show(row)}: {MESSAGES[NOT_UTF8]}",
+                    "correct the file, or leave that column out of --id_columns",
+                )
+            columns[name] = column.values
+        return columns
 
 
-def _begins(piece: memoryview | LongLine, spec: FeatureSpec) -> np.ndarray:
-    """Return where each row of a piece begins, int64 [n]."""
-    if isinstance(piece, LongLine):
-        return np.zeros(1, np.int64)
-    return row_begins(piece, spec.input.quotes)[:-1].astype(np.int64)
+class TextFormat(LogFormat):
+    """Text, which a subclass parses."""
+
+    @property
+    def unit(self) -> str:
+        """See :attr:`LogFormat.unit`."""
+        return "row" if self.spec.input.quoted_newlines else "line"
+
+    @staticmethod
+    @abc.abstractmethod
+    def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
+        """Return the positions of the columns, which a file's first lines show.
+
+        Raises:
+            BadInputError, BadRowError: They are of another format or spec.
+        """
+
+    def block_layout(self, block: Block, label: bool) -> LineLayout:
+        """Return the positions of the columns for a block. Raises as :meth:`layout_of`."""
+        layout = self.file_layout(block.path, block.end, block.source)
+        return layout if label else layout.without_label()
+
+    @staticmethod
+    @abc.abstractmethod
+    def parse(
+        data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool | int
+    ) -> RawRows:
+        """Parse whole lines of UTF-8, as :func:`.tokenizer.parse_rows` does."""
+
+    # ---- blocks
+
+    def open(self, day: DayFile) -> OpenDay:
+        """See :meth:`LogFormat.open`."""
+        layout = self.file_layout(day.path, day.size, day.source)
+        begin, end = min(layout.begin, day.size), day.size
+        if self.spec.input.skip_empty_lines:
+            end = text_end(day.path, begin, end)
+        return OpenDay(self, day, layout.label, begin, end)
+
+    def file_layout(self, path: str, size: int, source: str) -> LineLayout:
+        """Return the positions of the columns, from a file's header or its first lines.
+
+        Args:
+            path: Of the file, which is not compressed.
+            size: Bytes of the file.
+            source: Names the file in errors.
+
+        Raises:
+            BadInputError: It is a parquet file, or its header is too long or lacks a column.
+            BadRowError: Its first lines have another number of fields than the spec.
+        """
+        begin = find_preamble(path, self.spec.input)[0]
+        chunks = read_chunks(path, begin, size, HEAD_BYTES, self.spec.input)
+        layout = self._first_layout(chunks, source)[1]
+        return dataclasses.replace(layout, begin=begin + layout.begin)
+
+    def _first_layout(self, chunks: Iterable[Chunk], source: str) -> tuple[list[Chunk], LineLayout]:
+        """As :meth:`file_layout`, for text that is read in chunks.
+
+        Lines that are too long decide nothing about the label, unless there are no others.
+
+        Args:
+            chunks: Without a byte order mark and the lines to skip.
+            source: Names the file in errors.
+
+        Returns:
+            The chunks that were taken, and the layout; its ``begin`` counts from the first chunk.
+        """
+        spec = self.spec
+        taken: list[Chunk] = []
+        for chunk in chunks:
+            taken.append(chunk)
+            if spec.input.header or not isinstance(chunk, LongLine):
+                break
+        if not taken:
+            raise BadInputError(f"{source}: empty file", "there is nothing to read")
+        chunk = taken[0] if isinstance(taken[-1], LongLine) else taken[-1]
+        head = chunk.head if isinstance(chunk, LongLine) else bytes(chunk)
+        if head.startswith(PARQUET_MAGIC):
+            raise BadInputError(
+                f"{source}: a parquet file, where the spec says {spec.input.format}",
+                ANOTHER_LOG.format(source)
+                if spec.is_criteo_format
+                else 'set format = "parquet" in its [input]',
+            )
+        if spec.input.header and isinstance(chunk, LongLine):
+            raise BadInputError(
+                f"{source}: the header has more than {spec.input.line_limit:,} bytes",
+                "check that it is the right file, or allow longer lines with "
+                "`etl run --max_line_kb`",
+            )
+        return taken, self.layout_of(head, source, spec)
+
+    def header_lines(self, path: str) -> int:
+        """Return how many lines come before the first row; the file is read for comments."""
+        text = self.spec.input
+        skipped = find_preamble(path, text)[1] if text.comment else text.skip_lines
+        return int(bool(text.header)) + skipped
+
+    def cut(
+        self, path: str, source: str, begin: int, end: int, block_bytes: int
+    ) -> list[tuple[int, int]]:
+        """See :meth:`LogFormat.cut`; ranges are those of :func:`.lines.cut_lines`, at row ends.
+
+        Where a row with line breaks in quotes begins depends on all quotes before it, so such text
+        is read from where a row is known to begin.
+        """
+        if not self.spec.input.quotes:
+            return cut_lines(path, begin, end, block_bytes)
+        cuts, last = [begin], 0
+        for at, piece in self._pieces(path, begin, end):
+            begins = at + self._begins(piece)
+            multiple = (begins - begin) // block_bytes
+            cuts += begins[np.diff(multiple, prepend=last) > 0].tolist()
+            last = multiple[-1]
+        return list(itertools.pairwise([*cuts, end])) if begin < end else []
+
+    def count_rows(self, path: str, begin: int, end: int) -> int:
+        """See :meth:`LogFormat.count_rows`."""
+        return sum(self._rows_in(piece) for _, piece in self._pieces(path, begin, end))
+
+    def find_row(self, path: str, row: int, begin: int, end: int) -> int:
+        """See :meth:`LogFormat.find_row`."""
+        for at, piece in self._pieces(path, begin, end):
+            rows = self._rows_in(piece)
+            if row < rows:
+                return at + int(self._begins(piece)[row])
+            row -= rows
+        return end
+
+    def first_line(self, block: Block) -> int:
+        """See :meth:`LogFormat.first_line`."""
+        begin, lines = find_preamble(block.path, self.spec.input)
+        return 1 + lines + self.count_rows(block.path, begin, block.begin)
+
+    def _rows_in(self, text: Chunk) -> int:
+        """Count the rows of whole lines, the last one with or without its newline."""
+        if isinstance(text, LongLine):
+            return 1
+        if self.spec.input.quotes:
+            return len(row_begins(text, self.spec.input.quotes)) - 1
+        return count_newlines(np.frombuffer(text, np.uint8)) + (text[-1:] != b"\n")
+
+    def _begins(self, piece: Chunk) -> np.ndarray:
+        """Return where each row of a piece begins, int64 [n]."""
+        if isinstance(piece, LongLine):
+            return np.zeros(1, np.int64)
+        return row_begins(piece, self.spec.input.quotes)[:-1].astype(np.int64)
+
+    def _pieces(self, path: str, begin: int, end: int) -> Iterator[tuple[int, Chunk]]:
+        """Yield the pieces of a range of the file, and where each begins."""
+        at = begin
+        for piece in read_chunks(path, begin, end, _SCAN_BYTES, self.spec.input):
+            yield at, piece
+            at += piece.size + 1 if isinstance(piece, LongLine) else len(piece)
+
+    def read(
+        self, block: Block, *, label: bool, reject: bool | int, chunk_bytes: int | None
+    ) -> Iterator[RawRows]:
+        """See :meth:`LogFormat.read`."""
+        layout = self.block_layout(block, label)
+        size = chunk_bytes or min(block.end - block.begin, _WHOLE_BYTES)
+        pieces = read_chunks(block.path, block.begin, block.end, size, self.spec.input)
+        together = [list(pieces)] if chunk_bytes is None else ([piece] for piece in pieces)
+        for each in together:
+            yield self.parse_chunks(each, layout, reject=reject)
+
+    def parse_chunks(
+        self, chunks: Sequence[bytes | Chunk], layout: LineLayout, *, reject: bool | int
+    ) -> RawRows:
+        """Parse chunks of one text together; lines that are too long are bad rows."""
+        texts, bad, before = [], [], 0
+        for chunk in chunks:
+            if isinstance(chunk, LongLine):
+                head = bytes(as_utf8(chunk.head, self.spec.input.encoding))
+                remedy = OPEN_QUOTE_REMEDY if chunk.open_quote else TOO_LONG_REMEDY
+                bad.append(BadRow(before, str(chunk), "", head, remedy))
+            else:
+                texts.append(chunk)
+            if len(chunks) > 1:
+                before += self._rows_in(chunk)
+        text = texts[0] if len(texts) == 1 else b"".join(texts)
+        text = as_utf8(text, self.spec.input.encoding)
+        rows = self.parse(text, self.spec, layout, reject=reject)
+        return with_bad_rows(rows, bad) if bad else rows
+
+    def rates(self, last: OpenDay, block: Block) -> tuple[float, float]:
+        """See :meth:`LogFormat.rates`."""
+        size = min(block.end - block.begin, _RATE_BYTES)
+        head = read_bytes(block.path, block.begin, block.begin + size)
+        return max(1, head.count(b"\n")) / size, 1.0
+
+    # ---- streams
+
+    def stream(self, path: str, block_bytes: int) -> Iterator[UnparsedRows]:
+        """See :meth:`LogFormat.stream`."""
+        chunks = stream_chunks(path, block_bytes, self.spec.input)
+        if self.spec.input.skip_empty_lines:
+            chunks = _without_empty_end(chunks)
+        taken, layout = self._first_layout(chunks, path)
+        first, begin = 0, layout.begin
+        for chunk in itertools.chain(taken, chunks):
+            if isinstance(chunk, LongLine):
+                yield TextRows(self, path, first, layout.label, b"", layout, chunk)
+                first += 1
+            elif len(text := chunk[begin:]):
+                yield TextRows(self, path, first, layout.label, text, layout)
+                first += self._rows_in(text)
+            begin = 0  # the header is in the first chunk
+
+    def check_head(self, day: DayFile, *, reject: bool) -> None:
+        """See :meth:`LogFormat.check_head`."""
+        unparsed = next(self.stream(day.path, HEAD_BYTES), None)
+        if unparsed is not None:
+            check_label(unparsed.label, day.source, self.spec)
+            unparsed.parse(reject=reject)
 
 
-def _pieces(
-    path: str, begin: int, end: int, spec: FeatureSpec
-) -> Iterator[tuple[int, memoryview | LongLine]]:
-    """Yield the pieces of a range of the file, and where each begins."""
-    at = begin
-    for piece in read_chunks(path, begin, end, _SCAN_BYTES, spec.input):
-        yield at, piece
-        at += piece.size + 1 if isinstance(piece, LongLine) else len(piece)
-
-
-def file_layout(path: str, size: int, source: str, spec: FeatureSpec) -> LineLayout:
-    """Return the positions of the columns, from a file's header or its first lines.
-
-    Args:
-        path: Of the file, which is not compressed.
-        size: Bytes of the file.
-        source: Names the file in errors.
-        spec: The columns.
-
-    Raises:
-        BadInputError: It is a parquet file, or its header is too long or lacks a column.
-        BadRowError: Its first lines have another number of fields than the spec.
-    """
-    begin = find_preamble(path, spec.input)[0]
-    chunks = read_chunks(path, begin, size, HEAD_BYTES, spec.input)
-    layout = first_layout(chunks, source, spec)[1]
-    return dataclasses.replace(layout, begin=begin + layout.begin)
-
-
-def first_layout(
-    chunks: Iterable[memoryview | LongLine], source: str, spec: FeatureSpec
-) -> tuple[list[memoryview | LongLine], LineLayout]:
-    """As :func:`file_layout`, for text that is read in chunks.
-
-    Lines that are too long decide nothing about the label, unless there are no others.
-
-    Args:
-        chunks: Without a byte order mark and the lines to skip.
-        source: Names the file in errors.
-        spec: The columns.
-
-    Returns:
-        The chunks that were taken, and the layout; its ``begin`` is counted from the first chunk.
-
-    Raises:
-        BadInputError: As :func:`file_layout`; or there are no chunks.
-    """
-    taken: list[memoryview | LongLine] = []
-    for chunk in chunks:
-        taken.append(chunk)
-        if spec.input.header or not isinstance(chunk, LongLine):
-            break
-    if not taken:
-        raise BadInputError(f"{source}: empty file", "there is nothing to read")
-    chunk = taken[0] if isinstance(taken[-1], LongLine) else taken[-1]
-    head = chunk.head if isinstance(chunk, LongLine) else bytes(chunk)
-    if head.startswith(PARQUET_MAGIC):
-        raise BadInputError(
-            f"{source}: a parquet file, where the spec says {spec.input.format}",
-            ANOTHER_LOG.format(source)
-            if spec.is_criteo_format
-            else 'set format = "parquet" in its [input]',
-        )
-    if spec.input.header and isinstance(chunk, LongLine):
-        raise BadInputError(
-            f"{source}: the header has more than {spec.input.line_limit:,} bytes",
-            "check that it is the right file, or allow longer lines with `etl run --max_line_kb`",
-        )
-    if spec.input.format == "json":
-        from nvt_torchrec.clicklog.readers.json_rows import json_layout
-
-        return taken, json_layout(head, source, spec)
-    return taken, layout_of(head, source, spec)
-
-
-def block_layout(path: str, end: int, source: str, spec: FeatureSpec, label: bool) -> LineLayout:
-    """Return the positions of the columns for a block of a file that ends at ``end``.
-
-    Raises:
-        BadInputError: As :func:`file_layout`.
-    """
-    if spec.input.format == "json":
-        return LineLayout((), label, source=source)
-    if not spec.input.header and (label or len(plain_layouts(spec)) <= 2):
-        return plain_layout(spec, label=label)
-    layout = file_layout(path, end, source, spec)
-    return layout if label else layout.without_label()
-
-
-def parse_chunks(
-    chunks: list[memoryview | LongLine],
-    spec: FeatureSpec,
-    layout: LineLayout,
-    *,
-    reject: bool | int,
-) -> RawRows:
-    """Parse chunks of one text together; lines that are too long are bad rows."""
-    texts, bad, before = [], [], 0
+def _without_empty_end(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    """Yield chunks but for the empty lines at the end of the last one."""
+    empty = 0
     for chunk in chunks:
         if isinstance(chunk, LongLine):
-            head = bytes(as_utf8(chunk.head, spec.input.encoding))
-            remedy = OPEN_QUOTE_REMEDY if chunk.open_quote else TOO_LONG_REMEDY
-            bad.append(BadRow(before, str(chunk), "", head, remedy))
+            kept, rest = chunk, memoryview(b"")
         else:
-            texts.append(chunk)
-        if len(chunks) > 1:
-            before += rows_in(chunk, spec)
-    text = texts[0] if len(texts) == 1 else b"".join(texts)
-    if spec.input.format == "json":
-        from nvt_torchrec.clicklog.readers.json_rows import parse_json
+            end = without_empty_lines(chunk)
+            kept, rest = chunk[:end], chunk[end:]
+        if isinstance(kept, LongLine) or len(kept):
+            if empty:
+                yield memoryview(b"\n" * empty)
+            yield kept
+            empty = 0
+        empty += count_newlines(np.frombuffer(rest, np.uint8))
 
-        rows = parse_json(text, spec, layout, reject=reject)
-    else:
-        rows = parse_rows(text, spec, layout, reject=reject)
-    return with_bad_rows(rows, bad) if bad else rows
+
+class DelimitedText(TextFormat):
+    """Fields between delimiters, perhaps quoted, perhaps with a header."""
+
+    layout_of = staticmethod(layout_of)
+    parse = staticmethod(parse_delimited)
+
+    @property
+    def row_size(self) -> int:
+        """See :attr:`LogFormat.row_size`: fields need a byte behind each."""
+        return len(self.spec.sources(label=True))
+
+    def block_layout(self, block: Block, label: bool) -> LineLayout:
+        """See :meth:`TextFormat.block_layout`; without a header, the file need not be read."""
+        if not self.spec.input.header and (label or len(plain_layouts(self.spec)) <= 2):
+            return plain_layout(self.spec, label=label)
+        return super().block_layout(block, label)
+
+
+class Tsv(DelimitedText):
+    """Tab-separated text without quotes, Criteo's above all, for which there is a faster parser."""
+
+    parse = staticmethod(parse_rows)

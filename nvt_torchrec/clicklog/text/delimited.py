@@ -51,7 +51,7 @@ def parse_delimited(
     data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool | int = False
 ) -> RawRows:
     """Parse delimited text of any spec, as :func:`parse_rows` does; it is UTF-8."""
-    if spec.input.format in ("json", "parquet"):
+    if not spec.input.delimiter:
         raise SettingsError(
             f"the spec describes {spec.input.format}, not text", "set format in its [input]"
         )
@@ -152,7 +152,7 @@ def split_rows(
         character = _unused(whole)
         whole, replaced[character] = whole.replace(delimiter, character), delimiter
         delimiter = character
-    if input_format.format == "csv" and b'"' in whole:
+    if input_format.quoted and b'"' in whole:
         return _split_quoted(
             whole, delimiter, replaced, fields, wanted, newlines=input_format.quoted_newlines
         )

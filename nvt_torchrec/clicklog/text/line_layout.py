@@ -202,7 +202,7 @@ def _first_lines(head: bytes, spec: FeatureSpec) -> list[bytes]:
 def split_line(line: bytes, spec: FeatureSpec) -> list[str]:
     """Split one line, with or without its line end, into fields."""
     text = line.removesuffix(b"\n").removesuffix(b"\r").decode(spec.input.encoding, "replace")
-    if spec.input.format != "csv":
+    if not spec.input.quoted:
         return text.split(spec.input.delimiter)
     fields = re.compile(
         f'(?:"([^"]*(?:""[^"]*)*)"?)?(.*?)({re.escape(spec.input.delimiter)}|$)', re.DOTALL

@@ -28,8 +28,7 @@ def parse_rows(
     """Parse whole lines of text, without a header line.
 
     Args:
-        data: Lines, in the spec's encoding; the last one with or without its newline; ``\\r\\n``
-            ends a line too. What bad rows quote is UTF-8.
+        data: Lines of UTF-8; the last one with or without its newline; ``\\r\\n`` ends a line too.
         spec: The columns; their raw types say what a field may hold.
         layout: Which columns the fields of a line are.
         reject: Describe every bad row in ``RawRows.bad``, not only the first ones.
@@ -37,7 +36,6 @@ def parse_rows(
     Raises:
         SettingsError: The spec is one of parquet, or there are 2 GiB of text or more.
     """
-    data = as_utf8(data, spec.input.encoding)
     if spec.is_criteo_format:
         return parse_criteo(data, spec, label=layout.label, reject=reject)
     return parse_delimited(data, spec, layout, reject=reject)

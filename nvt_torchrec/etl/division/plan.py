@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.clicklog.readers.lines import read_bytes
-from nvt_torchrec.clicklog.readers.raw import Block, OpenDay, check_label, open_day
+from nvt_torchrec.clicklog.readers.log_format import Block, OpenDay, format_of
+from nvt_torchrec.clicklog.readers.raw import check_label
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.feature_spec.times import parse_iso
@@ -61,7 +61,7 @@ class Plan:
         units: The units of train by day, then those of valid and test; each split numbers its
             parts from 0.
         rows_per_step: Rows per step, estimated from the first rows. A step is what a block's begin
-            and end count: a byte of text, or a row of parquet.
+            and end count: a byte of text, or a row of a table.
         bytes_per_step: Bytes of the files per step.
         shares: About which share of the rows of a divided block is in each split.
     """
@@ -113,10 +113,9 @@ class Plan:
         return round(self._steps(split) * self.bytes_per_step)
 
     def most_rows(self, spec: FeatureSpec) -> int:
-        """Return the most well-formed rows that there can be: fields need a byte behind each."""
+        """Return the most well-formed rows that there can be."""
         steps = sum(block.end - block.begin for block in self.blocks)
-        fields = 1 if spec.input.format in ("json", "parquet") else len(spec.sources(label=True))
-        return steps // fields
+        return steps // format_of(spec).row_size
 
     def estimated_rows(self, split: str | None = None) -> int:
         """Estimate the rows in one split, or in all; exact for parquet."""
@@ -168,7 +167,7 @@ def make_plan(
             "file or a larger --limit_rows, or, for a day that is added, choose other days with "
             "--valid_days and --test_days",
         )
-    return _plan(files, units, day, spec)
+    return _plan(files, units, day)
 
 
 @dataclasses.dataclass
@@ -209,7 +208,7 @@ def _make_plan_of_rows(
         rule = _rule(file, spec.split)
         for block in day.cut(day.begin, end, units.block_bytes):
             if rule is not None:
-                first = block.begin if spec.input.format == "parquet" else 0
+                first = block.begin if day.format.by_rows else 0
                 whole = dataclasses.asdict(block)
                 block = DividedBlock(**whole, rule=rule, file=file.day, first_row=first)
             for split in rule.splits if rule else (file.split,):
@@ -221,7 +220,7 @@ def _make_plan_of_rows(
             f"{source}: no rows for {', '.join(empty or SPLITS)}", "use longer files"
         )
     units.cut.sort(key=lambda unit: SPLITS.index(unit.split))
-    return dataclasses.replace(_plan(files, units, day, spec), shares=_shares(spec.split))
+    return dataclasses.replace(_plan(files, units, day), shares=_shares(spec.split))
 
 
 def _rule(file: DayFile, split: Split) -> RowRule | None:
@@ -255,18 +254,10 @@ def by_block(units: Iterable[Unit]) -> list[tuple[Unit, ...]]:
 
 def _opened(file: DayFile, spec: FeatureSpec, limit_rows: int | None) -> tuple[OpenDay, int]:
     """Open a day whose rows have a label; where its last row that is used ends."""
-    day = open_day(file, spec)
+    day = format_of(spec).open(file)
     check_label(day.label, file.source, spec)
     return day, day.find_row(limit_rows, day.end) if limit_rows else day.end
 
 
-def _plan(days: list[DayFile], units: _Units, last: OpenDay, spec: FeatureSpec) -> Plan:
-    if spec.input.format == "parquet":
-        return Plan(days, units.cut, 1.0, days[-1].size / max(1, last.end))
-    return Plan(days, units.cut, _rows_per_byte(units.cut[0].block), 1.0)
-
-
-def _rows_per_byte(block: Block) -> float:
-    size = min(block.end - block.begin, 1 << 20)
-    head = read_bytes(block.path, block.begin, block.begin + size)
-    return max(1, head.count(b"\n")) / size
+def _plan(days: list[DayFile], units: _Units, last: OpenDay) -> Plan:
+    return Plan(days, units.cut, *last.format.rates(last, units.cut[0].block))

@@ -23,7 +23,8 @@ from nvt_torchrec.base.files.atomic import atomic_path, read_json, write_json
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import in_order
-from nvt_torchrec.clicklog.readers.raw import Block, count_rows, read_block_chunks
+from nvt_torchrec.clicklog.readers.log_format import Block, format_of
+from nvt_torchrec.clicklog.readers.raw import read_block_chunks
 from nvt_torchrec.etl.division.plan import Plan
 from nvt_torchrec.etl.state.output import TIMES
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
@@ -70,15 +71,17 @@ def prepared(
             for block in plan.divided_blocks
         }
         return plan.with_blocks(changed)
-    if split.by in ("share", "files") and spec.input.format != "parquet":
+    if split.by in ("share", "files") and not format_of(spec).by_rows:
         return _with_row_numbers(plan, spec, threads)
     return plan
 
 
 def _with_row_numbers(plan: Plan, spec: FeatureSpec, threads: int) -> Plan:
     """Count the rows of each divided block; note how many are before it in its file."""
-    blocks = plan.divided_blocks
-    counts = in_order(lambda block: count_rows(block, spec), blocks, threads, "rows")
+    blocks, count_rows = plan.divided_blocks, format_of(spec).count_rows
+    counts = in_order(
+        lambda block: count_rows(block.path, block.begin, block.end), blocks, threads, "rows"
+    )
     rows: Counter[str] = Counter()  # so far, by file
     changed = {}
     for block, count in zip(blocks, counts, strict=True):
@@ -112,7 +115,7 @@ def _time_cuts(
             missing.append(item)
     for rows in in_order(count, missing, threads, "times"):
         report(rows)
-    # not in the threads: NumPy's parser of headers can fail when several use it, see cpu_runs
+    # not in the threads: NumPy's parser of headers can fail in several, see etl.engines.runs
     counted = [_counted(directory, i) for i in range(len(plan.blocks))]
     cuts = find_cuts(counted, spec.split.valid, spec.split.test)
     write_json(file, list(cuts))

@@ -25,7 +25,7 @@ from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.artifact import Format
 from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
+from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
 from nvt_torchrec.etl.parts.sample import count_ids, read_sample, values_of
 from nvt_torchrec.etl.settings import Thresholds
 from nvt_torchrec.etl.state.fingerprint import content_digest
@@ -297,7 +297,7 @@ def _count_day(
 ) -> Counted:
     """Read and count a day; malformed rows are left out and counted."""
     workflow = compiled.load(workflow_path)
-    pieces = stream_unparsed(day.path, workflow.spec, block_bytes=PIECE_BYTES)
+    pieces = format_of(workflow.spec).stream(day.path, PIECE_BYTES)
     if limit_rows is not None:
         pieces = itertools.takewhile(lambda piece: piece.first < limit_rows, pieces)
     now: Counter[Any] = Counter()

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
-from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.division.plan import Unit
 from nvt_torchrec.etl.engines import block as block_functions
 from nvt_torchrec.etl.engines.counting import Counts, merge

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from nvt_torchrec.base.files.atomic import will_read
-from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.clicklog.readers.log_format import Block, format_of
 from nvt_torchrec.etl.division.plan import Unit, by_block
 from nvt_torchrec.etl.engines.block import count_block, encode_block
 from nvt_torchrec.etl.engines.engine import Engine, Report, open_runs
@@ -79,6 +79,6 @@ def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
 
 def _read_ahead(blocks: list[Block], turn: int, workers: int, spec: FeatureSpec) -> None:
     """Ask the system to read the block after those in work; in the first turn, those as well."""
-    if spec.input.format != "parquet":  # whose blocks are ranges of rows, not of bytes
+    if not format_of(spec).by_rows:
         for block in blocks[turn + workers if turn else 0 : turn + workers + 1]:
             will_read(block.path, block.begin, block.end)

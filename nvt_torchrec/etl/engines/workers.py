@@ -19,7 +19,7 @@ from distributed.client import ClosedClientError
 
 from nvt_torchrec.base.device import device_errors, fall_back
 from nvt_torchrec.base.files.artifact import FileEntry
-from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.division.plan import Unit, by_block
 from nvt_torchrec.etl.engines.block import count_block, encode_block
 from nvt_torchrec.etl.engines.cluster import readable_errors

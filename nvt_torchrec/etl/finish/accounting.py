@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.base.files.atomic import atomic_path, fsync_directory
-from nvt_torchrec.clicklog.readers.raw import first_line
+from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.units.results import LostRowsError, UnitResult, by_source
 from nvt_torchrec.etl.units.writing import rejected_file
@@ -82,7 +82,7 @@ def _with_first_lines(
     results: list[UnitResult], spec: FeatureSpec
 ) -> Iterator[tuple[int, UnitResult]]:
     """Yield the results of a file in the order of its blocks, and the first line of the block."""
-    first = first_line(results[0].unit.block, spec)
+    first = format_of(spec).first_line(results[0].unit.block)
     for _, group in itertools.groupby(results, lambda result: result.unit.block):
         of_block = list(group)
         for result in of_block:

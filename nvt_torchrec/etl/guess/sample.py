@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from nvt_torchrec.base.arrays import as_bytes
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.clicklog.readers.json_rows import read_lines
 from nvt_torchrec.clicklog.readers.lines import filesystem_of, read_stream, read_up_to
-from nvt_torchrec.clicklog.readers.parquet_rows import partition_values
-from nvt_torchrec.clicklog.readers.text_rows import PARQUET_MAGIC
-from nvt_torchrec.clicklog.text.line_layout import check_text, is_json
+from nvt_torchrec.clicklog.readers.table_rows import partition_values
+from nvt_torchrec.clicklog.text.line_layout import check_text
 from nvt_torchrec.etl.guess.dialect import (
     Dialect,
     decode,
@@ -29,6 +26,7 @@ from nvt_torchrec.etl.guess.dialect import (
 )
 from nvt_torchrec.etl.guess.values import Profile, has_decimal_commas, profile
 from nvt_torchrec.formats.day_names import name_of
+from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.split import Split
 
 #: At most so many rows of the head are looked at, and so many of each place further on.
@@ -77,7 +75,7 @@ class SampledFile:
 
 
 def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
-    """Read a part of a file, text (also compressed) or parquet.
+    """Read a part of a file, text (also compressed) or a table.
 
     Args:
         path: local or a URL.
@@ -89,12 +87,14 @@ def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
     """
     files, days, day_files = _files(path)
     head, whole = _head(files[0], head_bytes)
-    if not head.strip():
-        raise BadInputError(f"{files[0]}: empty file", "pass a file with rows")
-    if head[:4] == PARQUET_MAGIC:
-        sample = _of_parquet(files)
-    elif is_json(head):
-        sample = _of_json(files, head, whole)
+    kinds = INPUT_FORMATS.items()
+    known = next((name for name, kind in kinds if kind.load().recognizes(files[0], head)), "")
+    if not known or INPUT_FORMATS[known].lines:
+        head = head if whole else _whole_lines(files[0], head, head_bytes)
+        if not head.strip():
+            raise BadInputError(f"{files[0]}: empty file", "pass a file with rows")
+    if known:
+        sample = _of_format(known, files, head, whole)
     else:
         sample = _of_text(files[0], head, whole, delimiter)
     if len(files) > 1:
@@ -127,16 +127,17 @@ def _files(path: str) -> tuple[list[str], str, int]:
 
 
 def _head(path: str, head_bytes: int) -> tuple[bytes, bool]:
-    """Return whole lines from the beginning, and whether they are all of the file."""
+    """Return the beginning of a file, and whether it is all of it; nothing of other tables."""
+    filesystem, name = filesystem_of(path)
     head = b""
-    for chunk in read_stream(path, head_bytes):
+    for chunk in read_stream(path, head_bytes) if filesystem.isfile(name) else ():
         head += chunk
-        if head[:4] == PARQUET_MAGIC:
-            return head, False
         if len(head) > head_bytes:
-            break
-    else:
-        return head, True
+            return head, False
+    return head, True
+
+
+def _whole_lines(path: str, head: bytes, head_bytes: int) -> bytes:
     cut = head.rfind(b"\n", 0, head_bytes) + 1
     if not cut:
         check_text(head, path)
@@ -144,7 +145,7 @@ def _head(path: str, head_bytes: int) -> tuple[bytes, bool]:
             f"{path}: no line ends within the first {head_bytes >> 20} MiB",
             "give a larger --head_mb",
         )
-    return head[:cut], False
+    return head[:cut]
 
 
 def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile:
@@ -262,20 +263,18 @@ def _input_keys(dialect: Dialect, encoding: str, header: bool, empty_end: bool) 
     return keys
 
 
-def _of_parquet(files: list[str]) -> SampledFile:
-    filesystem, name = filesystem_of(files[0])
-    try:
-        with filesystem.open(name, "rb") as file, pq.ParquetFile(file) as parquet:
-            total = parquet.metadata.num_rows
-            table = _take(parquet, _places(total))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise BadInputError(
-            f"{files[0]}: cannot be read as parquet: {error}", "fetch it again"
-        ) from error
-    if not total:
+def _of_format(name: str, files: list[str], head: bytes, whole: bool) -> SampledFile:
+    """Return what rows of a format show that names its columns."""
+    kind = INPUT_FORMATS[name]
+    sample = kind.load().sample(files[0], head, most=HEAD_ROWS, places=_places)
+    if not len(sample.table) and not kind.lines:
         raise BadInputError(f"{files[0]}: no rows", "pass a file with rows")
-    keys = {"format": "parquet"}
-    return SampledFile(_of_table(table, files, keys), len(table) == total, True, keys)
+    keys: dict[str, Any] = {"format": name}
+    if kind.lines and _ends_empty(files[0], head, whole):
+        keys["skip_empty_lines"] = True
+    profiles = _of_table(sample.table, files, keys)
+    every = sample.whole and (whole or not kind.lines)
+    return SampledFile(profiles, every, sample.spread, keys, malformed=sample.malformed)
 
 
 def _places(total: int) -> np.ndarray:
@@ -285,31 +284,6 @@ def _places(total: int) -> np.ndarray:
         return np.append(head, np.arange(len(head), total, _step(total)))
     ends = [int(place * total) for place in _PLACES]
     return np.concatenate([head, *(np.arange(end - FURTHER_ROWS, end) for end in ends)])
-
-
-def _take(parquet: pq.ParquetFile, rows: np.ndarray) -> pa.Table:
-    """Return rows by their numbers, which rise."""
-    batches, begin = [], 0
-    for group in range(parquet.num_row_groups):
-        end = begin + parquet.metadata.row_group(group).num_rows
-        wanted = rows[(rows >= begin) & (rows < end)]
-        for batch in parquet.iter_batches(HEAD_ROWS, row_groups=[group]) if len(wanted) else ():
-            here = wanted[(wanted >= begin) & (wanted < begin + len(batch))]
-            batches.append(batch.take(pa.array(here - begin)))
-            begin += len(batch)
-        begin = end
-    return pa.Table.from_batches(batches, parquet.schema_arrow)
-
-
-def _of_json(files: list[str], head: bytes, whole: bool) -> SampledFile:
-    lines = head.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n").split(b"\n")
-    step = max(1, len(lines) // HEAD_ROWS)
-    table, bad = read_lines(lines[::step])
-    keys: dict[str, Any] = {"format": "json"}
-    if _ends_empty(files[0], head, whole):
-        keys["skip_empty_lines"] = True
-    profiles = _of_table(table, files, keys)
-    return SampledFile(profiles, whole and step == 1, False, keys, malformed=len(bad))
 
 
 def _of_table(table: pa.Table, files: list[str], keys: dict[str, Any]) -> list[Profile]:

@@ -24,7 +24,7 @@ from nvt_torchrec.base.files.atomic import atomic_path
 from nvt_torchrec.base.progress import hide_bars
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.lines import measure_head, read_stream
-from nvt_torchrec.clicklog.readers.stream import check_first_rows
+from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.state.output import COPIES
 
@@ -76,7 +76,7 @@ def staged(days: list[DayFile], settings: EtlSettings, work: Path) -> list[DayFi
     left = [day for day in packed if not copies[day].exists()]
     if left:
         for day in left:
-            check_first_rows(day, settings.spec, reject=settings.reject)
+            format_of(settings.spec).check_head(day, reject=settings.reject)
         estimates = [estimate(day, copies[day], settings.max_decompressed_gb) for day in left]
         _check_room(estimates, work)
         _decompress_all(estimates, min(settings.threads, len(left)))

@@ -12,7 +12,7 @@ import numpy as np
 
 from nvt_torchrec.base.hashing import mix, round_keys
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.clicklog.text.assemble import take
 from nvt_torchrec.etl.division.plan import DividedBlock
 from nvt_torchrec.etl.units.results import LostRowsError

@@ -6,6 +6,7 @@ import dataclasses
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.checks import check, one_of
+from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS, FileFormat
 from nvt_torchrec.formats.feature_spec.raw_types import (
     CATEGORICAL_RAW_TYPES,
     DENSE_RAW_TYPES,
@@ -20,7 +21,6 @@ PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
 #: Columns in a word of a mask of missing values.
 WORD_BITS = 64
 DENSE_TRANSFORMS = tuple(TRANSFORMS)
-INPUT_FORMATS = ("tsv", "csv", "json", "parquet")
 #: Ids are int32.
 MAX_HASH_BUCKETS = 2**31 - 1 - FIRST_OOV_ID
 #: By setting of a vocabulary, the largest value; counts are 64-bit integers.
@@ -69,8 +69,8 @@ class InputFormat:
     decimal: str = "."
 
     def __post_init__(self) -> None:
-        text, quotes = self.format in _DELIMITERS, self.format == "csv"
-        separator = _DELIMITERS.get(self.format, "")
+        kind = INPUT_FORMATS.get(self.format, FileFormat(""))
+        text, quotes, separator = bool(kind.delimiter), kind.quoted, kind.delimiter
         if self.header is None:
             object.__setattr__(self, "header", quotes and not self.columns)
         object.__setattr__(self, "delimiter", self.delimiter or separator)
@@ -99,7 +99,7 @@ class InputFormat:
             *(
                 (field, text or getattr(self, field) == default, "remove it: only text has it")
                 for field, default in _OF_TEXT.items()
-                if (self.format, field) != ("json", "skip_empty_lines")
+                if field != "skip_empty_lines" or not kind.lines
             ),
             ("columns", len(set(names)) == len(names), "a name stands there twice"),
         )
@@ -114,6 +114,11 @@ class InputFormat:
         """The delimiter if quoted fields may contain line breaks, else ""."""
         return self.delimiter if self.quoted_newlines else ""
 
+    @property
+    def quoted(self) -> bool:
+        """Whether fields of text may be quoted."""
+        return INPUT_FORMATS[self.format].quoted
+
 
 #: What only text has, and the defaults.
 _OF_TEXT = {
@@ -123,7 +128,6 @@ _SEPARATOR = (
     "give 1 to %d ASCII characters that cannot be part of a value: no digit, letter, quote, sign, "
     "dot or line end"
 )
-_DELIMITERS = {"tsv": "\t", "csv": ","}
 
 
 def _is_separator(value: str, most: int) -> bool:

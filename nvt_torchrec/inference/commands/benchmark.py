@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.formats.feature_spec.columns import INPUT_FORMATS
+from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.inference.commands.model import ModelSettings
 
 DESCRIPTION = "Measures latency and rows/s by batch size, beside those of Workflow.transform."
@@ -16,7 +16,7 @@ class BenchmarkSettings(Settings):
     """What to measure with."""
 
     input: str = flag("raw rows to measure with", metavar="FILE")
-    format: str | None = flag("format of the input", None, choices=INPUT_FORMATS)
+    format: str | None = flag("format of the input", None, choices=tuple(INPUT_FORMATS))
     batch_sizes: tuple[int, ...] = flag("batch sizes", (1, 64, 4096), least=1)
     seconds: float = flag("time for each measurement", 2.0)
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.formats.feature_spec.columns import INPUT_FORMATS
+from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.inference.commands.model import ModelSettings
 
 DESCRIPTION = "Writes the click probabilities of raw rows to parquet, in the order of the rows."
@@ -26,7 +26,7 @@ class PredictSettings(Settings):
     output: Path = flag("file to write", metavar="PARQUET")
     format: str | None = flag(
         "format of the input (default: the training log's, or parquet if its name ends so)", None,
-        choices=INPUT_FORMATS
+        choices=tuple(INPUT_FORMATS)
     )
     id_columns: tuple[str, ...] = flag("columns of the input to copy to the output", ())
     on_bad_rows: str = flag(

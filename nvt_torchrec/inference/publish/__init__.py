@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.formats.feature_spec.columns import INPUT_FORMATS
+from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class PublishSettings(Settings):
         "number of rows to take, from the first on", 100_000, least=1, needs="--sample"
     )
     format: str | None = flag(
-        "format of the file of --sample", None, choices=INPUT_FORMATS, needs="--sample"
+        "format of the file of --sample", None, choices=tuple(INPUT_FORMATS), needs="--sample"
     )
     max_auroc_drop: float = flag(
         "by how much the AUROC may be lower", 0.005, least=0, needs="--sample"

@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
-from nvt_torchrec.clicklog.readers.stream import stream_unparsed
+from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.dlrm.metrics import Metrics
 from nvt_torchrec.inference.bulk import metrics_of
 from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest, bundle_name, describe
@@ -193,7 +193,7 @@ def score_labelled(
                 "compare models of the same label",
             )
     spec = input_spec(first.spec, path, file_format)
-    pieces = stream_unparsed(path, spec, block_bytes=_BLOCK_BYTES)
+    pieces = format_of(spec).stream(path, _BLOCK_BYTES)
     labels: list[np.ndarray] = []
     weights: list[np.ndarray] = []
     scores: dict[str, list[np.ndarray]] = {name: [] for name in predictors}

@@ -25,7 +25,7 @@ from nvt_torchrec.base.device import CudaDevice, Device, difference
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.base.files.atomic import publish
 from nvt_torchrec.base.threads import in_order
-from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.division.plan import Unit
 from nvt_torchrec.etl.engines import block as host
 from nvt_torchrec.etl.engines.cluster import POOL_SHARE

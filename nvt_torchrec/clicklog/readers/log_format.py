@@ -1,0 +1,260 @@
+"""A format of raw files is one class: what it is asked for a file, a block and a stream of rows.
+
+Rows are addressed by positions in their file: bytes of text, numbers of rows in a table. Only the
+class knows which. A :class:`Block` is a range of whole rows, so every reader divides a log into the
+same blocks. :data:`.file_formats.INPUT_FORMATS` is the registry.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.clicklog.readers.days import DayFile
+from nvt_torchrec.formats.day_names import DayName
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
+from nvt_torchrec.formats.feature_spec.split import Split
+from nvt_torchrec.formats.rows import RawRows
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A range of whole rows of the file ``path``.
+
+    ``begin`` and ``end`` are positions; ``source`` names the file in errors.
+    """
+
+    path: str
+    begin: int
+    end: int
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenDay:
+    """A day whose header or footer has been read, to be cut into blocks.
+
+    Attributes:
+        format: Reads it.
+        file: The day; not compressed.
+        label: Whether its rows have a label.
+        begin: The position of its first row.
+        end: Where the last row ends.
+    """
+
+    format: LogFormat
+    file: DayFile
+    label: bool
+    begin: int
+    end: int
+
+    def count_rows(self, end: int) -> int:
+        """Count the rows before ``end``."""
+        return self.format.count_rows(self.file.path, self.begin, end)
+
+    def find_row(self, row: int, end: int) -> int:
+        """Return where row ``row`` (from 0) begins; ``end`` if there are fewer rows."""
+        return self.format.find_row(self.file.path, row, self.begin, end)
+
+    def cut(self, begin: int, end: int, block_bytes: int) -> list[Block]:
+        """Cut ``[begin, end)`` (whole rows) into blocks of about ``block_bytes``."""
+        path, source = self.file.path, self.file.source
+        cuts = self.format.cut(path, source, begin, end, block_bytes)
+        return [Block(path, *cut, source) for cut in cuts]
+
+
+@dataclasses.dataclass(frozen=True)
+class UnparsedRows(abc.ABC):
+    """Some rows of a log that have been read but not parsed, which threads can do.
+
+    Attributes:
+        format: Reads them.
+        path: Of the file.
+        first: The number of the first row, from 0; a header is not a row.
+        label: Whether the rows have a label.
+    """
+
+    format: LogFormat
+    path: str
+    first: int
+    label: bool
+
+    @property
+    def spec(self) -> FeatureSpec:
+        """The columns of the file."""
+        return self.format.spec
+
+    @property
+    def first_line(self) -> int:
+        """The number of the first row as messages count it; see :meth:`LogFormat.first_line`."""
+        return self.first + 1
+
+    def without_label(self) -> UnparsedRows:
+        """Return the same rows without the label, so that its values are not checked."""
+        return dataclasses.replace(self, label=False)
+
+    @abc.abstractmethod
+    def parse(self, *, reject: bool = False, describe: bool = True) -> RawRows:
+        """Parse the rows; line numbers count from ``first``.
+
+        Args:
+            reject: Leave bad rows out instead of raising :class:`BadRowError`.
+            describe: Describe all of them, and not only the first ones of a text.
+        """
+
+    @abc.abstractmethod
+    def names(self) -> Sequence[str]:
+        """Return the names of all columns of the file, "" for fields without a name."""
+
+    @abc.abstractmethod
+    def columns(
+        self, names: Sequence[str], lines: np.ndarray
+    ) -> dict[str, pa.Array | pa.ChunkedArray]:
+        """Return columns of the rows ``lines`` (from 0) as they stand in the file, by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Rows from which a spec can be guessed.
+
+    Attributes:
+        table: The rows.
+        whole: Whether they are all rows of the file.
+        spread: Whether they come from all parts of the file.
+        malformed: How many rows could not be read.
+    """
+
+    table: pa.Table
+    whole: bool
+    spread: bool
+    malformed: int = 0
+
+
+class LogFormat(abc.ABC):
+    """Reads files of one format as the columns of a spec.
+
+    Attributes:
+        by_rows: Whether positions are numbers of rows; otherwise they are bytes.
+        title: What the format is called in messages.
+    """
+
+    by_rows: ClassVar[bool] = False
+    title: ClassVar[str]
+
+    def __init__(self, spec: FeatureSpec) -> None:
+        self.spec = spec
+
+    # ---- what a path is, before there is a spec
+
+    @classmethod
+    def find_days(cls, path: str, split: Split) -> list[tuple[DayFile, DayName]] | None:
+        """Return the days of a log that consists of no files; None if the path is no such log."""
+        return None
+
+    @classmethod
+    def recognizes(cls, path: str, head: bytes) -> bool:
+        """Return whether a file that begins with ``head`` (b"" of what is no file) is of it."""
+        return False
+
+    @classmethod
+    def sample(
+        cls, path: str, head: bytes, *, most: int, places: Callable[[int], np.ndarray]
+    ) -> Sample:
+        """Read some rows of a file that is recognized.
+
+        Args:
+            path: Of the file.
+            head: Whole lines from its beginning, of text.
+            most: How many rows of the head to read.
+            places: Returns the numbers of the rows to read of so many.
+        """
+        raise NotImplementedError
+
+    def pinned(self, path: str) -> str:
+        """Return a path under which the same rows are read later; of files it is the path."""
+        return path
+
+    # ---- blocks
+
+    @property
+    def unit(self) -> str:
+        """What :meth:`first_line` counts: "line" or "row"."""
+        return "row" if self.by_rows else "line"
+
+    @abc.abstractmethod
+    def open(self, day: DayFile) -> OpenDay:
+        """Find out whether a file has a label and where its rows begin.
+
+        Raises:
+            BadInputError: It is in another format than the spec says, or lacks a column.
+            BadRowError: Its lines have another number of fields than the spec.
+        """
+
+    @abc.abstractmethod
+    def cut(
+        self, path: str, source: str, begin: int, end: int, block_bytes: int
+    ) -> list[tuple[int, int]]:
+        """Cut ``[begin, end)`` (whole rows) into ranges of about ``block_bytes``."""
+
+    @abc.abstractmethod
+    def count_rows(self, path: str, begin: int, end: int) -> int:
+        """Count the rows of ``[begin, end)``, malformed ones included, without parsing them."""
+
+    @abc.abstractmethod
+    def find_row(self, path: str, row: int, begin: int, end: int) -> int:
+        """Return where row ``row`` (from 0, at ``begin``) begins; ``end`` without one."""
+
+    @abc.abstractmethod
+    def first_line(self, block: Block) -> int:
+        """Return the number of a block's first line in its file, from 1.
+
+        Of tables, and where quoted fields may contain line breaks, it is that of its first row;
+        skipped lines and the header count as rows then.
+        """
+
+    @abc.abstractmethod
+    def read(
+        self, block: Block, *, label: bool, reject: bool | int, chunk_bytes: int | None
+    ) -> Iterator[RawRows]:
+        """Read and parse a block in chunks; see :func:`.raw.read_block_chunks`."""
+
+    @abc.abstractmethod
+    def rates(self, last: OpenDay, block: Block) -> tuple[float, float]:
+        """Estimate the rows per position, and the bytes of the files, from a day and a block."""
+
+    @property
+    def row_size(self) -> int:
+        """The fewest positions that a row takes."""
+        return 1
+
+    # ---- streams
+
+    @abc.abstractmethod
+    def stream(self, path: str, block_bytes: int) -> Iterator[UnparsedRows]:
+        """Read a file, compressed or not, in blocks of about ``block_bytes``, without parsing them.
+
+        Raises:
+            BadInputError: The file is missing, empty or truncated.
+            BadRowError: Its lines have another number of fields than the spec.
+        """
+
+    @abc.abstractmethod
+    def check_head(self, day: DayFile, *, reject: bool) -> None:
+        """Check the first rows of a compressed day, and read no more than them.
+
+        Raises:
+            BadInputError: It is truncated, in another format than the spec says, or lacks a column.
+            BadRowError: They break the spec (unless ``reject``), or have no label.
+        """
+
+
+def format_of(spec: FeatureSpec) -> LogFormat:
+    """Return what reads files as a spec says. Raises ImportError if it needs another package."""
+    kind: type[LogFormat] = INPUT_FORMATS[spec.input.format].load()
+    return kind(spec)

@@ -1,0 +1,384 @@
+"""Tables: rows by their numbers, columns by their names; what formats of tables have in common."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import itertools
+import json
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nvt_torchrec.base.arrays import as_bytes, to_arrow
+from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.clicklog.readers.days import DayFile
+from nvt_torchrec.clicklog.readers.log_format import (
+    Block,
+    LogFormat,
+    OpenDay,
+    Sample,
+    UnparsedRows,
+)
+from nvt_torchrec.clicklog.readers.parquet_values import (
+    conversion_remedy,
+    convert_array,
+    fits,
+    remedy_of_booleans,
+    type_remedy,
+    wanted,
+)
+from nvt_torchrec.clicklog.readers.raw import read_block
+from nvt_torchrec.clicklog.text.assemble import assemble
+from nvt_torchrec.clicklog.text.convert import Converted
+from nvt_torchrec.clicklog.text.remedies import similar_column
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.reading import Read
+from nvt_torchrec.formats.rows import RawRows
+
+#: The most bytes of a value in a typed column. Blocks are sized by it, because encoded pages may be
+#: far smaller.
+_VALUE_BYTES = 8
+#: About how many bytes a value takes, decoded and as typed column.
+_DECODED_BYTES = 16
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+#: Rows that are decoded at once.
+Rows: TypeAlias = pa.Table | pa.RecordBatch
+
+
+class Table(abc.ABC):
+    """An open table.
+
+    Attributes:
+        schema: Its columns.
+        rows: How many rows there are in each group of rows that is decoded together.
+    """
+
+    schema: pa.Schema
+    rows: list[int]
+
+    def sizes(self, names: Sequence[str]) -> list[int]:
+        """Return about how many bytes some columns of each group have, decoded."""
+        return [rows * _VALUE_BYTES * len(names) for rows in self.rows]
+
+    def cut(
+        self, names: Sequence[str], begin: int, end: int, block_bytes: int
+    ) -> list[tuple[int, int]]:
+        """Cut ``[begin, end)`` into ranges of about ``block_bytes`` of some columns, decoded."""
+        groups = list(zip(self.rows, self.sizes(names), strict=True))
+        return cut_rows(groups, begin, end, block_bytes)
+
+    @abc.abstractmethod
+    def decode(
+        self, groups: list[int], names: Sequence[str] | None, chunk_rows: int | None
+    ) -> Iterator[Rows]:
+        """Decode groups in order, in chunks of at most ``chunk_rows`` rows.
+
+        Args:
+            groups: The numbers of the groups, increasing.
+            names: The columns, fields of structs as ``s.c``; None: all.
+            chunk_rows: None: in one table.
+        """
+
+    def read(
+        self, begin: int, end: int, names: Sequence[str] | None, chunk_rows: int | None
+    ) -> Iterator[Rows]:
+        """Read the rows ``[begin, end)`` in order; see :meth:`decode`."""
+        ends = list(itertools.accumulate(self.rows))
+        begins = [0, *ends[:-1]]
+        groups = [i for i in range(len(ends)) if begins[i] < end and begin < ends[i]]
+        at = begins[groups[0]] if groups else end
+        for rows in self.decode(groups, names, chunk_rows):
+            chunk = rows.slice(max(begin - at, 0), max(end - max(at, begin), 0))
+            at += rows.num_rows
+            if chunk.num_rows or chunk_rows is None:
+                yield chunk
+
+    def take(self, rows: np.ndarray, chunk_rows: int) -> pa.Table:
+        """Return rows by their numbers, which rise."""
+        batches, begin = [self.schema.empty_table()], 0
+        for group, count in enumerate(self.rows):
+            end = begin + count
+            if ((rows >= begin) & (rows < end)).any():
+                for batch in self.decode([group], None, chunk_rows):
+                    here = rows[(rows >= begin) & (rows < begin + batch.num_rows)]
+                    batches.append(pa.table(batch.take(to_arrow(here - begin))))
+                    begin += batch.num_rows
+            begin = end
+        return pa.concat_tables(batches)
+
+
+@dataclasses.dataclass(frozen=True)
+class TableRows(UnparsedRows):
+    """Rows ``block`` of a table; they are not even read."""
+
+    format: TableFormat
+    block: Block
+
+    def parse(self, *, reject: bool = False, describe: bool = True) -> RawRows:
+        """See :meth:`UnparsedRows.parse`."""
+        return read_block(self.block, self.spec, label=self.label, reject=reject)
+
+    def names(self) -> Sequence[str]:
+        """See :meth:`UnparsedRows.names`."""
+        with self.format.opened(self.path, self.path) as table:
+            return table.schema.names
+
+    def columns(self, names: Sequence[str], lines: np.ndarray) -> dict[str, pa.ChunkedArray]:
+        """See :meth:`UnparsedRows.columns`."""
+        with self.format.opened(self.path, self.path) as table:
+            (rows,) = table.read(self.block.begin, self.block.end, names, None)
+        if len(lines) < len(rows):
+            rows = rows.take(to_arrow(lines))
+        return {name: rows.column(name) for name in names}
+
+
+class TableFormat(LogFormat):
+    """Tables, which a subclass opens."""
+
+    by_rows = True
+
+    @classmethod
+    @abc.abstractmethod
+    def opened(cls, path: str, source: str) -> contextlib.AbstractContextManager[Table]:
+        """Open a table; ``source`` names it in errors.
+
+        Raises:
+            BadInputError: It cannot be read, now or later.
+        """
+
+    @classmethod
+    def sample(
+        cls, path: str, head: bytes, *, most: int, places: Callable[[int], np.ndarray]
+    ) -> Sample:
+        """See :meth:`LogFormat.sample`."""
+        with cls.opened(path, path) as table:
+            total = sum(table.rows)
+            rows = table.take(places(total), most)
+        return Sample(rows, len(rows) == total, True)
+
+    # ---- blocks
+
+    def open(self, day: DayFile) -> OpenDay:
+        """See :meth:`LogFormat.open`."""
+        with self.opened(day.path, day.source) as table:
+            label, _ = self._checked(table, day.source)
+            return OpenDay(self, day, label, 0, sum(table.rows))
+
+    def _checked(self, table: Table, source: str) -> tuple[bool, list[str]]:
+        """Return whether there are labels, and the columns to read. Raises BadInputError."""
+        partition = partition_values(source)
+        label = all(
+            name in partition or find_type(table.schema, name)
+            for name in self.spec.sources(label=True)
+        )
+        return label, check_columns(table.schema, source, self.spec, label=label)
+
+    def cut(
+        self, path: str, source: str, begin: int, end: int, block_bytes: int
+    ) -> list[tuple[int, int]]:
+        """See :meth:`LogFormat.cut`; blocks are measured decoded."""
+        with self.opened(path, source) as table:
+            return table.cut(self._checked(table, source)[1], begin, end, block_bytes)
+
+    def count_rows(self, path: str, begin: int, end: int) -> int:
+        """See :meth:`LogFormat.count_rows`."""
+        return end - begin
+
+    def find_row(self, path: str, row: int, begin: int, end: int) -> int:
+        """See :meth:`LogFormat.find_row`."""
+        return min(row, end)
+
+    def first_line(self, block: Block) -> int:
+        """See :meth:`LogFormat.first_line`."""
+        return block.begin + 1
+
+    def read(
+        self, block: Block, *, label: bool, reject: bool | int, chunk_bytes: int | None
+    ) -> Iterator[RawRows]:
+        """See :meth:`LogFormat.read`; :mod:`.parquet_values` says which types columns may have.
+
+        Raises:
+            BadInputError: The file is damaged, or a column is missing or of another type.
+        """
+        source, spec = block.source, self.spec
+        row_bytes = _DECODED_BYTES * len(spec.sources(label=label))
+        chunk_rows = chunk_bytes and max(1, chunk_bytes // row_bytes)
+        with self.opened(block.path, source) as table:
+            names = check_columns(table.schema, source, spec, label=label)
+            if block.end > sum(table.rows):
+                raise BadInputError(
+                    f"{source}: {sum(table.rows)} rows instead of {block.end}: it was rewritten",
+                    "start again when no program writes to it",
+                )
+            for rows in table.read(block.begin, block.end, names, chunk_rows):
+                yield table_to_rows(rows, source, spec, label=label, reject=reject)
+
+    def rates(self, last: OpenDay, block: Block) -> tuple[float, float]:
+        """See :meth:`LogFormat.rates`."""
+        return 1.0, last.file.size / max(1, last.end)
+
+    # ---- streams
+
+    def stream(self, path: str, block_bytes: int) -> Iterator[UnparsedRows]:
+        """See :meth:`LogFormat.stream`."""
+        path = self.pinned(path)
+        with self.opened(path, path) as table:
+            label, names = self._checked(table, path)
+            cuts = table.cut(names, 0, sum(table.rows), block_bytes)
+        if not cuts:
+            raise BadInputError(f"{path}: no rows", "there is nothing to read")
+        for begin, end in cuts:
+            yield TableRows(self, path, begin, label, Block(path, begin, end, path))
+
+    def check_head(self, day: DayFile, *, reject: bool) -> None:
+        """See :meth:`LogFormat.check_head`; a table is read when it is decompressed."""
+
+
+def cut_rows(
+    groups: list[tuple[int, int]], begin: int, end: int, block_bytes: int
+) -> list[tuple[int, int]]:
+    """Cut the rows ``[begin, end)``; see :meth:`Table.cut`.
+
+    Cuts are between groups; only larger groups are cut themselves.
+
+    Args:
+        groups: The rows and bytes of each group.
+        begin: The first row.
+        end: The row after the last row.
+        block_bytes: About how many bytes a block has.
+    """
+    cuts, first, filled = [begin], 0, 0
+    for rows, size in groups:
+        low, high = max(begin, first), min(end, first + rows)
+        first += rows
+        if low >= high:
+            continue
+        size = size * (high - low) // rows
+        if filled and filled + size > block_bytes:
+            cuts.append(low)
+            filled = 0
+        parts = max(1, -(-size // block_bytes))
+        cuts += [low + (high - low) * i // parts for i in range(1, parts)]
+        filled = filled + size if parts == 1 else block_bytes
+    return [cut for cut in itertools.pairwise([*cuts, end]) if cut[0] < cut[1]]
+
+
+def partition_values(path: str) -> dict[str, str | None]:
+    """Return the values in the names of directories such as ``date=2024-10-30``, as Hive does."""
+    pairs = (name.split("=", 1) for name in path.split("/")[:-1] if "=" in name)
+    return {
+        urllib.parse.unquote(name): None if value == _HIVE_NULL else urllib.parse.unquote(value)
+        for name, value in pairs
+    }
+
+
+def find_type(schema: pa.Schema, name: str) -> pa.DataType | None:
+    """Return the type of a column, or of a field ``s.c`` of a struct; None without one."""
+    if schema.names.count(name) == 1:
+        return schema.field(name).type
+    column, *fields = name.split(".")
+    held = schema.field(column).type if fields and schema.names.count(column) == 1 else None
+    for field in fields:
+        if held is None or not pa.types.is_struct(held) or held.get_field_index(field) < 0:
+            return None
+        held = held.field(field).type
+    return held
+
+
+def _column(table: Rows, name: str, source: str) -> pa.Array:
+    """Return a column, or a field of a struct, or a value of the directories, as one array."""
+    if name not in table.schema.names and find_type(table.schema, name) is None:
+        value = pa.scalar(partition_values(source)[name], pa.string())
+        return pa.repeat(value, table.num_rows)
+    column, *fields = [name] if name in table.schema.names else name.split(".")
+    array = _whole(table.column(column))
+    return pc.struct_field(array, fields) if fields else array
+
+
+def table_to_rows(
+    table: Rows,
+    source: str,
+    spec: FeatureSpec,
+    *,
+    label: bool,
+    reject: bool | int,
+    text: Callable[[int], bytes] | None = None,
+) -> RawRows:
+    """Return the rows of a table whose columns are as the spec says; see :func:`check_columns`.
+
+    Args:
+        table: The columns.
+        source: Names the file in errors.
+        spec: The columns of the spec.
+        label: Whether to read the label.
+        reject: Whether to describe every bad row, and not only the first ones.
+        text: Returns the raw text of a row; None: the columns of the row as JSON.
+    """
+    plan, separator = spec.read_plan(label=label), spec.input.list_separator
+    columns = {name: _column(table, name, source) for name in spec.sources(label=label)}
+
+    def as_json(row: int) -> bytes:
+        here = {name: column.slice(row, 1) for name, column in columns.items()}
+        value = {name: one.cast(as_bytes(one.type))[0].as_py() for name, one in here.items()}
+        return json.dumps(value, default=_readable, ensure_ascii=False).encode()
+
+    converted = (convert_array(columns[read.source], read, separator) for read in plan.reads)
+    return assemble(spec, converted, text or as_json, rows=len(table), label=label, reject=reject)
+
+
+def convert_column(array: pa.Array, read: Read) -> Converted:
+    """Check and convert a column that is in memory, as those of a table are.
+
+    Args:
+        array: [n], of any type that can hold the values that are read.
+        read: How the column is read.
+
+    Raises:
+        SchemaError: The array is of another type.
+    """
+    if not fits(array.type, read):
+        raise SchemaError(
+            f"column {read.source} is of type {array.type}, not {wanted(read)}",
+            remedy_of_booleans(array.type, read) or conversion_remedy(read),
+        )
+    return convert_array(array, read)
+
+
+def _readable(value: object) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def check_columns(schema: pa.Schema, source: str, spec: FeatureSpec, *, label: bool) -> list[str]:
+    """Return the names of the columns to read; check that they exist and their types."""
+    partition = partition_values(source)
+    names = []
+    for read in spec.read_plan(label=label).reads:
+        held = find_type(schema, read.source)
+        if held is None and read.source in partition and read.source not in schema.names:
+            continue
+        if held is None:
+            hint = similar_column(read.source, schema.names, spec.sources(label=True))
+            there = ", ".join([*schema.names, *partition][:20])
+            where = "twice" if read.source in schema.names else "not"
+            raise BadInputError(
+                f"{source}: column {read.source} is {where} there",
+                f"{hint}it has {there}; name them in the spec as in the file",
+            )
+        if not fits(held, read, spec.input.list_separator):
+            raise BadInputError(
+                f"{source}: column {read.source} is of type {held}, not {wanted(read)}",
+                type_remedy(held, read),
+            )
+        names.append(read.source)
+    return list(dict.fromkeys(names))
+
+
+def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """Return a column as one array."""
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
