@@ -127,13 +127,16 @@ class TableSchema:
 
     @classmethod
     def read(cls, directory: Path | str) -> TableSchema:
-        """Read ``directory/.merlin/schema.json``.
+        """Read ``directory/.merlin/schema.json``; of splits that NVTabular wrote, that of train.
 
         Raises:
             BadInputError: There is none, or it is damaged.
             SchemaError: It has no label, or a categorical column without a table size.
         """
         path = Path(directory) / SCHEMA_FILE
+        of_train = Path(directory) / "train" / SCHEMA_FILE
+        if not path.exists() and of_train.exists():
+            path = of_train
         again = "copy it again, or run the ETL again"
         value = read_json(path, "the schema that the ETL writes beside the parquet files", again)
         try:

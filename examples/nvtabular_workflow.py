@@ -1,0 +1,38 @@
+"""A workflow of any operators of NVTabular; train_torchrec.py trains on its parquet unchanged.
+
+    python nvtabular_workflow.py clicks.csv DATA
+    python train_torchrec.py --binary_path DATA
+
+The label is the column that is tagged TARGET; columns that Categorify makes are the tables, and all
+other columns are dense. DATA/workflow encodes new rows: nvtabular.Workflow.load.
+"""
+
+import sys
+
+import nvt_torchrec.nvt_compat  # noqa: F401  # before NVTabular
+
+import nvtabular
+import pandas as pd
+from merlin.schema import Tags
+from nvtabular import ops
+
+source, target = sys.argv[1:]
+frame = pd.read_csv(source).sort_values("time")
+frame["weekday"] = pd.to_datetime(frame.time).dt.weekday
+
+single = ["user", "item", "weekday"] >> ops.Categorify(freq_threshold=2)
+pairs = [["category", "device"]] >> ops.Categorify(encode_type="combo")
+price = ["price"] >> ops.FillMedian() >> ops.LogOp() >> ops.Normalize()
+rate = [["category"]] >> ops.TargetEncoding("clicked", kfold=5, p_smooth=20) >> ops.Normalize()
+label = ["clicked"] >> ops.AddTags([Tags.TARGET])
+workflow = nvtabular.Workflow(single + pairs + price + rate + label)
+
+cuts = {"train": (0, 0.8), "valid": (0.8, 0.9), "test": (0.9, 1)}
+splits = {
+    name: nvtabular.Dataset(frame.iloc[int(a * len(frame)) : int(b * len(frame))], npartitions=4)
+    for name, (a, b) in cuts.items()
+}
+workflow.fit(splits["train"])
+for name, split in splits.items():
+    workflow.transform(split).to_parquet(f"{target}/{name}", output_files=4)
+workflow.save(f"{target}/workflow")

@@ -1,0 +1,137 @@
+"""The scripts of examples/ and the lines of README's table, executed in other directories."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import nvt_torchrec.nvt_compat  # noqa: F401
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from nvt_torchrec import EtlSettings, KJTLoader, run
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
+from tests.logs import write_log
+from tests.shell import ROOT
+from tests.shell import run as run_script
+from tests.spec_logs import write_spec_log
+
+EXAMPLES = ROOT / "examples"
+_TABLE = re.compile(r"^## What you have.*?\n\n(.*?)\n\n", re.MULTILINE | re.DOTALL)
+#: What the lines of Python in README's table suppose, and what they must have made.
+_BEFORE = (
+    "from nvt_torchrec import *",
+    "import pandas as pd",
+    "frame = pd.read_csv('clicks.csv', dtype=str)",
+    "as_merlin = lambda batch: ({}, batch.labels)",
+)
+_AFTER = (
+    "assert manifest['rows']['in'] == len(dense) == len(scores) == len(frame)",
+    "assert len(next(iter(loader))) == 2",
+)
+_BUNDLE = "python -m inference bundle --workflow OUT/workflow --checkpoint CKPT"
+
+
+def clicks(rows: int = 3000, users: int = 60, items: int = 40) -> pd.DataFrame:
+    """A log like README's: users and items have effects, some values are missing."""
+    rng = np.random.default_rng(0)
+    user, item = rng.integers(0, users, rows), rng.integers(0, items, rows)
+    logits = rng.normal(0, 1, users)[user] + rng.normal(0, 1, items)[item]
+    frame = {
+        "time": pd.Timestamp("2026-10-01") + pd.to_timedelta(np.arange(rows), unit="min"),
+        "user": [f"u{number:05d}" for number in user],
+        "item": [f"i{number:04d}" for number in item],
+        "category": [f"c{number % 7}" for number in item],
+        "price": np.where(rng.random(rows) < 0.1, np.nan, rng.lognormal(3, 1, rows).round(2)),
+        "device": rng.choice(["phone", "tablet", None], rows),
+        "clicked": (rng.random(rows) < 1 / (1 + np.exp(-logits))).astype(int),
+    }
+    return pd.DataFrame(frame)
+
+
+def passed(directory: Path, script: str) -> str:
+    """Run a script of bash; return what it printed."""
+    status, printed = run_script(directory, f"set -e\n{script}")
+    assert status == 0, printed[-5000:]
+    return printed
+
+
+def test_they_are_short_described_and_tested() -> None:
+    tests = "".join(
+        path.read_text(encoding="utf-8") for path in Path(__file__).parent.rglob("*.py")
+    )
+    for file in EXAMPLES.glob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        assert text.count("\n") < 60, file
+        assert ast.get_docstring(ast.parse(text)), file
+        assert file.stem in tests, file
+
+
+def test_every_line_of_the_table(tmp_path: Path) -> None:
+    """Those of bash one after the other, and then those of Python in one process."""
+    [table] = _TABLE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    lines = re.findall(r"`([^`]+)`", "".join(row.split("|")[2] for row in table.splitlines()))
+    commands = [line for line in lines if line.startswith("python ")]
+    assert len(commands) > 7
+    clean = {"etl guess": "rm -f spec.toml", "etl run": "rm -rf OUT"}
+    script = [f"python {EXAMPLES / 'nvtabular_workflow.py'} clicks.csv DATA"]
+    for command in commands:
+        script += [remove for name, remove in clean.items() if name in command]
+        script.append(command)
+    write_log(tmp_path / "RAW", [120, 60, 60])
+    frame = clicks()
+    frame.to_csv(tmp_path / "clicks.csv", index=False)
+    frame.to_parquet(tmp_path / "clicks.parquet")
+    (tmp_path / "train_torchrec.py").symlink_to(ROOT / "train_torchrec.py")
+    python = [*_BEFORE, *(line for line in lines if line not in commands), *_AFTER]
+    (tmp_path / "lines.py").write_text("\n".join(python))
+    script += ["python lines.py", f"{_BUNDLE} --output BUNDLE"]
+    script.append(f"python {EXAMPLES / 'encode_and_score.py'} BUNDLE clicks.csv")
+    printed = passed(tmp_path, "\n".join(script))
+    assert printed.count("test: AUROC 0.") == 2  # of OUT and of DATA, which NVTabular wrote
+    assert re.search(r"^3000 rows, dense columns .*\n\w+: ids \[", printed, re.MULTILINE)
+
+
+def test_torchrecs_dcn_resumes(tmp_path: Path) -> None:
+    write_log(tmp_path / "RAW", [1300, 60, 60])
+    run(EtlSettings(tmp_path / "RAW", tmp_path / "OUT"))
+
+    def losses(checkpoint: str, steps: int) -> list[str]:
+        printed = passed(
+            tmp_path,
+            "torchrun --standalone --nproc-per-node 2 "
+            f"{EXAMPLES / 'torchrec_dcn.py'} OUT/criteo_binary/split/train {checkpoint} {steps}",
+        )
+        return re.findall(r"step \d+ of \d+: loss \d\.\d+", printed)
+
+    whole = losses("whole", 9)
+    assert len(whole) == 9
+    assert losses("parts", 5) + losses("parts", 9) == whole
+
+
+def test_merlins_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """They are those of Merlin's own Loader, lists among them."""
+    from merlin.dataloader.torch import Loader
+    from merlin.io import Dataset
+
+    write_spec_log(tmp_path / "raw", load_spec("retail"), rows=300)
+    run(EtlSettings(tmp_path / "raw", tmp_path / "OUT", "retail"))
+    train = EtlOutput(tmp_path / "OUT").splits / "train"
+    monkeypatch.setattr(sys, "argv", ["merlin_batches.py", str(train)])
+    example = runpy.run_path(str(EXAMPLES / "merlin_batches.py"))
+    assert "the last loss: 0." in capsys.readouterr().out
+    ours = KJTLoader(train, 100, device="cpu", virtual_shards=1).map(example["as_merlin"])
+    for (columns, labels), (expected, targets) in zip(
+        ours, Loader(Dataset(str(train), engine="parquet"), 100, shuffle=False), strict=True
+    ):
+        assert torch.equal(labels, targets)
+        assert columns.keys() == expected.keys()
+        for name, values in columns.items():
+            assert torch.equal(values, expected[name].to(values.dtype)), name
