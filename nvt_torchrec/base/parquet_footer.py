@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.base.files.validation import open_regular
+from nvt_torchrec.base.files.remote import RemoteFile, open_file
 from nvt_torchrec.base.kernels import compiled
 
 #: A column chunk is a row of int64 of these: its codec, values, bytes decompressed and in the file,
@@ -176,14 +176,14 @@ class Footer:
     chunks: np.ndarray
 
 
-def read_footer(path: Path | str, remedy: str = "") -> Footer:
+def read_footer(path: Path | str | RemoteFile, remedy: str = "") -> Footer:
     """Read the footer of a parquet file.
 
     Raises:
         BadInputError: It cannot be read; ``remedy`` says what to do about that.
     """
     try:
-        with open_regular(path) as file:
+        with open_file(path) as file:
             return footer_of(file)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadInputError(f"{path}: not a whole parquet file: {error}", remedy) from error

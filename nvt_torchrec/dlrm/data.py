@@ -211,7 +211,7 @@ def make_loader(
     }
     memory = settings.loader_memory
     common: dict[str, Any] = {
-        "path": settings.split_path(split),
+        "data": settings.split_path(split),
         "batch_size": settings.batch_size_of(split),
         "drop_last": settings.drop_last_training_batch and training,
         "table_sizes": config.num_embeddings,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
@@ -44,12 +43,11 @@ def find_order(settings: TrainSettings) -> str:
     rises or falls, such as a row number, comes last.
     """
     dataset = read_dataset(settings.split_path("train"), None, settings.label)
-    schema, groups = dataset.stored, [group for group in dataset.row_groups if group.rows]
+    schema, groups = dataset.stored, np.flatnonzero(dataset.source.row_counts).tolist()
     names = [name for name in schema.columns if name not in (schema.weight, *schema.multi_hot)]
     samples = []
     for group in groups[:: max(1, len(groups) // _ROW_GROUPS)]:
-        with pq.ParquetFile(dataset.path(group.file)) as file:
-            samples.append(next(file.iter_batches(_ROWS, [group.index], names)))
+        samples.append(next(iter(dataset.source.read(group, names, _ROWS))))
     columns = {name: [part[name].to_numpy() for part in samples] for name in names if samples}
     found = {name: strength for name, parts in columns.items() if (strength := _strength(parts))}
     return max(found, key=found.__getitem__, default="")

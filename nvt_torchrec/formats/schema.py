@@ -147,7 +147,7 @@ class TableSchema:
             ) from error
 
     @classmethod
-    def from_dict(cls, value: Any, path: Path) -> TableSchema:
+    def from_dict(cls, value: Any, path: Path | str) -> TableSchema:
         """Make a schema of Merlin's JSON; ``path`` is named in errors.
 
         Raises:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +34,7 @@ from nvt_torchrec.nvt_loader.selection import Selection, select
 
 
 class KJTLoader:
-    """Batches for one rank from a split's parquet files.
+    """Batches for one rank from parquet files, a table, or a source of your own.
 
     Every ``iter()`` returns a new iterator over one epoch. It yields
     :class:`nvt_loader.cpu.blocks.LoaderBatch`, a :class:`torchrec.datasets.utils.Batch`, on
@@ -70,7 +69,10 @@ class KJTLoader:
     error, and so is a split with another number of rows than the ETL's manifest says.
 
     Args:
-        path: Directory of one split, as ``OUT/criteo_binary/split/train``; or one parquet file.
+        data: Parquet files: a directory, as ``OUT/criteo_binary/split/train``, a file, a glob, a
+            URL that fsspec opens, or a list of these; an Arrow table, or what becomes one without
+            a copy, such as a frame of pandas or Polars; or a
+            :class:`nvt_loader.sources.source.Source`.
         batch_size: Rows of a batch *of this rank*.
         rank: Number of this rank.
         world_size: Number of ranks.
@@ -84,7 +86,7 @@ class KJTLoader:
             share virtual shards, which costs time and, where rows are shuffled, memory.
         shuffle_window: Rows of a window, over all virtual shards.
         schema: The columns; by default ``.merlin/schema.json`` beside the files. With a schema, the
-            files may be any parquet: numbers of other types are converted.
+            data may be any: numbers of other types are converted.
         table_sizes: Rows of the embedding tables, instead of the schema's.
         hash_indices: Map ids outside their table into it, instead of refusing them.
         undersampling_rate: Share of the negative rows to keep, the same ones in each epoch. If a
@@ -114,7 +116,7 @@ class KJTLoader:
 
     def __init__(
         self,
-        path: Path | str,
+        data: Any,
         batch_size: int,
         *,
         rank: int = 0,
@@ -152,16 +154,14 @@ class KJTLoader:
             limit_batches=limit_batches,
             decode_threads=decode_threads,
         )
-        dataset = read_dataset(path, schema, label, table_sizes)
+        dataset = read_dataset(data, schema, label, table_sizes)
         options.check_manifest(dataset)
         if selection is not None:
             dataset = select(dataset, selection)
         dataset = dataclasses.replace(dataset, hash_indices=hash_indices)
         if undersampling_rate is not None:
-            options.check_one_label(dataset)
             dataset = count_kept(dataset, undersampling_rate, seed)
         self._dataset = dataset
-        self._fingerprint = self._dataset.fingerprint()
         self._order = Order(shuffle, seed, rank, world_size)
         self._device = options.choose_device(device)
         self._batch_size, self._memory = batch_size, loader_memory
@@ -321,7 +321,7 @@ class KJTLoader:
             SchemaError: The data have changed since the state was written.
             SettingsError: A setting has changed, or the state has another version.
         """
-        options.check_state(state, self._identity(), self._dataset.directory)
+        options.check_state(state, self._identity(), self._dataset.source.name)
         self._plan = dataclasses.replace(self._plan, virtual_shards=state["virtual_shards"])
         self._next = Position(state["epoch"], state["step"], state["step"])
         self._current = None
@@ -329,8 +329,8 @@ class KJTLoader:
     def changed_file(self) -> BadInputError | None:
         """Return the error of a file that was removed or rewritten since; None if there is none."""
         try:
-            for file in range(len(self._dataset.files)):
-                self._dataset.path(file)
+            if self._dataset.files is not None:
+                self._dataset.files.check()
         except BadInputError as error:
             return error
         return None
@@ -390,7 +390,7 @@ class KJTLoader:
         plan = self._plan
         rate = self._dataset.undersampling
         return {
-            "data": self._fingerprint,
+            "data": self._dataset.fingerprint(),
             "global_batch": plan.global_batch,
             "shuffle": self._order.shuffle,
             "shuffle_window": plan.window_rows if self._order.shuffle == "rows" else None,

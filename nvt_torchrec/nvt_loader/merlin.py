@@ -33,12 +33,13 @@ from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cuda.builders import PinnedBuilder
 from nvt_torchrec.nvt_loader.cuda.device_rows import DeviceChecker, DeviceRows, arrange_rows
 from nvt_torchrec.nvt_loader.epoch import EpochIterator, Position
-from nvt_torchrec.nvt_loader.parquet import dataset as data
+from nvt_torchrec.nvt_loader.parquet import dataset as datasets
 from nvt_torchrec.nvt_loader.parquet.checks import FILL_REMEDY
+from nvt_torchrec.nvt_loader.parquet.files import ParquetFiles
 from nvt_torchrec.nvt_loader.selection import Selection, select
 
 #: What errors name instead of a directory where the caller has made the Loader.
-_UNKNOWN = Path("the data of Merlin's Loader")
+_UNKNOWN = "the data of Merlin's Loader"
 #: Partitions that a Loader holds: one that is decoded, one in its queue, and the one that batches
 #: are cut from, each as a frame and as tensors.
 _HELD_PARTITIONS = 6
@@ -74,7 +75,7 @@ class MerlinLoader:
         *,
         limit_batches: int | None = None,
         device: torch.device | str | None = None,
-        dataset: data.Dataset | None = None,
+        dataset: datasets.Dataset | None = None,
     ) -> None:
         self._rank, self._ranks = loader.global_rank, loader.global_size
         self._loader, self._size, self._limit = loader, loader.batch_size, limit_batches
@@ -82,9 +83,7 @@ class MerlinLoader:
         self._dataset = dataset = dataset or _describe(loader)
         self._source = torch.device("cpu" if loader.device == "cpu" else f"cuda:{loader.device}")
         self._device = options.choose_device(device or self._source)
-        # Merlin does not say of which file a row is
-        checked = dataclasses.replace(dataset, files=(dataset.directory,))
-        self._checker = DeviceChecker(checked, self._source)
+        self._checker = DeviceChecker(dataset, self._source)
         self._make_batch = BatchFactory(dataset.schema.categorical, self._device)
         self._partition_rows = _count_rows(loader.dataset)
         partitions = assign_partitions(self._partition_rows, self._ranks)
@@ -97,7 +96,7 @@ class MerlinLoader:
     @classmethod
     def of_split(
         cls,
-        path: Path | str,
+        data: Path | str,
         batch_size: int,
         *,
         rank: int = 0,
@@ -119,16 +118,18 @@ class MerlinLoader:
             BadInputError, SchemaError, SettingsError: As ``KJTLoader``; a selection that samples
                 rows is refused.
         """
-        dataset = data.read_dataset(path, None, label, table_sizes)
+        dataset = datasets.read_dataset(data, None, label, table_sizes)
         options.check_manifest(dataset)
         if selection is not None:
             if selection.sampled:
                 raise SettingsError("Merlin's Loader cannot read a sample", "name whole files")
             dataset = select(dataset, selection)
+        files = dataset.files
+        assert files is not None
         target = options.choose_device(device)
         described = TensorflowMetadata.from_json(json.dumps(dataset.stored.to_dict()))
         source = MerlinDataset(
-            [str(dataset.path(file)) for file in range(len(dataset.files))],
+            [str(files.path(file)) for file in range(len(files.paths))],
             engine="parquet",
             row_groups_per_part=1,
             cpu=True if target.type == "cpu" else None,  # None: unless there is no cuDF
@@ -162,8 +163,8 @@ class MerlinLoader:
     def __iter__(self) -> EpochIterator:
         """Return an iterator over the next epoch."""
         options.refuse_workers(self)
-        for number in range(len(self._dataset.files)):
-            self._dataset.path(number)  # raises an error if it has changed
+        if self._dataset.files is not None:
+            self._dataset.files.check()
         self._current = Position(self._current.epoch + 1)
         kind = CpuBuilder if self._device.type == "cpu" else PinnedBuilder
         made = self._blocks(), kind(self._dataset, self._device), self._make_batch
@@ -212,7 +213,7 @@ class MerlinLoader:
             features, labels = next(batches)
         except Exception as error:
             raise BadInputError(
-                f"{self._dataset.directory}: Merlin's Loader fails: {error!r}",
+                f"{self._dataset.source.name}: Merlin's Loader fails: {error!r}",
                 "KJTLoader names file, column and row group, and so does `python -m etl check`",
             ) from error
         if self._source.type == "cuda":
@@ -221,7 +222,7 @@ class MerlinLoader:
             torch.cuda.current_stream(self._source).wait_stream(default)
         labels = labels if isinstance(labels, dict) else {self._dataset.schema.label: labels}
         # copies of all values, and a check that waits for them: then Merlin's memory may go
-        rows = self._checker.checked(self._copy({**features, **labels}), 0)
+        rows = self._checker.checked(self._copy({**features, **labels}), self._dataset.source.name)
         where = torch.arange(rows.rows, device=rows.ids.device).view(1, -1)
         return arrange_rows(self._dataset, [rows], where)
 
@@ -244,7 +245,9 @@ class MerlinLoader:
     def _ids(self, columns: dict[str, torch.Tensor], name: str) -> torch.Tensor:
         ids = columns[name].view(-1)
         if ids.is_floating_point():  # pandas' nulls
-            raise SchemaError(f"{self._dataset.directory}: column {name} holds nulls", FILL_REMEDY)
+            raise SchemaError(
+                f"{self._dataset.source.name}: column {name} holds nulls", FILL_REMEDY
+            )
         return ids if ids.dtype == torch.int32 else ids.long()
 
 
@@ -268,9 +271,10 @@ def _count_rows(dataset: MerlinDataset) -> list[int]:
     return rows or dataset.to_ddf().map_partitions(len).compute(scheduler="synchronous").tolist()
 
 
-def _describe(loader: Loader) -> data.Dataset:
+def _describe(loader: Loader) -> datasets.Dataset:
     """Return the columns and table sizes of a Loader's batches; its files are not known."""
     schema = loader.output_schema + loader.input_schema.select_by_tag(Tags.TARGET)
     value = json.loads(TensorflowMetadata.from_merlin_schema(schema).to_json())
     stored = TableSchema.from_dict(value, _UNKNOWN)
-    return data.Dataset(_UNKNOWN, stored, data.columns_to_read(stored), (), (), ())
+    read = datasets.columns_to_read(stored)
+    return datasets.Dataset(ParquetFiles(_UNKNOWN, read), stored, read)

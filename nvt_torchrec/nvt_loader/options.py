@@ -15,19 +15,16 @@ from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.nvt_loader.parquet.dataset import REWRITE, Dataset
+from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
+from nvt_torchrec.nvt_loader.parquet.files import REWRITE
 from nvt_torchrec.nvt_loader.plan import SHUFFLES
 from nvt_torchrec.nvt_loader.selection import Selection
 
+_INTEGER, _COUNT = (Integral, "an integer"), (Integral | None, "an integer")
 #: The types of arguments, and how errors name them.
 _TYPES: dict[str, tuple[Any, str]] = {
-    **dict.fromkeys(
-        ("batch_size", "rank", "world_size", "seed", "shuffle_window"), (Integral, "an integer")
-    ),
-    **dict.fromkeys(
-        ("virtual_shards", "limit_batches", "loader_memory", "decode_threads"),
-        (Integral | None, "an integer"),
-    ),
+    **dict.fromkeys(["batch_size", "rank", "world_size", "seed", "shuffle_window"], _INTEGER),
+    **dict.fromkeys(["virtual_shards", "limit_batches", "loader_memory", "decode_threads"], _COUNT),
     "undersampling_rate": (Real | None, "a number from 0 to 1"),
     "schema": (TableSchema | None, "a TableSchema"),
     "selection": (Selection | None, "a Selection"),
@@ -76,28 +73,13 @@ def check_options(
             raise SettingsError(f"{name} = {value}", "choose 1 or more")
 
 
-def check_one_label(dataset: Dataset) -> None:
-    """Refuse to undersample by several labels, of which one may be 1 and another 0.
-
-    Raises:
-        SettingsError: The data are read with several labels.
-    """
-    if dataset.schema.more_labels:
-        labels = ", ".join(dataset.schema.labels)
-        raise SettingsError(
-            f"undersampling_rate with the labels {labels}: rows are negative by one of them",
-            "give one label, or read all rows",
-        )
-
-
 def choose_device(device: torch.device | str | None) -> torch.device:
     """Return a device with its number; None is the current CUDA device, or the CPU without one."""
     try:
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except (RuntimeError, TypeError) as error:
-        raise SettingsError(
-            f"device = {device!r}: {error}", "give 'cpu', 'cuda' or 'cuda:0'"
-        ) from None
+        remedy = "give 'cpu', 'cuda' or 'cuda:0'"
+        raise SettingsError(f"device = {device!r}: {error}", remedy) from None
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
@@ -119,19 +101,18 @@ def check_manifest(dataset: Dataset) -> None:
         SchemaError: The split has other rows than the ETL wrote.
         BadInputError: The manifest is damaged, or a day is being added.
     """
-    parents = dataset.directory.absolute().parents
-    if len(parents) < 3 or parents[0].name != "split":
+    directory = Path(dataset.source.name).absolute()
+    if dataset.files is None or directory.parent.name != "split" or not directory.is_dir():
         return
-    output = EtlOutput.of_splits(parents[0])
-    whole = sum(1 for _ in dataset.directory.glob("*.parquet"))
-    if not output.manifest.is_file() or len(dataset.files) == 1 != whole:
+    output = EtlOutput.of_splits(directory.parent)
+    if not output.manifest.is_file():
         return
     output.check_whole()
-    expected = Manifest.read(output.manifest).splits.get(dataset.directory.name, {}).get("rows")
-    rows = sum(group.rows for group in dataset.row_groups)
+    expected = Manifest.read(output.manifest).splits.get(directory.name, {}).get("rows")
+    rows = sum(dataset.source.row_counts)
     if expected is not None and expected != rows:
         raise SchemaError(
-            f"{dataset.directory}: {rows} rows, but the ETL wrote {expected} ({output.manifest})",
+            f"{directory}: {rows} rows, but the ETL wrote {expected} ({output.manifest})",
             f"if a day was added just now, start again; else {REWRITE}",
         )
 
@@ -158,7 +139,7 @@ def check_sum(rows: int, expected: int, world_size: int) -> None:
 STATE_VERSION = 2
 
 
-def check_state(state: dict[str, Any], mine: dict[str, Any], directory: Path) -> None:
+def check_state(state: dict[str, Any], mine: dict[str, Any], name: str) -> None:
     """Refuse a state of other data or settings.
 
     Raises:
@@ -171,10 +152,10 @@ def check_state(state: dict[str, Any], mine: dict[str, Any], directory: Path) ->
             "resume with the version of this project that wrote it",
         )
     then, now = state["data"], mine["data"]
-    changed = [f"{key} {then[key]} → {now[key]}" for key in now if then[key] != now[key]]
+    changed = [f"{key} {then.get(key)} → {now[key]}" for key in now if then.get(key) != now[key]]
     if changed:
         raise SchemaError(
-            f"{directory}: the data have changed since the loader state was written: "
+            f"{name}: the data have changed since the loader state was written: "
             f"{', '.join(changed)}",
             "resume on the same files, or start a new run",
         )

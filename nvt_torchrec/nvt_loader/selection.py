@@ -57,15 +57,18 @@ def select(dataset: Dataset, selection: Selection) -> Dataset:
     Raises:
         BadInputError: The split has no such file.
     """
-    numbers = {path.name: number for number, path in enumerate(dataset.files)}
+    files = dataset.files
+    if files is None:
+        raise SettingsError(f"a selection of {dataset.source.name}", "it selects files by name")
+    numbers = {path.name: number for number, path in enumerate(files.paths)}
     for name in selection.names:
         if name not in numbers:
             raise BadInputError(
-                f"{dataset.directory / name}: no such file",
+                f"{files.name}/{name}: no such file",
                 "restore the split's files, or run the ETL again",
             )
     whole = {numbers[name] for name in selection.files}
-    groups = dict(enumerate(dataset.row_groups))
+    groups = dict(enumerate(files.row_groups))
     taken = {place: (0, group.rows) for place, group in groups.items() if group.file in whole}
     for number, names in enumerate(selection.sampled):
         sampled = {numbers[name] for name in names}
@@ -74,15 +77,19 @@ def select(dataset: Dataset, selection: Selection) -> Dataset:
         sample = sample_rows(rows, selection.share, seed=(*selection.seed, number))
         taken |= {places[index]: part for index, part in sample.items()}
     chosen = [(groups[place], taken[place]) for place in sorted(taken)]
-    files = sorted(whole | {group.file for group, _ in chosen})
-    renumbered = {file: number for number, file in enumerate(files)}
-    return dataclasses.replace(
-        dataset,
-        files=tuple(dataset.files[file] for file in files),
-        status=tuple(dataset.status[file] for file in files),
+    used = sorted(whole | {group.file for group, _ in chosen})
+    renumbered = {file: number for number, file in enumerate(used)}
+    source = dataclasses.replace(
+        files,
+        paths=tuple(files.paths[file] for file in used),
+        status=tuple(files.status[file] for file in used),
         row_groups=tuple(
             dataclasses.replace(group, file=renumbered[group.file]) for group, _ in chosen
         ),
+    )
+    return dataclasses.replace(
+        dataset,
+        source=source,
         cuts={place: part for place, (group, part) in enumerate(chosen) if part != (0, group.rows)},
     )
 

@@ -214,7 +214,8 @@ def compared(spec: FeatureSpec) -> frozenset[str]:
 
     A day has one weekday, so these differ from the days before on every day.
     """
-    return frozenset(c.name for c in spec.features if c.derive is None or c.derive.reads != "time")
+    columns = [*spec.dense, *spec.categorical]
+    return frozenset(c.name for c in columns if c.derive is None or c.derive.reads != "time")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ from nvt_torchrec.formats.etl_output import PREVIOUS, EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.nvt_loader import KJTLoader
-from nvt_torchrec.nvt_loader.parquet.dataset import check_file, read_dataset
+from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.frames import to_frame
 from nvt_torchrec.workflows.store import load
@@ -123,7 +123,7 @@ def test_the_generation_before(raw, base, tmp_path: Path) -> None:
     early, late, last = (KJTLoader(valid, 8, device="cpu") for _ in range(3))
     labels = [label for batch in early for label in batch.labels.tolist()]
     add(output, raw[0] / "day_3")
-    assert not dataset.files[0].exists()
+    assert not dataset.files.paths[0].exists()
     assert [label for batch in late for label in batch.labels.tolist()] == labels
     assert differences(before, content(output / PREVIOUS)) == []
     assert main(["extend", "--output_path", str(output), "--undo"]) == 0
@@ -133,7 +133,7 @@ def test_the_generation_before(raw, base, tmp_path: Path) -> None:
     newest = read_dataset(valid)
     add(output, "", undo=True)
     with pytest.raises(BadInputError, match=r"since the loader was made(.|\n)*days were added"):
-        check_file(newest, 0)
+        newest.files.footer(0)
     other = copy_of(base, tmp_path / "other")
     add(other, raw[0], days=(3, 4))
     found = {name: data for name, data in content(other).items() if PREVIOUS not in name}

@@ -17,7 +17,7 @@ from nvt_torchrec.nvt_loader.cpu.blocks import ShardRows
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.parquet import page_reader, pages
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
-from nvt_torchrec.nvt_loader.parquet.dataset import check_file, read_dataset
+from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.nvt_loader.parquet.decoder import cpu_decoder
 from nvt_torchrec.nvt_loader.parquet.page_reader import PageReader
 from nvt_torchrec.nvt_loader.parquet.row_chunks import RowGroupSlice, ShardReader
@@ -55,15 +55,15 @@ def layout_of(path, table, **options):
 
 def read_by_pages(dataset, row_group=0):
     """Names of the columns that are read without Arrow."""
-    footer = check_file(dataset, dataset.row_groups[row_group].file)
-    opened = PageReader(dataset, Checker(dataset)).open(row_group, footer)
+    footer = dataset.files.footer(dataset.files.row_groups[row_group].file)
+    opened = PageReader(dataset.files, Checker(dataset)).open(row_group, footer)
     numbers = [] if opened is None else opened.numbers.tolist()
     return [SCHEMA.columns[i] for i in numbers]
 
 
 def as_chunks(dataset, rows, begin=0):
     """The first row group's columns from row ``begin`` on, taken ``rows`` at a time: as bits."""
-    piece = RowGroupSlice(0, begin, dataset.row_groups[0].rows)
+    piece = RowGroupSlice(0, begin, dataset.source.row_counts[0])
     reader = ShardReader(cpu_decoder(dataset), [piece], rows, rows)
     found = []
     for first in range(begin, piece.end, rows):
@@ -76,7 +76,7 @@ def as_chunks(dataset, rows, begin=0):
 
 def as_blocks(dataset, rows, begin=0):
     """The same by way of blocks of ``rows`` rows, in batches of 64 where that is possible."""
-    piece = RowGroupSlice(0, begin, dataset.row_groups[0].rows)
+    piece = RowGroupSlice(0, begin, dataset.source.row_counts[0])
     blocks = CpuBuilder(dataset, torch.device("cpu"))
     reader = ShardReader(blocks.decode, [piece], rows, rows)
     found = []
@@ -127,7 +127,7 @@ def test_indices_of_every_width(tmp_path, values):
     column = np.random.default_rng(1).permutation(70_000) % values
     table = table.set_column(6, table.schema.field(6), pa.array(column, pa.int32()))
     dataset = layout_of(tmp_path, table, max_rows_per_page=70_000)
-    encodings = pq.read_metadata(dataset.files[0]).row_group(0).column(6).encodings
+    encodings = pq.read_metadata(dataset.files.paths[0]).row_group(0).column(6).encodings
     assert "RLE_DICTIONARY" in encodings
     assert read_by_pages(dataset) == list(SCHEMA.columns)
     for rows in (100, 999, 70_000):
@@ -253,7 +253,7 @@ def test_damage_that_no_checksum_shows(tmp_path, options, read, monkeypatch):
     """Whatever the bytes are: no crash, and what Arrow reads is read."""
     table = make_table(300, nullable=True)
     dataset = layout_of(tmp_path, table, **options | {"write_page_checksum": False})
-    whole = dataset.files[0].read_bytes()
+    whole = dataset.files.paths[0].read_bytes()
     end = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
     choose = random.Random(str(options))
     alike = 0
@@ -262,7 +262,7 @@ def test_damage_that_no_checksum_shows(tmp_path, options, read, monkeypatch):
         at = choose.randrange(4, end)
         size = min(choose.choice([1, 1, 4, 40]), end - at)
         content[at : at + size] = choose.choice([bytes(size), choose.randbytes(size)])
-        dataset.files[0].write_bytes(content)
+        dataset.files.paths[0].write_bytes(content)
         found = outcome(read, dataset)
         with monkeypatch.context() as patch:
             patch.setattr(PageReader, "open", lambda *_: None)

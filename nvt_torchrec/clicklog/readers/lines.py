@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import itertools
 import lzma
@@ -11,12 +10,12 @@ import zlib
 from collections.abc import Iterator
 from typing import IO
 
-import fsspec
 import pyarrow as pa
 from fsspec.compression import compr
 from fsspec.utils import infer_compression
 
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.remote import filesystem_of
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine, fill, split_chunks
 from nvt_torchrec.formats.feature_spec.columns import InputFormat
 
@@ -27,18 +26,6 @@ _SCAN_BYTES = 8 << 20
 _LINE_BYTES = 64 << 10  # nearly every line ends within them
 #: The most compressed bytes, and decompressed bytes, that :func:`measure_head` reads.
 _HEAD_PACKED, _HEAD_TEXT = 1 << 20, 64 << 20
-
-
-@functools.lru_cache(maxsize=64)
-def filesystem_of(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """Return the file system of a path or URL, and the path in it. Raises BadInputError."""
-    try:
-        return fsspec.core.url_to_fs(path)
-    except (ImportError, ValueError) as error:
-        raise BadInputError(
-            f"{path}: cannot be opened: {error}",
-            "install the package that fsspec needs for it, or fetch the files and pass their path",
-        ) from error
 
 
 def read_bytes(path: str, begin: int, end: int) -> bytes:

@@ -13,7 +13,6 @@ import dataclasses
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -95,8 +94,7 @@ def write_tensors(directory: Path, metadata: Metadata) -> None:
         for index, place in metadata.storage_data.items()
     }
     tensors = {}
-    described: dict[str, Any] = metadata.state_dict_metadata
-    for name, tensor in described.items():
+    for name, tensor in metadata.state_dict_metadata.items():
         chunks = []
         for chunk in tensor.chunks:
             offsets = tuple(chunk.offsets)
@@ -192,7 +190,7 @@ def read_windows(path: Path, tensors: Tensors, windows: list[Window]) -> None:
 def read_chunk(path: Path, chunk: Chunk) -> torch.Tensor:
     """Read a part of a tensor to main memory; see :func:`read_windows` for errors."""
     with open(path / chunk.file, "rb") as stream:
-        part: Any = _create_file_view(stream, chunk.begin, chunk.length)
+        part = _create_file_view(stream, chunk.begin, chunk.length)
         tensor = torch.load(part, map_location="cpu", weights_only=True)
     if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != chunk.sizes:
         raise BadInputError(

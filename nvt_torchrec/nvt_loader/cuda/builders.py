@@ -29,10 +29,10 @@ def choose_builder(dataset: Dataset, device: torch.device) -> type[CpuBuilder]:
     """Return the class that builds blocks for ``device`` on this machine."""
     if device.type == "cpu":
         return CpuBuilder
-    # undersampling selects rows by their labels, which is done on the CPU
-    if dataset.undersampling is None and importlib.util.find_spec("pylibcudf") is not None:
-        return CudfBuilder
-    return PinnedBuilder
+    # libcudf reads files of this machine; undersampling selects rows by their labels on the CPU
+    if dataset.files is None or not dataset.files.is_local or dataset.undersampling is not None:
+        return PinnedBuilder
+    return PinnedBuilder if importlib.util.find_spec("pylibcudf") is None else CudfBuilder
 
 
 class PinnedBuilder(CpuBuilder):

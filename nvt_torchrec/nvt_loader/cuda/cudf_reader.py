@@ -11,7 +11,6 @@ import concurrent.futures
 import functools
 import weakref
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pylibcudf as plc
@@ -29,8 +28,9 @@ from nvt_torchrec.nvt_loader.cuda.device_rows import (
     ListColumn,
 )
 from nvt_torchrec.nvt_loader.parquet.checks import FILL_REMEDY
-from nvt_torchrec.nvt_loader.parquet.dataset import Dataset, check_file, check_unchanged
-from nvt_torchrec.nvt_loader.parquet.decoder import FOOTERS, error_context
+from nvt_torchrec.nvt_loader.parquet.dataset import Dataset, error_context
+from nvt_torchrec.nvt_loader.parquet.decoder import FOOTERS
+from nvt_torchrec.nvt_loader.parquet.files import ParquetFiles
 from nvt_torchrec.nvt_loader.parquet.row_chunks import RowGroupSlice
 
 #: Bytes of rows that one call decodes. libcudf needs about as much again while it does.
@@ -45,14 +45,16 @@ class CudfReader:
 
     def __init__(self, dataset: Dataset, stream: torch.cuda.Stream) -> None:
         """Read on ``stream``, which must be the current one."""
-        self._dataset = dataset
+        assert dataset.files is not None
+        self._dataset, self._files = dataset, dataset.files
         self._stream = _Stream(stream)
         self._checker = DeviceChecker(dataset, stream.device)
         self._lists = set(dataset.schema.multi_hot)
         self._groups: weakref.WeakValueDictionary[int, DeviceRowGroup] = (
             weakref.WeakValueDictionary()
         )
-        self._footers = functools.lru_cache(FOOTERS)(functools.partial(_read_footers, dataset))
+        footers = functools.partial(_read_footers, dataset.files)
+        self._footers = functools.lru_cache(FOOTERS)(footers)
 
     def decode(self, part: RowGroupSlice, _rows: int) -> Iterator[DeviceRowGroupSlice]:
         """Yield a slice of a row group that :meth:`read` decodes later (a ``Decoder``)."""
@@ -75,7 +77,7 @@ class CudfReader:
         """Divide row groups among calls of at most :data:`CALL_BYTES`, or one larger row group."""
         own, size = [], 0.0
         for number in numbers:
-            more = self._dataset.batch_row_bytes * self._dataset.row_groups[number].rows
+            more = self._dataset.batch_row_bytes * self._files.row_groups[number].rows
             if own and size + more > CALL_BYTES:
                 yield own
                 own, size = [], 0.0
@@ -86,13 +88,13 @@ class CudfReader:
 
     def _read_call(self, numbers: list[int]) -> list[DeviceRows]:
         """Decode row groups into consecutive rows; ``numbers`` are ascending."""
-        file = self._dataset.row_groups[numbers[0]].file
+        where, _ = self._dataset.place(numbers[0])
         try:
             with error_context(self._dataset, numbers[0]):
-                rows = self._rows(self._read_columns(numbers), self._dataset.files[file])
-                rows = self._checker.checked(rows, file)
+                rows = self._rows(self._read_columns(numbers), where)
+                rows = self._checker.checked(rows, where)
             # copies in torch's memory: another stream may use them, which libcudf's does not know
-            return rows.split([self._dataset.row_groups[number].rows for number in numbers])
+            return rows.split([self._files.row_groups[number].rows for number in numbers])
         except ClickLogError:
             if len(numbers) == 1:
                 raise
@@ -104,10 +106,10 @@ class CudfReader:
         """Read libcudf's columns. Raises OSError for any error that libcudf finds in the files."""
         files: dict[int, list[int]] = {}
         for number in numbers:
-            group = self._dataset.row_groups[number]
+            group = self._files.row_groups[number]
             files.setdefault(group.file, []).append(group.index)
-            check_unchanged(self._dataset, number, self._footers(group.file)[0])
-        source = plc.io.SourceInfo([str(self._dataset.path(file)) for file in files])
+            self._files.check_unchanged(number, self._footers(group.file)[0])
+        source = plc.io.SourceInfo([str(self._files.path(file)) for file in files])
         options = plc.io.parquet.ParquetReaderOptions.builder(source).build()
         options.set_column_names(self._dataset.schema.columns)
         options.set_row_groups(list(files.values()))
@@ -120,13 +122,13 @@ class CudfReader:
             raise OSError(str(error)) from error
         return dict(zip(read.column_names(), read.columns, strict=True))
 
-    def _rows(self, columns: dict[str, Any], path: Path) -> DeviceRows:
+    def _rows(self, columns: dict[str, Any], where: str) -> DeviceRows:
         schema = self._dataset.schema
         for name, column in columns.items():
             child = column.list_view().child() if name in self._lists else column
             nulls = column.null_count() or child.null_count()
             if nulls:
-                raise SchemaError(f"{path}: column {name} holds {nulls} null values", FILL_REMEDY)
+                raise SchemaError(f"{where}: column {name} holds {nulls} null values", FILL_REMEDY)
         floats = [columns[name] for name in schema.floats]
         floats = self._stacked(floats, torch.float32)
         single = [columns[name] for name in schema.categorical if name not in self._lists]
@@ -159,10 +161,10 @@ class CudfReader:
         return from_dlpack(capsule).view(-1, len(columns))  # one column has one dimension
 
 
-def _read_footers(dataset: Dataset, file: int) -> tuple[Footer, Any]:
+def _read_footers(files: ParquetFiles, file: int) -> tuple[Footer, Any]:
     """Read a file's footer, with Arrow and with libcudf."""
-    footer = check_file(dataset, file)
-    source = plc.io.SourceInfo([str(dataset.path(file))])
+    footer = files.footer(file)
+    source = plc.io.SourceInfo([str(files.path(file))])
     return footer, plc.io.parquet_metadata.read_parquet_footers(source)[0]
 
 

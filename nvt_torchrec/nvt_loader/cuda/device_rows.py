@@ -240,12 +240,12 @@ class DeviceChecker:
         self._sizes = torch.tensor(sizes, dtype=torch.int64, device=device)
         self._signed = torch.from_numpy(self._host.signed).to(device)
 
-    def checked(self, rows: DeviceRows, file: int) -> DeviceRows:
+    def checked(self, rows: DeviceRows, where: str) -> DeviceRows:
         """Return the rows with their ids as int32. Raises :class:`SchemaError`.
 
         Args:
             rows: Rows with ids as int32 or int64.
-            file: The number of the file that the rows are from.
+            where: The name of the file that the rows are from.
         """
         schema = self._dataset.schema
         broken = ~rows.floats.isfinite().all(dim=0)
@@ -260,18 +260,18 @@ class DeviceChecker:
         ends = np.cumsum([len(broken), len(outside)])
         broken, outside, in_lists = np.split(found, ends)
         for i in np.flatnonzero(broken):
-            self._host.checked(rows.floats[:, i].contiguous().cpu().numpy(), int(i), file)
+            self._host.checked(rows.floats[:, i].contiguous().cpu().numpy(), int(i), where)
         ids, lists = rows.ids, list(rows.lists)
         for i in np.flatnonzero(outside):
             ids = ids.clone()
-            ids[:, i] = self._into_table(ids[:, i], self._single[i], file)
+            ids[:, i] = self._into_table(ids[:, i], self._single[i], where)
         for k in np.flatnonzero(in_lists):
             offsets, values = lists[k]
-            lists[k] = offsets, self._into_table(values, self._lists[k], file)
+            lists[k] = offsets, self._into_table(values, self._lists[k], where)
         narrow = tuple((offsets, values.to(torch.int32)) for offsets, values in lists)
         return DeviceRows(rows.rows, rows.floats, ids.to(torch.int32), narrow)
 
-    def _into_table(self, ids: torch.Tensor, column: int, file: int) -> torch.Tensor:
+    def _into_table(self, ids: torch.Tensor, column: int, where: str) -> torch.Tensor:
         number = len(self._dataset.schema.floats) + column
-        checked = self._host.checked(ids.cpu().numpy(), number, file)
+        checked = self._host.checked(ids.cpu().numpy(), number, where)
         return torch.from_numpy(checked.astype(np.int64)).to(ids)

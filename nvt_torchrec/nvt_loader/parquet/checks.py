@@ -8,7 +8,6 @@ chunk or, where pages hold indices, for each dictionary.
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +15,8 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import to_arrow, to_numpy
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.parquet_footer import Footer
-from nvt_torchrec.nvt_loader.parquet.dataset import Dataset, find_leaves
+from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
+from nvt_torchrec.nvt_loader.parquet.files import find_leaves
 from nvt_torchrec.nvt_loader.parquet.kernels import largest
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Checker:
         """Return the type of a column's numbers in a batch."""
         return np.float32 if number < self._first_id else np.int32
 
-    def column(self, column: pa.Array, number: int, file: int) -> pa.Array:
+    def column(self, column: pa.Array, number: int, where: str) -> pa.Array:
         """Convert a column of a file to the type that the loader hands out, and check its values.
 
         Raises:
@@ -77,13 +77,11 @@ class Checker:
         nulls = column.null_count or flat.null_count
         if nulls:
             name = self._dataset.schema.columns[number]
-            raise SchemaError(
-                f"{self._dataset.files[file]}: column {name} holds {nulls} null values", FILL_REMEDY
-            )
+            raise SchemaError(f"{where}: column {name} holds {nulls} null values", FILL_REMEDY)
         if number < self._first_id and flat.type != pa.float32():
             flat = column = column.cast(pa.float32(), safe=False)
         values = to_numpy(flat)
-        checked = self.checked(values, number, file)
+        checked = self.checked(values, number, where)
         if checked is values and values.dtype == self.dtype(number):
             return column
         flat = to_arrow(checked.astype(np.int32))
@@ -92,7 +90,7 @@ class Checker:
         offsets = to_numpy(column.offsets)
         return pa.ListArray.from_arrays(to_arrow(offsets - offsets[0]), flat)
 
-    def checked(self, values: np.ndarray, number: int, file: int) -> np.ndarray:
+    def checked(self, values: np.ndarray, number: int, where: str) -> np.ndarray:
         """Return a column's numbers with the ids outside its table mapped into it.
 
         Raises:
@@ -104,11 +102,11 @@ class Checker:
         if known and largest(values.ctypes.data, len(values), signed) < self.limits[number]:
             return values
         if is_float:
-            refuse_floats(values, self._dataset.schema.columns[number], self._dataset.files[file])
+            refuse_floats(values, self._dataset.schema.columns[number], where)
             return values  # a weight of -0.0
-        return self._into_table(values, number - self._first_id, file)
+        return self._into_table(values, number - self._first_id, where)
 
-    def _into_table(self, ids: np.ndarray, i: int, file: int) -> np.ndarray:
+    def _into_table(self, ids: np.ndarray, i: int, where: str) -> np.ndarray:
         """Map the ids of categorical column ``i`` that are outside its table into it."""
         name, size = self._dataset.schema.categorical[i], self._dataset.schema.table_sizes[i]
         bad = (ids < 0) | (ids >= size)
@@ -117,7 +115,7 @@ class Checker:
         if not self._dataset.hash_indices:
             outside = ids[bad]
             raise SchemaError(
-                f"{self._dataset.files[file]}: column {name} holds id {outside[0]}, outside its "
+                f"{where}: column {name} holds id {outside[0]}, outside its "
                 f"table of {size} rows (in {outside.size} of {ids.size} ids)",
                 "table sizes come from .merlin/schema.json, which belongs to another ETL run than "
                 "the data; run the ETL again, or let --hash_indices map such ids into the table",
@@ -132,7 +130,7 @@ class Checker:
             log.warning(
                 "%s: ids of column %s outside its table of %d rows, as %d, are mapped into it "
                 "(hash_indices)",
-                self._dataset.files[file],
+                where,
                 name,
                 size,
                 ids[bad][0],
@@ -142,7 +140,7 @@ class Checker:
         return hashed
 
 
-def refuse_floats(column: np.ndarray, name: str, path: Path) -> None:
+def refuse_floats(column: np.ndarray, name: str, where: str) -> None:
     """Refuse infinity and NaN, which one training step spreads over the whole model; else, in a
     weight, negative numbers.
 
@@ -152,11 +150,11 @@ def refuse_floats(column: np.ndarray, name: str, path: Path) -> None:
     found = column[~np.isfinite(column)]
     if found.size:
         raise SchemaError(
-            f"{path}: column {name} holds {found[0]} (in {found.size} of {column.size} values)",
+            f"{where}: column {name} holds {found[0]} (in {found.size} of {column.size} values)",
             "the ETL writes finite numbers only; run it again",
         )
     if column.min(initial=0) < 0:
         raise SchemaError(
-            f"{path}: column {name} holds a negative weight, {column.min():g}",
+            f"{where}: column {name} holds a negative weight, {column.min():g}",
             "weights are 0 or more: `python -m etl check` names the rows",
         )

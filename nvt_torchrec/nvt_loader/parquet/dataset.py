@@ -1,64 +1,56 @@
-"""A split's files, row groups and columns, read from the parquet footers alone."""
+"""What a loader reads: rows from a source, and which of their columns and row groups."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
 import hashlib
+import itertools
 import json
 import os
-import re
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base import parquet_footer
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
-from nvt_torchrec.base.parquet_footer import VALUES, Footer
-from nvt_torchrec.formats.etl_output import find_part
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.nvt_loader.parquet.files import (
+    REWRITE,
+    ParquetFiles,
+    check_columns,
+    find_files,
+    schema_beside,
+)
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Range, RowGroupSlice
+from nvt_torchrec.nvt_loader.sources.source import Source
+from nvt_torchrec.nvt_loader.sources.table import TableSource
 
-REWRITE = "restore the file, or run the ETL again"
-
-
-@dataclasses.dataclass(frozen=True)
-class RowGroup:
-    """A row group: its file (an index into :attr:`Dataset.files`), its index there, its rows."""
-
-    file: int
-    index: int
-    rows: int
+#: Rows whose lists are counted.
+_SAMPLED_ROWS = 16384
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A split on disk, and how the loader reads it.
+    """Rows, and how the loader reads them.
 
     Attributes:
-        directory: The split's directory.
-        stored: The columns of the files, and table sizes.
+        source: Where they come from.
+        stored: The columns that there are, and table sizes.
         schema: Those that are read: not all labels.
         several_labels: Whether batches hold labels [B, labels] instead of [B].
-        files: The parquet files, ``part.2`` before ``part.10``.
-        status: What the system said of each file.
-        row_groups: All row groups in the order of the files.
         hash_indices: Map ids outside their table into it.
         undersampling: Share of the negative rows that is kept, and the seed; None keeps all.
         kept: Rows of each row group that undersampling keeps.
         cuts: Row group → which of its rows (after undersampling) are read; of others all are.
     """
 
-    directory: Path
+    source: Source
     stored: TableSchema
     schema: TableSchema
-    files: tuple[Path, ...]
-    status: tuple[os.stat_result, ...]
-    row_groups: tuple[RowGroup, ...]
     several_labels: bool = False
     hash_indices: bool = False
     undersampling: tuple[float, int] | None = None
@@ -68,7 +60,7 @@ class Dataset:
     @property
     def rows(self) -> np.ndarray:
         """Rows that the loader delivers of each row group: int64 [row_groups]."""
-        kept = [group.rows for group in self.row_groups] if self.kept is None else self.kept
+        kept = self.source.row_counts if self.kept is None else self.kept
         rows = np.array(kept, dtype=np.int64)
         for row_group, (begin, end) in self.cuts.items():
             rows[row_group] = end - begin
@@ -85,55 +77,39 @@ class Dataset:
         return bool(self.schema.multi_hot)
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """The files' sizes in bytes."""
-        return tuple(status.st_size for status in self.status)
+    def files(self) -> ParquetFiles | None:
+        """The source, if it is parquet files, for which there are faster ways to read."""
+        return self.source if isinstance(self.source, ParquetFiles) else None
 
-    def path(self, file: int) -> Path:
-        """Return where a file can be opened: days that are added may give it other names.
-
-        Raises:
-            BadInputError: It was removed or rewritten.
-        """
-        path = find_part(self.files[file], self.status[file])
-        if path is None:
-            raise BadInputError(
-                f"{self.files[file]}: rewritten, cut short or removed since the loader was made",
-                "if days were added to this output meanwhile with --keep_days, or one was taken "
-                "back, begin the training again; else restore the file, or start again",
-            )
-        return path
+    def place(self, row_group: int) -> tuple[str, int]:
+        """Return the name of what a row group is in, and its number there."""
+        if self.files is None:
+            return self.source.name, row_group
+        group = self.files.row_groups[row_group]
+        return str(self.files.paths[group.file]), group.index
 
     @functools.cached_property
     def batch_row_bytes(self) -> float:
-        """Bytes of a row in a batch; with lists, as many ids as the first file has on average."""
+        """Bytes of a row in a batch; with lists, as many ids as the first rows have on average."""
         schema = self.schema
         if not self.jagged:
             return float(4 * len(schema.columns))
-        ids = float(len(schema.categorical))
-        if self.files:
-            footer = read_footer(self.files[0], schema)
-            rows = max(int(footer.rows.sum()), 1)
-            for leaf in find_leaves(footer.schema, schema.multi_hot).values():
-                ids += float(footer.chunks[:, leaf, VALUES].sum()) / rows - 1
         # besides the ids, a length, an offset and a start in each categorical column
-        return 4 * (len(schema.floats) + ids) + 16 * len(schema.categorical)
+        return 4 * (len(schema.floats) + _mean_ids(self)) + 16 * len(schema.categorical)
 
-    def fingerprint(self) -> dict[str, int | str]:
-        """Return counts, and a digest of file names, sizes, row groups and columns."""
+    def fingerprint(self) -> dict[str, Any]:
+        """Return counts, and a digest of the source's fingerprint, row groups and columns."""
+        own, files = self.source.fingerprint, self.files
+        counts = {"files": len(files.paths), "bytes": sum(files.sizes)} if files else {}
         value = [
-            [path.name for path in self.files],
-            self.sizes,
-            [dataclasses.astuple(group) for group in self.row_groups],
+            *(own if files else [own, *map(int, self.source.row_counts)]),
             dataclasses.astuple(self.schema),
             sorted(self.cuts.items()),
             bool(self.schema.weight),
         ]
-        return {
-            "files": len(self.files),
-            "row_groups": len(self.row_groups),
+        return counts | {
+            "row_groups": len(self.source.row_counts),
             "rows": int(self.rows.sum()),
-            "bytes": sum(self.sizes),
             "digest": hashlib.sha256(json.dumps(value).encode()).hexdigest(),
         }
 
@@ -159,15 +135,15 @@ def columns_to_read(schema: TableSchema, label: str | Sequence[str] | None = Non
 
 
 def read_dataset(
-    path: Path | str,
+    data: Any,
     schema: TableSchema | None = None,
     label: str | Sequence[str] | None = None,
     table_sizes: Iterable[int] | None = None,
 ) -> Dataset:
-    """Read a split's schema and the footers of its files.
+    """Read the schema of some data, and of parquet the footers.
 
     Args:
-        path: A directory of parquet files, or one file.
+        data: What a :class:`nvt_loader.KJTLoader` reads.
         schema: The columns; by default what ``.merlin/schema.json`` beside the files says.
         label: The label to read, or several; None for the main one.
         table_sizes: Rows of the embedding tables, instead of the schema's.
@@ -175,113 +151,60 @@ def read_dataset(
     Raises:
         BadInputError: There is no such directory, no parquet file or no schema in it, or a file
             has no readable footer.
-        SchemaError: A column is missing from a file, its type cannot be converted, or there is
-            another number of table sizes than of columns.
-        SettingsError: There is no such label.
+        SchemaError: A column is missing, its type cannot be converted, or there is another number
+            of table sizes than of columns.
+        SettingsError: There is no such label, or the data are none that can be read.
     """
-    path = Path(path)
-    directory = path.parent if path.is_file() else path
-    files = _files(path)
-    stored = schema or TableSchema.read(directory)
+    named = isinstance(data, str | os.PathLike) or (isinstance(data, list | tuple) and data)
+    paths = find_files(data) if named else None
+    if schema is None:
+        if paths is None:
+            remedy = "give schema=TableSchema(label, dense, categorical, table_sizes)"
+            raise SettingsError(f"data of type {type(data).__name__} without a schema", remedy)
+        schema = schema_beside(paths[0])
     if table_sizes is not None:
-        stored = dataclasses.replace(stored, table_sizes=tuple(table_sizes))
-    several = label is not None and not isinstance(label, str)
-    schema = columns_to_read(stored, label)
-    row_groups = [
-        RowGroup(number, index, rows)
-        for number, file in enumerate(files)
-        for index, rows in enumerate(read_footer(file, schema).rows.tolist())
-    ]
-    status = tuple(file.stat() for file in files)
-    return Dataset(directory, stored, schema, tuple(files), status, tuple(row_groups), several)
-
-
-def _files(directory: Path) -> list[Path]:
-    if directory.is_file():
-        return [directory]
-    if not directory.is_dir():
-        raise BadInputError(f"{directory}: no such directory", _suggest(directory))
-    files = sorted(
-        (path for path in directory.glob("*.parquet") if path.name[0] not in "._"),
-        key=lambda path: [
-            int(word) if word.isdigit() else word for word in re.split(r"(\d+)", path.name)
-        ],
-    )
-    if not files:
-        raise BadInputError(f"{directory}: no parquet file in it", _suggest(directory))
-    return files
-
-
-def read_footer(path: Path, schema: TableSchema) -> Footer:
-    """Read a file's footer and check its columns.
-
-    Raises as :func:`nvt_loader.parquet.dataset.check_columns`, and :class:`BadInputError` if the
-    file has no footer.
-    """
-    footer = parquet_footer.read_footer(path, REWRITE)
-    check_columns(footer.schema, schema, path)
-    return footer
-
-
-def check_file(dataset: Dataset, number: int) -> Footer:
-    """Return a file's footer. Raises :class:`BadInputError` if the file has changed."""
-    return read_footer(dataset.path(number), dataset.schema)
-
-
-def check_unchanged(dataset: Dataset, row_group: int, footer: Footer) -> None:
-    """Refuse a file whose row groups have changed. Raises :class:`BadInputError`."""
-    group = dataset.row_groups[row_group]
-    if footer.rows[group.index : group.index + 1].tolist() != [group.rows]:
-        raise BadInputError(
-            f"{dataset.files[group.file]}: row group {group.index} no longer has {group.rows} rows",
-            "the file was rewritten while in use: start again",
+        schema = dataclasses.replace(schema, table_sizes=tuple(table_sizes))
+    read = columns_to_read(schema, label)
+    source: Source
+    if paths is not None:
+        name = str(data) if isinstance(data, str | os.PathLike) else f"{len(paths)} files"
+        source = ParquetFiles.open(name, paths, read)
+    elif hasattr(data, "__arrow_c_stream__"):
+        table = pa.table(data)
+        check_columns(table.schema, read, "the table")
+        source = TableSource(table.select(read.columns))
+    elif isinstance(data, Source):
+        source = data
+    else:
+        raise SettingsError(
+            f"data of type {type(data).__name__}",
+            "give a path, a list of paths, an Arrow table or a frame, or an object with the "
+            "members of nvt_torchrec.nvt_loader.sources.source.Source",
         )
+    several = label is not None and not isinstance(label, str)
+    return Dataset(source, schema, read, several)
 
 
-def _suggest(directory: Path) -> str:
-    splits = [name for name in SPLITS if (directory / name).is_dir()]
-    if splits:
-        return f"name one split, for example {directory / splits[0]}"
-    siblings = [name for name in SPLITS if (directory.parent / name).is_dir()]
-    if siblings:
-        # "validation" and "val" are what the split is called elsewhere
-        close = difflib.get_close_matches(directory.name, siblings, n=1, cutoff=0.4)
-        return f"did you mean {directory.parent / (close or siblings)[0]}?"
-    return "give the directory of a split that `python -m etl run` wrote, as …/split/train"
+def _mean_ids(dataset: Dataset) -> float:
+    """Return how many ids a row has, by the first rows that there are."""
+    ids, rows, lists = 0, 0, list(dataset.schema.multi_hot)
+    for row_group in np.flatnonzero(dataset.source.row_counts)[:1].tolist():
+        with error_context(dataset, row_group):
+            for batch in itertools.islice(dataset.source.read(row_group, lists, _SAMPLED_ROWS), 1):
+                rows += batch.num_rows
+                ids += sum(len(batch.column(name).flatten()) for name in lists)
+    return len(dataset.schema.categorical) - len(lists) + ids / max(rows, 1)
 
 
-def check_columns(columns: pa.Schema, schema: TableSchema, path: Path) -> None:
-    """Refuse a file that lacks a column or holds it in a type that cannot be converted.
-
-    Raises:
-        SchemaError: The message names file and column.
-    """
-    wanted = dict.fromkeys(schema.floats, "numbers")
-    wanted |= dict.fromkeys(schema.categorical, "integer ids")
-    wanted |= dict.fromkeys(schema.multi_hot, "lists of integer ids")
-    for name, what in wanted.items():
-        index = columns.get_field_index(name)
-        if index < 0:
-            close = difflib.get_close_matches(name, set(columns.names) - wanted.keys(), n=1)
-            raise SchemaError(
-                f"{path}: column {name} is missing" + (f" (there is {close[0]})" if close else ""),
-                "all files of a split need the columns of its .merlin/schema.json",
-            )
-        kind = columns.field(index).type
-        is_list = isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
-        inner = kind.value_type if is_list else kind
-        fits = pa.types.is_integer(inner)
-        if what == "numbers":
-            fits |= pa.types.is_floating(inner) or pa.types.is_boolean(inner)
-        if is_list != what.startswith("lists") or not fits:
-            raise SchemaError(
-                f"{path}: column {name} is {kind}, not {what}",
-                "write labels and dense features as float32, ids as int32, multi-hot ids as "
-                "list<int32>, and say in the schema which columns are lists",
-            )
-
-
-def find_leaves(columns: pa.Schema, names: Iterable[str]) -> dict[str, int]:
-    """Return the number of the leaf that holds the values of each column, flat or a list."""
-    leaves = parquet_footer.columns_of_leaves(columns)
-    return {name: leaves.index(name) for name in names}
+@contextlib.contextmanager
+def error_context(dataset: Dataset, row_group: int) -> Iterator[None]:
+    """Add the file and row group to errors."""
+    try:
+        yield
+    except SchemaError as error:
+        what = f"{error.what}, in row group {dataset.place(row_group)[1]}"
+        raise SchemaError(what, error.remedy) from error
+    except (pa.ArrowException, OSError) as error:
+        name, index = dataset.place(row_group)
+        what = f"{name}: row group {index} cannot be decoded: {error}"
+        raise BadInputError(what, REWRITE) from error

@@ -6,7 +6,6 @@ process ends without a message (SIGBUS). :mod:`nvt_loader.cuda.cudf_reader` is t
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
@@ -14,12 +13,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from nvt_torchrec.base.arrays import to_numpy
-from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.parquet_footer import Footer
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
-from nvt_torchrec.nvt_loader.parquet.dataset import REWRITE, Dataset, check_file, check_unchanged
+from nvt_torchrec.nvt_loader.parquet.dataset import Dataset, error_context
+from nvt_torchrec.nvt_loader.parquet.files import REWRITE, check_columns
 from nvt_torchrec.nvt_loader.parquet.kernels import random_words
 from nvt_torchrec.nvt_loader.parquet.page_reader import OpenRowGroup, PageReader
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Decoder, RowChunk, RowGroupSlice, Target
@@ -37,18 +37,15 @@ def cpu_decoder(dataset: Dataset) -> Decoder:
     threads may call it at the same time.
     """
     checker = Checker(dataset)
-    by_pages, by_arrow = PageReader(dataset, checker), ArrowReader(dataset, checker)
-    read_footer = functools.lru_cache(FOOTERS)(functools.partial(check_file, dataset))
-    columns = np.arange(len(dataset.schema.columns))
+    by_arrow, columns = ArrowReader(dataset, checker), np.arange(len(dataset.schema.columns))
+    by_pages = None
+    if dataset.files is not None and dataset.undersampling is None:
+        by_pages = PageReader(dataset.files, checker)
 
     def decode(part: RowGroupSlice, rows: int) -> Iterator[RowChunk | LazyRows]:
         with error_context(dataset, part.row_group):
-            footer = read_footer(dataset.row_groups[part.row_group].file)
-            check_unchanged(dataset, part.row_group, footer)
-            opened = None
-            if dataset.undersampling is None:
-                opened = by_pages.open(part.row_group, footer)
-            arrow = functools.partial(by_arrow.chunks, footer=footer.metadata)
+            opened = by_pages and by_pages.open(part.row_group, by_arrow.footer(part.row_group))
+            arrow = by_arrow.chunks
             if opened is None or not opened.skip(part.begin):
                 yield from arrow(part, rows, numbers=columns)
             elif opened.complete:
@@ -58,22 +55,6 @@ def cpu_decoder(dataset: Dataset) -> Decoder:
                 yield from _mixed(opened, arrow, part, rows, columns)
 
     return decode
-
-
-@contextlib.contextmanager
-def error_context(dataset: Dataset, row_group: int) -> Iterator[None]:
-    """Add the file and row group to errors."""
-    group = dataset.row_groups[row_group]
-    try:
-        yield
-    except SchemaError as error:
-        what = f"{error.what}, in row group {group.index}"
-        raise SchemaError(what, error.remedy) from error
-    except (pa.ArrowException, OSError) as error:
-        raise BadInputError(
-            f"{dataset.files[group.file]}: row group {group.index} cannot be decoded: {error}",
-            REWRITE,
-        ) from error
 
 
 def _mixed(
@@ -146,18 +127,36 @@ class LazyRows:
 
 
 class ArrowReader:
-    """Reads a split's columns with pyarrow: lists, other types, undersampling, any kind of page.
+    """Reads any source by record batches: lists, other types, undersampling, any kind of page.
 
     It verifies the page checksums that there are. What the page reader refuses comes here, so the
     errors of broken files are Arrow's.
     """
 
     def __init__(self, dataset: Dataset, checker: Checker) -> None:
-        self._dataset, self._checker = dataset, checker
+        self._dataset, self._checker, self._files = dataset, checker, dataset.files
+        if self._files is not None:
+            self._footer = functools.lru_cache(FOOTERS)(self._files.footer)
 
-    def chunks(
-        self, part: RowGroupSlice, rows: int, footer: pq.FileMetaData, numbers: np.ndarray
-    ) -> Iterator[RowChunk]:
+    def footer(self, row_group: int) -> Footer:
+        """Return the footer of a row group's file. Raises :class:`BadInputError` if it changed."""
+        assert self._files is not None
+        footer = self._footer(self._files.row_groups[row_group].file)
+        self._files.check_unchanged(row_group, footer)
+        return footer
+
+    def read(self, row_group: int, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a row group."""
+        if self._files is not None:
+            footer = self.footer(row_group).metadata
+            yield from self._files.read(row_group, columns, rows, footer)
+            return
+        source = self._dataset.source
+        for batch in source.read(row_group, columns, rows):
+            check_columns(batch.schema, self._dataset.schema, source.name, columns)
+            yield batch
+
+    def chunks(self, part: RowGroupSlice, rows: int, numbers: np.ndarray) -> Iterator[RowChunk]:
         """Yield a slice of a row group in chunks of at most ``rows`` rows.
 
         Only the schema's columns ``numbers`` are read; the others have no address.
@@ -166,31 +165,19 @@ class ArrowReader:
             SchemaError: A null, infinity or NaN, or an id outside its table.
             pa.ArrowException, OSError: The file cannot be read.
         """
-        dataset = self._dataset
-        group = dataset.row_groups[part.row_group]
-        # pyarrow takes a millisecond to open a path; a ParquetFile keeps the last call's settings
-        source = pa.OSFile(str(dataset.path(group.file)))
-        file = pq.ParquetFile(
-            source, metadata=footer, pre_buffer=False, page_checksum_verification=True
-        )
-        batches = file.iter_batches(
-            min(rows, group.rows),
-            row_groups=[group.index],
-            columns=[dataset.schema.columns[i] for i in numbers.tolist()],
-            use_threads=False,
-        )
+        names = [self._dataset.schema.columns[i] for i in numbers.tolist()]
+        batches = self.read(part.row_group, names, rows)
+        name, index = self._dataset.place(part.row_group)
         first = 0  # of the batch, as a row of the row group
         for batch in self._kept(batches, part.row_group):
             begin, end = max(part.begin - first, 0), min(part.end - first, batch.num_rows)
             if begin < end:
-                yield self._chunk(batch.slice(begin, end - begin), numbers, group.file)
+                yield self._chunk(batch.slice(begin, end - begin), numbers, name)
             first += batch.num_rows
             if first >= part.end:
                 return
         raise BadInputError(
-            f"{dataset.files[group.file]}: row group {group.index} ends after {first} of "
-            f"{part.end} rows",
-            REWRITE,
+            f"{name}: row group {index} ends after {first} of {part.end} rows", REWRITE
         )
 
     def _kept(self, batches: Iterator[pa.RecordBatch], row_group: int) -> Iterator[pa.RecordBatch]:
@@ -198,7 +185,7 @@ class ArrowReader:
         if self._dataset.undersampling is None:
             yield from batches
             return
-        first, rows = 0, self._dataset.row_groups[row_group].rows
+        first, rows = 0, self._dataset.source.row_counts[row_group]
         keep = keep_rows(rows, *self._dataset.undersampling, row_group)
         for batch in batches:
             positive = pc.not_equal(batch.column(self._dataset.schema.label), 0)
@@ -206,12 +193,12 @@ class ArrowReader:
             first += batch.num_rows
             yield batch.filter(mask)
 
-    def _chunk(self, batch: pa.RecordBatch, numbers: np.ndarray, file: int) -> RowChunk:
+    def _chunk(self, batch: pa.RecordBatch, numbers: np.ndarray, name: str) -> RowChunk:
         names = self._dataset.schema.columns
         addresses, values = np.zeros((2, len(names)), np.int64)
         owner = []
         for i in numbers.tolist():
-            column = self._checker.column(batch.column(names[i]), i, file)
+            column = self._checker.column(batch.column(names[i]), i, name)
             owner.append(column)
             if pa.types.is_list(column.type):
                 addresses[i] = column.buffers()[1].address + 4 * column.offset
@@ -222,16 +209,21 @@ class ArrowReader:
 
 
 def count_kept(dataset: Dataset, rate: float, seed: int) -> Dataset:
-    """Undersample, and count the rows of each row group that are kept, by all labels."""
-    label = dataset.schema.label
-    kept, cuts, number, file = [], {}, -1, None
-    for i, group in enumerate(dataset.row_groups):
+    """Undersample, and count the rows of each row group that are kept, by all labels.
+
+    Raises:
+        SettingsError: The rows have several labels, of which one may be 1 and another 0.
+    """
+    if dataset.schema.more_labels:
+        labels = ", ".join(dataset.schema.labels)
+        raise SettingsError(f"undersampling_rate with the labels {labels}", "give one label")
+    label, kept, cuts = dataset.schema.label, [], {}
+    reader = ArrowReader(dataset, Checker(dataset))
+    for i, rows in enumerate(dataset.source.row_counts):
         with error_context(dataset, i):
-            if group.file != number:
-                path, number = dataset.path(group.file), group.file
-                file = pq.ParquetFile(path, page_checksum_verification=True)
-            labels = file.read_row_group(group.index, [label], use_threads=False).column(0)
-        keep = (np.asarray(labels) != 0) | keep_rows(group.rows, rate, seed, i)
+            parts = [np.asarray(batch.column(label)) for batch in reader.read(i, [label], rows)]
+        positive = np.concatenate([np.empty(0, bool), *(part != 0 for part in parts)])
+        keep = positive | keep_rows(rows, rate, seed, i)
         kept.append(int(np.count_nonzero(keep)))
         if i in dataset.cuts:
             begin, end = (int(np.count_nonzero(keep[:row])) for row in dataset.cuts[i])

@@ -18,11 +18,12 @@ import numpy as np
 import pyarrow as pa
 from isal import isal_zlib
 
+from nvt_torchrec.base.files.remote import RemoteFile, open_file
 from nvt_torchrec.base.parquet_footer import Footer
 from nvt_torchrec.nvt_loader.parquet import pages
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
-from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.dictionary_indices import CURSOR_FIELDS
+from nvt_torchrec.nvt_loader.parquet.files import ParquetFiles
 from nvt_torchrec.nvt_loader.parquet.page_values import open_columns, read_into, read_rows
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Buffers, RowChunk, Target
 
@@ -51,8 +52,8 @@ class ColumnChunks:
 class PageReader:
     """Opens a split's row groups. Several threads may use it at the same time."""
 
-    def __init__(self, dataset: Dataset, checker: Checker) -> None:
-        self._dataset, self._checker = dataset, checker
+    def __init__(self, files: ParquetFiles, checker: Checker) -> None:
+        self._files, self._checker = files, checker
         self._bytes, self._values = Buffers(), Buffers()
 
     def open(self, row_group: int, footer: Footer) -> OpenRowGroup | None:
@@ -64,12 +65,12 @@ class PageReader:
         Raises:
             OSError: The file cannot be read.
         """
-        columns = _column_chunks(self._dataset, self._checker, row_group, footer)
+        columns = _column_chunks(self._files, self._checker, row_group, footer)
         if columns is None:
             return None
-        file = self._dataset.row_groups[row_group].file
+        file = self._files.row_groups[row_group].file
         memory = self._bytes.take(sum(size for _, size in columns.byte_ranges))
-        if not _read(self._dataset.path(file), columns.byte_ranges, memory):
+        if not _read(self._files.path(file), columns.byte_ranges, memory):
             return None
         chunks = columns.chunks
         chunks[:, pages.ADDRESS] += memory.ctypes.data
@@ -83,9 +84,10 @@ class PageReader:
         largest = np.empty(len(chunks), np.uint64)
         if not open_columns(cursors, largest, table, first_page, chunks):
             return None
+        where = str(self._files.paths[file])
         numbers, state = columns.numbers, (cursors, table, first_page, chunks)
         checked = largest >= self._checker.limits[numbers]
-        return OpenRowGroup(self._checker, numbers, file, state, checked, owner, self._values)
+        return OpenRowGroup(self._checker, numbers, where, state, checked, owner, self._values)
 
 
 @dataclasses.dataclass
@@ -95,7 +97,7 @@ class OpenRowGroup:
     Attributes:
         checker: The checks of the columns.
         numbers: int64 [chunks], the schema's columns that are read here.
-        file: The number of the row group's file.
+        where: The name of the row group's file.
         state: Cursors, pages, first pages and column chunks, as the loops take them.
         checked: bool [chunks], the columns whose values are checked row by row.
         owner: The objects that keep the pages' memory alive.
@@ -105,7 +107,7 @@ class OpenRowGroup:
 
     checker: Checker
     numbers: np.ndarray
-    file: int
+    where: str
     state: tuple[np.ndarray, ...]
     checked: np.ndarray
     owner: list[Any]
@@ -146,7 +148,7 @@ class OpenRowGroup:
         chunk = RowChunk(rows, addresses, none, [*self.owner, memory])
         for number in self.numbers[largest >= self.limits].tolist():
             values = chunk.column(number, self.checker.dtype(number))
-            checked = self.checker.checked(values, number, self.file).astype(values.dtype)
+            checked = self.checker.checked(values, number, self.where).astype(values.dtype)
             addresses[number] = checked.ctypes.data
             chunk.owner.append(checked)
         return chunk
@@ -164,15 +166,15 @@ class OpenRowGroup:
 
 
 def _column_chunks(
-    dataset: Dataset, checker: Checker, row_group: int, footer: Footer
+    files: ParquetFiles, checker: Checker, row_group: int, footer: Footer
 ) -> ColumnChunks | None:
-    group = dataset.row_groups[row_group]
+    group = files.row_groups[row_group]
     described = []
     for number, (leaf, optional) in checker.plain_leaves(footer).items():
         codec, values, _, size, begin, dictionary = footer.chunks[group.index, leaf].tolist()
         if dictionary > 0:
             begin = min(begin, dictionary)
-        inside = 0 < begin <= begin + size <= dataset.sizes[group.file]
+        inside = 0 < begin <= begin + size <= files.status[group.file].st_size
         if codec in CODECS and inside and values == group.rows:
             signed = number < len(checker.signed) and checker.signed[number]
             chunk = [begin, size, values, optional, signed, CODECS[codec] == "snappy"]
@@ -195,10 +197,10 @@ def _column_chunks(
     return ColumnChunks(numbers, chunks, byte_ranges, codecs)
 
 
-def _read(path: Path, byte_ranges: list[tuple[int, int]], memory: np.ndarray) -> bool:
+def _read(path: Path | RemoteFile, byte_ranges: list[tuple[int, int]], memory: np.ndarray) -> bool:
     """Read parts of a file into memory; False if the file is too short."""
     place = 0
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         for begin, size in byte_ranges:
             file.seek(begin)
             if file.readinto(memory[place : place + size]) < size:

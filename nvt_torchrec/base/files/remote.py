@@ -1,0 +1,54 @@
+"""Files elsewhere: anything that fsspec opens."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from typing import IO, Any
+
+import fsspec
+
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.validation import open_regular
+
+
+@functools.lru_cache(maxsize=64)
+def filesystem_of(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """Return the file system of a path or URL, and the path in it. Raises BadInputError."""
+    try:
+        return fsspec.core.url_to_fs(path)
+    except (ImportError, ValueError) as error:
+        raise BadInputError(
+            f"{path}: cannot be opened: {error}",
+            "install the package that fsspec needs for it, or fetch the files and pass their path",
+        ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteFile:
+    """A file that fsspec opens, with what of a Path's methods reading it needs."""
+
+    filesystem: Any
+    path: str
+
+    def __str__(self) -> str:
+        return str(self.filesystem.unstrip_protocol(self.path))
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return PurePosixPath(self.path).name
+
+    def stat(self) -> SimpleNamespace:
+        """Return the size, and what changes when the file is rewritten. Raises OSError."""
+        key = self.filesystem.ukey(self.path)
+        return SimpleNamespace(st_size=self.filesystem.size(self.path), key=key)
+
+
+def open_file(path: Path | str | RemoteFile) -> IO[bytes]:
+    """Open a file to read it. Raises OSError, also for one that is not regular."""
+    if isinstance(path, RemoteFile):
+        return path.filesystem.open(path.path, "rb")
+    return open_regular(path)
