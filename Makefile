@@ -68,7 +68,7 @@ test-gpu: $(LINKED) ## the tests that need a GPU, a process for each file; minut
 rapids-sources: $(LINKED) ## RAPIDS' Python sources in build/rapids, for the tests of nvt_compat
 	@$(ON_PATH) python -m tests.nvt_compat.rapids
 
-lint: $(LINKED) $(TOOLS) ## check style, formatting, and the types of the public modules
+lint: $(LINKED) $(TOOLS) ## check style, formatting and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@build/tools/bin/mypy --python-executable=$(BIN)/python

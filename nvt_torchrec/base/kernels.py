@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _CONSTANTS = (bool, int, float, str, tuple, np.generic, np.ndarray)
 
 
-def compiled(*signatures, nogil: bool = True):
+def compiled(*signatures: Any, nogil: bool = True) -> Callable[[Callable], Any]:
     """Compile a function once per machine: the compiled code is cached beside the source.
 
     Numba's own cache is invalidated only when the file of the function changes. The functions that
@@ -36,7 +36,7 @@ def compiled(*signatures, nogil: bool = True):
             functions that take no longer than that.
     """
 
-    def compile_all(function: Callable) -> Callable:
+    def compile_all(function: Callable) -> Any:
         dispatcher = numba.njit(nogil=nogil)(function)
         try:
             dispatcher._cache = _Cache(function)
@@ -61,7 +61,7 @@ def compile_seconds() -> float:
 
 
 class _Cache(FunctionCache):
-    def load_overload(self, sig, target_context):
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
         # Only now, because the function may call functions defined below it.
         self._cache_file._source_stamp = stamp(self._py_func)
         try:
@@ -75,7 +75,7 @@ class _Cache(FunctionCache):
             _announce()
         return kept
 
-    def save_overload(self, sig, data):
+    def save_overload(self, sig: Any, data: Any) -> None:
         try:
             super().save_overload(sig, data)
         except Exception as error:

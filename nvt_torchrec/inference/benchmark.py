@@ -169,6 +169,7 @@ def measure(
         return score
 
     def stocks(batch: list[dict]) -> np.ndarray:
+        assert stock is not None
         frame = stock.frame(predictor.read(batch))
         return timed(_STOCK, lambda: stock.predict(frame, timed))
 

@@ -38,7 +38,7 @@ def reads_plainly(spec: FeatureSpec) -> bool:
     """Whether each column is one source, read without rules, as :class:`RowReader` reads it."""
     return spec.input.decimal == "." and all(
         column.derive is None and dataclasses.replace(column.reading, sources=()) == AS_IT_IS
-        for column in (*spec.dense, *spec.categorical)
+        for column in spec.features
     )
 
 

@@ -63,8 +63,9 @@ class Scorer:
                 f"dense values of shape {list(values.T.shape)} with ids of {len(columns[0])} rows",
                 f"pass {len(schema.dense)} dense values for each row",
             )
-        jagged = any(isinstance(column, Jagged) for column in columns)
-        scores = self._predictor.predict_encoded(values, columns if jagged else np.stack(columns))
+        flat = [column for column in columns if isinstance(column, np.ndarray)]
+        of_rows = np.stack(flat) if len(flat) == len(columns) else columns
+        scores = self._predictor.predict_encoded(values, of_rows)
         check_finite(scores)
         return scores
 

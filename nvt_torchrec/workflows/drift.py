@@ -214,8 +214,7 @@ def compared(spec: FeatureSpec) -> frozenset[str]:
 
     A day has one weekday, so these differ from the days before on every day.
     """
-    columns = [*spec.dense, *spec.categorical]
-    return frozenset(c.name for c in columns if c.derive is None or c.derive.reads != "time")
+    return frozenset(c.name for c in spec.features if c.derive is None or c.derive.reads != "time")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,22 +6,24 @@ A saved workflow names them by module and qualified name (``graph.json``). Loadi
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from nvt_torchrec.formats.feature_spec.transforms import LOG_SHIFT, LogPlus2
 
 
-def log_of_shifted(column):
+def log_of_shifted(column: Any) -> Any:
     """Return log(x + 3) in float64, which is at least 0 for x ≥ −2."""
     return np.log(column.astype("float64") + LOG_SHIFT)
 
 
-def log_of_plus_2(column):
+def log_of_plus_2(column: Any) -> Any:
     """Return log(x + 2) in float64, which is at least 0 for x ≥ −1."""
     return np.log(column.astype("float64") + LogPlus2.shift)
 
 
-def as_float32(column):
+def as_float32(column: Any) -> Any:
     """Convert to float32, the dtype of the training parquet."""
     return column.astype("float32")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator, Iterator
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -115,7 +115,7 @@ def split_chunks(
             rest = memoryview(b"")
 
 
-def fill(file: IO[bytes], view: memoryview) -> int:
+def fill(file: Any, view: memoryview) -> int:
     """Read until a buffer is full or the file has ended; return how many bytes."""
     filled = 0
     while filled < len(view):
@@ -175,7 +175,7 @@ def _rows(
         if why not in (TOO_LONG, OPEN_ON_LINE, OPEN_TO_END):
             return at, None
         after = {OPEN_TO_END: stop, OPEN_ON_LINE: at}.get(why, at + limit + 1)
-        newline = text.obj.find(b"\n", after, stop)
+        newline = text.obj.find(b"\n", after, stop)  # type: ignore[attr-defined]
         end = newline if newline >= 0 else stop
         head = bytes(text[at : min(at + KEPT_BYTES, end)])
         line = LongLine(begin + at, end - at, head, limit, why != TOO_LONG)

@@ -217,7 +217,7 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 def _weighted_terms(settings: SyntheticSettings) -> list[Term]:
     """Return all terms; relative weights divide the variance within a kind, signs alternate."""
     categories = enumerate(settings.cardinalities)
-    relative = {
+    relative: dict[str, dict[tuple[str, ...], float]] = {
         "dense": {(f"int_{j}",): 1.0 for j in range(DENSE)},
         "categorical": {(f"cat_{c}",): size**-WEIGHT_DECAY for c, size in categories},
         "interactions": dict.fromkeys(PAIRS, 1.0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -47,7 +48,7 @@ def assemble(
         reject: Describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
     """
     plan = spec.read_plan(label=label)
-    converted = list(columns)
+    converted: Any = list(columns)
     first_wrong = np.full(rows, -1)  # the first wrong field of a row is described
     for index, column in enumerate(converted):
         wrong = column.code != 0
@@ -58,8 +59,8 @@ def assemble(
     labels = [converted[index].values for index in plan.labels]
     weight = None if plan.weight is None else converted[plan.weight].values.astype(np.float32)
     key = None if plan.key is None else _key(converted[plan.key].values)
-    dense = np.zeros((len(spec.dense), rows), dense_dtype(spec))
-    categorical: list[CategoryValues] = []
+    dense: Any = np.zeros((len(spec.dense), rows), dense_dtype(spec))
+    categorical: list[Any] = []
     missing = [empty_mask(len(spec.dense), rows), empty_mask(len(spec.categorical), rows)]
     for j, column in enumerate(spec.dense):
         dense[j], absent = feature(column, [converted[index] for index in plan.dense[j]])
@@ -134,7 +135,7 @@ def take(rows: RawRows, mask: np.ndarray) -> RawRows:
     """Return the rows where ``mask``, bool [n], is set, without the bad rows; lines are kept."""
     # [:, mask] would give arrays that are not contiguous: slower to read, and another type, for
     # which kernels would be compiled again
-    of_rows = {
+    of_rows: dict[str, Any] = {
         name: None if values is None else np.compress(mask, values, axis=-1)
         for name in ("label", "dense", "dense_missing", "categorical_missing", "line", *_OPTIONAL)
         for values in [getattr(rows, name)]

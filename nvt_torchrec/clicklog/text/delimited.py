@@ -245,8 +245,8 @@ def _split_quoted(
         size = np.diff(begins)
         returns = (size == 2) & (np.frombuffer(text, np.uint8)[begins[:-1]] == _RETURN)
         code[(size < 2) | returns] = FIELD_COUNT
-    for line in np.flatnonzero(~_well_quoted(text, begins, delimiter)).tolist():
-        code[line], where[line] = _quote_error(text[begins[line] : begins[line + 1]], delimiter)
+    for row in np.flatnonzero(~_well_quoted(text, begins, delimiter)).tolist():
+        code[row], where[row] = _quote_error(text[begins[row] : begins[row + 1]], delimiter)
     names = [str(place) for place in wanted]
     table = _read(text, begins, code, where, delimiter, newlines, fields, names)
     line = np.flatnonzero(code == 0)

@@ -61,7 +61,7 @@ def plain_layouts(spec: FeatureSpec) -> list[LineLayout]:
     plan = spec.read_plan(label=True)
     features = set(spec.sources(label=False))
     names = spec.file_columns(label=True)
-    layouts = {}
+    layouts: dict[int, LineLayout] = {}
     absent: set[str] = set()
     for unread in ((), plan.labels, (plan.weight,), (plan.key,)):
         absent |= {plan.reads[index].source for index in unread if index is not None} - features

@@ -89,7 +89,7 @@ def parse_criteo(
     count, size = _parse(buffer, tail, split, label, *columns, others, text)
     if not count:
         return rows
-    return _with_others(rows, others[:count], memoryview(text)[:size], spec, reject=reject)
+    return _with_others(rows, others[:count], memoryview(text)[:size], spec, reject=reject)  # type: ignore[arg-type]
 
 
 def _with_others(

@@ -193,7 +193,7 @@ class _Filling:
 
     def __init__(self, path: Path, tensors: Tensors) -> None:
         self.windows: list[Window] = []
-        self.finishing: list[Callable[[], None]] = []
+        self.finishing: list[Callable[[], object]] = []
         self._path, self._tensors = path, tensors
 
     def whole(self, name: str, tensor: Any) -> None:

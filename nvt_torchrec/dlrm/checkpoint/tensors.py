@@ -13,6 +13,7 @@ import dataclasses
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,7 +95,8 @@ def write_tensors(directory: Path, metadata: Metadata) -> None:
         for index, place in metadata.storage_data.items()
     }
     tensors = {}
-    for name, tensor in metadata.state_dict_metadata.items():
+    described: dict[str, Any] = metadata.state_dict_metadata
+    for name, tensor in described.items():
         chunks = []
         for chunk in tensor.chunks:
             offsets = tuple(chunk.offsets)
@@ -190,7 +192,7 @@ def read_windows(path: Path, tensors: Tensors, windows: list[Window]) -> None:
 def read_chunk(path: Path, chunk: Chunk) -> torch.Tensor:
     """Read a part of a tensor to main memory; see :func:`read_windows` for errors."""
     with open(path / chunk.file, "rb") as stream:
-        part = _create_file_view(stream, chunk.begin, chunk.length)
+        part: Any = _create_file_view(stream, chunk.begin, chunk.length)
         tensor = torch.load(part, map_location="cpu", weights_only=True)
     if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != chunk.sizes:
         raise BadInputError(

@@ -55,7 +55,7 @@ def process_group() -> Iterator[Group]:
     else:
         shared = next(dist.rendezvous("env://", rank, world_size))[0]
         store = store_of_this_attempt(shared, rank, world_size)
-    where = {"store": store, "rank": rank, "world_size": world_size}
+    where: dict[str, Any] = {"store": store, "rank": rank, "world_size": world_size}
     if torch.cuda.is_available():
         device = choose_gpu(store, rank)
         torch.cuda.set_device(device)
@@ -112,7 +112,7 @@ def store_of_this_attempt(store: dist.Store, rank: int, world_size: int) -> dist
     Raises:
         SettingsError: A rank did not ask, or rank 0 did not answer, within the store's timeout.
     """
-    deadline = time.monotonic() + store.timeout.total_seconds()
+    deadline = time.monotonic() + store.timeout.total_seconds()  # type: ignore[attr-defined]
     token = uuid.uuid4().hex  # rank 0's is the prefix
     if rank:
         store.set(f"ask/{rank}", token)
@@ -138,7 +138,7 @@ def store_of_this_attempt(store: dist.Store, rank: int, world_size: int) -> dist
 def _absent(ranks: list[int], world_size: int, store: dist.Store) -> SettingsError:
     return SettingsError(
         f"rank {', '.join(map(str, ranks))} of {world_size} did not start within "
-        f"{store.timeout.total_seconds():g} s",
+        f"{store.timeout.total_seconds():g} s",  # type: ignore[attr-defined]
         "look for the first error of that rank, and whether its machine reaches this one",
     )
 

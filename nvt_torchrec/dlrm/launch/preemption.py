@@ -81,7 +81,9 @@ class StopRequests:
             steps = round(_INTERVAL_SECONDS / max(seconds_per_step, 1e-9))
             self._steps_between = min(max(steps, 1), _MOST_STEPS)
         now = time.monotonic()
-        self._sums = torch.tensor([int(mine), round(1000 * (now - self._last_exchange))])
+        self._sums: torch.Tensor = torch.tensor(
+            [int(mine), round(1000 * (now - self._last_exchange))]
+        )
         self._work = dist.all_reduce(self._sums, group=self._process_group, async_op=True)
         self._last_exchange, self._steps_measured, self._steps = now, self._steps, 0
         return False

@@ -92,10 +92,10 @@ class Plan:
         """The blocks whose rows go to several splits, each once."""
         return [block for block in self.blocks if isinstance(block, DividedBlock)]
 
-    def with_blocks(self, changed: Mapping[Block, DividedBlock]) -> Plan:
+    def with_blocks(self, changed: Mapping[DividedBlock, DividedBlock]) -> Plan:
         """Return the plan with other divided blocks for the same units."""
         units = [
-            dataclasses.replace(unit, block=changed.get(unit.block, unit.block))
+            dataclasses.replace(unit, block=changed.get(unit.block, unit.block))  # type: ignore[call-overload]
             for unit in self.units
         ]
         return dataclasses.replace(self, units=units)

@@ -300,8 +300,8 @@ def _count_day(
     pieces = format_of(workflow.spec).stream(day.path, PIECE_BYTES)
     if limit_rows is not None:
         pieces = itertools.takewhile(lambda piece: piece.first < limit_rows, pieces)
-    now: Counter[Any] = Counter()
-    total: Counter[Any] = Counter()
+    now: Any = Counter()  # arrays by column
+    total: Any = Counter()
     first_bad = ""
     for in_cells, counts, bad in in_order(
         lambda piece: _count_piece(piece, workflow, cells), pieces, workers, "drift"

@@ -62,12 +62,13 @@ def count_block(block: Block, spec: FeatureSpec, reject: bool | int) -> Run:
             of_column.append(piece)
         if normalized(spec):
             of_pieces.append(moments(rows, spec))
-    counts, nulls = {}, {}
+    counts: dict[str, Counts] = {}
+    nulls: dict[str, int] = {}
     for column, of_column, absent in zip(spec.categorical, columns, missing, strict=True):
         name = column.vocabulary_name
         counted = _count_column(of_column, column, int(absent))
         counts[name] = merge([counts[name], counted]) if name in counts else counted
-        nulls[name] = nulls.get(name, 0) + (0 if column.multi_hot else absent)
+        nulls[name] = nulls.get(name, 0) + (0 if column.multi_hot else int(absent))
     return Run(
         rows=rows_read,
         nulls=np.array([nulls[name] for name in spec.vocabularies], np.int64),

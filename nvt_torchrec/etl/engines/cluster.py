@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 import nvt_torchrec.nvt_compat  # noqa: F401
 
@@ -130,7 +131,7 @@ def local_cluster(workers: int | None, directory: Path) -> Iterator[Client]:
         "silence_logs": logging.CRITICAL,
     }
     if gpus:
-        if options["n_workers"] > gpus:
+        if workers and workers > gpus:
             raise SettingsError(f"{workers} workers for {gpus} GPUs", f"--workers {gpus} at most")
         from dask_cuda import LocalCUDACluster
         from dask_cuda.utils import has_device_memory_resource
@@ -171,7 +172,7 @@ def _close(opened: Client | LocalCluster) -> None:
             opened.status = "closed"
 
 
-def _start_without_sigint(start: Callable):
+def _start_without_sigint(start: Callable) -> Any:
     """Call ``start`` so that the processes it starts do not receive SIGINT.
 
     Ctrl-C reaches all processes of a terminal, but this process stops the workers, without their

@@ -100,7 +100,7 @@ def _merlin_client(client: Client) -> Iterator[None]:
             set_dask_client("auto")
 
 
-def _read_frame(block: Block, job: Job, gpu: bool):
+def _read_frame(block: Block, job: Job, gpu: bool) -> Any:
     """Read the training rows of a block as a frame."""
     read = read_block(block, job.spec, reject=job.reject)
     ((rows,),) = divided([read], block, ["train"])
@@ -150,7 +150,7 @@ def transform_frame(
 
 
 @functools.lru_cache(maxsize=1)
-def _load_once(path: str, digest: str, gpu: bool):
+def _load_once(path: str, digest: str, gpu: bool) -> tuple[Any, TableSchema, FeatureSpec]:
     """Load the workflow, its table schema and its spec; keep the last one loaded.
 
     See :func:`etl.engines.workers._load_once`.

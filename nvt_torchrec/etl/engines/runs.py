@@ -176,7 +176,7 @@ class Runs:
                 delete(path)
             journal.begin({"key": key})
             return set()
-        ranges = {tuple(map(int, _NAME.fullmatch(path.name).groups())) for path in files}
+        ranges = [[int(part) for part in path.stem.split("-")] for path in files]
         kept: set[tuple[int, int]] = set()
         end = 0
         for begin, stop in sorted(ranges, key=lambda blocks: (blocks[0], -blocks[1])):
@@ -218,7 +218,7 @@ class Runs:
             files = [RunFile(self._path(blocks)) for blocks in group]
             merged = Run(
                 sum(int(file.array("rows")) for file in files),
-                sum(file.array("nulls") for file in files),
+                np.sum([file.array("nulls") for file in files], axis=0),
                 np.concatenate([file.array("moments") for file in files]),
                 (merge(file.counts(v) for file in files) for v in range(self._vocabularies)),
             )

@@ -134,7 +134,7 @@ def _identified(workflow: Path) -> tuple[str, str]:
     Workers keep the workflow that they have loaded, and the path may come to hold another one. The
     workflow's own digest would not do: it is the same for specs that differ in the file format.
     """
-    return str(workflow), FileEntry.of(workflow / METADATA_FILE).sha256
+    return str(workflow), str(FileEntry.of(workflow / METADATA_FILE).sha256)
 
 
 def _count_block(numbered: tuple[int, Block], *, job: Job) -> int:

@@ -176,7 +176,8 @@ class _Day:
         self.next = EtlOutput(work / NEXT)
         self.stages = Stages(self.reading, record, work, self.next)
         # the new names of parts there are, and the number of each split's next part
-        renamed, first_parts = {}, self.manifest["next_parts"]
+        renamed: dict[str, str] = {}
+        first_parts = self.manifest["next_parts"]
         if self.assignment is not None:
             files = self.manifest["files"]
             renamed, first_parts = renamed_parts(files, self.assignment, first_parts)

@@ -101,13 +101,13 @@ def decode(data: bytes, path: str) -> tuple[str, str, tuple[str, ...]]:
         return data.decode("utf-8"), "utf-8", ()
     lines = [line for line in data.split(b"\n") if not line.isascii()]
     mixed = sum(line.decode("utf-8", "ignore").encode() == line for line in lines)
-    notes = (f"{len(lines) - mixed} lines are not UTF-8, so the file is read as latin-1.",)
+    notes = [f"{len(lines) - mixed} lines are not UTF-8, so the file is read as latin-1."]
     if mixed:
-        notes += (
+        notes.append(
             f"Mixed encodings: {mixed} lines are UTF-8, and their letters beyond ASCII become "
-            'two. Convert the file, or set encoding = "utf-8" and reject the others.',
+            'two. Convert the file, or set encoding = "utf-8" and reject the others.'
         )
-    return data.decode("latin-1"), "latin-1", notes
+    return data.decode("latin-1"), "latin-1", tuple(notes)
 
 
 def find_dialect(text: str, path: str, delimiter: str = "") -> Dialect:

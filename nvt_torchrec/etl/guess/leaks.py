@@ -19,7 +19,7 @@ _HUNDRED = 100
 def labels_of_rows(column: Profile, rule: dict[str, Any]) -> np.ndarray:
     """Return the label of each row by the keys of ``[label]``, NaN where it is missing."""
     if "positive" in rule:
-        known = {text: text in rule["positive"] for text in column.counts}
+        known: dict[Any, bool] = {text: text in rule["positive"] for text in column.counts}
     else:
         least = rule.get("threshold", 1)
         known = {text: column.number(text) >= least for text in column.counts}

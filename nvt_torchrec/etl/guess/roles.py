@@ -50,7 +50,7 @@ _WEEKDAYS_FROM = 21
 _BUCKETS = 100_000
 _WORDS = {"hex32": "hexadecimal", "int": "integers", "bool": "booleans"}
 #: What becomes of the columns of Criteo's logs.
-_COUNT = ("dense", {}, "a count")
+_COUNT: tuple[str, dict[str, Any], str] = ("dense", {}, "a count")
 _HASH = ("categorical", {"raw": "hex32"}, "hexadecimal")
 
 
@@ -123,7 +123,7 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
         if j in places:
             continue
         if criteo:
-            made = [_feature(column, *(_COUNT if j < 14 else _HASH))]
+            made: list[Feature] | str = [_feature(column, *(_COUNT if j < 14 else _HASH))]
         else:
             made = _features(column, [columns[i] for i in places], sample, codes)
             if not isinstance(made, str):

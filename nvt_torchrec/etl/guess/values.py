@@ -186,7 +186,7 @@ def _as_lists(texts: Profile, separator: str) -> Profile:
             items[item.strip()] += often
             if item != item.strip():
                 reading = {**reading, "trim": True}
-    changes = {"reading": reading, "separator": separator, "multi_hot": True}
+    changes: dict[str, Any] = {"reading": reading, "separator": separator, "multi_hot": True}
     lists = dataclasses.replace(texts, kind="string", counts=items, **changes)
     numbers = _as_numbers(lists) or _as_hex(lists)
     if numbers and numbers.kind != "float" and "lenient" not in numbers.reading:

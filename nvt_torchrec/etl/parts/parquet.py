@@ -52,7 +52,7 @@ class PartWriter:
         self.size = 0
         self._path = path
         self._stack = contextlib.ExitStack()
-        self._writer: pq.ParquetWriter | None = None
+        self._writer: Any = None  # of pyarrow, once there is a table
         self._waiting: list[pa.Table] = []
         self._groups = 0
 

@@ -148,7 +148,7 @@ class _Plan:
         mode, seed = self.settings["mode"], self.settings["seed"]
         if mode == "full":
             return [(0, self.rows, round_keys(seed))]
-        segments = []
+        segments: list[tuple[int, int, np.ndarray]] = []
         for i, part in enumerate(self.parts):
             begin = int(self.starts[i])
             if i and part.day == self.parts[i - 1].day:

@@ -151,7 +151,7 @@ def collect(output: Path, manifest: Manifest, description: WorkflowDescription) 
                 values=vocabulary.values,
                 oov=_shares(manifest, "out_of_vocabulary", name, ids.get(name)),
                 values_for_99=values_for_99,
-                top=[(text(value), *rest) for value, *rest in top],
+                top=[(text(value), count, share, rate) for value, count, share, rate in top],
             )
         categorical.append(described)
     dense = []

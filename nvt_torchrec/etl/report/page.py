@@ -9,7 +9,7 @@ from nvt_torchrec.base.files.atomic import read_json, write_text
 from nvt_torchrec.base.pages.charts import size
 from nvt_torchrec.base.pages.render import render
 from nvt_torchrec.etl.finish.manifest import one_label_remedy, one_label_splits
-from nvt_torchrec.etl.report.data import Categorical, collect
+from nvt_torchrec.etl.report.data import Categorical, Dense, collect
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
@@ -39,7 +39,7 @@ def write_report(path: Path, manifest: Manifest, description: WorkflowDescriptio
     timings = read_json(EtlOutput(path.parent).timings, "the time that a run took")
     days = sorted(map(int, manifest["by_day"]))
     by_day = [manifest["by_day"][str(day)] for day in days]
-    columns = [*data.dense, *data.categorical]
+    columns: list[Dense | Categorical] = [*data.dense, *data.categorical]
     ranked = sorted(columns, key=lambda column: column.auroc or 0, reverse=True)
     page = render(
         Path(__file__).with_name("report.html"),

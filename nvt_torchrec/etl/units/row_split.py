@@ -46,7 +46,7 @@ def choose(rows: RawRows, block: DividedBlock, lines_before: int) -> np.ndarray:
         return rule.choose(
             hashes(block.first_row + lines_before + rows.line, rule.seed, block.file)
         )
-    return rule.choose(rows.key if rule.by == "time" else hashes(rows.key, rule.seed))
+    return rule.choose(rows.key if rule.by == "time" else hashes(rows.key, rule.seed))  # type: ignore[arg-type]
 
 
 def divided(

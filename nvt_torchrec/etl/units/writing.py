@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -62,7 +62,7 @@ class _UnitWriter:
     def __init__(self, unit: Unit, work: Path, stack: contextlib.ExitStack) -> None:
         self._unit, self._rejected_file, self._stack = unit, rejected_file(work, unit), stack
         self._part = stack.enter_context(PartWriter(work / PARTS / unit.file))
-        self._rejected: IO[bytes] | None = None  # the file, once there is a bad row
+        self._rejected: Any = None  # the file, once there is a bad row
         self._lines = 0
         self._bad: list[list[Any]] = []
         self._tallies: list[dict[str, Any]] = []
@@ -84,7 +84,7 @@ class _UnitWriter:
             {
                 "rows": len(rows),
                 "bad_count": rows.bad_count,
-                "positives": np.count_nonzero(rows.label),
+                "positives": int(np.count_nonzero(rows.label)) if rows.label is not None else 0,
                 "dense_missing": count_missing(rows.dense_missing, len(rows.dense)),
                 "null": count_missing(rows.categorical_missing, len(rows.categorical)),
                 "oov": oov,

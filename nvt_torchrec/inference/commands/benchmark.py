@@ -32,7 +32,7 @@ def run(model: ModelSettings, settings: BenchmarkSettings) -> None:
 
     spec = input_spec(predictor.spec, settings.input, settings.format)
     rows = first_rows(settings.input, spec, max(*settings.batch_sizes, 1 << 14))
-    if model.workflow is not None:
+    if model.workflow and model.checkpoint:
         stock = Stock(model.workflow, model.checkpoint, predictor.model.device)
     seconds = settings.seconds
     print_table({n: measure(predictor, stock, rows, n, seconds) for n in settings.batch_sizes})

@@ -22,7 +22,7 @@ TABLES = ("float32", "float16", "int8")
 def prepare() -> None:
     """Do once what has to be done before torch is imported."""
     # if a mapped file is truncated while it is in use, print "Bus error" and where
-    faulthandler.enable(sys.__stderr__)
+    faulthandler.enable(sys.__stderr__ or 2)
     from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
     prepare_torch()
@@ -74,7 +74,7 @@ class ModelSettings(Settings):
         from nvt_torchrec.inference.predictor import Predictor
 
         return Predictor.load(
-            bundle or self.bundle or self.workflow,
+            bundle or self.bundle or self.workflow or "",
             self.checkpoint,
             device=self.device,
             tables=self.tables,

@@ -48,7 +48,8 @@ def _print(done: Published, settings: PublishSettings) -> None:
         print(table(done.metrics))
     for why in done.refusals:
         log.error("refused: %s", why)
-    served, change = done.name, f", instead of {done.before}" if done.before else ""
+    served: str | None = done.name
+    change = f", instead of {done.before}" if done.before else ""
     if done.refusals:
         served, change = done.before, " as before"
     elif done.before == done.name:

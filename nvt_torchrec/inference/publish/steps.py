@@ -56,6 +56,7 @@ def publish(settings: PublishSettings) -> Published:
         OutputError: The directory is something else, cannot be written, or another command works
             on it.
     """
+    assert settings.bundle is not None
     bundle = settings.bundle
     generation, digest = describe(bundle).generation, bundle_digest(bundle)
     with open_store(settings.to, create=True) as store:
@@ -139,7 +140,7 @@ def _compare(
     if before is not None:
         with _errors_of_served():
             predictors = {"served": Predictor.load(store.path(before), check=True), **predictors}
-    sample = settings.sample
+    sample = settings.sample or ""
     metrics = score_labelled(predictors, sample, settings.format, settings.sample_rows)
     if metrics["new"].auroc is None:
         raise BadInputError(
@@ -155,8 +156,8 @@ def _refusals(metrics: dict[str, Metrics], settings: PublishSettings) -> list[st
     if "served" not in metrics:
         return []
     served, new = metrics["served"], metrics["new"]
-    drop = served.auroc - new.auroc
-    growth = abs(new.calibration - 1) - abs(served.calibration - 1)
+    drop = (served.auroc or 0.0) - (new.auroc or 0.0)
+    growth = abs((new.calibration or 0.0) - 1) - abs((served.calibration or 0.0) - 1)
     limits = (
         ("AUROC falls by", drop, "max_auroc_drop"),
         ("the calibration error grows by", growth, "max_calibration_change"),
@@ -204,7 +205,7 @@ def score_labelled(
                 raise SchemaError(f"{path}: no column {spec.label}", "pass rows with labels")
             rows = piece.parse()
             count = min(most - taken, len(rows))
-            labels.append(first.labels_of(rows)[:count])
+            labels.append(first.labels_of(rows)[:count])  # type: ignore[index]
             if rows.weight is not None:
                 weights.append(rows.weight[:count])
             for name, predictor in predictors.items():
@@ -231,6 +232,6 @@ def table(metrics: Mapping[str, Metrics]) -> str:
         lines.append(line(name, f"{model.samples:,}", values))
     for before, after in itertools.pairwise(figures):
         pairs = zip(before, after, strict=True)  # None if all labels are equal
-        changes = [None if None in pair else pair[1] - pair[0] for pair in pairs]
+        changes = [None if old is None or new is None else new - old for old, new in pairs]
         lines.append(line("change", "", changes, "+"))
     return "\n".join(lines)

@@ -83,7 +83,7 @@ class Service:
 
     def __init__(self, served: Served, settings: ServerSettings) -> None:
         self.served, self._settings, self.draining = served, settings, False
-        self.metrics = ServerMetrics(served.predictor.spec.categorical_names)
+        self.metrics = ServerMetrics(tuple(served.predictor.spec.categorical_names))
         watch, workflow = self.metrics.drift.watch, served.predictor.workflow
         threading.Thread(target=watch, args=(workflow,), name="drift", daemon=True).start()
         self.batcher = Batcher(self.metrics.observe)

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -149,7 +149,7 @@ class Batcher:
             done = time.perf_counter()
             waited = [begin - part.since for part in batch]
             self._observe(Batch(requests, probabilities, waited, done - begin))
-            answers = np.split(probabilities, np.cumsum([len(rows) for rows in requests])[:-1])
+            answers = [*np.split(probabilities, np.cumsum([len(rows) for rows in requests])[:-1])]
         except Exception as error:  # for example memory: the next batch may succeed
             log.exception("a batch could not be scored")
             answers = [error] * len(batch)
@@ -195,7 +195,7 @@ def join(requests: Sequence[EncodedRows]) -> tuple[np.ndarray, np.ndarray | list
     return dense, [_join_column(column) for column in columns]
 
 
-def _join_column(parts: Sequence[Ids]) -> Ids:
+def _join_column(parts: Sequence[Any]) -> Ids:
     if not isinstance(parts[0], Jagged):
         return np.concatenate(parts)
     lengths = np.concatenate([np.diff(part.offsets) for part in parts])

@@ -128,8 +128,8 @@ class ServerMetrics:
         finite = batch.probabilities[np.isfinite(batch.probabilities)]
         self._sum.inc(float(finite.sum(dtype=np.float64)))
         for counter, values in (
-            (self._null, sum(rows.null for rows in batch.requests)),
-            (self._oov, sum(rows.oov for rows in batch.requests)),
+            (self._null, functools.reduce(np.add, (rows.null for rows in batch.requests))),
+            (self._oov, functools.reduce(np.add, (rows.oov for rows in batch.requests))),
         ):
             for column in np.flatnonzero(values):  # most are 0
                 counter.labels(self._columns[column]).inc(int(values[column]))

@@ -183,7 +183,7 @@ class Reloader:
     def _look(self, asked: bool) -> None:
         """Serve what is at the path, if it was not tried yet, or if it is time to try again."""
         try:
-            stamp, missing = read_stamp(self._source.bundle), None
+            stamp, missing = read_stamp(self._source.bundle), None  # type: ignore[arg-type]
         except OSError as error:
             stamp, missing = None, error
         changed, self._seen = stamp != self._seen, stamp

@@ -142,7 +142,7 @@ class _Workers(Multiprocess):
             listener.close()
         super().terminate_all()
         # a second signal ends a drain, as it does without workers
-        signal.signal(signal.SIGTERM, lambda *_: [w.process.terminate() for w in self.processes])
+        signal.signal(signal.SIGTERM, lambda *_: [w.process.terminate() for w in self.processes])  # type: ignore[func-returns-value]
 
     def handle_int(self) -> None:
         self.status = 130
@@ -151,7 +151,7 @@ class _Workers(Multiprocess):
     def handle_hup(self) -> None:
         for worker in self.processes:
             if worker.is_ready():  # others read the bundle in a moment anyway
-                os.kill(worker.pid, signal.SIGHUP)
+                os.kill(worker.pid, signal.SIGHUP)  # type: ignore[arg-type]
 
 
 def _make_app(source: Source, settings: ServerSettings) -> Service:
@@ -159,9 +159,10 @@ def _make_app(source: Source, settings: ServerSettings) -> Service:
     parent = multiprocessing.parent_process()
     if parent is None:
         return _open(source, settings)
+    wait = parent.join
 
     def end_with_parent() -> None:
-        parent.join()
+        wait()
         os.kill(os.getpid(), signal.SIGTERM)
 
     services: list[Service] = []
@@ -187,5 +188,5 @@ def _open(source: Source, settings: ServerSettings) -> Service:
     loop = asyncio.get_running_loop()
     if source.bundle is not None:
         loop.add_signal_handler(signal.SIGHUP, service.follow(source).wake)
-    loop.add_signal_handler(signal.SIGTERM, service.drain, lambda: end(signal.SIGTERM, None))
+    loop.add_signal_handler(signal.SIGTERM, service.drain, lambda: end(signal.SIGTERM, None))  # type: ignore
     return service

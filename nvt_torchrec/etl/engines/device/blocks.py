@@ -65,7 +65,7 @@ class Lane:
         size = block.end - block.begin
         if len(self._buffer) <= size:
             self._buffer = self._device.pinned(_pinned_bytes(size))
-        read_into(block.path, block.begin, block.end, memoryview(self._buffer))
+        read_into(block.path, block.begin, block.end, memoryview(self._buffer))  # type: ignore[arg-type]
         return padded(self._buffer, size)
 
 

@@ -110,7 +110,7 @@ def count_blocks(numbered: list[tuple[int, Block]], *, job: Job) -> int:
     blocks = [block for _, block in numbered]
     # as many ahead as are merged at once, so that the lanes go on meanwhile
     counting = in_order(count, blocks, LANE_THREADS, "lane", ahead=FAN_IN)
-    with contextlib.closing(counting) as counted:
+    with contextlib.closing(counting) as counted:  # type: ignore[type-var]
         for group in _groups(index for index, _ in numbered):
             run = merge_runs(card, list(itertools.islice(counted, len(group))))
             write_run(job.work / FIT / run_name(group[0], group[-1] + 1), run)
@@ -121,7 +121,7 @@ def count_blocks(numbered: list[tuple[int, Block]], *, job: Job) -> int:
 def encode_units(units: list[Unit], *, job: Job, workflow: tuple[str, str]) -> list[UnitResult]:
     """Encode units in a worker; write their parts, rejected rows and records, durably."""
     card = worker_card()
-    loaded, on_host = load_once(card.device, *workflow)
+    loaded, on_host = load_once(card.device, *workflow)  # type: ignore[arg-type]
 
     def encode_one(unit: Unit) -> list[UnitResult]:
         log.debug("begin %s", unit.file)
@@ -140,7 +140,7 @@ _starting = threading.Lock()
 def worker_card() -> Card:
     """Return the card of this process; pinned memory and streams are made once."""
     with _starting:
-        return _card_of(make_device())
+        return _card_of(make_device())  # type: ignore[arg-type]
 
 
 @functools.lru_cache(maxsize=1)
@@ -200,7 +200,7 @@ def compare_codes(job: Job, unit: Unit, workflow: tuple[str, str]) -> str:
 
         def on_card() -> Mapping[str, np.ndarray]:
             card = worker_card()
-            there, here = load_once(card.device, *workflow)
+            there, here = load_once(card.device, *workflow)  # type: ignore[arg-type]
             publish(encode_unit(card, unit, there, here, ours, reject=job.reject)[1])
             return _columns(ours / PARTS / unit.file)
 
