@@ -80,7 +80,7 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
 _USE = """
 import sys
 import nvt_torchrec
-from nvt_torchrec import KJTLoader, Predictor, load, run
+from nvt_torchrec import Encoder, KJTLoader, Predictor, Scorer, run
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
 
@@ -88,7 +88,7 @@ assert "nvt_torchrec.nvt_compat" not in sys.modules
 for batch in KJTLoader("out/criteo_binary/split/train", 128, rank=0, world_size=1):
     assert batch.labels.shape == (128,), batch.labels.shape
     break
-workflow = load("out/workflow", label=False)
+workflow = nvt_torchrec.load("out/workflow", label=False)
 assert compiled.load("out/workflow", verify=True).digest == inspect("out/workflow").digest
 print(nvt_torchrec.__version__, nvt_torchrec.__file__, type(workflow).__module__)
 """
@@ -110,6 +110,8 @@ def test_another_project_uses_it(environment: Path, project: Path) -> None:
     etl = ("run", "--input_path", "raw", "--output_path", "out", "--engine", "cpu")
     run(environment / "nvt-etl", *etl, cwd=project)
     assert "<style" in (project / "out" / "report.html").read_text()
+    example = ROOT / "examples" / "merlin_batches.py"
+    run(environment / "python", example, "out/criteo_binary/split/train", cwd=project)
     (project / "use.py").write_text(_USE)
     for python, place in (
         (environment / "python", environment.parent),
