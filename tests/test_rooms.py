@@ -80,12 +80,13 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
         "cuda": {"cpu", "parquet"},
     },
     "dlrm": {
-        "checkpoint": {"launch", "settings"},
+        "checkpoint": {"launch", "models", "settings"},
         "cuda": set(),
         "launch": set(),
-        "optim": {"settings"},
-        "reporting": {"launch", "settings"},
-        "settings": set(),
+        "models": set(),
+        "optim": {"models", "settings"},
+        "reporting": {"launch", "models", "settings"},
+        "settings": {"models"},
     },
     "inference": {
         "commands": {"export", "model", "publish", "server"},

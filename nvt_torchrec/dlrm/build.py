@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed import TrainPipelineSparseDist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
-from torchrec.models.dlrm import DLRM
 from torchrec.optim.keyed import CombinedOptimizer
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.data import Loader
 from nvt_torchrec.dlrm.launch.distributed import Group
-from nvt_torchrec.dlrm.layers import align_inputs
-from nvt_torchrec.dlrm.model import StepOutput, TrainBatch, TrainModel, build_dlrm, fill_table
+from nvt_torchrec.dlrm.model import StepOutput, TrainBatch, TrainModel, build_model, fill_table
+from nvt_torchrec.dlrm.models.config import ModelConfig
+from nvt_torchrec.dlrm.models.dlrm import align_inputs
 from nvt_torchrec.dlrm.optim.adam import leave_to_table_adam
 from nvt_torchrec.dlrm.optim.combined import combine_optimizers, fuse_table_optimizer, on_cpu_adam
 from nvt_torchrec.dlrm.planning import (
@@ -66,11 +66,11 @@ def build(
                 "small updates are lost; on GPUs it rounds stochastically"
             )
     precision = settings.table_precision
-    dlrm = build_dlrm(config, seed=settings.seed, device=group.device, tables=precision)
+    unsharded = build_model(config, seed=settings.seed, device=group.device, tables=precision)
     computing = settings.amp, settings.compile_dense, settings.undersampling_rate
-    model = TrainModel(dlrm, group.world_size, *computing)
+    model = TrainModel(unsharded, group.world_size, group.device.type, *computing)
     fuse_table_optimizer(model, settings)
-    set_up_dense(dlrm, settings)
+    set_up_dense(unsharded.head.module, group.device, settings)
     held = _bytes_of(loaders or {})
     sharded, plan = _shard_model(model, config, settings, group, held)
     return sharded, combine_optimizers(sharded, settings), plan
@@ -82,19 +82,17 @@ def _bytes_of(loaders: Mapping[str, Loader]) -> int:
     return sizes.pop("train", 0) + max(sizes.values(), default=0)
 
 
-def set_up_dense(dlrm: DLRM, settings: TrainSettings) -> None:
-    """Apply the settings that say how the dense layers are computed.
+def set_up_dense(module: nn.Module, device: torch.device, settings: TrainSettings) -> None:
+    """Apply the settings that say how the dense layers, those of ``module``, are computed.
 
     On GPUs ``torch.compile(mode="reduce-overhead")`` replays them as CUDA graphs, which has not run
     on a GPU yet; :class:`dlrm.model.TrainModel` marks the steps and copies what it returns.
     """
     torch.backends.cuda.matmul.allow_tf32 = settings.allow_tf32
-    device = next(dlrm.over_arch.parameters()).device
     if device.type == "cuda" and (settings.amp or settings.allow_tf32):  # on tensor cores
-        align_inputs(dlrm)
+        align_inputs(module)
     if settings.compile_dense:
-        for part in (dlrm.dense_arch, dlrm.inter_arch, dlrm.over_arch):
-            part.forward = torch.compile(part.forward, dynamic=False, mode="reduce-overhead")
+        module.forward = torch.compile(module.forward, dynamic=False, mode="reduce-overhead")
 
 
 def _shard_model(

@@ -15,9 +15,9 @@ from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.dlrm.checkpoint.ancestor import newest_record, resolve
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.writer import checkpoints_in
-from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group
 from nvt_torchrec.dlrm.model import TrainBatch
+from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.settings.train_settings import (
     TrainSettings,
     table_optimizer,
@@ -141,8 +141,8 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
     if resumed or path:
         record = resumed[1] if resumed else CheckpointRecord.read(path)
         then = record.training["settings"]
-        model = vars(ModelConfig.from_dict(record.model))
-        kept = {name: model[name] for name in _MODEL_SIZES}
+        model = ModelConfig.from_dict(record.model)
+        kept = {name: {**vars(model), **model.settings}.get(name) for name in _MODEL_SIZES}
         if resumed or settings.continue_from:
             batch = then.get("batch_size", 1) * record.world_size // ranks
             kept |= {"batch_size": max(1, batch), "eps": then.get("eps")}
@@ -151,7 +151,7 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
             kept |= {"dense_decay": 0.0, **{name: then.get(name) for name in _RATES}}
         if resumed:
             kept["shuffle_training_set"] = then.get("shuffle_training_set")
-        known = {name: value for name, value in kept.items() if value not in (None, ())}
+        known = {name: value for name, value in kept.items() if value not in (None, [])}
         settings = settings.filled(known)
     rows = read_dataset(settings.split_path("train"), schema).rows
     return with_sizes(settings, int(rows.sum()), ranks)

@@ -17,9 +17,9 @@ import torch
 from scipy import optimize
 from torch import distributed as dist
 
-from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.data import make_loader
 from nvt_torchrec.dlrm.launch.distributed import Group
+from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.nvt_loader.selection import Selection
 

@@ -25,7 +25,7 @@ from nvt_torchrec.dlrm.checkpoint.resume import data_origin, load_weights, resum
 from nvt_torchrec.dlrm.checkpoint.state import training_state
 from nvt_torchrec.dlrm.checkpoint.store import check_destination, save_checkpoint
 from nvt_torchrec.dlrm.checkpoint.writer import Checkpoints, checkpoints_in
-from nvt_torchrec.dlrm.config import ModelConfig, model_config
+from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.data import (
     check_gauc_column,
     check_length,
@@ -41,6 +41,7 @@ from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0, gathered
 from nvt_torchrec.dlrm.launch.preemption import EXIT_STATUS, StopRequests
 from nvt_torchrec.dlrm.metrics import Metrics
 from nvt_torchrec.dlrm.model import TrainBatch
+from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.optim.combined import set_learning_rate, set_step
 from nvt_torchrec.dlrm.optim.learning_rates import (
     learning_rates,

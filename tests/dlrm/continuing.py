@@ -24,7 +24,7 @@ RATES = {"sgd": 0.3, "adagrad": 0.02, "rowwise_adagrad": 0.05, "adam": 0.005}
 SHARDINGS = ("table_wise", "row_wise", "column_wise")
 #: World sizes with kinds of sharding; one rank has each table whole under any of them.
 PLACEMENTS = [(1, "table_wise"), *((2, sharding) for sharding in SHARDINGS)]
-TABLES = "model.dlrm.sparse_arch.embedding_bag_collection.embedding_bags."
+TABLES = "model.model.sparse_arch.embedding_bag_collection.embedding_bags."
 #: Of a checkpoint: optimizer, world size and kind of sharding.
 Kind: TypeAlias = tuple[str, int, str]
 

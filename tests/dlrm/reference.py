@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from nvt_torchrec.dlrm.config import ModelConfig, model_config
+from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.launch.distributed import process_group
-from nvt_torchrec.dlrm.model import build_dlrm, fill_table
+from nvt_torchrec.dlrm.model import fill_table
+from nvt_torchrec.dlrm.models.config import ModelConfig
+from nvt_torchrec.dlrm.models.head import build_head
 from nvt_torchrec.dlrm.regression import Regression
 from nvt_torchrec.dlrm.reporting.baselines import compute_baselines
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
@@ -27,14 +29,13 @@ class Reference(nn.Module):
         self, config: ModelConfig, regression: Regression, seed: int, sparse: bool = False
     ) -> None:
         super().__init__()
-        dlrm = build_dlrm(config, seed=seed)
-        self.dense = nn.Sequential(*_layers(len(config.dense), config.dense_arch_layer_sizes))
+        module = build_head(config, seed=seed).module
+        bottom, top = config.layer_sizes
+        self.dense = nn.Sequential(*_layers(len(config.dense), bottom))
         self.dense.append(nn.ReLU())
         pairs = len(config.categorical) * (len(config.categorical) + 1) // 2
-        self.over = nn.Sequential(
-            *_layers(config.embedding_dim + pairs, config.over_arch_layer_sizes)
-        )
-        for mine, theirs in ((self.dense, dlrm.dense_arch), (self.over, dlrm.over_arch)):
+        self.over = nn.Sequential(*_layers(config.embedding_dim + pairs, top))
+        for mine, theirs in ((self.dense, module.bottom), (self.over, module.top)):
             for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
                 a.data.copy_(b.data)
         self.first_order = config.first_order

@@ -9,39 +9,30 @@ from torch import nn
 
 from nvt_torchrec.dlrm import build
 from nvt_torchrec.dlrm.checkpoint.store import load_model
-from nvt_torchrec.dlrm.config import ModelConfig
-from nvt_torchrec.dlrm.layers import align_inputs
-from nvt_torchrec.dlrm.model import build_dlrm
+from nvt_torchrec.dlrm.models.dlrm import align_inputs
+from nvt_torchrec.dlrm.models.head import build_head
 from tests.dlrm.runs import losses, train_here
+from tests.dlrm.shapes import dlrm
 
 NAMES = tuple(f"c{i}" for i in range(26))
-MLPERF = ModelConfig(
-    dense=tuple(f"i{i}" for i in range(13)),
-    categorical=NAMES,
-    num_embeddings=(5,) * 26,
-    embedding_dim=128,
-    dense_arch_layer_sizes=(32, 128),
-    over_arch_layer_sizes=(64, 1),
-    first_order=0.0,
-)
+MLPERF = dlrm(tuple(f"i{i}" for i in range(13)), NAMES, (5,) * 26, 128, (32, 128), (64, 1))
 
 
 def test_the_layers_of_mlperfs_model(monkeypatch):
     """13 and 479 inputs become 16 and 480; the gradients are those of the weights."""
     torch.manual_seed(0)
-    dlrm = build_dlrm(MLPERF)
-    before = {name: tensor.clone() for name, tensor in dlrm.state_dict().items()}
+    model = build_head(MLPERF).module
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     dense, sparse = torch.randn(6, 13), torch.randn(6, 26, 128)
 
     def step():
-        dlrm.zero_grad()
-        logits = dlrm.over_arch(dlrm.inter_arch(dlrm.dense_arch(dense), sparse))
+        model.zero_grad()
+        logits = model(dense, sparse)
         logits.square().sum().backward()
-        parts = (*dlrm.dense_arch.parameters(), *dlrm.over_arch.parameters())
-        return [logits.detach(), *(parameter.grad.clone() for parameter in parts)]
+        return [logits.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
 
     expected = step()
-    align_inputs(dlrm)
+    align_inputs(model)
     widths, linear = [], nn.functional.linear
     monkeypatch.setattr(
         nn.functional, "linear", lambda x, *a: widths.append(x.shape[1]) or linear(x, *a)
@@ -50,10 +41,8 @@ def test_the_layers_of_mlperfs_model(monkeypatch):
     assert widths == [16, 32, 480, 64]
     for mine, theirs in zip(aligned, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-3)
-    after = dlrm.state_dict()
-    assert all(
-        torch.equal(after[name], tensor) for name, tensor in before.items() if not tensor.is_meta
-    )
+    after = model.state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     assert list(after) == list(before)
 
 
@@ -62,9 +51,9 @@ def test_padded_inputs_train_the_same_checkpoint(data, tmp_path, monkeypatch, in
     """Also compiled, and if the run is resumed without padding, as on a CPU."""
     original = build.set_up_dense
 
-    def aligned(dlrm, settings):
-        align_inputs(dlrm)
-        original(dlrm, settings)
+    def aligned(module, device, settings):
+        align_inputs(module)
+        original(module, device, settings)
 
     common = [f"--binary_path={data}", "--batch_size=32", "--learning_rate=0.1", "--adagrad"]
     common += flags
@@ -77,5 +66,5 @@ def test_padded_inputs_train_the_same_checkpoint(data, tmp_path, monkeypatch, in
     train_here(*common, "--resume")
     np.testing.assert_allclose(losses(tmp_path / "b"), losses(tmp_path / "a"), rtol=0, atol=1e-5)
     model, _ = load_model(tmp_path / "c" / "step_00000030")
-    first = next(model.dlrm.dense_arch.parameters())
+    first = next(model.model.head.module.bottom.parameters())
     assert tuple(first.shape) == (16, 3)

@@ -17,7 +17,7 @@ from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.dlrm.checkpoint.record import FORMAT, CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.store import check_destination, load_model
 from nvt_torchrec.dlrm.checkpoint.tensors import Chunk, StoredTensor, check_places
-from nvt_torchrec.dlrm.model import build_dlrm
+from nvt_torchrec.dlrm.model import build_model
 from tests.dlrm.generations import DIGESTS, write_workflow
 from tests.dlrm.runs import train_here
 
@@ -88,7 +88,7 @@ def test_a_flipped_bit_is_noticed_in_any_file(copy):
 
 
 def test_foreign_and_newer_checkpoints(copy):
-    assert_refused(copy, "version 4, this program reads 3", version=4)
+    assert_refused(copy, "version 5, this program reads 4", version=5)
     assert_refused(copy, "not a checkpoint of train_torchrec", format="something else")
     (copy / "model.json").write_text("[1]")
     with pytest.raises(SchemaError, match="not a checkpoint of train_torchrec"):
@@ -103,14 +103,17 @@ def test_model_file_and_weights_that_do_not_fit(copy):
     for change, message in (
         ({"categorical": ["cat_0", "cat_1", "cat_2", "price"]}, r"no weights .*t_price"),
         ({"over_arch_layer_sizes": [1]}, r"model\.json: no DLRM of 3 dense features has"),
-        ({"over_arch_layer_sizes": [16, 4, 1]}, "over_arch"),
+        ({"over_arch_layer_sizes": [16, 4, 1]}, r"module\.top\.1"),
         ({"over_arch_layer_sizes": [1] * 100_000}, "no DLRM has 100000 over_arch_layer_sizes"),
         (
             {"interaction_type": "dcn", "dcn_num_layers": 10**6, "dcn_low_rank_dim": 8},
             "1000000 dcn",
         ),
     ):
-        assert_refused(copy, message, model=config | change)
+        layers = {key: item for key, item in change.items() if key != "categorical"}
+        settings = config["settings"] | layers
+        model = config | change if not layers else config | {"settings": settings}
+        assert_refused(copy, message, model=model)
     assert_refused(copy, "not the configuration of a model", model={"dense": []})
 
 
@@ -202,9 +205,9 @@ def test_places_that_are_none(copy, change, message, monkeypatch):
 
     def build(config, *, device):
         built.append(device)
-        return build_dlrm(config, device=device)
+        return build_model(config, device=device)
 
-    monkeypatch.setattr("nvt_torchrec.dlrm.checkpoint.store.build_dlrm", build)
+    monkeypatch.setattr("nvt_torchrec.dlrm.checkpoint.store.build_model", build)
     tensors = json.loads((copy / "tensors.json").read_text())
     tensor = next(one for one in tensors.values() if len(one["size"]) == 2)
     tensor["chunks"][0] |= change

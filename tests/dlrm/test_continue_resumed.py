@@ -173,7 +173,7 @@ def test_another_model_is_refused(outputs, copy):
         outputs[2], copy, "--embedding_dim=16", "--dense_arch_layer_sizes=16"
     )
     text = refusal(outputs[2], copy, "--over_arch_layer_sizes=8,1")
-    assert "over_arch_layer_sizes was (16, 1), is (8, 1)" in text
+    assert "over_arch_layer_sizes was [16, 1], is [8, 1]" in text
     text = refusal(outputs[2], copy, optimizer="adam", error=SettingsError)
     assert "optimizer was rowwise_adagrad, is adam\n  -> give --optimizer rowwise_adagrad" in text
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.base.hashing import murmur3_int
 from nvt_torchrec.dlrm.checkpoint.growth import GrownTable, grow_tables
-from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.generations import Generation
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from tests.dlrm.shapes import dlrm
 
 
 class KnownWorkflow(WorkflowDescription):
@@ -40,7 +41,7 @@ REUSED: dict[int, dict[str, list[int]]] = {}
 
 def config(sizes) -> ModelConfig:
     names = tuple(f"cat_{i}" for i in range(len(sizes)))
-    return ModelConfig(("int_0",), names, tuple(sizes), 4, (4,), (4, 1), 0.0)
+    return dlrm(("int_0",), names, tuple(sizes), 4, (4,), (4, 1), 0.0)
 
 
 def lineage(values: list[int], column: CategoricalColumn) -> KnownWorkflow:

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group
 from nvt_torchrec.dlrm.metrics import Metrics, compute_metrics
 from nvt_torchrec.dlrm.optimizers import Remedies
@@ -17,6 +16,7 @@ from nvt_torchrec.dlrm.reporting.learning_check import LearningCheck, _is_chance
 from nvt_torchrec.dlrm.reporting.metrics_log import CLICK_RATE, REGRESSION
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from tests.dlrm.runs import events, train_here
+from tests.dlrm.shapes import dlrm
 
 WIDE = ["--dense_arch_layer_sizes=64,8", "--over_arch_layer_sizes=1024,1024,1"]
 
@@ -79,7 +79,7 @@ def test_too_few_clicks_do_not_tell(area, clicks, rows, chance):
 
 
 LABELS = (np.random.default_rng(0).random(20_000) < 0.25).astype(np.float32)
-SHAPE = ModelConfig(("d",), ("a", "b"), (9, 9), 4, (4,), (4, 1), 0.0)
+SHAPE = dlrm(("d",), ("a", "b"), (9, 9), 4, (4,), (4, 1), 0.0)
 
 
 def _metrics(calibration=1.0, signal=0.0, labels=LABELS, weights=None) -> Metrics:

@@ -12,16 +12,17 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.build import build
 from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.checkpoint.tensors import read_tensors
-from nvt_torchrec.dlrm.config import ModelConfig, model_config
+from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.data import read_schema
 from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.optim.adam import lookups_of
 from nvt_torchrec.dlrm.planning import sharder
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from tests.dlrm.runs import MODEL, events, train_here, train_losses
+from tests.dlrm.shapes import dlrm
 
-SIZES = ModelConfig(("i",), ("a", "b"), (2**30, 2**30 - 1), 8, (8,), (8, 1), 0.0)
-LARGER = ModelConfig(("i",), ("a", "b"), (2**30, 2**30), 8, (8,), (8, 1), 0.0)
+SIZES = dlrm(("i",), ("a", "b"), (2**30, 2**30 - 1), 8, (8,), (8, 1), 0.0)
+LARGER = dlrm(("i",), ("a", "b"), (2**30, 2**30), 8, (8,), (8, 1), 0.0)
 
 
 def lookup_of(data, *flags: str):

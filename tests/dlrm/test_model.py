@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from nvt_torchrec.dlrm import model as model_module
-from nvt_torchrec.dlrm.config import ModelConfig
-from nvt_torchrec.dlrm.model import build_dlrm, fill_table
+from nvt_torchrec.dlrm.model import build_model, fill_table
 from tests import fake_cuda
+from tests.dlrm.shapes import dlrm
 
-CONFIG = ModelConfig(("int_0",), ("cat_0", "cat_1"), (100, 7), 8, (16, 8), (16, 1), 0.0)
+CONFIG = dlrm(("int_0",), ("cat_0", "cat_1"), (100, 7), 8, (16, 8), (16, 1), 0.0)
 
 
 @pytest.fixture
@@ -46,17 +46,17 @@ def test_initial_weights_differ_by_table_and_seed_and_are_uniform():
 def test_dense_weights_depend_on_the_seed_alone():
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    first = build_dlrm(CONFIG, seed=3)
+    first = build_model(CONFIG, seed=3)
     assert torch.equal(torch.get_rng_state(), before), "building a model moved the generator"
     torch.manual_seed(2)
-    second, third = build_dlrm(CONFIG, seed=3), build_dlrm(CONFIG, seed=4)
-    pairs = zip(first.over_arch.parameters(), second.over_arch.parameters(), strict=True)
+    second, third = build_model(CONFIG, seed=3), build_model(CONFIG, seed=4)
+    pairs = zip(first.head.parameters(), second.head.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
-    assert not torch.equal(next(first.dense_arch.parameters()), next(third.dense_arch.parameters()))
+    assert not torch.equal(next(first.head.parameters()), next(third.head.parameters()))
 
 
 def test_tables_have_no_memory_before_sharding():
-    parameters = build_dlrm(CONFIG).sparse_arch.parameters()
+    parameters = build_model(CONFIG).sparse_arch.parameters()
     assert all(parameter.is_meta for parameter in parameters)
 
 

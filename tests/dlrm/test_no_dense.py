@@ -13,13 +13,14 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.store import load_model
-from nvt_torchrec.dlrm.config import ModelConfig, model_config
+from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.evaluate import score
-from nvt_torchrec.dlrm.model import Scorer, build_dlrm, fill_table
+from nvt_torchrec.dlrm.model import Scorer, build_model, fill_table
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, parse_settings, with_sizes
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.runs import MODEL, assert_same, events, losses, small_run, train_here, train_many
+from tests.dlrm.shapes import dlrm
 from tests.nvt_loader.data import write_split
 
 INTERACTIONS = {
@@ -59,8 +60,8 @@ def test_a_run_and_its_resumption(split, tmp_path, interaction):
     train_here(*flags(split, resumed, interaction, *steps, "--resume"))
     assert_same(whole / "final", resumed / "final")
     model, config = load_model(whole / "final")
-    assert not any("dense_arch" in name for name in model.state_dict())
-    assert (config.dense, config.dense_arch_layer_sizes) == ((), ())
+    assert not any("bottom" in name for name in model.state_dict())
+    assert (config.dense, config.layer_sizes) == ((), [(16, 1)])
     assert CheckpointRecord.read(whole / "final").model["dense"] == []
     logits, labels = score(model, KJTLoader(split / "test", 64, device="cpu"))
     losses_of_rows = np.logaddexp(0, np.where(labels > 0, -logits, logits).astype(np.float64))
@@ -84,16 +85,16 @@ def test_two_ranks_train_as_one(split, tmp_path):
 
 def test_an_interaction_is_of_the_embeddings_alone():
     """Of the dot products: those of the pairs, by rising first, then second column."""
-    config = ModelConfig((), ("a", "b", "c"), (5, 6, 7), 4, (), (8, 1), 0.0)
-    scorer = Scorer(build_dlrm(config, seed=3), config, "cpu")
-    bags = scorer.dlrm.sparse_arch.embedding_bag_collection.embedding_bags
+    config = dlrm((), ("a", "b", "c"), (5, 6, 7), 4, (), (8, 1), 0.0)
+    scorer = Scorer(build_model(config, seed=3), config, "cpu")
+    bags = scorer.model.sparse_arch.embedding_bag_collection.embedding_bags
     for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
         fill_table(bags[name].weight.detach(), name, rows, 4, 3, (0, 0))
     ids = torch.tensor([[0, 4], [5, 1], [6, 2]])
     kjt = KeyedJaggedTensor(["a", "b", "c"], ids.flatten(), lengths=torch.ones(6).int(), stride=2)
     e = [bags[name].weight[rows] for name, rows in zip(config.table_names, ids, strict=True)]
     products = torch.stack([(e[i] * e[j]).sum(1) for i, j in ((0, 1), (0, 2), (1, 2))], 1)
-    first, last = [m for m in scorer.dlrm.over_arch.modules() if isinstance(m, torch.nn.Linear)]
+    first, last = scorer.model.head.module.top
     expected = last(functional.relu(first(products))).squeeze(1)
     torch.testing.assert_close(scorer(torch.empty(2, 0), kjt), expected)
 
@@ -105,7 +106,7 @@ def test_layers_for_dense_columns_that_are_not_there(split, tmp_path, caplog):
     """Neither have to end with the width of the tables, nor are silently ignored."""
     given = ["--embedding_dim=8", "--dense_arch_layer_sizes=128"]
     settings = with_sizes(parse_settings([*MODEL[2:], *given]), 0, 1)
-    assert model_config(settings, SCHEMA).dense_arch_layer_sizes == ()
+    assert model_config(settings, SCHEMA).layer_sizes == [(16, 1)]
     train_here(*flags(split, tmp_path, "original", "--max_steps=1"))  # MODEL names some
     said = "--dense_arch_layer_sizes has no effect: the data have no dense column"
     assert said in caplog.text
@@ -116,9 +117,9 @@ def test_layers_for_dense_columns_that_are_not_there(split, tmp_path, caplog):
 def test_a_single_column_has_no_pairs():
     alone = TableSchema("label", (), ("a",), (5,))
     with pytest.raises(SchemaError, match=r"dot products need two vectors\n.*dcn"):
-        model_config(with_sizes(TrainSettings(), 0, 1), alone)
+        build_model(model_config(with_sizes(TrainSettings(), 0, 1), alone))
     config = model_config(with_sizes(TrainSettings(interaction_type="dcn"), 0, 1), alone)
-    scorer = Scorer(build_dlrm(config), config, "cpu")
+    scorer = Scorer(build_model(config), config, "cpu")
     with torch.no_grad():
         scorer.tables.fill_(0.5)
     kjt = KeyedJaggedTensor(["a"], torch.arange(3), lengths=torch.ones(3).int())

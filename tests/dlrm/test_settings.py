@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
-from nvt_torchrec.dlrm.config import ModelConfig, model_config
+from nvt_torchrec.dlrm.config import model_config
+from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, parse_settings, with_sizes
 from nvt_torchrec.formats.schema import TableSchema
 from tests.dlrm.runs import ROOT, run_command

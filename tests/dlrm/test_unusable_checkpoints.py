@@ -29,7 +29,7 @@ def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_taken(
 ):
     newest = finished(started / "steps")[-1]
     (part,) = newest.glob("*.distcp")
-    name = "model.dlrm.over_arch" if where == "weights" else "optimizer.tables"
+    name = "model.model.head" if where == "weights" else "optimizer.tables"
     items = read_tensors(newest).items()
     chunk = next(tensor.chunks[0] for key, tensor in items if key.startswith(name))
     flip_a_bit(part, chunk.begin + chunk.length - 70)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from nvt_torchrec.dlrm.models.head import build_head
 from nvt_torchrec.formats.feature_spec.columns import DenseColumn
 from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.generations import Generation
@@ -25,6 +26,7 @@ from nvt_torchrec.inference.publish import PublishSettings, steps
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary
 from nvt_torchrec.workflows.writer import Descent, Fitted, write_workflow
+from tests.dlrm.shapes import dlrm
 from tests.shell import python
 
 SPEC = FeatureSpec(
@@ -110,18 +112,20 @@ def make_bundle(
 
     sizes = (VALUES + 3, rows - VALUES - 3)[:columns]
     interacting = columns * (columns + 1) // 2
-    layers = {
-        "bottom": [(torch.zeros(DIM, 2), integers(DIM))],
-        "top": [
-            (integers(6, DIM + interacting), integers(6)),
-            (integers(1, 6) / 64, integers(1) / 4),
-        ],
+    names = tuple(SPEC.dense_names), tuple(SPEC.categorical_names)[:columns]
+    config = dlrm(*names, sizes, DIM, (DIM,), (6, 1))
+    weights = {
+        "bottom.0.weight": torch.zeros(DIM, 2),
+        "bottom.0.bias": integers(DIM),
+        "top.0.weight": integers(6, DIM + interacting),
+        "top.0.bias": integers(6),
+        "top.1.weight": integers(1, 6) / 64,
+        "top.1.bias": integers(1) / 4,
     }
-    model = ServingModel.make(Table(integers(sum(sizes), DIM)), sizes, layers)
-    digest = inspect(workflow).digest
-    shape = ModelShape(
-        tuple(SPEC.dense_names), tuple(SPEC.categorical_names)[:columns], sizes, digest
-    )
+    head = build_head(config)
+    head.module.load_state_dict(weights)
+    model = ServingModel.make(Table(integers(sum(sizes), DIM)), sizes, head)
+    shape = ModelShape(config, inspect(workflow).digest)
     origin = origin or make_origin(generation, (generation or 0,))
     save_bundle(path, workflow, model, shape, origin=origin)
     return path

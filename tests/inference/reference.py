@@ -9,14 +9,15 @@ import nvt_torchrec.nvt_compat  # noqa: F401
 import numpy as np
 import torch
 
-from nvt_torchrec.dlrm.config import ModelConfig
-from nvt_torchrec.dlrm.interactions import DotProducts, LowRankCross, Projection
-from nvt_torchrec.dlrm.model import Scorer, build_dlrm, fill_table
+from nvt_torchrec.dlrm.model import Scorer, build_model, fill_table
+from nvt_torchrec.dlrm.models.config import ModelConfig
+from nvt_torchrec.dlrm.models.interactions import DotProducts, LowRankCross, Projection
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.inference.benchmark import to_tensors
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.frames import to_frame
 from nvt_torchrec.workflows.store import load
+from tests.dlrm.shapes import dlrm
 
 INTERACTIONS = (
     DotProducts(),
@@ -32,13 +33,13 @@ def make_scorer(schema, seed: int) -> tuple[Scorer, ModelConfig]:
     if len(schema.categorical) + len(bottom) < 2:
         seed = 1  # of a single vector there are no products
     first_order = (0.0, 0.7)[seed % 2]
-    config = ModelConfig(*columns, 4, bottom, (8, 4, 1), first_order, INTERACTIONS[seed % 3])
-    scorer = Scorer(build_dlrm(config, seed=seed), config, "cpu")
-    bags = scorer.dlrm.sparse_arch.embedding_bag_collection.embedding_bags
+    config = dlrm(*columns, 4, bottom, (8, 4, 1), first_order, INTERACTIONS[seed % 3])
+    scorer = Scorer(build_model(config, seed=seed), config, "cpu")
+    bags = scorer.model.sparse_arch.embedding_bag_collection.embedding_bags
     for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
         fill_table(bags[name].weight.detach(), name, rows, 4, seed, (0, 0))
-    if scorer.dlrm.first_order is not None:
-        for parameter in scorer.dlrm.first_order.parameters():
+    if scorer.model.head.first_order is not None:
+        for parameter in scorer.model.head.first_order.parameters():
             torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(seed))
     return scorer.eval().requires_grad_(False), config
 

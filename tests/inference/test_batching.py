@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import json
 import threading
@@ -264,9 +265,9 @@ def test_small_requests_are_the_last_that_a_full_queue_refuses(
 def test_what_is_not_finite_is_an_error(shop_predictor: Predictor) -> None:
     """The weights are damaged: the first row is named."""
     model = shop_predictor.model
-    weight, bias = model.layers["bottom"][0]
-    layers = model.layers | {"bottom": [(weight * float("nan"), bias), *model.layers["bottom"][1:]]}
-    damaged = dataclasses.replace(model, layers=layers)
+    head = copy.deepcopy(model.head)
+    next(head.module.parameters()).fill_(float("nan"))
+    damaged = dataclasses.replace(model, head=head)
     service = Service(Served(Predictor(shop_predictor.workflow, damaged)), ServerSettings())
     status, answer, _ = asyncio.run(_predict(service, _rows(shop_predictor, 2)))
     assert status == 500

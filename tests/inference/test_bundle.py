@@ -101,7 +101,7 @@ def test_a_full_disk_is_a_sentence(trained: Trained, tmp_path: Path, size: int) 
 
 
 @pytest.mark.parametrize(
-    "file", ["weights/table.npy", "weights/top.1.bias.npy", "workflow/metadata.json"]
+    "file", ["weights/table.npy", "weights/module.top.1.bias.npy", "workflow/metadata.json"]
 )
 def test_damage(bundle: Path, tmp_path: Path, file: str) -> None:
     copy = shutil.copytree(bundle, tmp_path / "copy")
@@ -121,11 +121,19 @@ def test_damage(bundle: Path, tmp_path: Path, file: str) -> None:
 def test_descriptions_that_are_wrong(bundle: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(bundle, tmp_path / "copy")
     value = read_json(copy / "bundle.json", "a bundle")
+
+    def settings(**change: object) -> dict:
+        model = value["model"]
+        config = model["config"] | {"settings": model["config"]["settings"] | change}
+        return {"model": model | {"config": config}}
+
     for change, error, message in (
-        ({"version": 9}, SchemaError, "version 9, this program reads 2"),
+        ({"version": 9}, SchemaError, "version 9, this program reads 3"),
         ({"workflow_digest": "0" * 64}, SchemaError, "the workflow in it is another one"),
-        ({"layers": {"bottom": 1, "top": 99}}, BadInputError, "damaged"),
-        ({"layers": {"bottom": 1, "../top": 1}}, BadInputError, "damaged"),
+        (settings(over_arch_layer_sizes=[16, 1, 1]), BadInputError, r"module.top.*\.npy"),
+        (settings(over_arch_layer_sizes=[8, 1]), BadInputError, r"\[16, \d+\] instead of \[8"),
+        (settings(dense_arch_layer_sizes=[10**12, 8]), BadInputError, "damaged"),
+        (settings(interaction_type="none"), BadInputError, "interaction_type 'none' is unknown"),
     ):
         write_json(copy / "bundle.json", {**value, **change})
         with pytest.raises(error, match=message):

@@ -25,6 +25,7 @@ from nvt_torchrec.formats.feature_spec.feature_spec import (
 from nvt_torchrec.formats.feature_spec.reading import Derivation, Reading
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.export.torch_package import MISSING, RawModel, describe, export_torch
+from nvt_torchrec.inference.model.bundle import describe as describe_bundle
 from nvt_torchrec.inference.model.bundle import save_bundle, write_bundle
 from nvt_torchrec.inference.model.weights import ModelShape, from_scorer
 from nvt_torchrec.inference.predictor import Predictor
@@ -43,7 +44,7 @@ def random_bundle(workflow: Path, path: Path, seed: int) -> Predictor:
     """Write a bundle of a saved workflow and a model of random weights; return its predictor."""
     opened = compiled.load(workflow)
     scorer, config = make_scorer(opened.schema, seed)
-    shape = ModelShape(config.dense, config.categorical, config.num_embeddings, opened.digest)
+    shape = ModelShape(config, opened.digest)
     model = from_scorer(scorer, config)
     save_bundle(path, workflow, model, shape, origin=make_origin(0, (0,)))
     return Predictor(opened, model)
@@ -144,10 +145,7 @@ LISTS = FeatureSpec(
 
 def test_a_package_of_lists_hashes_and_small_tables(tmp_path: Path) -> None:
     predictor = untrained(tmp_path, LISTS, 4)
-    small = predictor.model.convert("int8")
-    sizes = predictor.workflow.schema.table_sizes
-    names = LISTS.categorical_names
-    shape = ModelShape(LISTS.dense_names, names, sizes, predictor.workflow.digest)
+    small, shape = predictor.model.convert("int8"), describe_bundle(tmp_path / "bundle").model
     save_bundle(
         tmp_path / "small", tmp_path / "workflow", small, shape, origin=make_origin(0, (0,))
     )

@@ -130,13 +130,13 @@ def test_any_spec_scores_as_nvtabular_and_torchrec(
     workflow = compiled.load(path)
     scorer, config = make_scorer(workflow.schema, seed)
     model = from_scorer(scorer, config)
-    last = scorer.dlrm.sparse_arch.embedding_bag_collection.embedding_bags[config.table_names[-1]]
+    last = scorer.model.sparse_arch.embedding_bag_collection.embedding_bags[config.table_names[-1]]
     ends = [tensor.data_ptr() + tensor.nbytes for tensor in (model.table.values, last.weight)]
     assert ends[0] == ends[1], "the tables were copied"
     with np.errstate(over="ignore", invalid="ignore"):
         expected = scores(scorer, path, dataclasses.replace(rows))
         if not np.isfinite(expected).all():  # of dense values near the largest
-            with pytest.raises(InvalidRowError, match=f"row {np.isfinite(expected).argmin()}, "):
+            with pytest.raises(InvalidRowError, match=f"row {np.isfinite(expected).argmin()}: "):
                 Predictor(workflow, model).predict_rows(rows)
             return
         got = Predictor(workflow, model).predict_rows(rows)

@@ -21,11 +21,11 @@ from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError, 
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.dlrm.checkpoint.growth import GrownTable, grow_tables
 from nvt_torchrec.dlrm.checkpoint.record import AGAIN, MODEL_FILE, CheckpointRecord, digest_of
-from nvt_torchrec.dlrm.checkpoint.resume import data_origin, differences, merge_origins
+from nvt_torchrec.dlrm.checkpoint.resume import data_origin, merge_origins
 from nvt_torchrec.dlrm.checkpoint.state import load_state, on_all_ranks
 from nvt_torchrec.dlrm.checkpoint.writer import checkpoints_in, finished, remove
-from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0
+from nvt_torchrec.dlrm.models.config import ModelConfig, differences
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, table_optimizer
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
@@ -230,7 +230,7 @@ def read_growth(
     now = config
     if then.categorical == config.categorical:
         now = dataclasses.replace(config, num_embeddings=then.num_embeddings)
-    different = differences(then.to_dict(), now.to_dict())
+    different = now.differences(then)
     if different:
         raise SchemaError(
             f"--continue_from {path}: another model: {different}",

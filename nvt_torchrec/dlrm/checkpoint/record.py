@@ -16,7 +16,7 @@ from nvt_torchrec.base.files.atomic import read_json
 MODEL_FILE, TENSORS_FILE = "model.json", "tensors.json"
 FORMAT = Format(
     "nvt-torchrec DLRM checkpoint",
-    3,
+    4,
     "a checkpoint of train_torchrec.py",
     version_key="version",
     digest_key="blake2b",
@@ -30,7 +30,7 @@ class CheckpointRecord:
     """The content of ``model.json``.
 
     Attributes:
-        model: The shape of the model, as :class:`dlrm.config.ModelConfig` writes it.
+        model: The shape of the model, as :class:`dlrm.models.config.ModelConfig` writes it.
         training: What the run records of itself: its settings, steps, days and data.
         world_size: The number of ranks that wrote it.
         versions: The versions of the packages that wrote it.

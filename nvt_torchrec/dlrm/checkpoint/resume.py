@@ -25,8 +25,8 @@ from nvt_torchrec.base.files.atomic import write_text
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.state import load_state, on_all_ranks
 from nvt_torchrec.dlrm.checkpoint.writer import LATEST_FILE, set_aside
-from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group
+from nvt_torchrec.dlrm.models.config import ModelConfig, differences
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, table_optimizer
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.workflow_description import identify
@@ -194,7 +194,7 @@ def check_model(path: Path, then: Any, config: ModelConfig) -> None:
     Raises:
         SchemaError: It is another.
     """
-    different = differences(ModelConfig.from_dict(then).to_dict(), config.to_dict())
+    different = config.differences(ModelConfig.from_dict(then))
     if different:
         raise SchemaError(f"{path}: another model: {different}", "give the same model settings")
 
@@ -204,12 +204,3 @@ def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
     fixed = {name: settings.get(name) for name in _MUST_STAY}
     fixed["days"] = None if fixed["days"] == "all" else fixed["days"]
     return {"optimizer": table_optimizer(settings), **fixed}
-
-
-def differences(then: dict[str, Any], now: dict[str, Any]) -> str:
-    """Describe the values of ``now`` that were other ones; "" if none were."""
-    return "; ".join(
-        f"{name} was {then.get(name)}, is {now[name]}"
-        for name in now
-        if then.get(name) != now[name]
-    )

@@ -52,16 +52,16 @@ from nvt_torchrec.dlrm.checkpoint.tensors import (
     read_windows,
     write_tensors,
 )
-from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group, gathered
-from nvt_torchrec.dlrm.model import Scorer, build_dlrm
+from nvt_torchrec.dlrm.model import Scorer, build_model
+from nvt_torchrec.dlrm.models.config import ModelConfig
 
 #: What torch writes beside the tensors.
 _PICKLE_FILE = ".metadata"
 #: The packages whose versions a checkpoint records.
 _PACKAGES = ("torch", "torchrec", "numpy")
-#: Where the DLRM lies in what :func:`save_checkpoint` writes: TrainModel calls it ``dlrm``.
-_PREFIX = "model.dlrm."
+#: Where the model lies in what :func:`save_checkpoint` writes: TrainModel calls it ``model``.
+_PREFIX = "model.model."
 
 
 def check_destination(path: Path | str) -> None:
@@ -264,22 +264,23 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Sc
     record = CheckpointRecord.read(path)
     try:
         config = ModelConfig.from_dict(record.model)
+        # on the meta device first: memory is only allocated for tensors that are really stored
+        wanted = _weights(build_model(config, device="meta"))
     except SchemaError as error:
         raise SchemaError(f"{path / MODEL_FILE}: {error.what}", error.remedy) from None
     check_contents(path, record.files)
     with errors_of(path):
-        # on the meta device first: memory is only allocated for tensors that are really stored
         tensors = read_tensors(path)
-        _check_tensors(path, _weights(build_dlrm(config, device="meta")), tensors)
+        _check_tensors(path, wanted, tensors)
     # outside of the blocks around: too little memory on the device is no damage of the files
-    scorer = Scorer(build_dlrm(config, device=device), config, device)
+    scorer = Scorer(build_model(config, device=device), config, device)
     with errors_of(path):
         windows = [
             Window(name, (0,) * weight.dim(), weight.detach())
-            for name, weight in _weights(scorer.dlrm).items()
+            for name, weight in _weights(scorer.model).items()
         ]
         read_windows(path, tensors, windows)
-    diverged = not_finite(scorer.dlrm.state_dict())
+    diverged = not_finite(scorer.model.state_dict())
     if diverged:
         raise BadInputError(
             f"{path}: {diverged} holds values that are not finite: training diverged, and scores "
@@ -289,9 +290,9 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Sc
     return scorer.eval().requires_grad_(False), config
 
 
-def _weights(dlrm: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the weights by their names in a checkpoint."""
-    return {_PREFIX + name: tensor for name, tensor in dlrm.state_dict().items()}
+    return {_PREFIX + name: tensor for name, tensor in model.state_dict().items()}
 
 
 def _check_tensors(path: Path, wanted: dict[str, torch.Tensor], stored: Tensors) -> None:

@@ -26,8 +26,8 @@ from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.base.files.atomic import TEMPORARY, write_text
 from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE
 from nvt_torchrec.dlrm.checkpoint.store import save_checkpoint
-from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group
+from nvt_torchrec.dlrm.models.config import ModelConfig
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ def leave_to_table_adam(model: TrainModel) -> None:
 
     Call it after planning with Adam, so that the plan has memory for its moments.
     """
-    for parameter in model.dlrm.sparse_arch.parameters():
+    for parameter in model.model.sparse_arch.parameters():
         parameter._optimizer_classes = [torch.optim.SGD]
         parameter._optimizer_kwargs = [{"lr": 0.0}]
 

@@ -20,7 +20,7 @@ def fuse_table_optimizer(model: TrainModel, settings: TrainSettings) -> None:
     """Mark the (unsharded) tables with the optimizer that sharding fuses into their backward."""
     kind = OPTIMIZERS[settings.table_optimizer]
     options = _options(kind, settings, settings.learning_rate)
-    parameters = model.dlrm.sparse_arch.parameters()
+    parameters = model.model.sparse_arch.parameters()
     apply_optimizer_in_backward(kind.table_class(), parameters, options)
 
 

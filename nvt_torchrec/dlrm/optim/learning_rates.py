@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from nvt_torchrec.base.command_line import as_text
-from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.optimizers import OPTIMIZERS, Remedies
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
@@ -84,7 +84,7 @@ def default_rates(
     settings: TrainSettings, config: ModelConfig, global_batch: int
 ) -> tuple[float, float]:
     """Return the default rates of tables and dense layers for a run."""
-    widest = max(*config.dense_arch_layer_sizes, *config.over_arch_layer_sizes)
+    widest = max(size for sizes in config.layer_sizes for size in sizes)
     optimizer = OPTIMIZERS[settings.table_optimizer]
     tables, dense = map(_rounded, optimizer.rates(config.embedding_dim, widest, global_batch))
     if settings.continue_from:
@@ -100,10 +100,9 @@ def default_warmup(epoch_steps: int) -> int:
 
 def sizes_line(settings: TrainSettings, config: ModelConfig, rows: int) -> str:
     """Describe the sizes of a run, for its log."""
-    layers = config.dense_arch_layer_sizes, config.over_arch_layer_sizes
     return (
         f"size {settings.size} ({rows:,} training rows): tables {config.embedding_dim} wide, "
-        f"layers {' and '.join(str(as_text(sizes)) for sizes in layers if sizes)}, "
+        f"layers {' and '.join(str(as_text(sizes)) for sizes in config.layer_sizes)}, "
         f"{settings.batch_size} samples per step and rank"
     )
 

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.auroc import column_auroc
-from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.metrics import Metrics, compute_metrics, groups_of
+from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.regression import BATCH, Regression, fit_regression, read_sample
 from nvt_torchrec.dlrm.reporting.metrics_log import CLICK_RATE, REGRESSION
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 import torch
 
 from nvt_torchrec.base.auroc import TOO_GOOD
-from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group, reduce_sum
 from nvt_torchrec.dlrm.metrics import Metrics
 from nvt_torchrec.dlrm.model import StepOutput
+from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.optimizers import Remedies
 from nvt_torchrec.dlrm.order import find_order
 from nvt_torchrec.dlrm.reporting.baselines import best_column

@@ -17,11 +17,11 @@ from torch import profiler
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.atomic import write_json, write_text
-from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.data import describe_data, read_oracle
 from nvt_torchrec.dlrm.launch.distributed import Group, reduce_sum
 from nvt_torchrec.dlrm.metrics import Metrics
 from nvt_torchrec.dlrm.model import StepOutput
+from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.reporting.metrics_log import (
     MetricsLog,
     metrics_line,

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.dlrm.interactions import INTERACTIONS
+from nvt_torchrec.dlrm.models.interactions import INTERACTIONS
 from nvt_torchrec.dlrm.optimizers import OPTIMIZERS
 from nvt_torchrec.dlrm.settings import other_trainers
 

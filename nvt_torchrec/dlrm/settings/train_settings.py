@@ -10,7 +10,7 @@ from typing import Any
 
 from nvt_torchrec.base.command_line import Parser, as_text, parse
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.dlrm.interactions import INTERACTIONS, Interaction, sizes_of
+from nvt_torchrec.dlrm.models.interactions import INTERACTIONS, Interaction, sizes_of
 from nvt_torchrec.dlrm.settings.fields import LOGS, SIZES, TrainFields
 from nvt_torchrec.formats.day_names import parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput

@@ -80,12 +80,7 @@ class RawModel(nn.Module):
         keep("table", model.table.values)
         keep("ranges", model.table.ranges)
         keep("first", model.first)
-        keep("pairs", model.pairs)
-        self.layers = {group: len(layers) for group, layers in model.layers.items()}
-        for group, layers in model.layers.items():
-            for index, (weight, bias) in enumerate(layers):
-                keep(f"{group}_{index}_weight", weight)
-                keep(f"{group}_{index}_bias", bias)
+        self.head = model.head
 
     def forward(
         self, dense: torch.Tensor, categorical: torch.Tensor, lists: list[torch.Tensor]
@@ -109,15 +104,8 @@ class RawModel(nn.Module):
             if column.multi_hot:
                 rows = (rows * (values != MISSING).unsqueeze(-1)).sum(1)
             embedded.append(rows)
-        layers = {
-            group: [
-                (getattr(self, f"{group}_{i}_weight"), getattr(self, f"{group}_{i}_bias"))
-                for i in range(count)
-            ]
-            for group, count in self.layers.items()
-        }
-        model = ServingModel(table, self.first, layers, self.pairs)
-        return torch.sigmoid(model.interact(self._dense(dense), torch.stack(embedded, 1)))
+        logits = self.head(self._dense(dense), torch.stack(embedded, 1))
+        return torch.sigmoid(logits.squeeze(-1))
 
     def vocabulary(self, column: CategoricalColumn) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return the sorted values of a column's vocabulary, and their ids; None if it is empty."""

@@ -2,7 +2,7 @@
 
 Layout::
 
-    bundle.json            shape of the model, digest and generation of the workflow, where the
+    bundle.json            the model, digest and generation of the workflow, where the
                            weights come from (:class:`.weights.Origin`); size and SHA-256 of every
                            other file. Written last
     workflow/              the saved workflow, with its compiled form
@@ -10,8 +10,8 @@ Layout::
     weights/table.npy      [rows of all tables, embedding dim], one table after the other: float32,
                            float16, or uint8 with weights/ranges.npy, float32 [rows, 2 or 3]; see
                            :mod:`inference.model.scoring`
-    weights/GROUP.N.weight.npy, .bias.npy              the dense layers, by their groups in
-                           :class:`inference.model.scoring.ServingModel`
+    weights/NAME.npy       the weights of the layers, by their names in
+                           :class:`dlrm.models.head.Head`
 
 There is no pickle and no absolute path in it. The table is mapped into memory, not read: opening a
 bundle takes no longer for a large one, and the processes of a machine share the table.
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import os
 import shutil
 from pathlib import Path
@@ -36,10 +35,11 @@ from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.finite import not_finite
 from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, digest_of
-from nvt_torchrec.dlrm.interactions import interaction_of
+from nvt_torchrec.dlrm.models.config import ModelConfig
+from nvt_torchrec.dlrm.models.head import Head, build_head
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
-from nvt_torchrec.inference.model.scoring import KINDS, Layer, ServingModel, Table
+from nvt_torchrec.inference.model.scoring import KINDS, ServingModel, Table
 from nvt_torchrec.inference.model.weights import (
     ModelShape,
     Origin,
@@ -52,7 +52,7 @@ from nvt_torchrec.workflows.description import inspect
 
 FORMAT = Format(
     "nvt-torchrec bundle",
-    2,
+    3,
     "a bundle of `python -m inference bundle`",
     version_key="version",
     foreign=SchemaError,
@@ -164,7 +164,6 @@ def save_bundle(
             "origin": dataclasses.asdict(origin),
             "model": dataclasses.asdict(shape),
             "tables": model.table.kind,
-            "layers": {group: len(layers) for group, layers in model.layers.items()},
             "files": {
                 str(file.relative_to(temporary)): FileEntry.of(file).to_dict() for file in files
             },
@@ -187,14 +186,7 @@ def _weights(model: ServingModel) -> dict[str, torch.Tensor]:
     weights = {"table": model.table.values}
     if model.table.ranges is not None:
         weights["ranges"] = model.table.ranges
-    for group, layers in model.layers.items():
-        for index, layer in enumerate(layers):
-            weights |= zip(_layer_files(group, index), layer, strict=True)
-    return weights
-
-
-def _layer_files(group: str, index: int) -> tuple[str, str]:
-    return f"{group}.{index}.weight", f"{group}.{index}.bias"
+    return weights | model.head.state_dict()
 
 
 def read_bundle(
@@ -220,25 +212,16 @@ def read_bundle(
             f"was made with ({value.workflow_digest[:12]}…)",
             _AGAIN,
         )
-    shape = value.model
-    check_pair(workflow.schema, workflow.digest, shape, path / WORKFLOW, path)
-    weights = path / WEIGHTS
+    config = value.model.config
+    check_pair(workflow.schema, workflow.digest, value.model, path / WORKFLOW, path)
     try:
-        rows, ranges = sum(shape.num_embeddings), 2 + ("first_order" in value.layers)
-        table = _load_table(weights, value.tables, rows, ranges)
-        model = ServingModel.make(
-            table.to(device),
-            shape.num_embeddings,
-            {
-                group: _layers(weights, group, count, device)
-                for group, count in value.layers.items()
-            },
-        )
-        model.check(len(shape.dense))
-    except (ValueError, OSError) as error:
+        head = _load_head(path / WEIGHTS, config).to(device)
+        table = _load_table(path / WEIGHTS, value.tables, config).to(device)
+        model = ServingModel.make(table, config.num_embeddings, head)
+    except (ValueError, OSError, SchemaError) as error:
         raise BadInputError(f"{path}: damaged: {error}", _AGAIN) from error
     _check_finite(path, model, tables=check)
-    model.check_scores(path, len(shape.dense), tables=check)
+    model.check_scores(path, len(config.dense), tables=check)
     return workflow, model
 
 
@@ -267,8 +250,7 @@ class BundleDescription:
 
     Attributes:
         workflow_digest: The digest of the workflow in the bundle.
-        model: The shape of the model.
-        layers: The number of layers of each group.
+        model: The model.
         files: Size and SHA-256 of the other files, by relative path.
         tables: The type of the embeddings.
         generation: The generation of the workflow; None for one that cannot be extended.
@@ -277,32 +259,14 @@ class BundleDescription:
 
     workflow_digest: str
     model: ModelShape
-    layers: dict[str, int]
     files: dict[str, FileEntry]
     tables: str
     generation: int | None
     origin: Origin
 
     def __post_init__(self) -> None:
-        bottom = "bottom" in self.layers  # exactly where there are dense columns
-        known = "top" in self.layers and interaction_of(set(self.layers)) is not None
-        if not known or bottom != bool(self.model.dense):
-            raise ValueError(f"layers {', '.join(self.layers)}")
         if self.tables not in KINDS:
             raise ValueError(f"tables {self.tables!r:.60}")
-        if not all(0 <= count <= len(self.files) for count in self.layers.values()):
-            raise ValueError(f"layers {self.layers}, and {len(self.files)} files")
-        missing = sorted(set(_weight_files(self.tables, self.layers)) - self.files.keys())
-        if missing:
-            raise ValueError(f"{missing[0]} is not among its files")
-
-
-def _weight_files(tables: str, layers: dict[str, int]) -> list[str]:
-    """The files that are read of a bundle, but for its workflow, which lists its own."""
-    names = ["table", "ranges"] if tables == "int8" else ["table"]
-    for group, count in layers.items():
-        names += itertools.chain(*(_layer_files(group, index) for index in range(count)))
-    return [f"{WEIGHTS}/{name}.npy" for name in names]
 
 
 def describe(path: Path | str, *, check: bool = False) -> BundleDescription:
@@ -334,37 +298,38 @@ def bundle_name(digest: str) -> str:
     return digest[:_NAME_DIGITS]
 
 
-def _load_table(weights: Path, kind: str, rows: int, width: int) -> Table:
-    """Map the table; ``width`` is that of the ranges of an int8 one."""
-    values = _map(weights / "table.npy", _NUMPY_KINDS[kind])
-    ranges = _map(weights / "ranges.npy", np.float32) if kind == "int8" else None
-    if len(values.values) != rows:
-        raise ValueError(f"{len(values.values)} rows instead of {rows}")
-    if ranges is not None and ranges.values.shape != (rows, width):
-        raise ValueError(f"ranges {list(ranges.values.shape)} instead of {[rows, width]}")
-    rows_of_table = torch.from_numpy(values.values)
-    if ranges is None:
-        return Table(rows_of_table, mapped=(values,))
-    return Table(rows_of_table, torch.from_numpy(ranges.values), mapped=(values, ranges))
+def _load_table(weights: Path, kind: str, config: ModelConfig) -> Table:
+    """Map the table."""
+    rows, ranges = sum(config.num_embeddings), 2 + bool(config.first_order)
+    values = _map(weights / "table.npy", _NUMPY_KINDS[kind], (rows, config.embedding_dim))
+    if kind != "int8":
+        return Table(torch.from_numpy(values.values), mapped=(values,))
+    of_rows = _map(weights / "ranges.npy", np.float32, (rows, ranges))
+    tensors = torch.from_numpy(values.values), torch.from_numpy(of_rows.values)
+    return Table(*tensors, mapped=(values, of_rows))
 
 
-def _map(file: Path, dtype: type, dimensions: int = 2) -> MappedArray:
+def _load_head(weights: Path, config: ModelConfig) -> Head:
+    """Read the weights into memory: they are small, and no truncated file can end the process.
+
+    They are looked for before memory is allocated for them.
+    """
+    state = {}
+    for name, tensor in build_head(config, device="meta").state_dict().items():
+        kind = torch.empty(0, dtype=tensor.dtype).numpy().dtype.type
+        values = _map(weights / f"{name}.npy", kind, tuple(tensor.shape)).values
+        state[name] = torch.tensor(values)
+    head = build_head(config)
+    head.load_state_dict(state, assign=True)
+    return head
+
+
+def _map(file: Path, dtype: type, shape: tuple[int, ...]) -> MappedArray:
     # writable, as PyTorch wants it; pages that are not written to stay shared with other processes
     try:
-        return MappedArray(file, dtype, dimensions, writable=True)
+        array = MappedArray(file, dtype, len(shape), writable=True)
     except ValueError as error:
         raise ValueError(f"{file.name} {error}") from error
-
-
-def _layers(weights: Path, group: str, count: int, device: torch.device) -> list[Layer]:
-    """Read into memory, not mapped: they are small, and a truncated file cannot end the process."""
-    layers = []
-    for index in range(count):
-        weight, bias = (
-            torch.tensor(_map(weights / f"{name}.npy", np.float32, rank).values)
-            for name, rank in zip(_layer_files(group, index), (2, 1), strict=True)
-        )
-        if len(weight) != len(bias):  # a single bias would be broadcast
-            raise ValueError(f"{group}.{index}: {len(bias)} biases of {len(weight)} outputs")
-        layers.append((weight.to(device), bias.to(device)))
-    return layers
+    if array.values.shape != shape:
+        raise ValueError(f"{file.name} is {list(array.values.shape)} instead of {list(shape)}")
+    return array

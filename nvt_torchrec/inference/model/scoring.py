@@ -1,10 +1,9 @@
-"""The trained DLRM, arranged for scoring: one table of all embeddings, plain matrix products.
+"""The trained model, arranged for scoring: one table of all embeddings, and what follows it.
 
-The model is that of :mod:`dlrm.model`, with the same weights and arithmetic, except for the
-rounding of float16 and int8 tables. TorchRec looks up one table after the other, through a
-KeyedJaggedTensor with a key for each; for one row that takes longer than everything else together.
-Here all tables are joined in one tensor, and one lookup serves all columns. Nothing of TorchRec is
-imported.
+What follows the lookup is the very module that was trained. TorchRec looks up one table after the
+other, through a KeyedJaggedTensor with a key for each; for one row that takes longer than
+everything else together. Here all tables are joined in one tensor, and one lookup serves all
+columns. Nothing of TorchRec is imported.
 
 In tables of int8, a row x is uint8 q = round((x − min) / scale) with scale = (max − min) / 255, as
 in FBGEMM's 8-bit row-wise quantization (Guan et al. 2019, "Post-Training 4-bit Quantization on
@@ -17,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -25,14 +23,9 @@ from torch.nn import functional
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.mapping import MappedArray
-from nvt_torchrec.dlrm.interactions import interaction_of, with_relu
+from nvt_torchrec.dlrm.models.head import Head
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.workflows.compiled.workflow import Ids
-
-#: Weight [out, in] and bias [out] of a linear layer.
-Layer: TypeAlias = tuple[torch.Tensor, torch.Tensor]
-Layers: TypeAlias = dict[str, list[Layer]]
-
 
 KINDS = {"float32": torch.float32, "float16": torch.float16, "int8": torch.uint8}
 _LARGEST_FLOAT16 = 65504.0
@@ -134,70 +127,31 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class ServingModel:
-    """A DLRM (Naumov et al. 2019, arXiv:1906.00091) whose tables are joined into one.
+    """A trained model whose tables are joined into one.
 
     Attributes:
         table: The rows of all tables.
         first: Int64 [categorical columns], the first row of each column in ``table``.
-        layers: The dense layers by group. "bottom" processes the dense columns, if there are any,
-            each layer followed by a ReLU. "top" follows the interaction, all layers but the last
-            followed by a ReLU. "first_order" is one layer, of the sum of the embeddings' first
-            values and the dense columns, if the model has that term; the other layers then do not
-            see these values. The others are those of the interaction, which is known by them:
-            :data:`dlrm.interactions.INTERACTIONS`.
-        pairs: Int64, the products i < j of V vectors that are used, as i · V + j. V is the number
-            of categorical columns, plus 1 if there are dense columns.
+        head: What follows the lookup, as in training.
     """
 
     table: Table
     first: torch.Tensor
-    layers: Layers
-    pairs: torch.Tensor
+    head: Head
 
     @classmethod
-    def make(cls, table: Table, sizes: tuple[int, ...], layers: Layers) -> ServingModel:
-        """Make a model of its weights; ``sizes`` are the numbers of rows of each column's table."""
-        vectors = len(sizes) + ("bottom" in layers)
-        low, high = torch.triu_indices(vectors, vectors, offset=1)
+    def make(cls, table: Table, sizes: tuple[int, ...], head: Head) -> ServingModel:
+        """Make a model of its parts; ``sizes`` are the numbers of rows of each column's table."""
         first = torch.tensor([0, *sizes[:-1]], dtype=torch.int64).cumsum(0)
-        device = table.device
-        return cls(table, first.to(device), layers, (low * vectors + high).to(device))
-
-    def to(self, device: torch.device) -> ServingModel:
-        """Return the model on a device; tensors that are there already are shared."""
-
-        layers = {
-            group: [(weight.to(device), bias.to(device)) for weight, bias in some]
-            for group, some in self.layers.items()
-        }
-        table, first = self.table.to(device), self.first.to(device)
-        return ServingModel(table, first, layers, self.pairs.to(device))
+        head.eval().requires_grad_(False)
+        for module in head.modules():  # PyTorch finds these in a third of the time
+            vars(module).update({**module._parameters, **module._buffers, **module._modules})
+        return cls(table, first.to(table.device), head)
 
     def convert(self, kind: str) -> ServingModel:
         """Return the model with its table in another type, see :meth:`Table.convert`."""
-        table = self.table.convert(kind, first_order="first_order" in self.layers)
+        table = self.table.convert(kind, first_order=self.head.first_order is not None)
         return dataclasses.replace(self, table=table)
-
-    def check(self, dense: int) -> None:
-        """Check that the shapes of tables and layers match, by scoring a row on the device "meta".
-
-        Nothing is allocated there: layers of a damaged file may need more memory than there is.
-
-        Args:
-            dense: The number of dense columns.
-
-        Raises:
-            ValueError: The shapes do not match.
-        """
-        try:
-            shapes = self.to(torch.device("meta"))
-            width = self.table.values.shape[1]
-            embedded = torch.empty(1, len(self.first), width, device="meta")
-            shape = shapes.interact(torch.empty(1, dense, device="meta"), embedded).shape
-        except (RuntimeError, IndexError) as error:  # from PyTorch; from empty lists of layers
-            raise ValueError(f"layers do not match: {str(error).splitlines()[0]}") from error
-        if shape != (1,):
-            raise ValueError(f"the last layer returns shape {list(shape)} for one row")
 
     def check_scores(self, path: Path | str, dense: int, *, tables: bool = True) -> None:
         """Check that the logits of two rows are finite: their dense values are 1, and -1.
@@ -220,7 +174,7 @@ class ServingModel:
             columns = torch.maximum(high, -low).tensor_split(index[1:].cpu())
             index = index + torch.stack([column.argmax() for column in columns])
         x = torch.tensor([[1.0], [-1.0]], device=self.device).expand(2, dense)
-        if not self.interact(x, self.table.rows(index).repeat(2, 1, 1)).isfinite().all():
+        if not self.head(x, self.table.rows(index).repeat(2, 1, 1)).isfinite().all():
             raise BadInputError(
                 f"{path}: the model's scores are not finite: its weights are too large",
                 "take an earlier checkpoint, or train again with a lower --learning_rate",
@@ -261,30 +215,7 @@ class ServingModel:
 
     def logits(self, dense: np.ndarray, embedded: torch.Tensor) -> torch.Tensor:
         """Return logits float32 [n] of dense columns float32 [dense columns, n] and embeddings."""
-        return self.interact(torch.from_numpy(dense).to(self.device).T, embedded)
-
-    def interact(self, x: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """Return logits, as :meth:`logits` does, of dense features float32 [n, dense columns].
-
-        ``embedded`` may be changed.
-        """
-        first_order = None
-        for weight, bias in self.layers.get("first_order", ()):
-            weights = embedded[:, :, :1].sum(1)
-            first_order = functional.linear(torch.cat([weights, x], 1), weight, bias)
-            embedded[:, :, 0] = 0
-        vectors = embedded
-        if "bottom" in self.layers:
-            x = with_relu(x, self.layers["bottom"])
-            vectors = torch.cat([x.unsqueeze(1), embedded], 1)
-        interaction = interaction_of(set(self.layers))
-        if interaction is None:
-            raise IndexError(f"no interaction has layers {', '.join(self.layers)}")
-        y = interaction.combine(self.layers, x, vectors, self.pairs)
-        y = with_relu(y, self.layers["top"][:-1])
-        weight, bias = self.layers["top"][-1]
-        y = functional.linear(y, weight, bias)
-        return (y if first_order is None else y + first_order).squeeze(-1)
+        return self.head(torch.from_numpy(dense).to(self.device).T, embedded).squeeze(-1)
 
 
 def _quantize(chunk: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,37 +13,28 @@ from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.versions import check_training_stack
 from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, CheckpointRecord, digest_of
-from nvt_torchrec.dlrm.interactions import linear_layers
+from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.inference.model.scoring import ServingModel, Table
 
 if TYPE_CHECKING:
-    from nvt_torchrec.dlrm.config import ModelConfig
     from nvt_torchrec.dlrm.model import Scorer
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelShape:
-    """The properties of a model that must match a workflow.
+    """A model, and what must match a workflow beside its columns and tables.
 
     Attributes:
-        dense: Names of the dense features, in order.
-        categorical: Names of the categorical features, in order.
-        num_embeddings: Number of rows of each feature's table.
+        config: The model.
         workflow_digest: Digest of the workflow whose data the model was trained on; "" if unknown.
         label: The label that it predicts; "" for the workflow's main one.
     """
 
-    dense: tuple[str, ...]
-    categorical: tuple[str, ...]
-    num_embeddings: tuple[int, ...]
+    config: ModelConfig
     workflow_digest: str
     label: str = ""
-
-    def __post_init__(self) -> None:
-        if len(self.categorical) != len(self.num_embeddings):
-            raise ValueError(f"{len(self.categorical)} columns, {len(self.num_embeddings)} tables")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,10 +101,9 @@ def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingMode
     record = CheckpointRecord.read(path)
     scorer, config = load_model(path, device)
     digest, label = str(record.training.get("workflow_digest") or ""), record.label or ""
-    columns = config.dense, config.categorical, config.num_embeddings
     model = from_scorer(scorer, config)
     model.check_scores(path, len(config.dense))
-    return model, ModelShape(*columns, digest, label)
+    return model, ModelShape(config, digest, label)
 
 
 def read_checkpoint_origin(path: Path | str) -> CheckpointOrigin:
@@ -146,15 +136,7 @@ def read_checkpoint_origin(path: Path | str) -> CheckpointOrigin:
 
 def from_scorer(scorer: Scorer, config: ModelConfig) -> ServingModel:
     """Return a model that shares the memory of a :class:`dlrm.model.Scorer`."""
-    dlrm = scorer.dlrm
-    layers = {
-        "top": linear_layers(dlrm.over_arch),
-        **({"bottom": linear_layers(dlrm.dense_arch)} if config.dense else {}),
-        **config.interaction.serving_layers(dlrm.inter_arch),
-    }
-    if dlrm.first_order is not None:
-        layers["first_order"] = [dlrm.first_order.as_layer()]
-    return ServingModel.make(Table(scorer.tables), config.num_embeddings, layers)
+    return ServingModel.make(Table(scorer.tables), config.num_embeddings, scorer.model.head)
 
 
 def check_pair(
@@ -185,15 +167,15 @@ def check_pair(
             remedy,
         )
     for what, ours, theirs in (
-        ("dense columns", schema.dense, shape.dense),
-        ("categorical columns", schema.categorical, shape.categorical),
+        ("dense columns", schema.dense, shape.config.dense),
+        ("categorical columns", schema.categorical, shape.config.categorical),
     ):
         if ours != theirs:
             raise SchemaError(
                 f"{what} of {workflow}: {', '.join(ours)}; of {model}: {', '.join(theirs)}", remedy
             )
     for name, needed, rows in zip(
-        schema.categorical, schema.table_sizes, shape.num_embeddings, strict=True
+        schema.categorical, schema.table_sizes, shape.config.num_embeddings, strict=True
     ):
         if needed > rows:
             raise SchemaError(

@@ -1,0 +1,1 @@
+"""Models in plain PyTorch: the contract of one, and those of this project."""

@@ -1,0 +1,96 @@
+"""What a checkpoint or a bundle says of its model, and the run that trains it knows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.base.files.validation import convert
+from nvt_torchrec.dlrm.models.contract import Columns
+from nvt_torchrec.formats.schema import LARGEST_TABLE
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig(Columns):
+    """A model: its columns and tables, and what :func:`.head.build_head` makes its layers of.
+
+    Attributes:
+        first_order: The factor of the first-order term (:class:`.head.FirstOrder`); 0: none.
+        model: The name of the model.
+        settings: The settings of its function ``build``, as JSON holds them.
+
+    Raises:
+        SchemaError: The values do not make a model.
+    """
+
+    first_order: float
+    model: str
+    settings: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if len(self.categorical) != len(self.num_embeddings):
+            raise SchemaError(
+                f"{len(self.categorical)} categorical features, "
+                f"{len(self.num_embeddings)} table sizes"
+            )
+        for size in (self.embedding_dim, *self.num_embeddings):
+            if not 1 <= size <= LARGEST_TABLE:
+                raise SchemaError(f"no table has {size} rows or columns")
+        if not 0 <= self.first_order < math.inf:
+            raise SchemaError(f"no model has first_order {self.first_order}")
+
+    @property
+    def columns(self) -> Columns:
+        """What ``build`` is given."""
+        names = (field.name for field in dataclasses.fields(Columns))
+        return Columns(**{name: getattr(self, name) for name in names})
+
+    @property
+    def table_names(self) -> list[str]:
+        """The names of the tables, ``t_<feature>`` as in TorchRec's examples."""
+        return [f"t_{name}" for name in self.categorical]
+
+    @property
+    def layer_sizes(self) -> list[tuple[int, ...]]:
+        """The widths of the layers for the dense columns, if any, and of those at the end."""
+        names = ("dense_arch_layer_sizes", "over_arch_layer_sizes")
+        return [tuple(self.settings[name]) for name in names if self.settings.get(name)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict, which :meth:`from_dict` reads."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: Any) -> ModelConfig:
+        """Read what :meth:`to_dict` returned.
+
+        Raises:
+            SchemaError: A key is missing or unknown, or its value is of another type.
+        """
+        try:
+            return convert(cls, value)
+        except ValueError as error:
+            raise SchemaError(f"not the configuration of a model: {error}") from None
+
+    def differences(self, then: ModelConfig) -> str:
+        """Describe the values that were other ones in ``then``; "" if none were.
+
+        A label may have got another name.
+        """
+        before, now = (
+            {**value.to_dict(), "labels": len(value.labels), **value.settings}
+            for value in (then, self)
+        )
+        del before["settings"], now["settings"]
+        return differences(before, {**dict.fromkeys(before), **now})
+
+
+def differences(then: dict[str, Any], now: dict[str, Any]) -> str:
+    """Describe the values of ``now`` that were other ones; "" if none were."""
+    return "; ".join(
+        f"{name} was {then.get(name)}, is {now[name]}"
+        for name in now
+        if then.get(name) != now[name]
+    )

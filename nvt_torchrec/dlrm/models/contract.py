@@ -1,0 +1,62 @@
+"""What a model is: a function ``build(columns, **settings)`` that returns a ``torch.nn.Module``.
+
+::
+
+    class Wide(nn.Module):
+        def __init__(self, columns, hidden):
+            super().__init__()
+            width = len(columns.dense) + len(columns.categorical) * columns.embedding_dim
+            self.layers = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+        def forward(self, dense, vectors):
+            return self.layers(torch.cat([dense, vectors.flatten(1)], 1))
+
+
+    def build(columns, hidden=64):
+        return Wide(columns, hidden)
+
+``columns`` are :class:`Columns`. ``settings`` are those of ``--model_settings``: JSON values, which
+checkpoints record.
+
+``forward(dense, vectors)`` returns logits float [B], or [B, T] for T labels:
+
+- ``dense``, float32 [B, N]: the values of the dense columns as the ETL wrote them; [B, 0] without
+  dense columns.
+- ``vectors``, float32 [B, F, D]: the embedding of each row in each categorical column; of a list,
+  the sum. With ``--table_precision`` and ``--amp`` they have been, or are computed in, 16 bits.
+
+The logit of a row depends on that row alone: rows are padded in training, and a server scores them
+one by one. So a layer must not compute statistics of a batch (``LayerNorm``, not ``BatchNorm``).
+
+``loss(logits, labels, weights)``, if the module has this method, returns the loss of each row,
+float [B]. ``logits`` and ``labels`` are [B], or [B, T] of several labels; ``weights`` are [B], or
+None where rows have none, and the method applies them. Otherwise the loss is binary cross-entropy.
+
+Everything else is not the module's business: tables, their optimizers and sharding, lookups,
+checkpoints, and the first-order term that is added to the logits. The same module trains, under
+TorchRec, and serves, on one joined table. It is built under the seed of the run, and keeps the
+initial values that it gives itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """What a model is built for.
+
+    Attributes:
+        dense: The names of the dense columns, in the order of the columns of ``dense``.
+        categorical: The names of the categorical columns, in the order of ``vectors``.
+        num_embeddings: The rows of the table of each categorical column.
+        embedding_dim: The width of all tables, D.
+        labels: The names of the labels, in the order of the logits.
+    """
+
+    dense: tuple[str, ...]
+    categorical: tuple[str, ...]
+    num_embeddings: tuple[int, ...]
+    embedding_dim: int
+    labels: tuple[str, ...]

@@ -1,0 +1,92 @@
+"""What follows the lookup, in training and in serving: a first-order term, and a module."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.dlrm.models import dlrm
+from nvt_torchrec.dlrm.models.config import ModelConfig
+
+
+class FirstOrder(nn.Module):
+    """Logistic regression beside the module: the first-order term of the logit.
+
+    It is the wide part of Wide & Deep (Cheng et al. 2016, arXiv:1606.07792) and the linear one of
+    DeepFM (Guo et al. 2017, arXiv:1703.04247). The weights of the ids have no tables of their own:
+    each is the first coordinate of the id's embedding, times a factor, and the module does not see
+    that coordinate.
+
+    Attributes:
+        weight: The weights of the dense features, [1, their number]; None without any.
+        bias: The bias, [1].
+
+    Args:
+        factor: ``ModelConfig.first_order``. It scales the steps of the ids' weights.
+        dense: The number of dense features.
+        dim: The width of the embeddings, D.
+    """
+
+    others: torch.Tensor
+
+    def __init__(self, factor: float, dense: int, dim: int) -> None:
+        super().__init__()
+        self.factor = factor
+        self.weight = nn.Parameter(torch.zeros(1, dense)) if dense else None
+        self.bias = nn.Parameter(torch.zeros(1))
+        others = torch.ones(dim)
+        others[0] = 0
+        self.register_buffer("others", others, persistent=False)
+
+    def forward(
+        self, dense: torch.Tensor, vectors: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the term [B, 1], and the embeddings [B, F, D] with 0 as first coordinate."""
+        of_ids = vectors.select(2, 0).sum(1, keepdim=True)
+        term = torch.add(self.bias, of_ids, alpha=self.factor)
+        if self.weight is not None:  # not a matrix product, which autocast rounds to bfloat16
+            term = term + (dense * self.weight).sum(1, keepdim=True)
+        return term, vectors * self.others
+
+
+class Head(nn.Module):
+    """The logits of dense values and embeddings.
+
+    Attributes:
+        first_order: The first-order term, or None.
+        module: The module of the contract (:mod:`.contract`).
+    """
+
+    def __init__(self, first_order: FirstOrder | None, module: nn.Module) -> None:
+        super().__init__()
+        self.first_order, self.module = first_order, module
+
+    def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        """Return logits [B, 1] of dense values [B, N] and embeddings [B, F, D]."""
+        if self.first_order is None:
+            return self.module(dense, vectors).reshape(-1, 1)
+        term, vectors = self.first_order(dense, vectors)
+        return self.module(dense, vectors).reshape(-1, 1) + term
+
+
+def build_head(config: ModelConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> Head:
+    """Build the head of a model, with its initial weights, which depend on the seed alone.
+
+    They are made on the CPU. With ``device="meta"`` nothing is allocated.
+
+    Raises:
+        SchemaError: The settings do not make the model.
+    """
+    initial_device = "meta" if torch.device(device).type == "meta" else "cpu"
+    with torch.random.fork_rng(devices=[]), torch.device(initial_device):
+        torch.manual_seed(seed)
+        try:
+            module = dlrm.build(config.columns, **config.settings)
+        except (TypeError, ValueError) as error:
+            raise SchemaError(f"not the configuration of a model: {error}") from None
+        first_order = None
+        if config.first_order:
+            sizes = len(config.dense), config.embedding_dim
+            first_order = FirstOrder(config.first_order, *sizes)
+    return Head(first_order, module).to(device)

@@ -1,0 +1,179 @@
+"""The layers of DLRM, without the copies and scatters of TorchRec's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+#: Tensor cores take rows of so many numbers, and multiples of it, at full speed.
+ALIGNMENT = 8
+
+
+class Layers(nn.Sequential):
+    """Linear layers, each followed by a ReLU, perhaps but for the last.
+
+    Attributes:
+        aligned: Whether the first layer computes with zeros beside its inputs, up to a multiple of
+            :data:`ALIGNMENT`; it then takes inputs that have them already.
+
+    Args:
+        inputs: The width of the input.
+        sizes: The width of each layer.
+        last_relu: Whether a ReLU follows the last one, too.
+    """
+
+    def __init__(self, inputs: int, sizes: tuple[int, ...], *, last_relu: bool = True) -> None:
+        widths = [inputs, *sizes]
+        super().__init__(*(nn.Linear(*pair) for pair in zip(widths, sizes, strict=False)))
+        self.aligned, self._relus = False, len(sizes) - (not last_relu)
+
+    def __iter__(self) -> Iterator[nn.Linear]:
+        return iter(self._modules.values())  # type: ignore[arg-type]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [B, the last size] for [B, inputs]."""
+        for number, layer in enumerate(self):
+            weight = layer.weight
+            if self.aligned and not number:
+                width = layer.in_features + -layer.in_features % ALIGNMENT
+                x = functional.pad(x, (0, width - x.shape[1]))
+                weight = functional.pad(weight, (0, width - layer.in_features))
+            x = functional.linear(x, weight, layer.bias)
+            if number < self._relus:
+                x = x.relu_()
+        return x
+
+
+def joined(dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+    """Return all vectors [B, V, D]: the dense one, if there is one, and then the embeddings."""
+    return torch.cat([dense.unsqueeze(1), vectors], 1) if dense.shape[1] else vectors
+
+
+class PairProducts(nn.Module):
+    """The dot products of all pairs of vectors.
+
+    ``torchrec.models.dlrm.InteractionArch`` computes the same. It selects the pairs from all
+    products with two index tensors, whose gradient is a scatter, element by element. Here whole
+    columns are selected, and the gradient is one product of matrices, of the pairs' gradients and
+    the vectors.
+
+    Attributes:
+        aligned: Whether zeros follow the products up to a multiple of :data:`ALIGNMENT` columns.
+
+    Args:
+        vectors: The number of vectors, V; the dense one included.
+    """
+
+    pairs: torch.Tensor
+    of_pair: torch.Tensor
+
+    def __init__(self, vectors: int) -> None:
+        super().__init__()
+        self.aligned = False
+        low, high = torch.triu_indices(vectors, vectors, offset=1)
+        self.register_buffer("pairs", low * vectors + high, persistent=False)
+        # the pair of each product; a product of a vector with itself gets the pair after the last
+        of_pair = torch.full((vectors, vectors), len(low))
+        of_pair[low, high] = of_pair[high, low] = torch.arange(len(low))
+        self.register_buffer("of_pair", of_pair.flatten(), persistent=False)
+
+    def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        """Return the dense vector and the products.
+
+        Args:
+            dense: The dense vectors [B, D]; without a dense vector [B, 0].
+            vectors: The embeddings [B, F, D].
+
+        Returns:
+            [B, D + V (V - 1) / 2]: The dense vector, then the products of vectors i < j by rising
+            i, then j, in the dense vector's dtype; vector 0 is the dense one. Without a dense
+            vector, the products alone. With ``aligned``, then zeros.
+        """
+        has_dense = dense.shape[1] > 0
+        if has_dense:
+            vectors = joined(dense, vectors.to(dense.dtype))  # which autocast chose
+        if torch.is_grad_enabled():
+            pairs = _Pairs.apply(vectors, self.pairs, self.of_pair)
+        else:
+            pairs = _products(vectors, self.pairs)
+        parts = [dense, pairs] if has_dense else [pairs]
+        if self.aligned:
+            more = -sum(part.shape[1] for part in parts) % ALIGNMENT
+            parts.append(pairs.new_zeros(len(pairs), more))
+        return torch.cat(parts, dim=1) if len(parts) > 1 else pairs
+
+
+def _products(vectors: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+    return torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, pairs)
+
+
+class _Pairs(torch.autograd.Function):
+    """[B, V, D] → the products of its pairs [B, V (V - 1) / 2]."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        vectors: torch.Tensor,
+        pairs: torch.Tensor,
+        of_pair: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(vectors, of_pair)
+        return _products(vectors, pairs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        vectors, of_pair = ctx.saved_tensors
+        with_zero = functional.pad(gradient, (0, 1)).to(vectors.dtype)
+        size, count = vectors.shape[:2]
+        symmetric = with_zero.index_select(1, of_pair).view(size, count, count)
+        return torch.bmm(symmetric, vectors), None, None
+
+
+class CrossNetwork(nn.Module):
+    """A low-rank cross network, from all vectors to [B, V · D].
+
+    Args:
+        width: V · D.
+        layers: The number of layers.
+        rank: The rank of their weights.
+    """
+
+    def __init__(self, width: int, layers: int, rank: int) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in range(layers))
+        self.outer = nn.ModuleList(nn.Linear(rank, width) for _ in range(layers))
+
+    def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        """Return [B, V · D] of the dense vectors [B, D] or [B, 0], and embeddings [B, F, D]."""
+        y = x0 = joined(dense, vectors).flatten(1)
+        for inner, outer in zip(self.inner, self.outer, strict=True):
+            y = x0 * outer(inner(y)) + y
+        return y
+
+
+class Projections(nn.Module):
+    """The dense vector, and the products of two projections of all vectors.
+
+    Args:
+        width: V · D.
+        dim: D.
+        first, second: The layers of each projection; the last is a multiple of D.
+    """
+
+    def __init__(
+        self, width: int, dim: int, first: tuple[int, ...], second: tuple[int, ...]
+    ) -> None:
+        super().__init__()
+        self.first, self.second = Layers(width, first), Layers(width, second)
+        self._dim = dim
+
+    def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        """Return [B, width] of the dense vectors [B, D] or [B, 0], and embeddings [B, F, D]."""
+        flat = joined(dense, vectors).flatten(1)
+        left = self.first(flat).unflatten(1, (-1, self._dim))
+        right = self.second(flat).unflatten(1, (self._dim, -1))
+        return torch.cat([dense, torch.bmm(left, right).flatten(1)], 1)
