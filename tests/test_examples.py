@@ -28,7 +28,10 @@ _TABLE = re.compile(r"^## What you have.*?\n\n(.*?)\n\n", re.MULTILINE | re.DOTA
 #: What the lines of Python in README's table suppose, and what they must have made.
 _BEFORE = (
     "from nvt_torchrec import *",
-    "import pandas as pd",
+    "import pandas as pd, pyarrow.parquet as pq",
+    "from nvt_torchrec.formats.schema import TableSchema",
+    "table = pq.read_table('OUT/criteo_binary/split/train')",
+    "schema = TableSchema.read('OUT/criteo_binary/split')",
     "frame = pd.read_csv('clicks.csv', dtype=str)",
     "as_merlin = lambda batch: ({}, batch.labels)",
 )

@@ -54,7 +54,7 @@ class Scorer:
             InvalidRowError: An id is outside of its table, or a probability is not finite.
         """
         schema = self.schema
-        read = _of_batch if hasattr(ids, "length_per_key") else _of_rows
+        read = _of_batch if callable(getattr(ids, "lengths", None)) else _of_rows
         given = read(ids, schema.categorical)
         columns = list(map(_checked, schema.categorical, schema.table_sizes, given))
         values = np.array(_array(dense).T, np.float32, order="C")

@@ -16,6 +16,7 @@ from nvt_torchrec import Encoder, KJTLoader, Predictor, Scorer, run
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
 from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.nvt_loader.cpu import plain
 from tests.etl.runs import settings
 from tests.etl.test_derived_columns import SPEC, line
 from tests.inference.conftest import Trained
@@ -114,7 +115,11 @@ def test_encoded_lists_score_as_raw_ones(shop: Trained, shop_predictor: Predicto
     dense, ids = Encoder.load(shop.workflow).encode(rows)
     scorer, expected = Scorer.load(shop.workflow, shop.checkpoint), shop_predictor.predict(rows)
     table = last_day(shop.parquet).select(scorer.schema.categorical)
-    for form in (ids, table.to_pandas(), [[*row.values()] for row in table.to_pylist()]):
+    offsets = {"offset_per_key": ids.offset_per_key(), "offsets": ids.offsets()}
+    of_loader = plain.KeyedJaggedTensor(
+        ids.keys(), ids.values(), ids.stride(), **offsets, lengths=ids.lengths()
+    )
+    for form in (ids, of_loader, table.to_pandas(), [[*row.values()] for row in table.to_pylist()]):
         np.testing.assert_array_equal(scorer.predict(dense, form), expected)
 
 
