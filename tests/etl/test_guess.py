@@ -14,13 +14,10 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.guess import guess
-from nvt_torchrec.etl.guess.dialect import find_dialect, split_rows
 from nvt_torchrec.etl.guess.sample import take_sample
 from nvt_torchrec.formats.feature_spec.columns import InputFormat
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
@@ -389,20 +386,3 @@ def test_the_command_writes_a_file_once(tmp_path: Path, capsys: pytest.CaptureFi
     assert tomllib.loads(printed)["label"]["name"] == "clicked"
     assert main(["guess", str(path), "--output", str(spec)]) == 2
     assert "exists already" in capsys.readouterr().err
-
-
-_FIELD = st.text(
-    st.characters(codec="utf-8", exclude_characters='\r\n"|;,\t \x01\x00^~:#%!*'), max_size=6
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.tuples(*[_FIELD.filter(bool)] * 4), min_size=2, max_size=20),
-    st.sampled_from(["\t", ",", ";", "|", "::", "||", "\x01"]),
-)
-def test_the_delimiter_is_found(rows: list[tuple[str, ...]], delimiter: str) -> None:
-    text = "".join(delimiter.join(row) + "\n" for row in rows)
-    dialect = find_dialect(text, "log")
-    assert dialect.delimiter == delimiter
-    assert split_rows(text, dialect) == [list(row) for row in rows]

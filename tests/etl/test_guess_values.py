@@ -1,4 +1,4 @@
-"""What ``python -m etl guess`` finds in the values of one column."""
+"""What ``python -m etl guess`` finds in the values of one column, and between columns."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nvt_torchrec.etl.guess.dialect import find_dialect, split_rows
 from nvt_torchrec.etl.guess.values import profile, time_format
 
 
@@ -45,3 +46,20 @@ def test_any_texts_have_a_profile(values: list[str]) -> None:
     assert found.rows == len(values)
     assert 0 <= found.missing <= found.rows
     assert (found.kind == "empty") == (found.missing == found.rows)
+
+
+_FIELD = st.text(
+    st.characters(codec="utf-8", exclude_characters='\r\n"|;,\t \x01\x00^~:#%!*'), max_size=6
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(*[_FIELD.filter(bool)] * 4), min_size=2, max_size=20),
+    st.sampled_from(["\t", ",", ";", "|", "::", "||", "\x01"]),
+)
+def test_the_delimiter_is_found(rows: list[tuple[str, ...]], delimiter: str) -> None:
+    text = "".join(delimiter.join(row) + "\n" for row in rows)
+    dialect = find_dialect(text, "log")
+    assert dialect.delimiter == delimiter
+    assert split_rows(text, dialect) == [list(row) for row in rows]
