@@ -18,12 +18,8 @@ from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import read_json
-from nvt_torchrec.formats.workflow_description import (
-    COPY_AGAIN,
-    GRAPH_FILE,
-    METADATA_FILE,
-    WorkflowDescription,
-)
+from nvt_torchrec.formats.vocabularies import COPY_AGAIN
+from nvt_torchrec.formats.workflow_description import GRAPH_FILE, METADATA_FILE, WorkflowDescription
 from nvt_torchrec.workflows import nodes
 
 

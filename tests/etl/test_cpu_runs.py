@@ -15,16 +15,16 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.engines import runs as cpu_runs
 from nvt_torchrec.etl.engines.counting import count, merge
-from nvt_torchrec.etl.engines.runs import Run, Runs
+from nvt_torchrec.etl.engines.runs import Runs, SortedRun
 from nvt_torchrec.workflows.moments import merge_moments
 
 _WORDS = pa.array(["", "a", "é", "a", "日本"], pa.string())
 
 
-def _run(block: int) -> Run:
+def _run(block: int) -> SortedRun:
     """What a block holds: hex, int and string values that tell blocks apart."""
     rng = np.random.default_rng(block)
-    return Run(
+    return SortedRun(
         rows=block + 1,
         nulls=np.array([block, 1, 0]),
         moments=np.array([[[block + 1.0, rng.normal(), rng.normal(), rng.random()]]]),

@@ -14,12 +14,8 @@ from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
 from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
-from nvt_torchrec.formats.workflow_description import (
-    Identity,
-    Vocabulary,
-    WorkflowDescription,
-    identify,
-)
+from nvt_torchrec.formats.vocabularies import Vocabulary
+from nvt_torchrec.formats.workflow_description import Identity, WorkflowDescription, identify
 from nvt_torchrec.workflows.description import inspect
 from tests.dlrm.generations import DIGESTS, REUSED, SPEC, VALUES, values_of, write_workflow
 from tests.mutations import edit_json, flip_bit

@@ -14,7 +14,7 @@ from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engines import block as host
 from nvt_torchrec.etl.engines.counting import merge
 from nvt_torchrec.etl.engines.device.blocks import LANES, Card, count_block, merge_runs
-from nvt_torchrec.etl.engines.runs import Run
+from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.formats.feature_spec.feature_spec import (
     CategoricalColumn,
     DenseColumn,
@@ -41,7 +41,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "PIECE_BYTES", PIECE)
 
 
-def assert_same(found: Run, expected: list[Run]) -> None:
+def assert_same(found: SortedRun, expected: list[SortedRun]) -> None:
     assert found.rows == sum(run.rows for run in expected)
     np.testing.assert_array_equal(found.nulls, sum(run.nulls for run in expected))
     moments = np.concatenate([run.moments for run in expected])

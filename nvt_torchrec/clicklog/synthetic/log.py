@@ -25,8 +25,8 @@ from nvt_torchrec.clicklog.synthetic.model import (
     BLOCK_ROWS,
     MISSING_COUNT,
     MISSING_VALUE,
-    ClickModel,
     Rows,
+    SyntheticModel,
     SyntheticSettings,
     plant,
 )
@@ -135,7 +135,7 @@ def synthesize(
     return summary
 
 
-def _write_day(path: Path, model: ClickModel, day: int, bar: Any) -> dict[str, OracleScore]:
+def _write_day(path: Path, model: SyntheticModel, day: int, bar: Any) -> dict[str, OracleScore]:
     """Write one file, block by block; return the oracle's score in each split."""
     rows, days = model.settings.rows_per_day, model.settings.days
     ranges = {"train": (0, rows)}
@@ -173,7 +173,7 @@ def format_rows(rows: Rows) -> bytes:
     return text.getvalue()
 
 
-def _summary(model: ClickModel, days: list[dict[str, OracleScore]]) -> dict[str, Any]:
+def _summary(model: SyntheticModel, days: list[dict[str, OracleScore]]) -> dict[str, Any]:
     """Return the content of ``synthetic.json``."""
     oracle = {split: OracleScore() for split in SPLITS}
     files = []

@@ -151,7 +151,7 @@ class Term:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClickModel:
+class SyntheticModel:
     """A planted model, which draws rows and scores them. Made by :func:`plant`."""
 
     settings: SyntheticSettings
@@ -181,7 +181,7 @@ class ClickModel:
         return Rows(label, dense, categorical), logits
 
 
-def plant(settings: SyntheticSettings) -> ClickModel:
+def plant(settings: SyntheticSettings) -> SyntheticModel:
     """Plant the model that the settings describe: weights, then centres, scales and the bias."""
     sample = [
         _draw_columns(settings, day, CALIBRATION_BLOCK, CALIBRATION_ROWS)
@@ -196,7 +196,7 @@ def plant(settings: SyntheticSettings) -> ClickModel:
         )
         for term in _weighted_terms(settings)
     ]
-    model = ClickModel(settings, tuple(terms))
+    model = SyntheticModel(settings, tuple(terms))
     return dataclasses.replace(model, bias=_bias_of(model.logits(dense, categorical), settings))
 
 

@@ -177,7 +177,7 @@ def _read_manifest(output: Output) -> None:
         output.error("manifest", file, error.what, error.remedy)
 
 
-def check(output: Output) -> None:
+def check_files(output: Output) -> None:
     """Check that all splits exist, the columns of their files, and what describes the files."""
     _check_unfinished(output)
     _check_splits(output)

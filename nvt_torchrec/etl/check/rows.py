@@ -49,7 +49,7 @@ class _Scan:
     unreadable: str = ""
 
 
-def check(
+def check_values(
     output: Output, *, workers: int, report: Callable[[int, int], object] | None = None
 ) -> None:
     """Read all data; see :func:`etl.commands.check.check` for the arguments."""

@@ -39,8 +39,8 @@ def check(
     from nvt_torchrec.etl.check import files, rows
 
     output = files.find(Path(path))
-    files.check(output)
-    rows.check(output, workers=workers, report=report)
+    files.check_files(output)
+    rows.check_values(output, workers=workers, report=report)
     order = {ERROR: 0, WARNING: 1, NOTE: 2}
     return sorted(output.findings, key=lambda finding: order[finding.severity])
 

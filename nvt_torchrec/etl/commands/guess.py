@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 #: MiB of text that are read from the beginning of a file.
 HEAD_MB = 8
@@ -91,6 +91,6 @@ def run(settings: GuessSettings) -> None:
         return
     with output_errors(output):
         write_text(output, text)
-    logger.info("wrote %s; review it, then run:", output)
+    log.info("wrote %s; review it, then run:", output)
     command = as_called("python -m etl run")
-    logger.info("%s %s", command, shlex.join(["--spec", str(output), *flags]))
+    log.info("%s %s", command, shlex.join(["--spec", str(output), *flags]))

@@ -11,7 +11,7 @@ from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.clicklog.synthetic.model import SyntheticSettings
 from nvt_torchrec.etl.settings import threads_flag
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class SynthesizeSettings(Settings):
 SETTINGS = (SynthesizeSettings, SyntheticSettings)
 
 
-def run(settings: SynthesizeSettings, log: SyntheticSettings) -> None:
+def run(settings: SynthesizeSettings, synthetic: SyntheticSettings) -> None:
     """Write the log, and print the AUROC that a perfect model would reach on it.
 
     Raises:
@@ -34,12 +34,12 @@ def run(settings: SynthesizeSettings, log: SyntheticSettings) -> None:
     from nvt_torchrec.clicklog.synthetic.log import SUMMARY_FILE, synthesize
 
     begin = time.monotonic()
-    summary = synthesize(settings.output_path, log, workers=settings.workers)
+    summary = synthesize(settings.output_path, synthetic, workers=settings.workers)
     seconds = time.monotonic() - begin
-    logger.info(
+    log.info(
         "%s: %d days, %d rows, %.1f %% clicks, %.1f s (%.0f rows/s)",
         settings.output_path,
-        log.days,
+        synthetic.days,
         summary["rows"],
         100 * summary["positives"] / summary["rows"],
         seconds,
@@ -47,5 +47,5 @@ def run(settings: SynthesizeSettings, log: SyntheticSettings) -> None:
     )
     for split, score in summary["oracle"].items():
         auroc = "undefined" if score["auroc"] is None else f"{score['auroc']:.4f}"
-        logger.info("oracle AUROC %-5s %s (%d rows)", split, auroc, score["rows"])
-    logger.info("details: %s", settings.output_path / SUMMARY_FILE)
+        log.info("oracle AUROC %-5s %s (%d rows)", split, auroc, score["rows"])
+    log.info("details: %s", settings.output_path / SUMMARY_FILE)

@@ -18,9 +18,9 @@ from nvt_torchrec.clicklog.readers.raw import read_block_chunks
 from nvt_torchrec.etl.division.plan import Unit
 from nvt_torchrec.etl.engines.counting import Counts, count, merge
 from nvt_torchrec.etl.engines.moments import moments
-from nvt_torchrec.etl.engines.runs import Run
+from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.etl.units.results import UnitResult, count_missing
-from nvt_torchrec.etl.units.row_split import divided
+from nvt_torchrec.etl.units.row_split import divide_rows
 from nvt_torchrec.etl.units.writing import Encoded, write_units
 from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 PIECE_BYTES = 2 << 20
 
 
-def count_block(block: Block, spec: FeatureSpec, reject: bool | int) -> Run:
+def count_block(block: Block, spec: FeatureSpec, reject: bool | int) -> SortedRun:
     """Count the categories of a block, and compute the moments of its dense columns.
 
     Of a divided block, only the rows for training are counted.
@@ -55,7 +55,7 @@ def count_block(block: Block, spec: FeatureSpec, reject: bool | int) -> Run:
     of_pieces = [np.zeros((len(spec.dense), 4))]
     rows_read = 0
     pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=PIECE_BYTES)
-    for (rows,) in divided(pieces, block, ["train"]):
+    for (rows,) in divide_rows(pieces, block, ["train"]):
         rows_read += len(rows)
         missing += count_missing(rows.categorical_missing, len(columns))
         for of_column, piece in zip(columns, rows.categorical, strict=True):
@@ -69,7 +69,7 @@ def count_block(block: Block, spec: FeatureSpec, reject: bool | int) -> Run:
         counted = _count_column(of_column, column, int(absent))
         counts[name] = merge([counts[name], counted]) if name in counts else counted
         nulls[name] = nulls.get(name, 0) + (0 if column.multi_hot else int(absent))
-    return Run(
+    return SortedRun(
         rows=rows_read,
         nulls=np.array([nulls[name] for name in spec.vocabularies], np.int64),
         moments=merge_moments(of_pieces)[np.newaxis],

@@ -34,7 +34,7 @@ from nvt_torchrec.etl.engines.engine import Job, Report
 from nvt_torchrec.etl.engines.workers import Workers
 from nvt_torchrec.etl.state.output import CATEGORIES
 from nvt_torchrec.etl.units.results import UnitResult
-from nvt_torchrec.etl.units.row_split import divided
+from nvt_torchrec.etl.units.row_split import divide_rows
 from nvt_torchrec.etl.units.writing import Encoded, finish_units, write_units
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
@@ -103,7 +103,7 @@ def _merlin_client(client: Client) -> Iterator[None]:
 def _read_frame(block: Block, job: Job, gpu: bool) -> Any:
     """Read the training rows of a block as a frame."""
     read = read_block(block, job.spec, reject=job.reject)
-    ((rows,),) = divided([read], block, ["train"])
+    ((rows,),) = divide_rows([read], block, ["train"])
     with contextlib.suppress(ValueError):  # not in a worker
         get_worker().log_event(_PROGRESS, len(rows))
     return to_frame(rows, job.spec, gpu=gpu)

@@ -43,7 +43,7 @@ _NAME = re.compile(r"(\d+)-(\d+)\.npz")
 
 
 @dataclasses.dataclass
-class Run:
+class SortedRun:
     """What was counted in consecutive blocks.
 
     Attributes:
@@ -59,7 +59,7 @@ class Run:
     counts: Iterable[Counts]
 
 
-def write_run(path: Path, run: Run) -> None:
+def write_run(path: Path, run: SortedRun) -> None:
     """Write a run; its counts are taken one by one. Raises :class:`OutputError`."""
     with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
 
@@ -117,7 +117,7 @@ class RunFile:
         return np.frombuffer(file.getbuffer()[file.tell() :], dtype).reshape(shape)
 
     def array(self, name: str) -> np.ndarray:
-        """``rows``, ``nulls`` or ``moments``; see :class:`Run`."""
+        """``rows``, ``nulls`` or ``moments``; see :class:`SortedRun`."""
         with self._damaged():
             return self._read(name)
 
@@ -207,7 +207,7 @@ class Runs:
         """The rows of all runs."""
         return sum(int(file.array("rows")) for file in self.files)
 
-    def add(self, block: int, run: Run) -> None:
+    def add(self, block: int, run: SortedRun) -> None:
         """Write a block's counts, which become durable soon; merge runs that are complete."""
         self._write((block, block + 1), run)
         self.compact()
@@ -216,7 +216,7 @@ class Runs:
         """Merge complete groups of durable runs, unless another thread merges them."""
         while (group := self._take_group()) is not None:
             files = [RunFile(self._path(blocks)) for blocks in group]
-            merged = Run(
+            merged = SortedRun(
                 sum(int(file.array("rows")) for file in files),
                 np.sum([file.array("nulls") for file in files], axis=0),
                 np.concatenate([file.array("moments") for file in files]),
@@ -224,7 +224,7 @@ class Runs:
             )
             self._write((group[0][0], group[-1][1]), merged)
 
-    def _write(self, blocks: tuple[int, int], run: Run) -> None:
+    def _write(self, blocks: tuple[int, int], run: SortedRun) -> None:
         with deferred() as written:
             write_run(self._path(blocks), run)
         self._syncer.add(written, blocks)

@@ -62,7 +62,7 @@ class Workers(Engine):
         if on_cards:
             log.info("Criteo's format: kernels on the GPUs parse, count and encode text")
         if on_cards and self._agrees("counting", device.compare_counts, blocks[0]):
-            tasks = device.divided(numbered, self.client)
+            tasks = device.tasks_of(numbered, self.client)
             results = self._results(device.count_blocks, tasks, on_cards)
         else:
             results = self._results(_count_block, numbered)
@@ -74,7 +74,7 @@ class Workers(Engine):
         saved = _identified(workflow)
         on_cards = self._on_cards(unit.block for unit in units) and device.has_room(workflow)
         if on_cards and self._agrees("encoding", device.compare_codes, units[0], saved):
-            tasks = device.divided(units, self.client)
+            tasks = device.tasks_of(units, self.client)
             results = self._results(device.encode_units, tasks, on_cards, workflow=saved)
         else:
             results = self._results(self._encode_block(), by_block(units), workflow=saved)

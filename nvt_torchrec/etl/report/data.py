@@ -23,7 +23,8 @@ from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.formats.workflow_description import Vocabulary, WorkflowDescription
+from nvt_torchrec.formats.vocabularies import Vocabulary
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 #: Row groups that are sampled, and the most rows taken from each.
 SAMPLED_ROW_GROUPS, SAMPLED_ROWS = 4, 16 << 10

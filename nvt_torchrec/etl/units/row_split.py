@@ -49,7 +49,7 @@ def choose(rows: RawRows, block: DividedBlock, lines_before: int) -> np.ndarray:
     return rule.choose(rows.key if rule.by == "time" else hashes(rows.key, rule.seed))  # type: ignore[arg-type]
 
 
-def divided(
+def divide_rows(
     pieces: Iterable[RawRows], block: Block, splits: Sequence[str]
 ) -> Iterator[tuple[RawRows, ...]]:
     """Divide rows of a block into those of each split.

@@ -17,7 +17,7 @@ from nvt_torchrec.etl.division.plan import DividedBlock, Unit
 from nvt_torchrec.etl.parts.parquet import PartWriter
 from nvt_torchrec.etl.state.output import PARTS, REJECTED
 from nvt_torchrec.etl.units.results import UnitRecord, UnitResult, count_missing
-from nvt_torchrec.etl.units.row_split import divided
+from nvt_torchrec.etl.units.row_split import divide_rows
 from nvt_torchrec.formats.rows import RawRows
 
 #: Bad rows that the record of a unit describes; its file of rejected rows has all of them.
@@ -50,7 +50,7 @@ def write_units(
     """
     with deferred() as written, contextlib.ExitStack() as stack:
         writers = [_UnitWriter(unit, work, stack) for unit in units]
-        for by_split in divided(pieces, units[0].block, [unit.split for unit in units]):
+        for by_split in divide_rows(pieces, units[0].block, [unit.split for unit in units]):
             for writer, rows in zip(writers, by_split, strict=True):
                 writer.write(rows, *encode(rows))
     return [writer.result() for writer in writers], written

@@ -33,7 +33,8 @@ from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.generations import read_columns
-from nvt_torchrec.formats.workflow_description import COPY_AGAIN, WorkflowDescription
+from nvt_torchrec.formats.vocabularies import COPY_AGAIN
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.compiled import tables, text_tables
 from nvt_torchrec.workflows.description import inspect
 

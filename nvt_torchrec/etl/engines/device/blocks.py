@@ -32,7 +32,7 @@ from nvt_torchrec.etl.division.plan import Unit
 from nvt_torchrec.etl.engines import block as host
 from nvt_torchrec.etl.engines.counting import Counts
 from nvt_torchrec.etl.engines.moments import moments
-from nvt_torchrec.etl.engines.runs import Run
+from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.etl.units.results import LostRowsError, UnitResult
 from nvt_torchrec.etl.units.writing import Encoded, write_units
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
@@ -167,7 +167,7 @@ def merge_on_device(device: Device, several: Sequence[DeviceCounts]) -> DeviceCo
 
 @dataclasses.dataclass(frozen=True)
 class DeviceRun:
-    """What was counted in a block; see :class:`etl.engines.runs.Run`."""
+    """What was counted in a block; see :class:`etl.engines.runs.SortedRun`."""
 
     rows: int
     nulls: np.ndarray
@@ -252,14 +252,14 @@ def _raw_rows(
     )
 
 
-def merge_runs(card: Card, runs: list[DeviceRun]) -> Run:
+def merge_runs(card: Card, runs: list[DeviceRun]) -> SortedRun:
     """Merge the counts of consecutive blocks on the card, and copy them to the host."""
     device = card.device
     with card.lane():
         together = zip(*(run.counts for run in runs), strict=True)
         merged = [merge_on_device(device, list(runs)) for runs in together]
         counts = [Counts(device.download(of.values), device.download(of.counts)) for of in merged]
-    return Run(
+    return SortedRun(
         rows=sum(run.rows for run in runs),
         nulls=np.sum([run.nulls for run in runs], axis=0),
         moments=np.concatenate([run.moments for run in runs]),

@@ -38,7 +38,7 @@ from nvt_torchrec.etl.engines.device.blocks import (
     merge_runs,
 )
 from nvt_torchrec.etl.engines.engine import Job
-from nvt_torchrec.etl.engines.runs import FAN_IN, Run, run_name, write_run
+from nvt_torchrec.etl.engines.runs import FAN_IN, SortedRun, run_name, write_run
 from nvt_torchrec.etl.state.output import FIT, PARTS
 from nvt_torchrec.etl.units.results import UnitResult
 from nvt_torchrec.etl.units.writing import recording
@@ -81,7 +81,7 @@ def has_room(workflow_path: Path) -> bool:
     return needed <= room
 
 
-def divided(items: Sequence[_Item], client: Client) -> list[list[_Item]]:
+def tasks_of(items: Sequence[_Item], client: Client) -> list[list[_Item]]:
     """Divide items among tasks: large ones, but at least one for each worker."""
     processes = max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
     size = max(1, min(TASK_BLOCKS, -(-len(items) // processes)))
@@ -180,7 +180,7 @@ def compare_counts(job: Job, block: Block) -> str:
     )
 
 
-def _arrays(run: Run, spec: FeatureSpec) -> dict[str, np.ndarray]:
+def _arrays(run: SortedRun, spec: FeatureSpec) -> dict[str, np.ndarray]:
     arrays = {"rows": np.array(run.rows), "nulls": run.nulls, "moments": run.moments}
     for name, counts in zip(spec.vocabularies, run.counts, strict=True):
         arrays |= {f"values of {name}": counts.values, f"counts of {name}": counts.counts}
