@@ -42,6 +42,9 @@ _APART = "torchrec==1.8.0 nvtabular==23.8.0 merlin-core==23.8.0 merlin-dataloade
 #: RAPIDS, checked where it is installed.
 RAPIDS = {"cudf-cu13": "26.10", "dask-cudf-cu13": "26.10", "dask-cuda": "26.10"}
 
+#: What the extra [onnx] installs, by the names of the modules.
+_ONNX = ("onnx", "onnx_ir", "onnxruntime", "onnxscript")
+
 
 class UnsupportedStackError(ClickLogError, ImportError):
     """Installed packages outside the supported table."""
@@ -72,7 +75,10 @@ def missing_package(error: ModuleNotFoundError) -> ImportError:
     package = (error.name or "").partition(".")[0]
     if package in ("", "nvt_torchrec"):
         return error
-    remedy = f"run `{_install(installed_version)}`"
+    if package in _ONNX and not IS_CHECKOUT:
+        remedy = f"run `pip install '{_own_package('onnx')}'`"
+    else:
+        remedy = f"run `{_install(installed_version)}`"
     return UnsupportedStackError(f"the package {package} is not installed", remedy)
 
 

@@ -26,7 +26,7 @@ COMMANDS = {
         "show where a bundle comes from: checkpoint, workflow generation, days, settings",
     ),
     "serve": ("nvt_torchrec.inference.commands.serve", "score rows over HTTP, in JSON"),
-    "export": ("nvt_torchrec.inference.commands.export", "export a bundle for PyTorch or Triton"),
+    "export": ("nvt_torchrec.inference.commands.export", "export a bundle as ONNX, or for Triton"),
     "benchmark": (
         "nvt_torchrec.inference.commands.benchmark",
         "measure latency and rows/s by batch size",

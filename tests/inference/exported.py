@@ -1,37 +1,44 @@
-"""Rows that were read, as arguments of an exported model."""
+"""Rows that were read, as tensors of an exported model."""
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
+
 import numpy as np
-import torch
+import onnxruntime
 
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.rows import Jagged, RawRows, is_missing
-from nvt_torchrec.inference.export.torch_package import MISSING
+from nvt_torchrec.inference.tensors import inputs_of, to_tensors
 
 
-def arguments_of(
-    rows: RawRows, spec: FeatureSpec
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """The arguments of :meth:`inference.export.torch_package.RawModel.forward`."""
-    dense = rows.dense.T.astype(np.float64, order="C")
-    for j in range(len(spec.dense)):
-        dense[is_missing(rows.dense_missing, j), j] = np.nan
-    single, lists = [], []
-    for j in range(len(spec.categorical)):
+def tensors_of(rows: RawRows, spec: FeatureSpec) -> dict[str, np.ndarray]:
+    """The inputs of ``model.onnx``, for columns that are not derived."""
+    columns = {}
+    for j, column in enumerate(spec.dense):
+        absent = is_missing(rows.dense_missing, j)
+        columns[column.name] = [
+            None if a else v for v, a in zip(rows.dense[j].tolist(), absent, strict=True)
+        ]
+    for j, column in enumerate(spec.categorical):
         values = rows.categorical[j]
+        kind = RAW_TYPES[column.raw]
+        flat = (values.values if isinstance(values, Jagged) else values).tolist()
+        flat = [kind.log_text(v) if kind.takes_text else v for v in flat]
         if isinstance(values, Jagged):
-            lists.append(padded(values))
+            ends = itertools.pairwise(values.offsets)
+            columns[column.name] = [flat[begin:end] for begin, end in ends]
         else:
             absent = is_missing(rows.categorical_missing, j)
-            single.append(np.where(absent, MISSING, values.astype(np.int64)))
-    categorical = np.stack(single, 1) if single else np.empty((len(rows), 0), np.int64)
-    return torch.from_numpy(dense), torch.from_numpy(categorical), lists
+            columns[column.name] = [None if a else v for v, a in zip(flat, absent, strict=True)]
+    by_row = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return to_tensors(inputs_of(spec), by_row)
 
 
-def padded(values: Jagged) -> torch.Tensor:
-    """Lists of integers as a tensor."""
-    lengths = np.diff(values.offsets)
-    result = np.full((len(lengths), max(1, lengths.max(initial=0))), MISSING)
-    result[np.arange(result.shape[1]) < lengths[:, None]] = values.values
-    return torch.from_numpy(result)
+def score(export: Path, tensors: dict[str, np.ndarray]) -> np.ndarray:
+    """Probabilities by ONNX Runtime."""
+    session = onnxruntime.InferenceSession(export / "model.onnx")
+    (probabilities,) = session.run(["probability"], tensors)
+    return probabilities

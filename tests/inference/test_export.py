@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 from hypothesis import given
@@ -24,19 +27,26 @@ from nvt_torchrec.formats.feature_spec.feature_spec import (
 )
 from nvt_torchrec.formats.feature_spec.reading import Derivation, Reading
 from nvt_torchrec.inference.__main__ import main
-from nvt_torchrec.inference.export.torch_package import MISSING, RawModel, describe, export_torch
+from nvt_torchrec.inference.benchmark import first_rows
+from nvt_torchrec.inference.export import onnx_file
+from nvt_torchrec.inference.export.graph import encode
+from nvt_torchrec.inference.export.onnx_file import Scores, assemble, export_onnx
+from nvt_torchrec.inference.export.operators import Graph
 from nvt_torchrec.inference.model.bundle import describe as describe_bundle
 from nvt_torchrec.inference.model.bundle import save_bundle, write_bundle
 from nvt_torchrec.inference.model.weights import ModelShape, from_scorer
 from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.inference.tensors import inputs_of, to_tensors
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.vocabulary import finish
+from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.inference.bundles import make_bundle, make_origin, with_full_disk
 from tests.inference.conftest import Trained
-from tests.inference.exported import arguments_of
+from tests.inference.exported import score, tensors_of
 from tests.inference.reference import make_scorer
 from tests.inference.test_predictor import criteo_dicts
-from tests.workflows.random_specs import examples, feature_specs
+from tests.workflows.random_specs import as_columns, examples, feature_specs
 from tests.workflows.test_compiled import odd_rows, save
 
 
@@ -77,56 +87,54 @@ def linked(directory: Path, *wanted: str) -> set[str]:
     return linked_names
 
 
-_BARE = """
-import sys
-sys.path.insert(0, {packages!r})
-import torch
-run = torch.export.load({export!r} + "/model.pt2").module()
-inputs = torch.load({folder!r} + "/inputs.pt")
-torch.save([run(*arguments) for arguments in inputs], {folder!r} + "/scores")
-lost = [name for name in ("numpy", "nvt_torchrec", "pyarrow", "torchrec") if name in sys.modules]
-print(lost)
-"""
-
-
 def run_isolated(program: str, directory: Path) -> subprocess.CompletedProcess[str]:
     """Run a program that finds no packages but those in ``sys.path`` by its own doing."""
     command = [sys.executable, "-I", "-S", "-W", "ignore", "-c", program]
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
 
 
-def run_bare(export: Path, folder: Path, inputs: list) -> list:
-    """Scores of a package, from a process that has PyTorch and nothing else."""
-    torch.save(inputs, folder / "inputs.pt")
-    packages = folder / "packages"
-    packages.mkdir()
-    assert not linked(packages, "torch") & {"numpy", "pyarrow", "nvt-torchrec"}
-    program = _BARE.format(packages=str(packages), export=str(export), folder=str(folder))
-    done = run_isolated(program, folder)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[]"
-    return torch.load(folder / "scores")
+_BARE = """
+import sys
+sys.path.insert(0, {packages!r})
+import numpy, onnxruntime
+session = onnxruntime.InferenceSession({export!r} + "/model.onnx")
+with numpy.load({folder!r} + "/inputs.npz", allow_pickle=True) as inputs:
+    (scores,) = session.run(["probability"], dict(inputs))
+numpy.save({folder!r} + "/scores.npy", scores)
+print([name for name in ("torch", "nvt_torchrec", "pyarrow", "onnx") if name in sys.modules])
+"""
 
 
-def test_a_package_runs_with_pytorch_alone(
+def test_a_file_runs_with_onnx_runtime_alone(
     bundle: Path, trained: Trained, predictor: Predictor, tmp_path: Path, capsys
 ) -> None:
     export = tmp_path / "export"
-    flags = ["--bundle", str(bundle), "--output", str(export), "--format", "torch"]
+    flags = ["--bundle", str(bundle), "--output", str(export)]
     assert main(["export", *flags]) == 0
-    assert sorted(file.name for file in export.iterdir()) == ["columns.json", "model.pt2"]
+    assert [file.name for file in export.iterdir()] == ["model.onnx"]
+    onnx.checker.check_model(export / "model.onnx", full_check=True)
     rows = criteo_dicts(trained.days[2])
-    columns = json.loads((export / "columns.json").read_text())
-    assert columns["dense"]["columns"] == list(predictor.spec.dense_names)
-    assert columns["categorical"]["columns"] == list(predictor.spec.categorical_names)
-    assert columns["categorical"]["missing"] == MISSING
-    dense, categorical, _ = arguments_of(predictor.read(rows), predictor.spec)
-    inputs = [(dense, categorical, []), (dense[:1], categorical[:1], [])]
-    got, first = run_bare(export, tmp_path, inputs)
+    tensors = to_tensors(inputs_of(predictor.spec), rows)
+    assert {name: str(values.dtype) for name, values in tensors.items()} == {
+        name: "int64" if name.startswith("int") else "object"
+        for name in predictor.spec.feature_names
+    }
+    np.savez(tmp_path / "inputs.npz", **tensors)
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    assert not linked(packages, "onnxruntime") & {"torch", "pyarrow", "nvt-torchrec", "onnx"}
+    program = _BARE.format(packages=str(packages), export=str(export), folder=str(tmp_path))
+    done = run_isolated(program, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
     expected = predictor.predict(rows)
-    np.testing.assert_allclose(got, expected, atol=1e-6)
-    np.testing.assert_allclose(first, expected[:1], atol=1e-6)
+    np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), expected, atol=1e-6)
+    first = {name: values[:1] for name, values in tensors.items()}
+    np.testing.assert_allclose(score(export, first), expected[:1], atol=1e-6)
     assert np.ptp(expected) > 0.1
+    for digits in ("68FD1E64", "068fd1e64", "x"):
+        with pytest.raises(Exception, match="hexadecimal digits must be lower case, and 8 or"):
+            score(export, first | {"cat_3": np.array([digits], object)})
     assert main(["export", *flags]) == 2
     assert "exists" in capsys.readouterr().err
 
@@ -143,70 +151,171 @@ LISTS = FeatureSpec(
 )
 
 
-def test_a_package_of_lists_hashes_and_small_tables(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["float16", "int8"])
+def test_lists_hashes_and_small_tables(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_file, "_WEIGHTS_APART", 1)
     predictor = untrained(tmp_path, LISTS, 4)
-    small, shape = predictor.model.convert("int8"), describe_bundle(tmp_path / "bundle").model
+    small, shape = predictor.model.convert(kind), describe_bundle(tmp_path / "bundle").model
     save_bundle(
         tmp_path / "small", tmp_path / "workflow", small, shape, origin=make_origin(0, (0,))
     )
-    export_torch(tmp_path / "small", tmp_path / "export")
+    export_onnx(tmp_path / "small", tmp_path / "export")
+    assert (tmp_path / "export" / "model.onnx.data").is_file()
+    (tmp_path / "export").rename(tmp_path / "moved")
     small_predictor = Predictor(predictor.workflow, small)
-    parts = [odd_rows(LISTS, count, np.random.default_rng(count)) for count in (1, 2, 50)]
-    inputs = [arguments_of(rows, LISTS) for rows in parts]
-    assert max(values.shape[1] for _, _, lists in inputs for values in lists) > 1
-    got = run_bare(tmp_path / "export", tmp_path, inputs)
-    for scores, rows in zip(got, parts, strict=True):
+    for count in (1, 2, 50):
+        rows = odd_rows(LISTS, count, np.random.default_rng(count))
+        scores = score(tmp_path / "moved", tensors_of(rows, LISTS))
         np.testing.assert_allclose(scores, small_predictor.predict_rows(rows), atol=1e-6)
 
 
 @examples(25)
 @given(spec=feature_specs(), seed=st.integers(0, 2**31), count=st.integers(1, 20))
-def test_the_network_scores_any_spec_as_the_predictor(
+def test_any_spec_scores_as_the_predictor(
     spec: FeatureSpec, seed: int, count: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Before it is packed; strings become integers."""
+    """ONNX Runtime encodes, and the module that is exported scores; strings are not hashed."""
     categorical = tuple(
-        dataclasses.replace(column, raw="int") if column.raw == "string" else column
-        for column in spec.categorical
+        dataclasses.replace(c, num_buckets=0, hash_buckets=0) if c.raw == "string" else c
+        for c in spec.categorical
     )
     spec = dataclasses.replace(spec, categorical=categorical)
     directory = tmp_path_factory.mktemp("any")
     predictor = untrained(directory, spec, seed)
-    workflow = directory / "workflow"
-    network = RawModel(inspect(workflow), workflow, predictor.model)
+    description, graph = inspect(directory / "workflow"), Graph()
+    encoded = encode(graph, description, directory / "workflow")
+    outputs = [graph.Identity(value) for value in encoded.columns]
+    for value in outputs:
+        value.dtype = ir.DataType.INT64
+    if spec.dense:
+        outputs[0].dtype = ir.DataType.DOUBLE
+    model = assemble(encoded.inputs, outputs, [*graph.nodes], [*graph.initializers])
+    ir.save(model, directory / "model.onnx")
     rows = odd_rows(spec, count, np.random.default_rng(seed))
+    session = onnxruntime.InferenceSession(directory / "model.onnx")
+    columns = session.run(None, tensors_of(rows, spec))
+    encoded_rows = predictor.workflow.transform(rows)
+    ids = encoded_rows.ids
+    single = [j for j, column in enumerate(spec.categorical) if not column.multi_hot]
+    if single:
+        np.testing.assert_array_equal(columns[bool(spec.dense)].T, [ids[j] for j in single])
     with torch.no_grad(), np.errstate(over="ignore", invalid="ignore"):
-        got = network(*arguments_of(rows, spec)).numpy()
-        expected = predictor.predict_rows(rows)
+        got = Scores(description, predictor.model)([*map(torch.from_numpy, columns)]).numpy()
+        expected = predictor.predict_encoded(encoded_rows.dense, ids)
     np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
-def test_the_columns_say_what_the_caller_derives() -> None:
-    hour = Reading(("time",), nulls=("-",))
-    spec = FeatureSpec(
-        "label",
-        (DenseColumn("d0"),),
-        (
-            CategoricalColumn("tags", raw="int", multi_hot=True),
-            CategoricalColumn("hour", raw="int", reading=hour, derive=Derivation("hour")),
+def column(name: str, source: str | tuple, how: str = "", nulls: tuple = (), **more) -> dict:
+    """The arguments of a column that is read or derived from others."""
+    rule = {k: more.pop(k) for k in ("time_format", "reference", "boundaries") if k in more}
+    sources = (source,) if isinstance(source, str) else source
+    derive = Derivation(how, **rule) if how else None
+    return {"name": name, "reading": Reading(sources, nulls), "derive": derive, **more}
+
+
+SECONDS, MILLIS = {"time_format": "epoch_s"}, {"time_format": "epoch_ms"}
+DERIVED = FeatureSpec(
+    "label",
+    (
+        DenseColumn(**column("old", "seen", "age", raw="float", reference="2026-01-01", **SECONDS)),
+        DenseColumn(**column("span", ("at", "born"), "age", raw="float", **MILLIS)),
+        DenseColumn(**column("cost", "price", nulls=("-1",), raw="float")),
+        DenseColumn(**column("count", "n", nulls=("-1", "none"))),
+    ),
+    (
+        *(
+            CategoricalColumn(**column(part, "seen", part, raw="int", **SECONDS))
+            for part in ("hour", "weekday", "day", "month")
         ),
-    )
-    columns = describe(spec, "digest")
-    assert columns["categorical"]["columns"] == ["hour"]
-    assert columns["lists"]["columns"] == ["tags"]
-    assert columns["derived"] == {"hour": {"from": ["time"], "kind": "hour"}}
-    assert columns["nulls"] == {"hour": ["-"]}
+        CategoricalColumn(**column("step", "price", "bucket", raw="int", boundaries=(1.0, 2.5))),
+        CategoricalColumn(**column("square", "n", "log_square", raw="int")),
+        CategoricalColumn(**column("pair", ("a", "b"), "cross", raw="string")),
+        CategoricalColumn(**column("shop", "a", nulls=("-", "none"), raw="string")),
+        CategoricalColumn(**column("flag", "flag", raw="bool", max_table_size=9, num_buckets=3)),
+        CategoricalColumn(**column("kind", "kind", nulls=("0",), raw="int")),
+    ),
+)  # fmt: skip
 
 
-def test_text_cannot_be_exported(shop: Trained, tmp_path: Path, capsys) -> None:
-    write_bundle(shop.workflow, shop.checkpoint, tmp_path / "bundle")
+def test_derived_columns_and_nulls(tmp_path: Path) -> None:
+    """Of times before and after 1970, in leap years and others."""
+    rng = np.random.default_rng(3)
+
+    def draw(*values: Any) -> list:
+        return [values[k] for k in rng.integers(len(values), size=400)]
+
+    seconds = [*rng.integers(-(10**10), 10**10, 300).tolist(), -1, 0, 951782400, None]
+    columns = {
+        "seen": draw(*seconds), "at": draw(0, 10**12, None), "born": draw(-1, 10**11, None),
+        "price": draw(-1.0, 0.5, 1.0, 2.5, 9.0, None), "n": draw(-1, 0, 1, 2, 3, 70, 1000, None),
+        "a": draw("x", "é", "-", "none", "", None), "b": draw("x", "y", None),
+        "flag": draw("TRUE", "no", "1", "F", "", None), "kind": draw(0, 1, 2, None),
+    }  # fmt: skip
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    known = {name: np.arange(13) for name in ("hour", "weekday", "day", "month", "step", "square")}
+    known |= {"pair": ["x\x1fx", "é\x1fy"], "shop": ["x", "é"], "flag": np.array([1])}
+    vocabularies = {
+        c.name: finish(*as_columns(dict.fromkeys(known.get(c.name, np.arange(3)), 1), c.raw), c, 0)
+        for c in DERIVED.categorical
+    }
+    statistics = {name: {"mean": 1.5, "std": 2.0} for name in DERIVED.dense_names}
+    fitted = Fitted(statistics, vocabularies)
+    write_workflow(tmp_path / "workflow", DERIVED, fitted)
+    predictor = random_bundle(tmp_path / "workflow", tmp_path / "bundle", 1)
+    export_onnx(tmp_path / "bundle", tmp_path / "export")
+    scores = score(tmp_path / "export", to_tensors(inputs_of(DERIVED), rows))
+    np.testing.assert_allclose(scores, predictor.predict(rows), atol=1e-6)
+    assert len(np.unique(scores)) > 300
+
+
+@pytest.mark.parametrize(
+    ("columns", "wrong"),
+    [
+        ({"raw": "string", "hash_buckets": 9}, "c: strings are hashed"),
+        ({"raw": "string", "reading": Reading(trim=True)}, "c: spaces around texts"),
+        (column("c", "t", "hour", raw="int", time_format="%Y%m%d"), "t: times are texts"),
+        (column("c", "d", raw="string"), "d: read as texts and as numbers"),
+    ],
+)
+def test_what_onnx_cannot_encode(columns: dict, wrong: str, tmp_path: Path, capsys) -> None:
+    category = CategoricalColumn(**{"name": "c", **columns})
+    untrained(tmp_path, FeatureSpec("label", (DenseColumn("d"),), (category,)), 1)
     given = ["--bundle", str(tmp_path / "bundle"), "--output", str(tmp_path / "export")]
-    assert main(["export", *given, "--format", "torch"]) == 2
-    assert re.search(r"columns of strings, .*country.*\n.*Triton", capsys.readouterr().err)
-    assert [file.name for file in tmp_path.iterdir()] == ["bundle"]
+    assert main(["export", *given]) == 2
+    printed = capsys.readouterr().err
+    assert f"columns that ONNX's operators cannot encode: {wrong}" in printed
+    assert "-> serve the bundle" in printed
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["bundle", "workflow"]
 
 
-@pytest.mark.parametrize("kind", ["torch", "triton"])
+def test_a_triton_repository(shop: Trained, shop_predictor: Predictor, tmp_path: Path) -> None:
+    """Its configuration is that of the file, with Triton's batch dimension left out."""
+    write_bundle(shop.workflow, shop.checkpoint, tmp_path / "bundle")
+    flags = ["--bundle", str(tmp_path / "bundle"), "--output", str(tmp_path / "made")]
+    assert main(["export", *flags, "--format", "triton"]) == 0
+    [model] = (tmp_path / "made").iterdir()
+    config = (model / "config.pbtxt").read_text()
+    assert 'backend: "onnxruntime"' in config
+    found = re.findall(
+        r'name: "(.+)", data_type: TYPE_(\w+), dims: \[ (-?1) \](, reshape)?', config
+    )
+    session = onnxruntime.InferenceSession(model / "1" / "model.onnx")
+    kinds = {"STRING": "string", "INT64": "int64", "FP64": "double", "FP32": "float"}
+    assert [(name, f"tensor({kinds[kind]})") for name, kind, *_ in found] == [
+        (value.name, value.type) for value in (*session.get_inputs(), *session.get_outputs())
+    ]
+    ranks = [len(value.shape) for value in session.get_inputs()]
+    assert [(dims, bool(reshape)) for *_, dims, reshape in found[:-1]] == [
+        ("1", True) if rank == 1 else ("-1", False) for rank in ranks
+    ]
+    rows = first_rows(str(sorted(shop.raw.iterdir())[-1]), shop_predictor.spec, 60)
+    scores = score(model / "1", to_tensors(inputs_of(shop_predictor.spec), rows))
+    np.testing.assert_allclose(scores, shop_predictor.predict(rows), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["onnx", "triton"])
 def test_a_full_disk_is_a_sentence(tmp_path: Path, kind: str) -> None:
     bundle = make_bundle(tmp_path / "bundle")
     before = sorted(tmp_path.iterdir())

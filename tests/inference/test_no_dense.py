@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from nvt_torchrec.formats.feature_spec.feature_spec import (
     CategoricalColumn,
@@ -17,8 +16,9 @@ from nvt_torchrec.formats.feature_spec.feature_spec import (
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.inference.tensors import inputs_of, to_tensors
 from tests.inference.conftest import Trained, train_model
-from tests.inference.exported import arguments_of
+from tests.inference.exported import score
 from tests.inference.serving import serving
 from tests.inference.test_predictor import trainers_scores
 from tests.spec_logs import write_spec_log
@@ -74,11 +74,11 @@ def test_every_way_scores_as_training_evaluates(
         np.testing.assert_allclose(server.predict(columns=columns), expected[:50], atol=1e-6)
 
 
-def test_a_package_for_pytorch(sparse: Trained, bundle: Path, tmp_path: Path) -> None:
-    flags = ["--bundle", str(bundle), "--output", str(tmp_path / "export"), "--format", "torch"]
-    assert main(["export", *flags]) == 0
+def test_a_file_for_onnx(sparse: Trained, bundle: Path, tmp_path: Path) -> None:
+    assert main(["export", "--bundle", str(bundle), "--output", str(tmp_path / "export")]) == 0
     predictor, rows = Predictor.load(bundle), raw_rows(sparse)
-    run_model = torch.export.load(tmp_path / "export" / "model.pt2").module()
+    for row in rows:
+        row["site"] = None if row["site"] is None else f"{row['site']:08x}"
     for count in (1, 30):
-        scores = run_model(*arguments_of(predictor.read(rows[:count]), SPEC))
+        scores = score(tmp_path / "export", to_tensors(inputs_of(SPEC), rows[:count]))
         np.testing.assert_allclose(scores, predictor.predict(rows[:count]), atol=1e-6)

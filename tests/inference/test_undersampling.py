@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from nvt_torchrec.dlrm.reporting.metrics_log import CLICK_RATE, REGRESSION
-from nvt_torchrec.inference.export.torch_package import PACKAGE, export_torch
+from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.inference.tensors import inputs_of
 from tests.dlrm.runs import events, train_here, train_many
+from tests.inference.exported import score
 from tests.plays import SHARE, write_plays
 
 RATE = 0.2
@@ -34,11 +35,10 @@ def test_scores_are_those_of_the_whole_log(tmp_path):
     assert scores.mean() == pytest.approx(log["played"].mean(), rel=0.05)
     checkpoint = Predictor.load(tmp_path / "out" / "workflow", tmp_path / "end")
     np.testing.assert_array_equal(checkpoint.predict(log), scores)
-    export_torch(tmp_path / "bundle", tmp_path / "torch")
-    exported = torch.export.load(tmp_path / "torch" / PACKAGE).module()
-    ids = torch.tensor(log[["user", "item"]].to_numpy())
-    given = exported(torch.tensor(log[["length"]].to_numpy()), ids, [])
-    np.testing.assert_allclose(given.detach(), scores, atol=1e-5)
+    export_onnx(tmp_path / "bundle", tmp_path / "export")
+    columns = inputs_of(checkpoint.spec)
+    given = {c.name: log[c.name].to_numpy("O" if c.kind == "string" else c.kind) for c in columns}
+    np.testing.assert_allclose(score(tmp_path / "export", given), scores, atol=1e-6)
 
 
 def test_two_ranks_correct_alike(tmp_path):

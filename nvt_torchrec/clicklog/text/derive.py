@@ -25,7 +25,7 @@ DAY = 24 * HOUR
 #: 1970-01-01 was a Thursday, and Monday is 0.
 _FIRST_WEEKDAY = 3
 #: Above this, :func:`log_square` takes the logarithm, so that 0, 1 and 2 stay apart.
-_LEAST_LOGARITHM = 2
+LEAST_LOGARITHM = 2
 
 
 def hour_of_day(times: np.ndarray) -> np.ndarray:
@@ -95,7 +95,7 @@ def log_square(numbers: np.ndarray) -> np.ndarray:
     Criteo_x4. Unlike the winners, both keep no mark by which ⌊(ln 3)²⌋ = 1 differs from 1. Numbers
     below the least of raw type int count as that.
     """
-    large = numbers > _LEAST_LOGARITHM
+    large = numbers > LEAST_LOGARITHM
     plain = np.maximum(np.trunc(np.where(large, 0, numbers)), RAW_TYPES["int"].least)
     squares = np.floor(np.log(np.where(large, numbers, 1.0)) ** 2)
     return np.where(large, squares, plain).astype(np.int64)

@@ -15,11 +15,12 @@ class ExportSettings(Settings):
 
     # fmt: off
     bundle: Path = flag("directory made by `python -m inference bundle`", metavar="BUNDLE")
-    format: str = flag(
-        "torch: one file that PyTorch alone runs, from raw integers to the probability; "
-        "triton: a model repository for Triton Inference Server", choices=("torch", "triton"),
-    )
     output: Path = flag("directory to make", metavar="DIR")
+    format: str = flag(
+        "onnx: one file that ONNX Runtime runs, from raw columns to the probability; "
+        "triton: a model repository of it for Triton Inference Server", "onnx",
+        choices=("onnx", "triton"),
+    )
     # fmt: on
 
 
@@ -39,10 +40,10 @@ def run(settings: ExportSettings) -> None:
     from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
     prepare_torch()
-    if settings.format == "torch":
-        from nvt_torchrec.inference.export.torch_package import export_torch
+    if settings.format == "onnx":
+        from nvt_torchrec.inference.export.onnx_file import export_onnx
 
-        export_torch(settings.bundle, settings.output)
+        export_onnx(settings.bundle, settings.output)
     else:
         from nvt_torchrec.inference.export.triton import export_triton
 

@@ -254,7 +254,7 @@ def as_numbers(array: pa.Array, nulls: tuple[str, ...]) -> tuple[np.ndarray, np.
     numbers = np.where(null, 0, to_numpy(array))  # Arrow's fill_null imports pandas
     if numbers.dtype == np.float64:
         null = null | np.isnan(numbers)
-    for number in map(_number, nulls):
+    for number in map(number_of, nulls):
         if number is not None:
             null = null | (numbers == number)
     return np.where(null, numbers.dtype.type(0), numbers), null
@@ -263,11 +263,11 @@ def as_numbers(array: pa.Array, nulls: tuple[str, ...]) -> tuple[np.ndarray, np.
 def is_number_of(numbers: np.ndarray, texts: Sequence[str]) -> np.ndarray:
     """Return which numbers are those of some texts, bool [n]; ``true`` is 1, ``false`` 0."""
     booleans = {"true": 1, "false": 0}
-    wanted = [booleans.get(text.strip().lower(), _number(text)) for text in texts]
+    wanted = [booleans.get(text.strip().lower(), number_of(text)) for text in texts]
     return np.isin(numbers, [number for number in wanted if number is not None])
 
 
-def _number(text: str) -> int | float | None:
+def number_of(text: str) -> int | float | None:
     """Return the number that a text is, or None."""
     try:
         return int(text)

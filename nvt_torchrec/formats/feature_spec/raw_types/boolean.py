@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nvt_torchrec.formats.feature_spec.reading import Read
 
 #: In lower case; the numbers are what NumPy and pandas make of booleans.
-_TRUE, _FALSE = ("true", "t", "yes", "y", "1", "1.0"), ("false", "f", "no", "n", "0", "0.0")
+TRUE, FALSE = ("true", "t", "yes", "y", "1", "1.0"), ("false", "f", "no", "n", "0", "0.0")
 
 
 class Bool(Integer):
@@ -43,13 +43,13 @@ class Bool(Integer):
         return "true" if value else "false"
 
     def from_log_text(self, text: str) -> int:
-        if text.lower() not in (*_TRUE, *_FALSE):
+        if text.lower() not in (*TRUE, *FALSE):
             raise ValueError(self.syntax)
-        return int(text.lower() in _TRUE)
+        return int(text.lower() in TRUE)
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
         lower = pc.ascii_lower(texts.view(pa.string()))
-        values, false = is_one_of(lower, _TRUE), is_one_of(lower, _FALSE)
+        values, false = is_one_of(lower, TRUE), is_one_of(lower, FALSE)
         code = np.where(missing | values | false, 0, SYNTAX).astype(np.uint8)
         return Parsed(values.astype(self.dtype), missing, code)
 

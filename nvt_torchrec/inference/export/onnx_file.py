@@ -1,0 +1,223 @@
+"""``model.onnx``: raw columns to the probability, for any program that runs ONNX.
+
+Its operators are standard ones: those of :mod:`.graph` encode the columns, and the model is what
+PyTorch's exporter makes of :class:`Scores`.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import torch
+from torch import nn
+
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.atomic import new_directory
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.feature_spec.reading import Read
+from nvt_torchrec.formats.feature_spec.times import EPOCHS
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.inference.export.graph import ML_OPSET, OPSET, Encoded, encode
+from nvt_torchrec.inference.export.operators import Graph, vocabulary_bytes
+from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest
+from nvt_torchrec.inference.model.scoring import ServingModel
+from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.inference.tensors import DTYPES, MISSING_OF, inputs_of, to_columns
+from nvt_torchrec.workflows.compiled.dense import normalization
+from nvt_torchrec.workflows.description import inspect
+
+FILE, OUTPUT = "model.onnx", "probability"
+PRODUCER = "nvt-torchrec"
+#: Of ONNX 1.16, which has the operators of :data:`.graph.OPSET`.
+IR_VERSION = 10
+#: From this size on, weights are a file beside the model: a protobuf has less than 2 GiB.
+_WEIGHTS_APART = 1 << 30
+#: Vocabularies can only be in it, beside smaller weights.
+_MOST_VOCABULARY_BYTES = (1 << 30) - (1 << 26)
+_PROBES, _LONGEST_LIST = 500, 4
+#: Values of dense columns with which the file is tried.
+_NUMBERS = (-5, -1, 0, 1, 2, 3, 7, 50, 99, 2_000_000_000)
+_TOLERANCE = 1e-5
+
+
+class Scores(nn.Module):
+    """Dense values and ids → probabilities float32 [rows]; see :class:`.graph.Encoded`."""
+
+    def __init__(self, description: WorkflowDescription, model: ServingModel) -> None:
+        super().__init__()
+        spec = description.spec
+        self.rows, self.head = model.table.rows, model.head
+        self.transforms = [spec.transform_of(column) for column in spec.dense]
+        center, scale = normalization(spec, description.statistics)
+        self.center, self.scale = torch.from_numpy(center), torch.from_numpy(scale)
+        self.fill = torch.tensor([float(column.fill) for column in spec.dense], dtype=torch.float64)
+        lists = [column.multi_hot for column in spec.categorical]
+        self.order = torch.tensor(lists).argsort(stable=True).argsort()
+        self.first_singles = model.first[~torch.tensor(lists)]
+        self.first_lists = model.first[torch.tensor(lists)]
+
+    def forward(self, columns: list[torch.Tensor]) -> torch.Tensor:
+        """Return the probabilities of :attr:`Encoded.columns`."""
+        columns = [*columns]
+        dense = columns.pop(0) if self.transforms else None
+        embedded = []
+        if len(self.first_singles):
+            embedded.append(self.rows(columns.pop(0) + self.first_singles))
+        lists, lengths = columns[: len(self.first_lists)], columns[len(self.first_lists) :]
+        for first, ids, length in zip(self.first_lists, lists, lengths, strict=True):
+            present = torch.arange(ids.shape[1]) < length.unsqueeze(1)
+            embedded.append((self.rows(ids + first) * present.unsqueeze(-1)).sum(1, keepdim=True))
+        vectors = embedded[0] if len(embedded) == 1 else torch.cat(embedded, 1)[:, self.order]
+        return torch.sigmoid(self.head(self._dense(dense, vectors), vectors).squeeze(-1))
+
+    def _dense(self, x: torch.Tensor | None, vectors: torch.Tensor) -> torch.Tensor:
+        if x is None:
+            return vectors.new_zeros(vectors.shape[0], 0)
+        filled = torch.where(x.isnan(), self.fill, x).unbind(1)
+        y = [transform.y(x, torch) for transform, x in zip(self.transforms, filled, strict=True)]
+        return ((torch.stack(y, 1) - self.center) / self.scale).to(torch.float32)
+
+
+def export_onnx(bundle: Path, output: Path) -> None:
+    """Write ``model.onnx`` into a new directory, and check its probabilities.
+
+    Args:
+        bundle: Directory of a bundle.
+        output: Directory to make.
+
+    Raises:
+        SettingsError: ONNX's operators cannot encode a column, or the file would be too large.
+        OutputError: ``output`` exists or cannot be written.
+    """
+    with new_directory(output) as temporary:
+        write_model(bundle, temporary)
+
+
+def write_model(bundle: Path, directory: Path) -> FeatureSpec:
+    """Write ``model.onnx``, and perhaps its tables, into a directory; return the columns."""
+    predictor = Predictor.load(bundle, check=True)
+    description = inspect(bundle / WORKFLOW)
+    graph = Graph()
+    encoded = encode(graph, description, bundle / WORKFLOW)
+    size = vocabulary_bytes(graph)
+    if size > _MOST_VOCABULARY_BYTES:
+        raise SettingsError(
+            f"{bundle}: vocabularies of {size >> 20} MiB, and a file of ONNX has less than 2 GiB",
+            "train with smaller ones: max_table_size, freq_threshold or hash_buckets",
+        )
+    model = _spliced(graph, encoded, Scores(description, predictor.model))
+    model.metadata_props.update({
+        "bundle": bundle_digest(bundle), "workflow": description.digest, "label": predictor.label,
+    })  # fmt: skip
+    weights = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
+    apart = f"{FILE}.data" if weights >= _WEIGHTS_APART else None
+    ir.save(model, directory / FILE, external_data=apart)
+    _check(directory / FILE, predictor, encoded.known)
+    return predictor.spec
+
+
+def _spliced(graph: Graph, encoded: Encoded, scores: Scores) -> ir.Model:
+    """Return a model of the nodes that encode, followed by those that score."""
+    rows, lists = torch.export.Dim("rows", min=1), len(encoded.lists)
+    integers = torch.zeros(2, 3, dtype=torch.int64)
+    columns, shapes = [], [{0: rows} for _ in encoded.columns]
+    if scores.transforms:
+        columns.append(torch.zeros(2, len(scores.transforms), dtype=torch.float64))
+    if len(scores.first_singles):
+        columns.append(torch.zeros(2, len(scores.first_singles), dtype=torch.int64))
+    for place in range(len(columns), len(columns) + lists):
+        shapes[place][1] = torch.export.Dim(f"length_{place}", min=1)
+    columns += [integers.clone() for _ in range(lists)] + [integers[:, 0] for _ in range(lists)]
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it misses torchvision
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            scores.eval(), (columns,), dynamic_shapes=(shapes,), opset_version=OPSET, dynamo=True,
+            verbose=False,
+        )  # fmt: skip
+    assert program is not None
+    body = program.model.graph
+    for inner, outer in zip(body.inputs, encoded.columns, strict=True):
+        inner.replace_all_uses_with(outer)
+    nodes, initializers, outputs = list(body), list(body.initializers.values()), list(body.outputs)
+    body.initializers.clear()
+    body.outputs.clear()
+    body.remove(nodes)
+    return assemble(
+        encoded.inputs, outputs, [*graph.nodes, *nodes], [*graph.initializers, *initializers]
+    )
+
+
+def assemble(
+    inputs: list[ir.Value], outputs: list[ir.Value], nodes: list[ir.Node], constants: list[ir.Value]
+) -> ir.Model:
+    """Return a model of nodes; what is between inputs and outputs is named as no column is."""
+    for k, value in enumerate([*constants, *(value for n in nodes for value in n.outputs)]):
+        value.name = f"/{k}"
+    outputs[0].name = OUTPUT
+    for k, node in enumerate(nodes):  # of two graphs
+        node.name = f"{k}: {node.name or node.op_type}"
+    whole = ir.Graph(
+        inputs, outputs, nodes=nodes, initializers=constants, name=PRODUCER,
+        opset_imports={"": OPSET, "ai.onnx.ml": ML_OPSET},
+    )  # fmt: skip
+    return ir.Model(whole, ir_version=IR_VERSION, producer_name=PRODUCER)
+
+
+def _check(file: Path, predictor: Predictor, known: dict[str, list]) -> None:
+    """Compare with the predictor: known, unseen and missing values of every column."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    inputs = inputs_of(predictor.spec)
+    probes = _probes(predictor.spec, known)
+    for count in (1, _PROBES):
+        some = {name: values[:count] for name, values in probes.items()}
+        encoded = predictor.workflow.transform(predictor.read(to_columns(inputs, some)))
+        expected = predictor.predict_encoded(encoded.dense, encoded.ids)
+        (got,) = session.run([OUTPUT], some)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=_TOLERANCE)
+
+
+def _probes(spec: FeatureSpec, known: dict[str, list]) -> dict[str, np.ndarray]:
+    """Return tensors of rows, by name."""
+    rng, tensors = np.random.default_rng(0), {}
+    plan = spec.read_plan(label=False)
+    of_source = {spec.sources_of(name)[0]: values for name, values in known.items()}
+    for column in inputs_of(spec):
+        reads = [read for read in plan.reads if read.source == column.name]
+        values = of_source.get(column.name, []) + [
+            value for read in reads for value in RAW_TYPES[read.raw].probes
+        ]
+        if column.kind == "string":
+            texts = [v.decode() if isinstance(v, bytes) else _as_text(reads, v) for v in values]
+            values = [text for text in texts if text and _is_read(reads, text)]
+        else:
+            units = [(RAW_TYPES[read.raw], EPOCHS.get(read.time_format, 1)) for read in reads]
+            numbers = [*_NUMBERS, *(v for v in values if not isinstance(v, bytes))]
+            values = [v for v in numbers if all(kind.contains(v * unit) for kind, unit in units)]
+        shape = (_PROBES, _LONGEST_LIST) if column.multi_hot else (_PROBES,)
+        if column.multi_hot:
+            tensors[column.lengths] = rng.integers(0, _LONGEST_LIST + 1, _PROBES)
+        else:
+            values.append(MISSING_OF[column.kind])
+        array = np.array(values, DTYPES[column.kind])
+        tensors[column.name] = array[rng.integers(len(values), size=shape)]
+    return tensors
+
+
+def _as_text(reads: list[Read], value: int | str) -> str:
+    return value if isinstance(value, str) else RAW_TYPES[reads[0].raw].log_text(value)
+
+
+def _is_read(reads: list[Read], text: str) -> bool:
+    try:
+        return all(RAW_TYPES[read.raw].from_log_text(text) is not None for read in reads)
+    except ValueError:
+        return False

@@ -1,0 +1,103 @@
+"""Raw rows as named tensors: the inputs of ``model.onnx`` and of the Open Inference Protocol.
+
+Each column of the log that is read is a tensor [rows] of its name: strings as in the log, int64, or
+float64. Missing values are "", :data:`MISSING` and NaN. A column of lists is a tensor [rows, length
+of the longest] with anything after the end of a list, and their lengths are a tensor int64 [rows].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.feature_spec.reading import Read
+from nvt_torchrec.formats.feature_spec.times import EPOCHS
+
+#: Represents a missing integer.
+MISSING = -(2**63)
+#: By kind, what represents a missing value, and the dtype of tensors.
+MISSING_OF: dict[str, Any] = {"string": "", "int64": MISSING, "float64": np.nan}
+DTYPES: dict[str, Any] = {"string": object, "int64": np.int64, "float64": np.float64}
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """A column of the log as a tensor.
+
+    Attributes:
+        name: The name of the column, and of the tensor.
+        kind: "string", "int64" or "float64".
+        multi_hot: Whether values are lists.
+    """
+
+    name: str
+    kind: str
+    multi_hot: bool
+
+    @property
+    def tensors(self) -> dict[str, tuple[str, int]]:
+        """The kind and the rank of its tensors, by name."""
+        if not self.multi_hot:
+            return {self.name: (self.kind, 1)}
+        return {self.name: (self.kind, 2), self.lengths: ("int64", 1)}
+
+    @property
+    def lengths(self) -> str:
+        """The name of the lengths of lists."""
+        return f"{self.name}.length"
+
+
+def kind_of(read: Read) -> str:
+    """Return the kind of tensor of a column that is read once."""
+    if RAW_TYPES[read.raw].takes_text and read.time_format not in EPOCHS:
+        return "string"
+    return "int64" if RAW_TYPES[read.raw].is_whole else "float64"
+
+
+def inputs_of(spec: FeatureSpec) -> list[Input]:
+    """Return the columns of a spec. One that is read in several ways has the widest kind."""
+    inputs = []
+    for name in spec.sources(label=False):
+        reads = [read for read in spec.read_plan(label=False).reads if read.source == name]
+        kinds = {kind_of(read) for read in reads}
+        kind = next(kind for kind in DTYPES if kind in kinds)
+        inputs.append(Input(name, kind, reads[0].multi_hot))
+    return inputs
+
+
+def to_tensors(inputs: list[Input], rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Convert rows whose values are as in the log, None where they are missing."""
+    tensors = {}
+    for column in inputs:
+        missing, dtype = MISSING_OF[column.kind], DTYPES[column.kind]
+        values = [row[column.name] for row in rows]
+        if column.multi_hot:
+            lists = [value or [] for value in values]
+            tensors[column.lengths] = np.array([*map(len, lists)], np.int64)
+            width = max(1, *map(len, lists))
+            padded = [[*items, *[missing] * (width - len(items))] for items in lists]
+            tensors[column.name] = np.array(padded, dtype)
+        else:
+            tensors[column.name] = np.array([missing if v is None else v for v in values], dtype)
+    return tensors
+
+
+def to_columns(inputs: list[Input], tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Convert tensors to columns that :meth:`inference.predictor.Predictor.predict` takes."""
+    columns: dict[str, Any] = {}
+    for column in inputs:
+        values = tensors[column.name]
+        if column.multi_hot:
+            lengths = tensors[column.lengths]
+            rows = zip(values.tolist(), lengths.tolist(), strict=True)
+            columns[column.name] = [items[:length] for items, length in rows]
+        elif column.kind == "int64" and (values == MISSING).any():
+            columns[column.name] = [None if v == MISSING else v for v in values.tolist()]
+        else:
+            columns[column.name] = values.tolist() if column.kind == "string" else values
+    return columns
