@@ -37,15 +37,19 @@ TILE_ROWS = 256
 
 
 @numba.njit(inline="always")
-def _interleave(target, at, addresses, here, count):
-    """Copy rows [here, here + count) of columns to rows of a target [places, columns], from row
-    ``at`` on."""
-    columns = target.shape[1]
+def _interleave(target, columns, addresses, first, here, count):
+    """Copy rows [here, here + count) of ``columns`` columns from number ``first`` on to the
+    address ``target``, row by row."""
+    if columns == 1:  # by vector instructions
+        source = numba.carray(pointer(addresses[first] + here * 4), (1,), np.int32)
+        to = numba.carray(pointer(target), (1,), np.int32)
+        for i in range(count):
+            to[i] = source[i]
+        return
     for tile in range(0, count, TILE_ROWS):
         for c in range(columns):
-            source = numba.carray(pointer(addresses[c] + (here + tile) * 4), (1,), np.int32)
-            address = target.ctypes.data + ((at + tile) * columns + c) * 4
-            to = numba.carray(pointer(address), (1,), np.int32)
+            source = numba.carray(pointer(addresses[first + c] + (here + tile) * 4), (1,), np.int32)
+            to = numba.carray(pointer(target + (tile * columns + c) * 4), (1,), np.int32)
             for i in range(min(TILE_ROWS, count - tile)):
                 to[np.uint64(i * columns)] = source[i]
 
@@ -66,9 +70,9 @@ def copy_rows(labels, weights, dense, ids, addresses, copies, batch, first, rows
         batch: B.
         first, rows: Which rows of the source.
     """
-    weight = labels.shape[1]
-    features = weight + weights.shape[1]
-    floats = features + dense.shape[1]
+    widths = labels.shape[1], weights.shape[1], dense.shape[1]
+    targets = labels.ctypes.data, weights.ctypes.data, dense.ctypes.data
+    floats = sum(widths)
     categorical = len(addresses) - floats
     for k in range(len(copies)):
         step, _, begin, count, place = copies[k]
@@ -79,9 +83,11 @@ def copy_rows(labels, weights, dense, ids, addresses, copies, batch, first, rows
             continue
         place += skipped
         at = step * batch + place
-        _interleave(labels, at, addresses, here, count)
-        _interleave(weights, at, addresses[weight:], here, count)
-        _interleave(dense, at, addresses[features:], here, count)
+        column = 0
+        for part in range(3):
+            to = targets[part] + at * widths[part] * 4
+            _interleave(to, widths[part], addresses, column, here, count)
+            column += widths[part]
         for c in range(categorical):
             source = numba.carray(pointer(addresses[floats + c] + here * 4), (1,), np.int32)
             address = ids.ctypes.data + ((step * categorical + c) * batch + place) * 4
