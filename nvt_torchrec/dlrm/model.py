@@ -74,7 +74,8 @@ class TrainBatch(LoaderBatch):
         dense = pad(batch.dense_features, (0, 0, 0, more))
         if weights is not None:
             weights = pad(weights, (0, more))
-        return cls(dense, padded, pad(batch.labels, (0, more)), weights, *counts)
+        labels = pad(batch.labels, (*(0, 0) * (batch.labels.dim() - 1), 0, more))
+        return cls(dense, padded, labels, weights, *counts)
 
 
 @dataclasses.dataclass

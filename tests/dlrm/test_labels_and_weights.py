@@ -124,6 +124,12 @@ def test_padding_rows_have_no_weight(weighted):
     assert TrainBatch.of(batch, 5, 16).weights is batch.weights
 
 
+def test_padding_rows_of_several_labels(weighted):
+    (batch, *_) = KJTLoader(weighted / "train", 5, device="cpu", label=("label", "liked"))
+    padded = TrainBatch.of(batch, 8, 16)
+    assert padded.labels.tolist() == [*batch.labels.tolist(), *[[0, 0]] * 3]
+
+
 def test_a_label_that_is_not_there(weighted, tmp_path):
     with pytest.raises(SettingsError, match=r"--label likd: .*no such label\n.*mean 'liked'"):
         train_here(*flags_of(weighted, tmp_path, "--label=likd"))
