@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from pathlib import Path
 
@@ -18,20 +17,15 @@ from nvt_torchrec.base.errors import (
     OutputError,
     SettingsError,
 )
-from nvt_torchrec.base.files.atomic import locked, read_json, write_json
-from nvt_torchrec.base.files.journal import Journal
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.__main__ import main
-from nvt_torchrec.etl.check.files import NOTE
 from nvt_torchrec.etl.commands.check import check
-from nvt_torchrec.etl.extend.claim import DayRecord
 from nvt_torchrec.etl.extend.splits import assign_all, days_after
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
-from nvt_torchrec.etl.stages import Stages
 from nvt_torchrec.etl.state.fingerprint import content_digest
 from nvt_torchrec.etl.state.output import EXTENDING_FILE
-from nvt_torchrec.formats.etl_output import NAMES, PREVIOUS, SWITCH_FILE, EtlOutput
+from nvt_torchrec.formats.etl_output import PREVIOUS, EtlOutput
 from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.extended import (
     SMALL,
@@ -43,32 +37,8 @@ from tests.etl.extended import (
     refused,
     write_days,
 )
-from tests.etl.findings import bad
-from tests.etl.runs import change_json, failing, settings
+from tests.etl.runs import change_json, settings
 from tests.logs import write_day
-from tests.mutations import expect_own_errors
-
-ROWS = {0: 60, 1: 50, 2: 41, 3: 45, 4: 52}
-
-
-@pytest.fixture(scope="module")
-def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("log") / "raw"
-    write_days(directory, ROWS)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def base(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Generation 1, of days 0 to 3."""
-    output = make_base(raw, tmp_path_factory.mktemp("base") / "out")
-    add(output, raw / "day_3")
-    return output
-
-
-@pytest.fixture
-def output(base: Path, tmp_path: Path) -> Path:
-    return copy_of(base, tmp_path)
 
 
 def test_a_day_that_is_there(raw, output, tmp_path: Path, caplog) -> None:
@@ -285,87 +255,6 @@ def test_a_damaged_output(raw, output, damage, match: str) -> None:
     assert set(differences(before, after)) <= {EXTENDING_FILE}
 
 
-def test_two_at_once(raw, output) -> None:
-    with locked(output / EXTENDING_FILE, output):
-        before = content(output)
-        with pytest.raises(OutputError, match="another run is writing here"):
-            add(output, raw / "day_4")
-        assert differences(before, content(output)) == []
-    assert add(output, raw / "day_4")["generation"] == 2
-
-
-def _interrupted(raw: Path, output: Path) -> None:
-    """Stop before the switch: all of the day is ready."""
-    with failing("nvt_torchrec.etl.extend.run.switch", OutputError("stop here")):
-        add(output, raw / "day_4")
-
-
-def test_another_command_after_an_interruption(raw, output, tmp_path: Path, caplog) -> None:
-    before = content(output)
-    _interrupted(raw, output)
-    # every reader works
-    EtlOutput(output).check_whole()
-    findings = check(output)
-    assert [one.kind for one in findings] == ["unfinished"]
-    assert findings[0].severity == NOTE
-    assert {name: data for name, data in content(output).items() if ".work" not in name} == {
-        **before,
-        EXTENDING_FILE: (output / EXTENDING_FILE).read_bytes(),
-    }
-    other = copy_of(output, tmp_path / "other")
-    skipped, corrected = (copy_of(output, tmp_path / name) for name in ("skipped", "corrected"))
-    resumed, restarted = (
-        add(one, raw / "day_4", **options) and content(one)
-        for one, options in ((output, {}), (other, {"restart": True}))
-    )
-    assert differences(resumed, restarted) == []
-    write_days(tmp_path / "later", {4: 52, 5: 30})
-    assert add(skipped, tmp_path / "later" / "day_5", days={5})["days"]["valid"] == [5]
-    with caplog.at_level(logging.WARNING):
-        assert add(corrected, tmp_path / "later" / "day_4")["by_day"]["4"]["rows"] == 52
-    assert "begun with other settings or inputs, so beginning again" in caplog.text
-
-
-def test_an_input_that_changes_meanwhile(raw, output, tmp_path: Path, monkeypatch) -> None:
-    shutil.copy(raw / "day_4", tmp_path)
-    count_and_encode = Stages.count_and_encode
-
-    def change(self, *arguments):
-        results = count_and_encode(self, *arguments)
-        os.utime(tmp_path / "day_4", (1, 1))
-        return results
-
-    monkeypatch.setattr(Stages, "count_and_encode", change)
-    with pytest.raises(OutputError, match=r"modified: .* before"):
-        add(output, tmp_path / "day_4")
-
-
-def test_between_two_generations(raw, output) -> None:
-    """Nothing reads it, and extend goes on, whatever it is asked for."""
-    _interrupt_switch(raw, output)
-    for read in (
-        lambda: check(output),
-        EtlOutput(output).check_whole,
-        lambda: run(settings(raw, output, SMALL)),
-    ):
-        with pytest.raises(BadInputError, match=r"switch to a new generation(.|\n)*--resume"):
-            read()
-    assert add(output, raw / "day_4", restart=True)["generation"] == 2
-    assert bad(output) == []
-
-
-def test_a_morning_that_was_ended_within_the_switch(raw, output, capsys) -> None:
-    """Its first command, drift, finishes the switch, and finds that the day is there."""
-    _interrupt_switch(raw, output)
-    assert main(["drift", str(output), "--input", str(raw / "day_4")]) == 0
-    assert "compared with days 0 to 3" in capsys.readouterr().out
-    assert bad(output) == []
-    with locked(output / EXTENDING_FILE, output):  # under way, and not interrupted
-        (output / SWITCH_FILE).touch()
-        assert main(["drift", str(output), "--input", str(raw / "day_4")]) == 2
-    assert "another run is writing here" in capsys.readouterr().err
-
-
 def test_drift_of_another_file_of_a_day_that_is_there(raw, output, tmp_path: Path, capsys) -> None:
     shutil.copy(raw / "day_3", tmp_path)
     copy = ["drift", str(output), "--input", str(tmp_path / "day_3")]
@@ -377,71 +266,6 @@ def test_drift_of_another_file_of_a_day_that_is_there(raw, output, tmp_path: Pat
     printed = capsys.readouterr()
     assert "has day 3 already, of another file" in printed.err
     assert "no drift" not in printed.out
-
-
-def test_work_that_is_elsewhere(raw, output, tmp_path: Path) -> None:
-    """It is refused before anything is done: at the end it could not be renamed into OUT."""
-    (tmp_path / "scratch").mkdir()
-    (output / ".work").symlink_to(tmp_path / "scratch")
-    refused(output, raw / "day_4", r"\.work: a link(.|\n)*remove", OutputError)
-    assert not list((tmp_path / "scratch").iterdir())
-    (output / ".work").unlink()
-    (output / PREVIOUS).rename(tmp_path / "gone")
-    (output / PREVIOUS).symlink_to(tmp_path / "nowhere")
-    assert add(output, raw / "day_4")["generation"] == 2
-    assert bad(output) == []
-
-
-def test_a_damaged_generation_before(raw, output) -> None:
-    """It is compared with its digests before the newest one is given up for it."""
-    previous = EtlOutput(output / PREVIOUS)
-    part = previous.splits / "train" / "part.0.parquet"
-    for file in (
-        next(previous.workflow.rglob("unique.cat_3.parquet")),
-        next(previous.extension.rglob("*.parquet")),
-        part,
-    ):
-        good = file.read_bytes()
-        file.unlink()  # parts are links to those of OUT
-        middle = len(good) // 2
-        file.write_bytes(good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :])
-        refused(output, "", "generation 0 is damaged", BadInputError, undo=True)
-        file.write_bytes(good)
-    assert add(output, "", undo=True)["generation"] == 0
-
-
-def test_a_damaged_record_of_the_switch(raw, output, tmp_path: Path) -> None:
-    """Also one that was planted: nothing outside of the output is written or removed."""
-    _interrupt_switch(raw, output)
-    (state,) = (path.name for path in (output / ".work").iterdir())
-    victim = tmp_path / "victim"
-    victim.mkdir()
-    (victim / "precious").touch()
-    (output / ".work" / "01234567").symlink_to(victim)
-    names = ["drift", *(name for name in NAMES if name != "rejected")]
-    header = {"format": "nvt-torchrec switch", "format_version": 2, "undo": False}
-    for record, match in (
-        ({}, "not the record of a switch"),
-        ({**header, "generation": 2, "state": "../victim", "names": names}, "state '../victim'"),
-        ({**header, "generation": 2, "state": state, "names": [*names, "../x"]}, "names"),
-        ({**header, "generation": 2, "state": "01234567", "names": names}, "does not lie in"),
-        ({**header, "generation": 7, "state": state, "names": names}, "generation 7 is missing"),
-    ):
-        write_json(output / SWITCH_FILE, record)
-        with pytest.raises(BadInputError, match=match):
-            add(output, raw / "day_4")
-    assert [path.name for path in victim.iterdir()] == ["precious"]
-
-
-def test_plans_that_somebody_changed(raw, output) -> None:
-    _interrupted(raw, output)
-    (plan,) = output.glob(".work/*/plan.json")
-    expect_own_errors(plan, lambda: Journal(plan.parent).plan(DayRecord, ""), rounds=100)
-    value = read_json(plan, "the plan")
-    for change in ({"inputs": {}}, {"settings": {}}, {"settings": {"day": "4", "generation": 2}}):
-        write_json(plan, {**value, **change})
-        with pytest.raises(BadInputError, match=r"plan\.json: damaged(.|\n)*--restart"):
-            add(output, raw / "day_4")
 
 
 def test_a_manifest_that_names_files_elsewhere(raw, output) -> None:
@@ -465,13 +289,6 @@ def test_nothing_to_undo(raw, output, tmp_path: Path) -> None:
         add(output, "")
     with pytest.raises(SettingsError, match="are both set"):
         add(output, raw / "day_4", undo=True)
-
-
-def _interrupt_switch(raw: Path, output: Path) -> None:
-    """Fail at a rename of the switch, as if the disk were gone."""
-    rename, broken = "nvt_torchrec.etl.extend.switch._rename", OSError(5, "Input/output error")
-    with failing(rename, broken, after=3, expected=OutputError):
-        add(output, raw / "day_4")
 
 
 @given(
