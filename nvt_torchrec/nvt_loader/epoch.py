@@ -117,11 +117,15 @@ class _RankEpoch:
         self._dataset, self._plan, self._order, self._budget = dataset, plan, order, budget
         self._epoch, self._first = position.epoch, position.first
         self._batch = plan.global_batch // order.world_size
-        where = {"shuffle": order.shuffle != "none", "seed": order.seed, "epoch": position.epoch}
+        where = {
+            "shuffle": order.shuffle != "none",
+            "seed": order.seed,
+            "epoch": position.epoch,
+        }
         rows = dataset.rows
-        self._groups = planning.epoch_order(len(rows), **where)
+        self._groups = planning.epoch_order(len(rows), **where)  # type: ignore[arg-type]
         self._starts = planning.stream_starts(rows, self._groups)
-        remainder = planning.find_remainder(plan, **where)
+        remainder = planning.find_remainder(plan, **where)  # type: ignore[arg-type]
         self._assigned = planning.assign_rows(plan, self._starts, remainder)
         self._spans = plan.spans(order.rank, order.world_size)
         self._extents = list(_extents(plan, order.shuffle, self._first, self._batch, budget))

@@ -157,7 +157,7 @@ class JsonLines(TextFormat):
     """An object in each line."""
 
     layout_of = staticmethod(json_layout)
-    parse = staticmethod(parse_json)
+    parse = staticmethod(parse_json)  # type: ignore[assignment]
 
     @classmethod
     def recognizes(cls, path: str, head: bytes) -> bool:

@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -299,7 +299,7 @@ class TextFormat(LogFormat):
             yield self.parse_chunks(each, layout, reject=reject)
 
     def parse_chunks(
-        self, chunks: Sequence[bytes | Chunk], layout: LineLayout, *, reject: bool | int
+        self, chunks: Sequence[Any], layout: LineLayout, *, reject: bool | int
     ) -> RawRows:
         """Parse chunks of one text together; lines that are too long are bad rows."""
         texts, bad, before = [], [], 0
@@ -354,7 +354,8 @@ def _without_empty_end(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
     empty = 0
     for chunk in chunks:
         if isinstance(chunk, LongLine):
-            kept, rest = chunk, memoryview(b"")
+            kept: Any = chunk
+            rest = memoryview(b"")
         else:
             end = without_empty_lines(chunk)
             kept, rest = chunk[:end], chunk[end:]

@@ -94,7 +94,8 @@ class CpuBuilder:
 
         def fill(source: ShardRows) -> None:
             drawn = source.drawn
-            target = Target(*memory, source_copies(drawn, steps, [steps * drawn.width], 0), batch)
+            copies = source_copies(drawn, steps, [steps * drawn.width], 0)
+            target = Target(*memory, copies, batch)  # type: ignore[call-arg, arg-type]
             first = 0
             for rows in self._rows(source, steps):
                 rows.copy_to(target, first)
@@ -106,7 +107,7 @@ class CpuBuilder:
 
     def _rows(self, source: ShardRows, steps: int) -> Iterable[Any]:
         """Take a source's rows for some steps; if they are shuffled, only this rank's, in order."""
-        parts = source.reader.take(steps * source.width)
+        parts: Any = source.reader.take(steps * source.width)
         if source.order is None:
             return parts
         chunks = [chunk for rows in parts for chunk in rows.chunks()]

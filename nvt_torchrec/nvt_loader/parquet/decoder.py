@@ -44,7 +44,9 @@ def cpu_decoder(dataset: Dataset) -> Decoder:
 
     def decode(part: RowGroupSlice, rows: int) -> Iterator[RowChunk | LazyRows]:
         with error_context(dataset, part.row_group):
-            opened = by_pages and by_pages.open(part.row_group, by_arrow.footer(part.row_group))
+            opened = None
+            if by_pages is not None:
+                opened = by_pages.open(part.row_group, by_arrow.footer(part.row_group))
             arrow = by_arrow.chunks
             if opened is None or not opened.skip(part.begin):
                 yield from arrow(part, rows, numbers=columns)

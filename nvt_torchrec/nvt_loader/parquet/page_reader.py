@@ -200,6 +200,7 @@ def _column_chunks(
 def _read(path: Path | RemoteFile, byte_ranges: list[tuple[int, int]], memory: np.ndarray) -> bool:
     """Read parts of a file into memory; False if the file is too short."""
     place = 0
+    file: Any
     with open_file(path) as file:
         for begin, size in byte_ranges:
             file.seek(begin)
@@ -222,7 +223,7 @@ def _find_pages(chunks: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
 
 def _verify_checksums(table: np.ndarray, memory: np.ndarray) -> bool:
     """Whether the pages in a file's bytes have the CRC-32 in their headers, where there is one."""
-    content, begin = memoryview(memory), memory.ctypes.data
+    content, begin = memoryview(memory), memory.ctypes.data  # type: ignore[arg-type]
     fields = (pages.BODY, pages.BYTES, pages.CHECKSUM)
     return all(
         checksum < 0 or isal_zlib.crc32(content[body - begin : body - begin + size]) == checksum

@@ -101,7 +101,8 @@ class RowChunk:
 
 
 def _view(address: int, length: int, dtype: type) -> np.ndarray:
-    return np.frombuffer((ctypes.c_char * (4 * length)).from_address(int(address)), dtype)
+    memory: Any = (ctypes.c_char * (4 * length)).from_address(int(address))
+    return np.frombuffer(memory, dtype)
 
 
 class ShardReader:
@@ -180,7 +181,7 @@ class ShardReader:
                 if not self._ready:
                     self._decode_next()
                 if not self._ready:
-                    raise self._error
+                    raise self._error or AssertionError
         return self._ready.popleft()
 
     def _decode_next(self) -> None:
