@@ -18,6 +18,8 @@ from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.reading import Read
 from nvt_torchrec.formats.feature_spec.times import EPOCHS
 
+#: What is served, by Triton and by our server, and its output.
+MODEL_NAME, OUTPUT = "click_probability", "probability"
 #: Represents a missing integer.
 MISSING = -(2**63)
 #: By kind, what represents a missing value, and the dtype of tensors.

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.inference.predictor import Predictor
-from nvt_torchrec.inference.server.app import RefusedError, Service, parse_body
+from nvt_torchrec.inference.server.app import Service
 from nvt_torchrec.inference.server.batching import Batch, Batcher
+from nvt_torchrec.inference.server.bodies import RefusedError, parse_body
 from nvt_torchrec.inference.server.reload import Served
 from nvt_torchrec.inference.server.settings import ServerSettings
 from nvt_torchrec.workflows.compiled.workflow import EncodedRows
@@ -312,7 +313,7 @@ def test_any_json_is_scored_or_refused(
         value = data.draw(_VALUES)
     refused = []
     try:
-        encoded = parse_body(json.dumps(value).encode(), shop_predictor, 200)
+        encoded, _ = parse_body(json.dumps(value).encode(), {}, shop_predictor, 200)
     except RefusedError as error:
         refused.append((error.status, json.dumps(error.details)))
     if refused:

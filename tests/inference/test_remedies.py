@@ -20,7 +20,7 @@ from nvt_torchrec.formats.feature_spec.feature_spec import (
 from nvt_torchrec.formats.feature_spec.reading import Derivation, Reading
 from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.predictor import Predictor
-from nvt_torchrec.inference.server.app import RefusedError, parse_body
+from nvt_torchrec.inference.server.bodies import RefusedError, parse_body
 from nvt_torchrec.inference.server.reload import Served
 from tests.inference.test_export import untrained
 
@@ -83,7 +83,7 @@ def test_what_is_said_of_a_value(predictor: Predictor, column: str, value, remed
     if value == float("inf"):  # JSON has no such value
         return
     with pytest.raises(RefusedError) as refused:
-        parse_body(json.dumps({"rows": rows}).encode(), predictor, 100)
+        parse_body(json.dumps({"rows": rows}).encode(), {}, predictor, 100)
     where = {"error": "invalid row", "row": 1, "column": column, "reason": error.reason}
     assert refused.value.details == where | ({"remedy": error.remedy} if remedy else {})
 

@@ -28,11 +28,11 @@ from nvt_torchrec.inference.export.operators import Graph, vocabulary_bytes
 from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest
 from nvt_torchrec.inference.model.scoring import ServingModel
 from nvt_torchrec.inference.predictor import Predictor
-from nvt_torchrec.inference.tensors import DTYPES, MISSING_OF, inputs_of, to_columns
+from nvt_torchrec.inference.tensors import DTYPES, MISSING_OF, OUTPUT, inputs_of, to_columns
 from nvt_torchrec.workflows.compiled.dense import normalization
 from nvt_torchrec.workflows.description import inspect
 
-FILE, OUTPUT = "model.onnx", "probability"
+FILE = "model.onnx"
 PRODUCER = "nvt-torchrec"
 #: Of ONNX 1.16, which has the operators of :data:`.graph.OPSET`.
 IR_VERSION = 10

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
-from nvt_torchrec.inference.export.onnx_file import OUTPUT, write_model
-from nvt_torchrec.inference.tensors import inputs_of
+from nvt_torchrec.inference.export.onnx_file import write_model
+from nvt_torchrec.inference.tensors import MODEL_NAME, OUTPUT, inputs_of
 
-NAME = "click_probability"
 _MAX_BATCH = 4096
 _TYPES = {"string": "TYPE_STRING", "int64": "TYPE_INT64", "float64": "TYPE_FP64"}
 
@@ -33,17 +32,17 @@ def export_triton(bundle: Path, output: Path) -> None:
         OutputError: ``output`` exists or cannot be written.
     """
     with new_directory(output) as temporary:
-        version = temporary / NAME / "1"
+        version = temporary / MODEL_NAME / "1"
         version.mkdir(parents=True)
         spec = write_model(bundle, version)
-        (temporary / NAME / "config.pbtxt").write_text(config(spec))
+        (temporary / MODEL_NAME / "config.pbtxt").write_text(config(spec))
 
 
 def config(spec: FeatureSpec) -> str:
     """Return the text of ``config.pbtxt``."""
     tensors = {name: found for column in inputs_of(spec) for name, found in column.tensors.items()}
     inputs = ",\n".join(_tensor(name, _TYPES[kind], rank) for name, (kind, rank) in tensors.items())
-    return f"""name: "{NAME}"
+    return f"""name: "{MODEL_NAME}"
 backend: "onnxruntime"
 max_batch_size: {_MAX_BATCH}
 input [

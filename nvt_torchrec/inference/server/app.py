@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import functools
 import logging
 import threading
 import time
@@ -20,18 +20,15 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from nvt_torchrec import __version__
-from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.base.files.validation import strict_json
-from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError, MissingColumnError
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
 from nvt_torchrec.inference.predictor import Predictor, check_finite
+from nvt_torchrec.inference.server import protocol
 from nvt_torchrec.inference.server.batching import Batcher
+from nvt_torchrec.inference.server.bodies import Parsed, Parser, RefusedError, parse_body
 from nvt_torchrec.inference.server.metrics import ServerMetrics
 from nvt_torchrec.inference.server.openapi import ERRORS, Probabilities, request_body
 from nvt_torchrec.inference.server.reload import Reloader, Served
 from nvt_torchrec.inference.server.settings import ServerSettings, Source
-from nvt_torchrec.workflows.compiled.workflow import EncodedRows
 
 log = logging.getLogger(__name__)
 
@@ -40,27 +37,6 @@ _LARGE_BODY_BYTES = 64 << 10
 _PARSER_THREADS = 2
 #: Seconds between two times at which gauges are set, which any worker may read at any time.
 _GAUGES_S = 1.0
-
-
-class RefusedError(Exception):
-    """A request is answered with an error.
-
-    Attributes:
-        status: The HTTP status.
-        details: The JSON object of the answer.
-    """
-
-    def __init__(self, status: int, error: str, **details: Any) -> None:
-        super().__init__(error)
-        self.status, self.details = status, {"error": error, **details}
-
-    def answer(self) -> Response:
-        """Return the answer."""
-        headers = {"Retry-After": "1"} if self.status == 503 else {}
-        if self.status in (408, 413):  # the rest of the request is not read
-            headers["Connection"] = "close"
-        body = json.dumps(self.details)  # ASCII: half a surrogate pair cannot be encoded as UTF-8
-        return Response(body, self.status, headers, media_type="application/json")
 
 
 class Service:
@@ -137,11 +113,11 @@ class Service:
             self.metrics.drift.set_gauges()
             await asyncio.sleep(_GAUGES_S)
 
-    async def answer(self, request: Request) -> Response:
-        """Answer ``POST /predict``, and count the answer."""
+    async def answer(self, request: Request, parser: Parser) -> Response:
+        """Answer a request for probabilities, and count the answer."""
         begin = time.perf_counter()
         try:
-            response = await self._score_in_time(request)
+            response = await self._score_in_time(request, parser)
         except RefusedError as error:
             response = error.answer()
         except ClientDisconnect:  # nobody reads an answer
@@ -152,7 +128,7 @@ class Service:
         self.metrics.answered(response.status_code, time.perf_counter() - begin)
         return response
 
-    async def _score_in_time(self, request: Request) -> Response:
+    async def _score_in_time(self, request: Request, parser: Parser) -> Response:
         seconds = self._settings.timeout_s
         error = RefusedError(408, f"the body was not complete within {seconds:g} s")
         try:
@@ -160,13 +136,15 @@ class Service:
                 body = await self._read_body(request)
                 error = RefusedError(503, "not scored in time", remedy="try again later")
                 with self.metrics.under_way.track_inprogress():
-                    return await self._score(body)
+                    return await self._score(
+                        functools.partial(parser, body, request.headers), len(body)
+                    )
         except TimeoutError:
             raise error from None
 
     async def _read_body(self, request: Request) -> bytes:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
+        if kind != "application/json" and protocol.BINARY_HEADER not in request.headers:
             raise RefusedError(415, f"content type {kind!r}", remedy="send application/json")
         limit, body = int(self._settings.max_body_mb * 2**20), bytearray()
         async for part in request.stream():
@@ -179,13 +157,14 @@ class Service:
                 )
         return bytes(body)
 
-    async def _score(self, body: bytes) -> Response:
+    async def _score(self, parse: Callable[[Predictor, int], Parsed], size: int) -> Response:
         now = self.served
-        if len(body) < _LARGE_BODY_BYTES:
-            rows = self._parse(body, now.predictor)
+        if size < _LARGE_BODY_BYTES:
+            rows, respond = self._parse(parse, now.predictor)
         else:
             loop = asyncio.get_running_loop()
-            rows = await loop.run_in_executor(self._parsers, self._parse, body, now.predictor)
+            parsed = loop.run_in_executor(self._parsers, self._parse, parse, now.predictor)
+            rows, respond = await parsed
         self._check_queue(len(rows))
         probabilities = await self.batcher.score(now.predictor.predict_encoded, rows)
         try:
@@ -193,12 +172,13 @@ class Service:
         except InvalidRowError as error:
             log.error("%s", error.what)
             raise RefusedError(500, error.reason, row=error.row, remedy=error.remedy) from None
-        content = json.dumps({"probabilities": probabilities.tolist()}, allow_nan=False)
-        return Response(content, media_type="application/json", headers=now.headers)
+        response = respond(probabilities)
+        response.headers.update(now.headers)
+        return response
 
-    def _parse(self, body: bytes, predictor: Predictor) -> EncodedRows:
+    def _parse(self, parse: Callable[[Predictor, int], Parsed], predictor: Predictor) -> Parsed:
         self._check_queue(1)  # under overload, refuse before the work of parsing
-        return parse_body(body, predictor, self._settings.max_rows)
+        return parse(predictor, self._settings.max_rows)
 
     def _check_queue(self, rows: int) -> None:
         """Refuse rows that are more than half of the room left, so that small requests have some.
@@ -210,6 +190,11 @@ class Service:
             raise RefusedError(503, "too many rows are waiting", remedy="try again later")
 
 
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusedError)
+    return error.answer()
+
+
 def _endpoints(service: Service) -> FastAPI:
     app = FastAPIOffline(
         title="Click probabilities",
@@ -217,6 +202,7 @@ def _endpoints(service: Service) -> FastAPI:
         lifespan=service.lifespan,
         redoc_url=None,
         swagger_ui_parameters={"validatorUrl": None},
+        exception_handlers={RefusedError: _refuse},
     )
 
     @app.post(
@@ -233,7 +219,7 @@ def _endpoints(service: Service) -> FastAPI:
         Rows are a list of objects (`rows`), or an object with a list for each column (`columns`),
         which is faster for many rows.
         """
-        return await service.answer(request)
+        return await service.answer(request, parse_body)
 
     @app.get("/version", summary="What answers")
     async def version(response: Response) -> dict[str, Any]:
@@ -264,65 +250,5 @@ def _endpoints(service: Service) -> FastAPI:
     async def root() -> RedirectResponse:
         return RedirectResponse("docs")
 
+    app.include_router(protocol.router(service))
     return app
-
-
-def parse_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
-    """Return the encoded rows of a request's JSON.
-
-    Raises:
-        RefusedError: The body is not valid, breaks the feature spec, or has more than ``max_rows``.
-    """
-    try:
-        value = strict_json(body)
-    except ValueError as error:
-        raise RefusedError(400, f"not JSON: {error}") from None
-    rows = _rows(value, max_rows)
-    try:
-        if b"true" in body or b"false" in body:
-            _refuse_booleans(rows, predictor.spec)
-        return predictor.workflow.transform(predictor.read(rows))
-    except (InvalidRowError, MissingColumnError) as error:
-        known = {key: getattr(error, key) for key in ("row", "column", "reason", "remedy")}
-        where = {key: value for key, value in known.items() if value not in (None, "")}
-        raise RefusedError(422, "invalid row", **where) from None
-    except SchemaError as error:
-        raise RefusedError(422, error.what, remedy=error.remedy) from None
-
-
-def _refuse_booleans(rows: list[dict] | dict[str, list], spec: FeatureSpec) -> None:
-    """Refuse true and false in columns of other raw types: to Python they are the numbers 1 and 0.
-
-    Raises:
-        InvalidRowError: There is one.
-    """
-    for read in spec.read_plan(label=False).reads:
-        name, reason = read.source, RAW_TYPES[read.raw].syntax
-        values = rows.get(name, ()) if isinstance(rows, dict) else [row.get(name) for row in rows]
-        for i, value in enumerate(values if read.raw != "bool" else ()):
-            if bool in map(type, value if isinstance(value, list) else [value]):
-                raise InvalidRowError(i, name, f"{value!r:.60}: {reason}", "true is 1, false 0")
-
-
-def _rows(value: Any, max_rows: int) -> list[dict] | dict[str, list]:
-    match value:
-        case {"rows": list(rows), **others} if not others:
-            count = len(rows)
-            for index, row in enumerate(rows):
-                if not isinstance(row, dict):
-                    raise RefusedError(422, "invalid row", row=index, reason="not an object")
-        case {"columns": dict(rows), **others} if not others:
-            if not all(isinstance(values, list) for values in rows.values()):
-                raise RefusedError(422, "a column of 'columns' is not a list")
-            count = max(map(len, rows.values()), default=0)
-        case _:
-            raise RefusedError(
-                422, "the body is not an object with either a list 'rows' or an object 'columns'"
-            )
-    if count > max_rows:
-        raise RefusedError(
-            413,
-            f"{count} rows; the limit is {max_rows}",
-            remedy="send them in several requests, or raise the server's --max_rows",
-        )
-    return rows

@@ -1,0 +1,127 @@
+"""Bodies of requests, and the errors with which they are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from fastapi import Response
+
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.base.files.validation import strict_json
+from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError, MissingColumnError
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.workflows.compiled.workflow import EncodedRows
+
+#: The rows of a request, and a function of their probabilities that makes its answer.
+Parsed: TypeAlias = tuple[EncodedRows, Callable[[np.ndarray], Response]]
+#: Of a body, its headers, a predictor and the most rows; raises :class:`RefusedError`.
+Parser: TypeAlias = Callable[[bytes, Mapping[str, str], Predictor, int], Parsed]
+
+
+class RefusedError(Exception):
+    """A request is answered with an error.
+
+    Attributes:
+        status: The HTTP status.
+        details: The JSON object of the answer.
+    """
+
+    def __init__(self, status: int, error: str, **details: Any) -> None:
+        super().__init__(error)
+        self.status, self.details = status, {"error": error, **details}
+
+    def answer(self) -> Response:
+        """Return the answer."""
+        headers = {"Retry-After": "1"} if self.status == 503 else {}
+        if self.status in (408, 413):  # the rest of the request is not read
+            headers["Connection"] = "close"
+        body = json.dumps(self.details)  # ASCII: half a surrogate pair cannot be encoded as UTF-8
+        return Response(body, self.status, headers, media_type="application/json")
+
+
+def parse_body(
+    body: bytes, headers: Mapping[str, str], predictor: Predictor, max_rows: int
+) -> Parsed:
+    """Return the rows of a request of ``POST /predict``.
+
+    Raises:
+        RefusedError: The body is not valid, breaks the feature spec, or has more than ``max_rows``.
+    """
+    rows = _rows(read_json(body), max_rows)
+    may_have_booleans = b"true" in body or b"false" in body
+
+    def respond(probabilities: np.ndarray) -> Response:
+        content = json.dumps({"probabilities": probabilities.tolist()}, allow_nan=False)
+        return Response(content, media_type="application/json")
+
+    return encode(rows, predictor, may_have_booleans=may_have_booleans), respond
+
+
+def read_json(body: bytes) -> Any:
+    """Return the value of a JSON text. Raises :class:`RefusedError`."""
+    try:
+        return strict_json(body)
+    except ValueError as error:
+        raise RefusedError(400, f"not JSON: {error}") from None
+
+
+def encode(rows: Any, predictor: Predictor, *, may_have_booleans: bool = False) -> EncodedRows:
+    """Encode rows, a list or columns. Raises :class:`RefusedError`."""
+    try:
+        if may_have_booleans:
+            _refuse_booleans(rows, predictor.spec)
+        return predictor.workflow.transform(predictor.read(rows))
+    except (InvalidRowError, MissingColumnError) as error:
+        known = {key: getattr(error, key) for key in ("row", "column", "reason", "remedy")}
+        where = {key: value for key, value in known.items() if value not in (None, "")}
+        raise RefusedError(422, "invalid row", **where) from None
+    except SchemaError as error:
+        raise RefusedError(422, error.what, remedy=error.remedy) from None
+
+
+def _refuse_booleans(rows: list[dict] | dict[str, list], spec: FeatureSpec) -> None:
+    """Refuse true and false in columns of other raw types: to Python they are the numbers 1 and 0.
+
+    Raises:
+        InvalidRowError: There is one.
+    """
+    for read in spec.read_plan(label=False).reads:
+        name, reason = read.source, RAW_TYPES[read.raw].syntax
+        values = rows.get(name, ()) if isinstance(rows, dict) else [row.get(name) for row in rows]
+        for i, value in enumerate(values if read.raw != "bool" else ()):
+            if bool in map(type, value if isinstance(value, list) else [value]):
+                raise InvalidRowError(i, name, f"{value!r:.60}: {reason}", "true is 1, false 0")
+
+
+def _rows(value: Any, max_rows: int) -> list[dict] | dict[str, list]:
+    match value:
+        case {"rows": list(rows), **others} if not others:
+            count = len(rows)
+            for index, row in enumerate(rows):
+                if not isinstance(row, dict):
+                    raise RefusedError(422, "invalid row", row=index, reason="not an object")
+        case {"columns": dict(rows), **others} if not others:
+            if not all(isinstance(values, list) for values in rows.values()):
+                raise RefusedError(422, "a column of 'columns' is not a list")
+            count = max(map(len, rows.values()), default=0)
+        case _:
+            raise RefusedError(
+                422, "the body is not an object with either a list 'rows' or an object 'columns'"
+            )
+    check_count(count, max_rows)
+    return rows
+
+
+def check_count(rows: int, max_rows: int) -> None:
+    """Raise :class:`RefusedError` if there are too many rows."""
+    if rows > max_rows:
+        raise RefusedError(
+            413,
+            f"{rows} rows; the limit is {max_rows}",
+            remedy="send them in several requests, or raise the server's --max_rows",
+        )

@@ -1,0 +1,117 @@
+"""The Open Inference Protocol, by the genuine client of Triton and by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import tritonclient.http
+
+from nvt_torchrec.inference.benchmark import first_rows
+from nvt_torchrec.inference.model.bundle import write_bundle
+from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.inference.tensors import inputs_of, to_tensors
+from tests.inference.conftest import Trained
+from tests.inference.serving import JSON, Server, serving
+
+MODEL = "click_probability"
+
+
+@pytest.fixture(scope="module")
+def server(shop: Trained, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    base = tmp_path_factory.mktemp("protocol")
+    write_bundle(shop.workflow, shop.checkpoint, base / "bundle")
+    with serving(base, "--bundle", str(base / "bundle"), "--max_rows", "100") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def tensors(shop: Trained, shop_predictor: Predictor) -> dict[str, np.ndarray]:
+    rows = first_rows(str(sorted(shop.raw.iterdir())[-1]), shop_predictor.spec, 60)
+    return to_tensors(inputs_of(shop_predictor.spec), rows)
+
+
+def request_of(tensors: dict[str, np.ndarray]) -> dict:
+    """The JSON of a request."""
+    kinds = {"O": "BYTES", "i": "INT64", "f": "FP64"}
+    return {
+        "inputs": [
+            {
+                "name": name,
+                "shape": list(values.shape),
+                "datatype": kinds[values.dtype.kind],
+                "data": json.loads(json.dumps(values.tolist()).replace("NaN", "null")),
+            }
+            for name, values in tensors.items()
+        ]
+    }
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_tritons_client(
+    server: Server,
+    shop: Trained,
+    shop_predictor: Predictor,
+    tensors: dict[str, np.ndarray],
+    binary: bool,
+) -> None:
+    client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.port}")
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready(MODEL)
+    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
+    described = client.get_model_metadata(MODEL, "1")["inputs"]
+    assert {tensor["name"] for tensor in described} == tensors.keys()
+    inputs = []
+    for tensor in described:
+        values = tensors[tensor["name"]]
+        values = values if values.ndim == 2 else values[:, None]
+        given = tritonclient.http.InferInput(tensor["name"], values.shape, tensor["datatype"])
+        finite = values.dtype.kind != "f" or not np.isnan(values).any()  # no JSON
+        inputs.append(given.set_data_from_numpy(values, binary_data=binary or not finite))
+    output = tritonclient.http.InferRequestedOutput("probability", binary_data=binary)
+    for outputs in ([output], None):
+        answer = client.infer(MODEL, inputs, outputs=outputs, request_id="7")
+        assert answer.get_response()["id"] == "7"
+        got = answer.as_numpy("probability")
+        assert got.shape == (60, 1)
+        rows = first_rows(str(sorted(shop.raw.iterdir())[-1]), shop_predictor.spec, 60)
+        np.testing.assert_allclose(got[:, 0], shop_predictor.predict(rows), atol=1e-6)
+    with pytest.raises(tritonclient.utils.InferenceServerException, match="no model 'other'"):
+        client.infer("other", inputs)
+
+
+def test_json_and_what_is_refused(
+    server: Server, shop_predictor: Predictor, tensors: dict[str, np.ndarray]
+) -> None:
+    path, good = f"/v2/models/{MODEL}/infer", request_of(tensors)
+    status, answer, headers = server.ask(path, good)
+    assert (status, headers["X-Bundle"] is not None) == (200, True), answer
+    (output,) = json.loads(answer)["outputs"]
+    assert (output["shape"], output["datatype"]) == ([60, 1], "FP32")
+    first, *others = good["inputs"]
+    cases = (
+        ([], 400, "the request has no 'inputs'"),
+        ({"inputs": others}, 400, f"the request has no '{first['name']}'"),
+        ({"inputs": [first | {"datatype": "FP16"}, *others]}, 400, "is FP16 [60], not"),
+        ({"inputs": [first | {"shape": [59]}, *others]}, 400, "cannot reshape"),
+        ({"inputs": [first | {"shape": [-1]}, *others], "outputs": [{"name": "x"}]}, 400, "only"),
+        ({"inputs": [first | {"data": [0.5] * 60}, *others]}, 400, "not INT64"),
+        ({"inputs": [{**first, "data": None}, *others]}, 400, "cannot reshape"),
+    )
+    for body, expected, reason in cases:
+        status, answer, _ = server.ask(path, body if body else {})
+        assert status == expected, answer
+        assert reason in json.loads(answer)["error"]
+    many = {name: np.repeat(values, 2, axis=0) for name, values in tensors.items()}
+    status, answer, _ = server.ask(path, request_of(many))
+    assert (status, json.loads(answer)["error"]) == (413, "120 rows; the limit is 100")
+    bad = tensors | {"brand": np.full(60, 2**60)}
+    status, answer, _ = server.ask(path, request_of(bad))
+    assert (status, json.loads(answer)["column"]) == (422, "brand")
+    binary = JSON | {"Inference-Header-Content-Length": "99999999"}
+    status, answer, _ = server.ask(path, b"{}", binary)
+    assert status == 400
+    assert server.ask("/v2/models/other")[0] == 404
