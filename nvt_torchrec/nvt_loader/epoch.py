@@ -95,17 +95,20 @@ def _compared(
     readers = epoch.readers(builder)
     epoch.read_ahead(builder, readers)
     on_device = epoch.blocks(builder, readers)
-    for first in itertools.islice(on_host, 1):
-        yield first
-        why = difference(lambda: _arrays(next(on_device)), _arrays(first))
-        del first  # it is not needed here while the next one is made
-        if why:
-            fall_back(why)
-        yield from on_host if why else on_device
+    first = next(on_host)
+    yield first
+    why = difference(functools.partial(_next_arrays, on_device), _next_arrays(iter([first])))
+    if why:
+        fall_back(why)
+    rest = on_host if why else on_device
+    del first, readers, on_host, on_device  # the other one's row groups are freed
+    yield from rest
 
 
-def _arrays(made: tuple[slice, Block]) -> dict[str, np.ndarray]:
-    return {name: tensor.cpu().numpy() for name, tensor in made[1].tensors.items()}
+def _next_arrays(blocks: Iterator[tuple[slice, Block]]) -> dict[str, np.ndarray]:
+    """Return the arrays of the next block."""
+    _, block = next(blocks)
+    return {name: tensor.cpu().numpy() for name, tensor in block.tensors.items()}
 
 
 class _RankEpoch:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import re
 import sys
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +20,7 @@ from nvt_torchrec.nvt_loader.cuda import builders as gpu
 from nvt_torchrec.nvt_loader.epoch import EpochIterator, Position
 from nvt_torchrec.nvt_loader.memory import HELD_BLOCKS, device_bytes
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
+from nvt_torchrec.nvt_loader.parquet.row_chunks import ShardReader
 from tests import fake_cuda
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
@@ -161,6 +164,25 @@ def test_the_device_builds_all_blocks(tmp_path, monkeypatch, lists, shuffle, ste
     found = batches()
     assert_same(found, expected)
     assert sum(built) >= len(found)
+
+
+def test_what_the_host_read_to_compare_is_freed(tmp_path, libcudf, monkeypatch):
+    write_split(tmp_path, {"train": [6400]}, row_group_rows=100)
+    limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=640, BLOCK=640)
+    readers = weakref.WeakSet()
+
+    class Reader(ShardReader):
+        def __init__(self, *given):
+            super().__init__(*given)
+            readers.add(self)
+
+    monkeypatch.setattr("nvt_torchrec.nvt_loader.epoch.ShardReader", Reader)
+    batches = iter(KJTLoader(tmp_path / "train", 64, device="cpu"))
+    for _ in range(40):
+        next(batches)
+    gc.collect()
+    assert len(readers) == 8, "one for each virtual shard"
+    assert len(list(batches)) == 60
 
 
 def wrong_id(block):
