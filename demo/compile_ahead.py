@@ -1,8 +1,9 @@
-"""Compile the loops of the ETL and the loader ahead of their first use.
+"""Compile the loops of the ETL, the loader and the server ahead of their first use.
 
-``make env`` runs this at its end. Loops are compiled once for the processor and cached (see
-:mod:`base.kernels`). Several processes compile at once, while a first run would compile one
-loop after the other. Some import the modules; those for the ETL run it with a few rows.
+``make env`` runs this at its end, and so does an image of the server while it is built. Loops are
+compiled once for the processor and cached (see :mod:`base.kernels`). Several processes compile at
+once, while a first run would compile one loop after the other. Some import the modules; those for
+the ETL run it with a few rows.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ log = logging.getLogger("demo")
 
 #: Modules that compile on import, the slowest first; a group is imported by one process.
 IMPORTS = (
-    ("nvt_torchrec.workflows.compiled.text_tables", "nvt_torchrec.workflows.compiled.dense"),
+    ("nvt_torchrec.workflows.drift",),  # imports those of compiled workflows
     ("nvt_torchrec.nvt_loader.parquet.page_values", "nvt_torchrec.nvt_loader.parquet.pages"),
     ("nvt_torchrec.nvt_loader.parquet.kernels",),
 )

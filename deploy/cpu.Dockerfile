@@ -21,7 +21,7 @@ COPY . .
 # The versions are those of the lock.
 RUN sed -n 's/^\([a-zA-Z0-9._-]*==[^ ]*\).*/\1/p' requirements/cpu.txt > /tmp/versions \
  && pip install --no-cache-dir --constraint /tmp/versions '.[serve]' \
- && cd /tmp && python /opt/nvt-torchrec/deploy/compile_kernels.py \
+ && cd /tmp && python /opt/nvt-torchrec/demo/compile_ahead.py \
  && useradd --create-home --uid 1000 server
 
 USER 1000
