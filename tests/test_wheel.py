@@ -123,8 +123,7 @@ def test_another_project_uses_it(environment: Path, project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "flag"),
-    [("nvt-etl", "doctor"), ("nvt-train", "--adagrad"), ("nvt-infer", "serve")],
+    ("program", "flag"), [("nvt-etl", "doctor"), ("nvt-train", "--adagrad"), ("nvt-infer", "serve")]
 )
 def test_the_commands_have_help(environment: Path, tmp_path: Path, program: str, flag: str) -> None:
     assert flag in run(environment / program, "--help", cwd=tmp_path)

@@ -19,8 +19,7 @@ def check_id_columns(names: tuple[str, ...], first: UnparsedRows) -> None:
     for name in names:
         if name in taken or names.count(name) > 1:
             raise SettingsError(
-                f"--id_columns {','.join(names)}: {name!r} is in the output already",
-                "leave it out",
+                f"--id_columns {','.join(names)}: {name!r} is in the output already", "leave it out"
             )
     available = list(first.names()) if names else []
     for name in names:

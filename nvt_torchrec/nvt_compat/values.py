@@ -79,10 +79,7 @@ def _patch_encode(categorify) -> None:
             'merged_df["labels"].fillna(df._constructor_sliced(indistinct), inplace=True)',
             'merged_df["labels"] = merged_df["labels"].fillna(df._constructor_sliced(indistinct))',
         ),
-        (
-            "labels.fillna(indistinct, inplace=True)",
-            "labels = labels.fillna(indistinct)",
-        ),
+        ("labels.fillna(indistinct, inplace=True)", "labels = labels.fillna(indistinct)"),
         (
             "labels[nulls] = null_encoding_offset",
             # `nulls` holds index values, `labels` counts rows: the same for a RangeIndex only

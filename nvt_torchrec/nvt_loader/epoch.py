@@ -120,11 +120,7 @@ class _RankEpoch:
         self._dataset, self._plan, self._order, self._budget = dataset, plan, order, budget
         self._epoch, self._first = position.epoch, position.first
         self._batch = plan.global_batch // order.world_size
-        where = {
-            "shuffle": order.shuffle != "none",
-            "seed": order.seed,
-            "epoch": position.epoch,
-        }
+        where = {"shuffle": order.shuffle != "none", "seed": order.seed, "epoch": position.epoch}
         rows = dataset.rows
         self._groups = planning.epoch_order(len(rows), **where)  # type: ignore[arg-type]
         self._starts = planning.stream_starts(rows, self._groups)

@@ -148,10 +148,7 @@ class Plan:
 
     def last_step(self, rank: int, world_size: int) -> Range:
         """Which rows [begin, end) of the last, smaller step a rank gets."""
-        return (
-            self.last_rows * rank // world_size,
-            self.last_rows * (rank + 1) // world_size,
-        )
+        return (self.last_rows * rank // world_size, self.last_rows * (rank + 1) // world_size)
 
     @property
     def window_steps(self) -> int:

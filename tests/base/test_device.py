@@ -74,9 +74,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
     cupy.empty = lambda shape, dtype: np.empty(shape, dtype).view(Array)
     cupy.asnumpy = lambda array: np.array(array)
     cupy.cuda = SimpleNamespace(
-        Stream=Stream,
-        get_current_stream=lambda: streams[-1],
-        set_allocator=allocators.append,
+        Stream=Stream, get_current_stream=lambda: streams[-1], set_allocator=allocators.append
     )
     cupyx = ModuleType("cupyx")
     cupyx.empty_pinned = lambda size, dtype: np.empty(size, dtype)

@@ -32,9 +32,7 @@ def write(path: Path, codec: str, columns: int = 0, **options: object) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"use_dictionary": False, "write_statistics": False}, {"columns": 300}],
-    ids=str,
+    "options", [{}, {"use_dictionary": False, "write_statistics": False}, {"columns": 300}], ids=str
 )
 def test_what_pyarrow_reads(tmp_path: Path, codec: str, options: dict) -> None:
     write(tmp_path / "file", codec, **options)

@@ -150,10 +150,7 @@ def test_a_failing_system_stays_in_the_table_and_is_not_run_again(table: Table, 
         repeats=3,
     )
     assert count.read_text() == "x"
-    assert table.failed == {
-        ("a", ""): "out of luck",
-        ("c", ""): "cannot be installed: no network",
-    }
+    assert table.failed == {("a", ""): "out of luck", ("c", ""): "cannot be installed: no network"}
     assert "failed: a: out of luck" in table.text()
     written = json.loads(table.write().read_text())
     assert [failed["system"] for failed in written["failed"]] == ["a", "c"]

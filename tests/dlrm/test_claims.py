@@ -34,10 +34,7 @@ def holder(started) -> Iterator[subprocess.Popen]:
     """Another process that has the directories of ``started``."""
     locks = [str(started / "steps" / ".lock"), str(started / ".final.lock")]
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, *locks],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", HOLDER, *locks], env=environment(), stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout.readline() == "here\n"

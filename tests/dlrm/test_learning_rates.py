@@ -8,11 +8,7 @@ from __future__ import annotations
 import pytest
 
 from nvt_torchrec.dlrm.config import model_config
-from nvt_torchrec.dlrm.optim.learning_rates import (
-    default_warmup,
-    learning_rate,
-    with_default_rates,
-)
+from nvt_torchrec.dlrm.optim.learning_rates import default_warmup, learning_rate, with_default_rates
 from nvt_torchrec.dlrm.optimizers import OPTIMIZERS
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, parse_settings, with_sizes
 from nvt_torchrec.formats.schema import TableSchema

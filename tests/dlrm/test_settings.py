@@ -56,10 +56,7 @@ def test_defaults_are_those_of_the_example_but_for_rates_and_sizes():
     [
         ("---amp", r"unknown argument ---amp\n.*two dashes: --amp"),
         ("--batchsize 5", r"unknown argument --batchsize\n.*did you mean --batch_size"),
-        (
-            "--learning-rate=2",
-            r"unknown argument --learning-rate\n.*did you mean --learning_rate",
-        ),
+        ("--learning-rate=2", r"unknown argument --learning-rate\n.*did you mean --learning_rate"),
         ("--qqqq", r"unknown argument --qqqq\n.*--help"),
         ("--epoch 2", "did you mean --epochs"),  # no silent abbreviations
         ("--batch_size many", "--batch_size: invalid int value: 'many'"),

@@ -22,11 +22,7 @@ SPLITS_OF_ROWS = {
     "share": Split("share", valid=0.2, test=0.1, seed=7),
     "column": Split("column", column="user", valid=0.2, test=0.2, seed=1),
     "time": dataclasses.replace(
-        SHARES_OF_TIME,
-        valid=0,
-        test=0,
-        valid_from="1970-01-01 00:10",
-        test_from="1970-01-01 00:12",
+        SHARES_OF_TIME, valid=0, test=0, valid_from="1970-01-01 00:10", test_from="1970-01-01 00:12"
     ),
 }
 NAMES = ("row", "label", "item", "rare", "price", "user", "when", "other")

@@ -88,13 +88,7 @@ def test_without_the_package_that_lists_gpus(monkeypatch: pytest.MonkeyPatch) ->
     ("program", "gpus", "state", "what", "remedy"),
     [
         ("print(f'2.13, {GPUS} GPU(s)')", 2, OK, "2.13, 2 GPU(s)", ""),
-        (
-            "print(2, flush=True); raise SystemExit('for CPUs')",
-            1,
-            WRONG,
-            "2: for CPUs",
-            "gpu",
-        ),
+        ("print(2, flush=True); raise SystemExit('for CPUs')", 1, WRONG, "2: for CPUs", "gpu"),
         ("import no_such_package", 0, WRONG, "cannot be imported: ModuleNotFoundError: No", "cpu"),
         ("raise OSError('libnvidia-ml.so.1: none')", 0, WRONG, "of NVIDIA's driver", "cpu"),
         ("import os; os.kill(os.getpid(), 11)", 0, WRONG, "exit status -11", "cpu"),

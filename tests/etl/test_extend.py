@@ -239,9 +239,7 @@ def test_descriptions_are_of_all_days(extended) -> None:
     page = (extended / "report.html").read_text()
     assert "split by days: train 0 to 4, valid 5, test 5" in page
     data = collect(
-        extended,
-        Manifest.read(extended / "manifest.json"),
-        inspect(extended / "workflow"),
+        extended, Manifest.read(extended / "manifest.json"), inspect(extended / "workflow")
     )
     (column,) = [column for column in data.categorical if column.name == "cat_3"]
     counted = pq.read_table(

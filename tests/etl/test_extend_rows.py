@@ -23,14 +23,7 @@ from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows.description import inspect
 from tests.etl.extended import add, assert_sound, content, copy_of, differences, make_base, refused
 from tests.etl.runs import QUARANTINE, read_split, settings
-from tests.etl.split_logs import (
-    NAMES,
-    SHARES_OF_TIME,
-    SPLITS_OF_ROWS,
-    numbers_of,
-    spec_with,
-    write,
-)
+from tests.etl.split_logs import NAMES, SHARES_OF_TIME, SPLITS_OF_ROWS, numbers_of, spec_with, write
 
 ROWS = {0: 90, 1: 70, 2: 60, 3: 45, 4: 52, 5: 38}
 NEW = (3, 4, 5)

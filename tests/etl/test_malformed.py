@@ -40,10 +40,7 @@ def test_the_marker_names_a_directory_below_work(tmp_path: Path, name: str) -> N
 
 def test_a_marker_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / ".unfinished").write_bytes(b"\xff\xfe12345")
-    with (
-        pytest.raises(OutputError, match="not a name"),
-        claimed(tmp_path, restart=False),
-    ):
+    with pytest.raises(OutputError, match="not a name"), claimed(tmp_path, restart=False):
         pass
 
 
@@ -59,11 +56,7 @@ def test_records_of_a_run(tmp_path: Path) -> None:
     now = plan_record({"a": [1, {"name": "x"}], "b": None}, [])
     now["inputs"] = {"day_0": {"size": 1, "modified": "2"}}
     write_json(tmp_path / "plan.json", now)
-    expect_own_errors(
-        tmp_path / "plan.json",
-        lambda: _begun_or_resumed(tmp_path, now),
-        rounds=400,
-    )
+    expect_own_errors(tmp_path / "plan.json", lambda: _begun_or_resumed(tmp_path, now), rounds=400)
 
 
 def test_records_of_units() -> None:

@@ -170,11 +170,7 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, text: str, messag
         ("boundaries = [18, 40]", "", "they belong to"),
         ('["work", "edu"]', '["work"]', "work_by_edu: derive = 'cross'\n.*not 1 columns"),
         ('derive = "cross"', 'raw = "string"', r"work_by_edu: from = \['work', 'edu'\]"),
-        (
-            'derive = "cross"',
-            'derive = "age"',
-            r"derive = 'age'\n.*write \[\[dense\]\]",
-        ),
+        ('derive = "cross"', 'derive = "age"', r"derive = 'age'\n.*write \[\[dense\]\]"),
     ],
 )
 def test_derivations_that_cannot_be(tmp_path: Path, old: str, new: str, message: str) -> None:

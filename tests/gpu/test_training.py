@@ -56,13 +56,7 @@ def test_losses_are_those_of_the_cpu(device, data: Path, tmp_path: Path, optimiz
 
 
 @pytest.mark.parametrize(
-    "speed",
-    [
-        "--amp",
-        "--allow_tf32",
-        "--table_precision=fp16",
-        "--table_precision=fp16 --amp",
-    ],
+    "speed", ["--amp", "--allow_tf32", "--table_precision=fp16", "--table_precision=fp16 --amp"]
 )
 def test_faster_arithmetic_trains_alike(device, data: Path, tmp_path: Path, speed: str) -> None:
     """bfloat16 has 8 bits, TF32 has 10: the losses of a batch of 32 rows are near."""
@@ -74,11 +68,7 @@ def test_faster_arithmetic_trains_alike(device, data: Path, tmp_path: Path, spee
 
 @pytest.mark.parametrize(
     "flags",
-    [
-        [],
-        ["--amp"],
-        ["--interaction_type=dcn", "--dcn_num_layers=2", "--dcn_low_rank_dim=4"],
-    ],
+    [[], ["--amp"], ["--interaction_type=dcn", "--dcn_num_layers=2", "--dcn_low_rank_dim=4"]],
     ids=" ".join,
 )
 def test_replays_train_as_launches(

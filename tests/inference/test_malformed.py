@@ -103,11 +103,7 @@ def test_commands_compare_digests(bundle: Path, tmp_path: Path, file: str, capsy
 
 
 @pytest.mark.parametrize(
-    ("name", "size"),
-    [
-        ("weights/table.npy", 200),
-        ("workflow/compiled/text_begins.npy", 0),
-    ],
+    ("name", "size"), [("weights/table.npy", 200), ("workflow/compiled/text_begins.npy", 0)]
 )
 def test_a_file_that_is_cut_short_while_it_is_served(bundle: Path, name: str, size: int) -> None:
     """In a process of its own: this was a SIGBUS."""

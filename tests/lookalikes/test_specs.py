@@ -44,8 +44,7 @@ def vocabulary_of(out: Path, column: str) -> list:
 def in_order(values: list, counts: Counter) -> list:
     """Return values by falling count; ties by value: unsigned integer, or UTF-8 bytes."""
     return sorted(
-        values,
-        key=lambda v: (-counts[v], v.encode() if isinstance(v, str) else int(v) % 2**64),
+        values, key=lambda v: (-counts[v], v.encode() if isinstance(v, str) else int(v) % 2**64)
     )
 
 

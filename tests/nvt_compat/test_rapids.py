@@ -43,10 +43,7 @@ GONE = {
     "cudf.utils.dtypes.is_string_dtype": "where cudf.api.types has none, before 21.08",
 }
 #: Supplied beside those: methods, which are not called by a module's name.
-METHODS_GONE = {
-    "cudf.core.column.ListColumn.offsets",
-    "dask_cudf.DataFrame.to_dask_dataframe",
-}
+METHODS_GONE = {"cudf.core.column.ListColumn.offsets", "dask_cudf.DataFrame.to_dask_dataframe"}
 
 #: Methods that NVTabular's operators on our path, merlin-core or we call on frames, series and
 #: columns: how many arguments by position, and which by keyword.

@@ -11,13 +11,7 @@ import pytest
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.nvt_loader.data import WRITER, make_columns, write_split
-from tests.nvt_loader.helper import (
-    all_ranks,
-    assert_same,
-    global_batches,
-    global_rows,
-    limit_rows,
-)
+from tests.nvt_loader.helper import all_ranks, assert_same, global_batches, global_rows, limit_rows
 
 
 @pytest.fixture(scope="module")

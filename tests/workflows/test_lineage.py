@@ -174,10 +174,7 @@ def test_damaged_lineage(copy: Path, change, message: str) -> None:
         (pa.table({"vocabulary": ["item"], "id": [5]}), "ids that are not those"),
         (pa.table({"vocabulary": ["item", "item"], "id": [3, 4]}), "not the numbers of ids"),
         (pa.table({"vocabulary": ["item"], "id": pa.array([3], pa.int32())}), "columns"),
-        (
-            pa.table({"vocabulary": ["item"], "id": pa.array([None], pa.int64())}),
-            "columns.* nulls",
-        ),
+        (pa.table({"vocabulary": ["item"], "id": pa.array([None], pa.int64())}), "columns.* nulls"),
     ],
 )
 def test_damaged_reused_ids(copy: Path, table: pa.Table, message: str) -> None:

@@ -91,10 +91,7 @@ class OracleScore:
 
 
 def synthesize(
-    output_path: Path | str,
-    settings: SyntheticSettings,
-    *,
-    workers: int = 1,
+    output_path: Path | str, settings: SyntheticSettings, *, workers: int = 1
 ) -> dict[str, Any]:
     """Write ``day_0 … day_{days-1}`` and then ``synthetic.json`` into a directory.
 

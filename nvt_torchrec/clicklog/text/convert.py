@@ -132,9 +132,4 @@ def of_items(offsets: np.ndarray, items: Converted) -> Converted:
     code[rows] = items.code[wrong]
     item_of = dict(zip(rows.tolist(), wrong.tolist(), strict=True))
     values = Jagged(offsets, items.values)
-    return Converted(
-        values,
-        lengths == 0,
-        code,
-        lambda row: items.show(item_of[row]),
-    )
+    return Converted(values, lengths == 0, code, lambda row: items.show(item_of[row]))

@@ -16,11 +16,7 @@ from typing import Any
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from nvt_torchrec.base.errors import (
-    BadInputError,
-    SchemaError,
-    SettingsError,
-)
+from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.atomic import write_text
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.state import load_state, on_all_ranks

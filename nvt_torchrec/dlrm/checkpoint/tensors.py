@@ -176,8 +176,7 @@ def read_windows(path: Path, tensors: Tensors, windows: list[Window]) -> None:
                 covered += int(np.prod(sizes, dtype=np.int64))
         if covered != window.target.numel():
             raise BadInputError(
-                f"{path}: {window.name} has no values from {list(window.offsets)} on",
-                AGAIN,
+                f"{path}: {window.name} has no values from {list(window.offsets)} on", AGAIN
             )
     for chunk, overlapping in wanted.items():
         tensor = read_chunk(path, chunk)

@@ -78,11 +78,7 @@ def run(settings: DriftSettings, thresholds: Thresholds) -> int:
         about = max(counts["rows"] for counts in manifest.by_day.values())
         with tqdm(desc="drift", total=about, unit=" rows", unit_scale=True, disable=None) as bar:
             drift = measure_drift(
-                output.root,
-                day,
-                thresholds=thresholds,
-                workers=settings.workers,
-                report=bar.update,
+                output.root, day, thresholds=thresholds, workers=settings.workers, report=bar.update
             )
         file = drift.write(settings.output or output.drift)
     print(as_text(drift, all_columns=settings.all_columns))

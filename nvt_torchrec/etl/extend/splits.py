@@ -35,10 +35,7 @@ def assign(days: Days, new: int, valid: Collection[int], test: Collection[int]) 
     """
     there = {day for of_split in days.values() for day in of_split} | {new}
     # a split whose days are all still to come gets half of the newest day
-    chosen = {
-        "valid": set(valid) & there or {new},
-        "test": set(test) & there or {new},
-    }
+    chosen = {"valid": set(valid) & there or {new}, "test": set(test) & there or {new}}
     evaluated = chosen["valid"] | chosen["test"]
     _check_order(there, evaluated, set(days["train"]))
     assigned: Assignment = {}

@@ -200,8 +200,7 @@ def release(output: Path, marker: str = UNFINISHED_FILE) -> None:
 def named_errors(output: Path) -> AbstractContextManager[None]:
     """Turn an OSError into an :class:`OutputError`."""
     return output_errors(
-        output,
-        "free space or make it writable, then run it again; or choose another --output_path",
+        output, "free space or make it writable, then run it again; or choose another --output_path"
     )
 
 

@@ -158,9 +158,7 @@ class DriftMetrics:
         )
         self._rows = gauge("inference_window_rows", "Rows in the sliding window")
         self._sums = gauge(
-            "inference_window_dense_sum",
-            "Sum of the normalized values in the window",
-            ["column"],
+            "inference_window_dense_sum", "Sum of the normalized values in the window", ["column"]
         )
 
     def watch(self, workflow: CompiledWorkflow) -> None:

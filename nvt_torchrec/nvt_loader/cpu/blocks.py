@@ -24,11 +24,7 @@ try:
     from torchrec.datasets.utils import Batch
     from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 except ModuleNotFoundError:  # the loader is of use without TorchRec, too
-    from nvt_torchrec.nvt_loader.cpu.plain import (
-        Batch,
-        JaggedTensor,
-        KeyedJaggedTensor,
-    )
+    from nvt_torchrec.nvt_loader.cpu.plain import Batch, JaggedTensor, KeyedJaggedTensor
 
 
 @dataclasses.dataclass

@@ -177,10 +177,7 @@ def arrange_rows(
 
 
 def _jagged(
-    dataset: Dataset,
-    chunks: list[DeviceRows],
-    ids: torch.Tensor,
-    where: torch.Tensor,
+    dataset: Dataset, chunks: list[DeviceRows], ids: torch.Tensor, where: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
     """Concatenate the ids of all columns; each row of each column is a range of these.
 

@@ -132,11 +132,7 @@ class ParquetFiles:
             )
 
     def read(
-        self,
-        row_group: int,
-        columns: list[str],
-        rows: int,
-        metadata: pq.FileMetaData | None = None,
+        self, row_group: int, columns: list[str], rows: int, metadata: pq.FileMetaData | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Read a row group by Arrow, which verifies the page checksums that there are.
 

@@ -150,8 +150,7 @@ class _ArrayWriter:
         """Write the header; return the entry of ``compiled.json``."""
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(
-            header,
-            {"descr": self._dtype.str, "fortran_order": False, "shape": (self.length,)},
+            header, {"descr": self._dtype.str, "fortran_order": False, "shape": (self.length,)}
         )
         assert header.tell() == _HEADER_BYTES
         self._file.seek(0)

@@ -149,7 +149,7 @@ _ONE = np.uint64(1)
         types.Array(types.int64, 1, "C", readonly=True),
         types.Array(types.float32, 2, "C", readonly=True),
         types.Array(types.float32, 2, "C"),
-    ),
+    )
 )
 def _look_up(values, missing, fill, columns, minima, table, out):
     """Fill some columns of ``out`` from the table; return how many values of each are beyond it.

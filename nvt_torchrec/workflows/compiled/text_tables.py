@@ -59,9 +59,7 @@ def _hash_text(data, begin, end):
     return mix64(hashed ^ _last_bytes(data, at, end))
 
 
-@compiled(
-    types.void(WORDS, types.int64, read_only(types.int64), BYTES, types.int64),
-)
+@compiled(types.void(WORDS, types.int64, read_only(types.int64), BYTES, types.int64))
 def insert_text(words, slots, begins, data, first_id):
     """As :func:`insert_narrow`, for strings ``data[begins[i]:begins[i + 1]]``.
 

@@ -112,10 +112,7 @@ def test_counts_are_those_of_the_log(log: Path, day: Path):
         if unseen is None:
             continue
         known = {row[index] for row in train} - {""}
-        for days, (count, total) in (
-            (rows, unseen.now),
-            (held_out, unseen.then),
-        ):
+        for days, (count, total) in ((rows, unseen.now), (held_out, unseen.then)):
             present = [row[index] for row in days if row[index]]
             assert (count, total) == (sum(v not in known for v in present), len(present))
 

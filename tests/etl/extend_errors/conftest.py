@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.etl.extended import (
-    add,
-    copy_of,
-    make_base,
-    write_days,
-)
+from tests.etl.extended import add, copy_of, make_base, write_days
 
 ROWS = {0: 60, 1: 50, 2: 41, 3: 45, 4: 52}
 

@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nvt_torchrec.base.errors import (
-    BadInputError,
-    OutputError,
-)
+from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.base.files.atomic import locked, read_json, write_json
 from nvt_torchrec.base.files.journal import Journal
 from nvt_torchrec.etl.__main__ import main
@@ -23,15 +20,7 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.stages import Stages
 from nvt_torchrec.etl.state.output import EXTENDING_FILE
 from nvt_torchrec.formats.etl_output import NAMES, PREVIOUS, SWITCH_FILE, EtlOutput
-from tests.etl.extended import (
-    SMALL,
-    add,
-    content,
-    copy_of,
-    differences,
-    refused,
-    write_days,
-)
+from tests.etl.extended import SMALL, add, content, copy_of, differences, refused, write_days
 from tests.etl.findings import bad
 from tests.etl.runs import failing, settings
 from tests.mutations import expect_own_errors

@@ -30,13 +30,7 @@ from nvt_torchrec.etl.division.plan import Unit
 from nvt_torchrec.etl.engines import block as host
 from nvt_torchrec.etl.engines.cluster import POOL_SHARE
 from nvt_torchrec.etl.engines.device import gpu_memory, supports
-from nvt_torchrec.etl.engines.device.blocks import (
-    LANES,
-    Card,
-    count_block,
-    encode_unit,
-    merge_runs,
-)
+from nvt_torchrec.etl.engines.device.blocks import LANES, Card, count_block, encode_unit, merge_runs
 from nvt_torchrec.etl.engines.engine import Job
 from nvt_torchrec.etl.engines.runs import FAN_IN, SortedRun, run_name, write_run
 from nvt_torchrec.etl.state.output import FIT, PARTS
