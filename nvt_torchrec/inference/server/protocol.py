@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -26,17 +26,14 @@ from nvt_torchrec.inference.server.bodies import (
 )
 from nvt_torchrec.inference.tensors import DTYPES, MODEL_NAME, OUTPUT, inputs_of, to_columns
 
-if TYPE_CHECKING:
-    from nvt_torchrec.inference.server.app import Service
-
 #: Of a body whose first bytes are JSON and the rest tensors, the number of the first.
 BINARY_HEADER = "inference-header-content-length"
 _JSON = "application/json"
 _DATATYPES = {"string": "BYTES", "int64": "INT64", "float64": "FP64"}
 
 
-def router(service: Service) -> APIRouter:
-    """Return the endpoints of the protocol."""
+def router(service: Any) -> APIRouter:
+    """Return the endpoints of the protocol, for the ``Service`` of :mod:`inference.server.app`."""
     routes = APIRouter(tags=["Open Inference Protocol"])
 
     async def model(name: str, version: str = "1") -> Response:
