@@ -55,8 +55,8 @@ _FAILURES = {
     ),
     "A served model turns out to be bad": ("", ""),
     "The served bundle is damaged": (
-        "cd SERVED/current/weights; cp top.0.bias.npy x; printf x >> x; tail --bytes=+2 x > y; "
-        "rm x; mv --force y top.0.bias.npy; cd ../../..; "
+        "cd SERVED/current/weights; cp module.top.0.bias.npy x; printf x >> x; "
+        "tail --bytes=+2 x > y; rm x; mv --force y module.top.0.bias.npy; cd ../../..; "
         "python -m inference publish bundles/day_12 --to SERVED --sample RAW/day_14 --allow_older",
         "",
     ),

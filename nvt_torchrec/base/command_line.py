@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from nvt_torchrec.base.errors import SettingsError, as_called
+from nvt_torchrec.base.files.validation import strict_json
 
 _LARGEST = sys.float_info.max
 
@@ -94,7 +95,7 @@ class Settings:
         for field, rules in fields:
             value = _read(getattr(self, field.name), field, rules)
             object.__setattr__(self, field.name, value)
-            if value is not None:
+            if value is not None and not isinstance(value, dict):
                 _check_value(f"{rules.name(field)} {as_text(value)}", value, rules)
         given = {
             field.name: rules.name(field) + ("" if value is True else f" {as_text(value)}")
@@ -186,6 +187,24 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def key_value(text: str) -> tuple[str, Any]:
+    """``"layers=[64,32]"`` → ("layers", [64, 32]); what is not JSON is text."""
+    key, equals, value = text.partition("=")
+    if not key.isidentifier() or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    try:
+        return key, strict_json(value)
+    except ValueError:
+        return key, value
+
+
+class _Collect(argparse.Action):
+    """Makes a dict of all pairs."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        setattr(namespace, self.dest, dict(values))
+
+
 #: Type of a field → what makes it of text, and the name of the value in the help.
 _TYPES: dict[Any, tuple[Callable[[str], Any], str]] = {
     int: (int, "N"),
@@ -194,6 +213,7 @@ _TYPES: dict[Any, tuple[Callable[[str], Any], str]] = {
     Path: (Path, "PATH"),
     tuple[int, ...]: (integers, "N,N,…"),
     tuple[str, ...]: (words, "A,B,…"),
+    Mapping[str, Any]: (key_value, "KEY=VALUE"),
 }
 
 
@@ -222,6 +242,8 @@ def _add(group: Any, field: dataclasses.Field, rules: Rules, hint: Any) -> None:
         return
     parse, metavar = _TYPES.get(hint, (rules.parse, "TEXT"))
     options: dict[str, Any] = {"help": text, "type": rules.parse or parse}
+    if hint == Mapping[str, Any]:
+        options |= {"nargs": "+", "action": _Collect}
     if rules.foreign:  # the dataclass refuses them, with their sentences
         options["metavar"] = f"{{{','.join(rules.choices)}}}"
     elif rules.choices and hint is str:

@@ -24,6 +24,7 @@ from nvt_torchrec.dlrm.launch.distributed import Group
 from nvt_torchrec.dlrm.model import StepOutput, TrainBatch, TrainModel, build_model, fill_table
 from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.models.dlrm import align_inputs
+from nvt_torchrec.dlrm.models.own import load_build
 from nvt_torchrec.dlrm.optim.adam import leave_to_table_adam
 from nvt_torchrec.dlrm.optim.combined import combine_optimizers, fuse_table_optimizer, on_cpu_adam
 from nvt_torchrec.dlrm.planning import (
@@ -65,8 +66,14 @@ def build(
                 "--table_precision fp16 on a CPU: FBGEMM rounds to the nearest number there, so "
                 "small updates are lost; on GPUs it rounds stochastically"
             )
-    precision = settings.table_precision
-    unsharded = build_model(config, seed=settings.seed, device=group.device, tables=precision)
+    torch.manual_seed(settings.seed + group.rank)  # of what draws in a step, such as dropout
+    unsharded = build_model(
+        config,
+        seed=settings.seed,
+        device=group.device,
+        tables=settings.table_precision,
+        build=load_build(settings.model),
+    )
     computing = settings.amp, settings.compile_dense, settings.undersampling_rate
     model = TrainModel(unsharded, group.world_size, group.device.type, *computing)
     fuse_table_optimizer(model, settings)

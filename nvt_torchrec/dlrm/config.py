@@ -32,7 +32,14 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
             sizes is not the number of categorical columns, or the layers for the dense columns do
             not end with the width of the embeddings.
     """
-    interaction = settings.interaction
+    values, interaction = settings.model_settings or {}, settings.interaction
+    if settings.model == "dlrm":
+        values = {
+            "dense_arch_layer_sizes": _dense_layers(settings) if schema.dense else [],
+            "over_arch_layer_sizes": list(settings.over_arch_layer_sizes),
+            "interaction_type": interaction.NAME,
+            **{k: list(v) if isinstance(v, tuple) else v for k, v in vars(interaction).items()},
+        }
     return ModelConfig(
         dense=schema.dense,
         categorical=schema.categorical,
@@ -40,13 +47,8 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
         embedding_dim=settings.embedding_dim,
         labels=(settings.label or schema.label,),
         first_order=_first_order(settings, len(schema.categorical)),
-        model="dlrm",
-        settings={
-            "dense_arch_layer_sizes": _dense_layers(settings) if schema.dense else [],
-            "over_arch_layer_sizes": list(settings.over_arch_layer_sizes),
-            "interaction_type": interaction.NAME,
-            **{k: list(v) if isinstance(v, tuple) else v for k, v in vars(interaction).items()},
-        },
+        model=settings.model,
+        settings=values,
     )
 
 

@@ -151,6 +151,8 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
             kept |= {"dense_decay": 0.0, **{name: then.get(name) for name in _RATES}}
         if resumed:
             kept["shuffle_training_set"] = then.get("shuffle_training_set")
+        if model.model == settings.model != "dlrm":
+            kept["model_settings"] = model.settings
         known = {name: value for name, value in kept.items() if value not in (None, [])}
         settings = settings.filled(known)
     rows = read_dataset(settings.split_path("train"), schema).rows

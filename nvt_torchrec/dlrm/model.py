@@ -28,6 +28,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from nvt_torchrec.base.device import use_device
 from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.models.head import Head, build_head
+from nvt_torchrec.dlrm.models.own import Build
 from nvt_torchrec.nvt_loader.cpu.blocks import LoaderBatch
 
 #: The rows of a table that one generator initializes. The initial weights depend on it.
@@ -287,11 +288,13 @@ def build_model(
     seed: int = 0,
     device: torch.device | str = "cpu",
     tables: str = "fp32",
+    build: Build | None = None,
 ) -> ModelWithTables:
     """Build a model whose dense layers are initialized, on ``device``, and whose tables are not.
 
     The tables are on the meta device: sharding or :class:`Scorer` allocates them. With
     ``device="meta"`` nothing is allocated. ``tables`` is their precision, "fp32" or "fp16".
+    ``build`` is that of an own model, to train it.
     """
     configs = [
         EmbeddingBagConfig(
@@ -306,7 +309,8 @@ def build_model(
         )
     ]
     collection = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
-    return ModelWithTables(collection, build_head(config, seed=seed, device=device))
+    head = build_head(config, seed=seed, device=device, build=build)
+    return ModelWithTables(collection, head)
 
 
 def fill_table(

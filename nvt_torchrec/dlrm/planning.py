@@ -38,6 +38,7 @@ from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.data import choose_sizes
 from nvt_torchrec.dlrm.model import TrainModel, build_model
 from nvt_torchrec.dlrm.models.config import ModelConfig
+from nvt_torchrec.dlrm.models.own import load_build
 from nvt_torchrec.dlrm.optim.combined import fuse_table_optimizer
 from nvt_torchrec.dlrm.optim.learning_rates import with_default_rates
 from nvt_torchrec.dlrm.settings.fields import SIZES
@@ -319,7 +320,9 @@ def plan_only(settings: TrainSettings) -> str:
     config = model_config(settings, schema)
     memory = int((settings.hbm_gib or DEFAULT_HBM_GIB) * GIB)
     hardware = Hardware(ranks, min(ranks, GPUS_PER_MACHINE), "cuda", memory, memory)
-    model = TrainModel(build_model(config, tables=settings.table_precision), ranks)
+    build = load_build(settings.model)
+    unsharded = build_model(config, tables=settings.table_precision, build=build)
+    model = TrainModel(unsharded, ranks)
     settings = with_default_rates(settings, config, ranks * settings.batch_size, 1)
     fuse_table_optimizer(model, settings)
     _, tables = make_plan(model, config, settings, hardware)

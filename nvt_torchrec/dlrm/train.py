@@ -42,6 +42,7 @@ from nvt_torchrec.dlrm.launch.preemption import EXIT_STATUS, StopRequests
 from nvt_torchrec.dlrm.metrics import Metrics
 from nvt_torchrec.dlrm.model import TrainBatch
 from nvt_torchrec.dlrm.models.config import ModelConfig
+from nvt_torchrec.dlrm.models.own import load_build
 from nvt_torchrec.dlrm.optim.combined import set_learning_rate, set_step
 from nvt_torchrec.dlrm.optim.learning_rates import (
     learning_rates,
@@ -51,6 +52,7 @@ from nvt_torchrec.dlrm.optim.learning_rates import (
     with_default_rates,
 )
 from nvt_torchrec.dlrm.order import choose_order
+from nvt_torchrec.dlrm.preflight import with_program
 from nvt_torchrec.dlrm.regression import Regression
 from nvt_torchrec.dlrm.reporting.baselines import compute_baselines
 from nvt_torchrec.dlrm.reporting.learning_check import LearningCheck
@@ -96,6 +98,8 @@ class Trainer:
     """One training run on one rank. All methods are collective."""
 
     def __init__(self, settings: TrainSettings, config: ModelConfig, group: Group) -> None:
+        if own := load_build(settings.model):
+            config = with_program(config, own, settings.seed, group)
         self.config = config
         self.group = group
         directory = settings.log_directory() if group.rank == 0 else None

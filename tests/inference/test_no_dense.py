@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.tensors import inputs_of, to_tensors
+from tests.dlrm.own_models import write_models
 from tests.inference.conftest import Trained, train_model
 from tests.inference.exported import score
 from tests.inference.serving import serving
@@ -36,11 +38,21 @@ SPEC = FeatureSpec(
 DCN = ["--interaction_type=dcn", "--dcn_num_layers=2", "--dcn_low_rank_dim=4"]
 
 
-@pytest.fixture(scope="module", params=[[], DCN], ids=["original", "dcn"])
+OWN = ["--model=their_models:deep_fm"]
+
+
+@pytest.fixture(scope="module", params=[[], DCN, OWN], ids=["original", "dcn", "own"])
 def sparse(request, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The module of an own model is there in training alone."""
     base = tmp_path_factory.mktemp("sparse")
     write_spec_log(base / "raw", SPEC, rows=200)
-    return train_model(base, SPEC, *request.param)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.chdir(write_models(base))
+        trained = train_model(base, SPEC, *request.param)
+    sys.modules.pop("their_models", None)
+    (base / "their_models.py").unlink()
+    return trained
 
 
 @pytest.fixture(scope="module")

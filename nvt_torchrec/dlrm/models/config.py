@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.files.validation import convert
 from nvt_torchrec.dlrm.models.contract import Columns
+from nvt_torchrec.dlrm.models.program import Program
 from nvt_torchrec.formats.schema import LARGEST_TABLE
 
 
@@ -18,8 +20,9 @@ class ModelConfig(Columns):
 
     Attributes:
         first_order: The factor of the first-order term (:class:`.head.FirstOrder`); 0: none.
-        model: The name of the model.
+        model: A key of :data:`.head.MODELS`, or MODULE:FUNCTION of an own model.
         settings: The settings of its function ``build``, as JSON holds them.
+        program: What an own model computes, so that nothing else imports it.
 
     Raises:
         SchemaError: The values do not make a model.
@@ -28,6 +31,7 @@ class ModelConfig(Columns):
     first_order: float
     model: str
     settings: dict[str, Any]
+    program: Program | None = None
 
     def __post_init__(self) -> None:
         if len(self.categorical) != len(self.num_embeddings):
@@ -56,7 +60,14 @@ class ModelConfig(Columns):
     def layer_sizes(self) -> list[tuple[int, ...]]:
         """The widths of the layers for the dense columns, if any, and of those at the end."""
         names = ("dense_arch_layer_sizes", "over_arch_layer_sizes")
-        return [tuple(self.settings[name]) for name in names if self.settings.get(name)]
+        given = {} if self.program else self.settings
+        return [tuple(given[name]) for name in names if given.get(name)]
+
+    @property
+    def widest(self) -> int:
+        """The width of the widest layer."""
+        own = [self.program.widest] if self.program else []
+        return max((*own, *itertools.chain(*self.layer_sizes)), default=1)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict, which :meth:`from_dict` reads."""
@@ -83,7 +94,8 @@ class ModelConfig(Columns):
             {**value.to_dict(), "labels": len(value.labels), **value.settings}
             for value in (then, self)
         )
-        del before["settings"], now["settings"]
+        for value in (before, now):
+            del value["settings"], value["program"]
         return differences(before, {**dict.fromkeys(before), **now})
 
 

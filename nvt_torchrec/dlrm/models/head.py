@@ -8,6 +8,10 @@ from torch import nn
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.dlrm.models import dlrm
 from nvt_torchrec.dlrm.models.config import ModelConfig
+from nvt_torchrec.dlrm.models.own import Build
+
+#: The models of this project: their functions ``build``.
+MODELS: dict[str, Build] = {"dlrm": dlrm.build}
 
 
 class FirstOrder(nn.Module):
@@ -70,10 +74,17 @@ class Head(nn.Module):
         return self.module(dense, vectors).reshape(-1, 1) + term
 
 
-def build_head(config: ModelConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> Head:
+def build_head(
+    config: ModelConfig,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    build: Build | None = None,
+) -> Head:
     """Build the head of a model, with its initial weights, which depend on the seed alone.
 
-    They are made on the CPU. With ``device="meta"`` nothing is allocated.
+    They are made on the CPU. With ``device="meta"`` nothing is allocated. An own model is built by
+    ``build``, to train it, or else of its program, without values.
 
     Raises:
         SchemaError: The settings do not make the model.
@@ -81,12 +92,25 @@ def build_head(config: ModelConfig, *, seed: int = 0, device: torch.device | str
     initial_device = "meta" if torch.device(device).type == "meta" else "cpu"
     with torch.random.fork_rng(devices=[]), torch.device(initial_device):
         torch.manual_seed(seed)
-        try:
-            module = dlrm.build(config.columns, **config.settings)
-        except (TypeError, ValueError) as error:
-            raise SchemaError(f"not the configuration of a model: {error}") from None
+        if build:
+            module = build(config.columns, **config.settings)
+            if not isinstance(module, nn.Module):
+                raise TypeError(f"{config.model} returns {type(module).__name__}, not a module")
+        else:
+            module = _known_module(config, device)
         first_order = None
         if config.first_order:
             sizes = len(config.dense), config.embedding_dim
             first_order = FirstOrder(config.first_order, *sizes)
     return Head(first_order, module).to(device)
+
+
+def _known_module(config: ModelConfig, device: torch.device | str) -> nn.Module:
+    try:
+        if config.program:
+            return config.program.module(device)
+        if config.model not in MODELS:
+            raise ValueError(f"no model is called {config.model!r:.80}, and it has no program")
+        return MODELS[config.model](config.columns, **config.settings)
+    except (TypeError, ValueError) as error:
+        raise SchemaError(f"not the configuration of a model: {error}") from None

@@ -84,9 +84,10 @@ def default_rates(
     settings: TrainSettings, config: ModelConfig, global_batch: int
 ) -> tuple[float, float]:
     """Return the default rates of tables and dense layers for a run."""
-    widest = max(size for sizes in config.layer_sizes for size in sizes)
     optimizer = OPTIMIZERS[settings.table_optimizer]
-    tables, dense = map(_rounded, optimizer.rates(config.embedding_dim, widest, global_batch))
+    tables, dense = map(
+        _rounded, optimizer.rates(config.embedding_dim, config.widest, global_batch)
+    )
     if settings.continue_from:
         return _rounded(_CONTINUED[0] * tables), _rounded(_CONTINUED[1] * dense)
     return tables, dense
@@ -100,9 +101,10 @@ def default_warmup(epoch_steps: int) -> int:
 
 def sizes_line(settings: TrainSettings, config: ModelConfig, rows: int) -> str:
     """Describe the sizes of a run, for its log."""
+    layers = " and ".join(str(as_text(sizes)) for sizes in config.layer_sizes)
     return (
         f"size {settings.size} ({rows:,} training rows): tables {config.embedding_dim} wide, "
-        f"layers {' and '.join(str(as_text(sizes)) for sizes in config.layer_sizes)}, "
+        f"{f'layers {layers}' if layers else config.model}, "
         f"{settings.batch_size} samples per step and rank"
     )
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.dlrm.models.interactions import INTERACTIONS
@@ -120,6 +122,13 @@ class TrainFields(Settings):
         "width of tables and layers, and the optimizer, where they are not given; auto: by the "
         "number of training rows", "auto", choices=("auto", *SIZES)
     )
+    model: str = _model(
+        "dlrm, or a model of your own: a function that Python can import from here "
+        "(docs/training.md)", "dlrm", metavar="dlrm|MODULE:FUNCTION"
+    )
+    model_settings: Mapping[str, Any] | None = _model(
+        "arguments of that function; values are JSON, or else text", None, needs="--model"
+    )
     num_embeddings: int | None = _model(
         "rows of every embedding table (default: from the data)", None, least=1,
         excludes=("num_embeddings_per_feature", "max_table_size")
@@ -139,14 +148,16 @@ class TrainFields(Settings):
         "width of the embedding tables (default: by --size)", None, least=1
     )
     dense_arch_layer_sizes: tuple[int, ...] | None = _model(
-        "layers for the dense features; ends with embedding_dim (default: by --size)", None, least=1
+        "layers for the dense features; ends with embedding_dim (default: by --size)", None,
+        least=1, needs="--model dlrm"
     )
     over_arch_layer_sizes: tuple[int, ...] | None = _model(
-        "layers above the interaction; ends with 1 (default: by --size)", None, least=1
+        "layers above the interaction; ends with 1 (default: by --size)", None, least=1,
+        needs="--model dlrm"
     )
     interaction_type: str = _model(
         "dot products of pairs (DLRM), a low-rank cross network (DCN v2), or two projections",
-        "original", choices=tuple(INTERACTIONS)
+        "original", choices=tuple(INTERACTIONS), needs="--model dlrm"
     )
 
     first_order: float | None = _model(

@@ -138,12 +138,13 @@ def with_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
     batch = max(1, global_batch_for(rows) // ranks)
     chosen = {
         "embedding_dim": dim,
-        "dense_arch_layer_sizes": (*size.dense_arch_layer_sizes[:-1], dim),
-        "over_arch_layer_sizes": size.over_arch_layer_sizes,
         # with a rate of their own, users mean the optimizer of TorchRec's example
         "optimizer": size.optimizer if settings.learning_rate is None else "sgd",
         "batch_size": batch,
     }
+    if settings.model == "dlrm":
+        chosen["dense_arch_layer_sizes"] = (*size.dense_arch_layer_sizes[:-1], dim)
+        chosen["over_arch_layer_sizes"] = size.over_arch_layer_sizes
     if settings.batch_size is None:
         chosen["test_batch_size"] = max(batch, _TEST_BATCH)
     return dataclasses.replace(settings.filled(chosen), **{"size": name})
@@ -161,6 +162,8 @@ def global_batch_for(rows: int) -> int:
 
 
 def _check_layers(settings: TrainSettings) -> None:
+    if settings.model != "dlrm" and ":" not in settings.model:
+        raise SettingsError(f"--model {settings.model}", "dlrm, or MODULE:FUNCTION of your own")
     dim, over = settings.embedding_dim, settings.over_arch_layer_sizes
     if dim is not None:
         if dim % 4:

@@ -215,13 +215,16 @@ def read_bundle(
     config = value.model.config
     check_pair(workflow.schema, workflow.digest, value.model, path / WORKFLOW, path)
     try:
-        head = _load_head(path / WEIGHTS, config).to(device)
+        head = _load_head(path / WEIGHTS, config, device)
         table = _load_table(path / WEIGHTS, value.tables, config).to(device)
         model = ServingModel.make(table, config.num_embeddings, head)
     except (ValueError, OSError, SchemaError) as error:
         raise BadInputError(f"{path}: damaged: {error}", _AGAIN) from error
     _check_finite(path, model, tables=check)
-    model.check_scores(path, len(config.dense), tables=check)
+    try:
+        model.check_scores(path, len(config.dense), tables=check)
+    except (RuntimeError, TypeError, LookupError, ValueError) as error:  # of a program
+        raise BadInputError(f"{path}: damaged: {str(error).splitlines()[0]}", _AGAIN) from error
     return workflow, model
 
 
@@ -309,7 +312,7 @@ def _load_table(weights: Path, kind: str, config: ModelConfig) -> Table:
     return Table(*tensors, mapped=(values, of_rows))
 
 
-def _load_head(weights: Path, config: ModelConfig) -> Head:
+def _load_head(weights: Path, config: ModelConfig, device: torch.device) -> Head:
     """Read the weights into memory: they are small, and no truncated file can end the process.
 
     They are looked for before memory is allocated for them.
@@ -318,8 +321,8 @@ def _load_head(weights: Path, config: ModelConfig) -> Head:
     for name, tensor in build_head(config, device="meta").state_dict().items():
         kind = torch.empty(0, dtype=tensor.dtype).numpy().dtype.type
         values = _map(weights / f"{name}.npy", kind, tuple(tensor.shape)).values
-        state[name] = torch.tensor(values)
-    head = build_head(config)
+        state[name] = torch.tensor(values, device=device)
+    head = build_head(config, device=device)
     head.load_state_dict(state, assign=True)
     return head
 

@@ -1,0 +1,160 @@
+"""An own model is tried before its first step: what trains for a day must be kept and served.
+
+A few random rows go forward and backward; the weights are saved and loaded, the program of the
+checkpoint is made (:mod:`dlrm.models.program`) and its scores are compared with the module's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import json
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import nvt_torchrec
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.validation import convert
+from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0
+from nvt_torchrec.dlrm.models.config import ModelConfig
+from nvt_torchrec.dlrm.models.head import build_head
+from nvt_torchrec.dlrm.models.own import Build
+from nvt_torchrec.dlrm.models.program import Program, make_program
+
+_ROWS, _TOLERANCE = 4, 1e-4
+#: What is not the user's code, in tracebacks.
+_OTHERS = ("<", str(Path(torch.__file__).parent), str(Path(nvt_torchrec.__file__).parent))
+
+
+def with_program(config: ModelConfig, build: Build, seed: int, group: Group) -> ModelConfig:
+    """Try an own model on rank 0, and return its configuration with its program (collective).
+
+    Raises:
+        SettingsError: A stage failed, on all ranks.
+    """
+    result: ModelConfig | SettingsError | None = None
+    if group.rank == 0:
+        try:
+            result = dataclasses.replace(config, program=_tried(config, build, seed))
+        except SettingsError as error:
+            result = error
+    result = from_rank_0(group, result)
+    if isinstance(result, SettingsError):
+        raise result
+    return result
+
+
+def _tried(config: ModelConfig, build: Build, seed: int) -> Program:
+    name = config.model
+    with torch.random.fork_rng(devices=[]):
+        with _stage(name, "build"):
+            module = build_head(config, seed=seed, build=build).module
+        before = {key: value.clone() for key, value in module.state_dict().items()}
+        generator = torch.Generator().manual_seed(seed)
+        dense = torch.randn(_ROWS, len(config.dense), generator=generator)
+        shape = _ROWS, len(config.categorical), config.embedding_dim
+        vectors = torch.randn(*shape, generator=generator).requires_grad_()
+        module.train()
+        with _stage(name, "forward", module):
+            logits = _checked_logits(module(dense, vectors))
+        with _stage(name, "backward", module):
+            _go_backward(module, logits, vectors)
+        with _stage(name, "save", module):
+            _check_state(module, before)
+        with _stage(name, "load", module):
+            again = build_head(config, seed=seed, build=build).module
+            _check_same(again.state_dict(), before)
+            again.load_state_dict(before)
+        with _stage(name, "export", module):
+            program = make_program(module, config.columns)
+        with _stage(name, "score", module), torch.no_grad():
+            _check_scores(module, program, dense, vectors)
+    return program
+
+
+@contextlib.contextmanager
+def _stage(name: str, stage: str, module: nn.Module | None = None) -> Iterator[None]:
+    """Name the stage, and the user's line, in an error. Raises SettingsError."""
+    try:
+        yield
+    except Exception as error:
+        text = (str(error).strip() or "it failed").splitlines()[0]
+        frames = traceback.extract_tb(error.__traceback__)
+        places = [f"{f.filename}:{f.lineno}" for f in frames if not f.filename.startswith(_OTHERS)]
+        if not places and module is not None:
+            forward = inspect.unwrap(type(module).forward).__code__
+            places = [f"{forward.co_filename}:{forward.co_firstlineno}"]
+        where = f" ({places[-1]})" if places else ""
+        raise SettingsError(
+            f"--model {name}: {stage}{where}: {type(error).__name__}: {text}",
+            _REMEDIES.get(stage, "correct the model; docs/training.md says what it is given"),
+        ) from error
+
+
+_REMEDIES = {
+    "export": "a bundle holds a program of the model, for any number of rows: use tensor.shape[0], "
+    "not len(tensor), and no branch on values (torch.export)",
+    "load": "build the same weights for the same seed of PyTorch, on every rank",
+}
+
+
+def _checked_logits(logits: object) -> torch.Tensor:
+    if not isinstance(logits, torch.Tensor):
+        raise TypeError(f"forward returns {type(logits).__name__}, not a tensor of logits")
+    if tuple(logits.shape) not in ((_ROWS,), (_ROWS, 1)) or not logits.is_floating_point():
+        raise ValueError(
+            f"forward returns {logits.dtype} {list(logits.shape)} for {_ROWS} rows; a logit for "
+            f"each is needed, [{_ROWS}] or [{_ROWS}, 1]"
+        )
+    return logits.reshape(-1)
+
+
+def _go_backward(module: nn.Module, logits: torch.Tensor, vectors: torch.Tensor) -> None:
+    labels = torch.arange(_ROWS, dtype=torch.float32) % 2
+    own = getattr(module, "loss", None)
+    losses = logits if own is None else own(logits, labels, None)
+    if tuple(losses.shape) != (_ROWS,):
+        raise ValueError(f"loss returns {list(losses.shape)} for {_ROWS} rows, not [{_ROWS}]")
+    losses.sum().backward()
+    if vectors.grad is None:
+        raise ValueError("no gradient reaches the embeddings: forward does not use vectors")
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            raise ValueError(f"no gradient reaches {name}: use it, or set requires_grad to False")
+
+
+def _check_state(module: nn.Module, before: dict[str, torch.Tensor]) -> None:
+    for name, value in module.state_dict().items():
+        if not torch.equal(value, before[name]):
+            raise ValueError(
+                f"forward changes {name}, which each rank would do for its own rows: a layer must "
+                "not keep statistics of a batch (LayerNorm instead of BatchNorm)"
+            )
+
+
+def _check_same(now: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> None:
+    for name, value in before.items():
+        if name not in now or not torch.equal(now[name], value):
+            raise ValueError(f"{name} has other initial values when it is built again")
+
+
+def _check_scores(
+    module: nn.Module, program: Program, dense: torch.Tensor, vectors: torch.Tensor
+) -> None:
+    kept = convert(Program, json.loads(json.dumps(dataclasses.asdict(program), allow_nan=False)))
+    served = kept.module()
+    served.load_state_dict(module.state_dict())
+    expected = module.eval()(dense, vectors).reshape(-1)
+    alone = [served(dense[i : i + 1], vectors[i : i + 1]).reshape(-1) for i in range(_ROWS)]
+    for what, scores in {
+        "the program's scores": served(dense, vectors).reshape(-1),
+        "scores of a row alone": torch.cat(alone),
+    }.items():
+        difference = float((scores - expected).abs().max())
+        if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())):
+            raise ValueError(f"{what} differ from those of {_ROWS} rows by {difference:g}")

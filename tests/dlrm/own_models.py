@@ -1,0 +1,83 @@
+"""Models of a user's, as text: they lie in a directory that is not this project's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SOURCE = '''
+import torch
+from torch import nn
+
+
+class DeepFM(nn.Module):
+    def __init__(self, columns, hidden, broken):
+        super().__init__()
+        width = len(columns.dense) + len(columns.categorical) * columns.embedding_dim
+        self.layers = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Dropout(0.1))
+        self.last = nn.Linear(hidden, 1)
+        self.norm = nn.BatchNorm1d(width) if broken == "statistics" else nn.Identity()
+        self.unused = nn.Parameter(torch.zeros(2)) if broken == "unused" else None
+        self.register_buffer("factor", torch.tensor(0.5), persistent=False)
+        self.broken = broken
+
+    def forward(self, dense, vectors):
+        broken = self.broken
+        if broken == "line":
+            raise RuntimeError("of their own")
+        pairs = self.factor * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1)
+        x = self.norm(torch.cat([dense, vectors.flatten(1)], 1))
+        logits = self.last(self.layers(x)).squeeze(1) + pairs
+        if broken == "shape":
+            return logits.unsqueeze(1).expand(-1, 3)
+        if broken == "type":
+            return logits > 0
+        if broken == "vectors":
+            return self.last(self.layers(torch.zeros_like(x))).squeeze(1)
+        if broken == "length":
+            return logits + torch.zeros(len(dense))
+        if broken == "operator":
+            return logits + torch.linalg.svdvals(vectors).sum(1)
+        if broken == "rows":
+            return logits - logits.mean()
+        return logits
+
+
+class TwoTowers(nn.Module):
+    """With a loss of its own."""
+
+    def __init__(self, columns, sizes):
+        super().__init__()
+        self.users = len(columns.categorical) // 2
+        items = len(columns.categorical) - self.users
+        inputs = len(columns.dense) + self.users * columns.embedding_dim
+        self.user = nn.Sequential(nn.Linear(inputs, sizes[0]), nn.ReLU())
+        self.item = nn.Sequential(nn.Linear(items * columns.embedding_dim, sizes[0]), nn.ReLU())
+        self.norm = nn.LayerNorm(sizes[0])
+
+    def forward(self, dense, vectors):
+        users, items = vectors[:, : self.users].flatten(1), vectors[:, self.users :].flatten(1)
+        user = self.norm(self.user(torch.cat([dense, users], 1)))
+        return torch.einsum("bd,bd->b", user, self.norm(self.item(items))).unsqueeze(1)
+
+    def loss(self, logits, labels, weights):
+        losses = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+        return 2 * losses if weights is None else 2 * losses * weights
+
+
+def deep_fm(columns, hidden=8, broken=""):
+    if broken == "seed":
+        torch.seed()
+    if broken == "none":
+        return None
+    return DeepFM(columns, hidden, broken)
+
+
+def two_towers(columns, sizes=(8,)):
+    return TwoTowers(columns, sizes)
+'''
+
+
+def write_models(directory: Path) -> Path:
+    """Write the module ``their_models``; return the directory."""
+    (directory / "their_models.py").write_text(SOURCE)
+    return directory

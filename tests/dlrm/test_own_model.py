@@ -1,0 +1,144 @@
+"""A model of the user's own: what it must do, and a run that trains it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
+from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.launch.distributed import process_group
+from nvt_torchrec.dlrm.models.head import build_head
+from nvt_torchrec.dlrm.models.own import load_build
+from nvt_torchrec.dlrm.preflight import with_program
+from nvt_torchrec.dlrm.settings.train_settings import parse_settings
+from tests.dlrm.own_models import write_models
+from tests.dlrm.runs import assert_same, losses, small_run, train_here, train_many
+from tests.dlrm.shapes import dlrm
+
+DEEP_FM = ["--model=their_models:deep_fm", "--model_settings", "hidden=12"]
+TWO_TOWERS = ["--model=their_models:two_towers"]
+
+
+@pytest.fixture(autouse=True)
+def theirs(tmp_path, monkeypatch) -> Path:
+    """The current directory; their module is imported from there."""
+    monkeypatch.delitem(sys.modules, "their_models", raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(write_models(tmp_path))
+    return tmp_path
+
+
+def tried(name: str, **settings):
+    config = dlrm(("d",), ("a", "b", "c"), (9, 9, 9), 4, (), ())
+    config = dataclasses.replace(config, model=name, settings=settings)
+    with process_group() as group:
+        return with_program(config, load_build(name), 0, group)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("none", "build: TypeError: their_models:deep_fm returns NoneType, not a module"),
+        ("line", r"forward \(.*/their_models\.py:20\): RuntimeError: of their own"),
+        ("shape", r"forward \(.*/their_models\.py:17\): ValueError: .* \[4, 3\] for 4 rows"),
+        ("type", r"forward returns torch\.bool"),
+        ("vectors", "backward .*no gradient reaches the embeddings"),
+        ("unused", "backward .*no gradient reaches unused"),
+        ("statistics", "save .*changes norm.running_mean.*LayerNorm"),
+        ("seed", "load .*layers.0.weight has other initial values"),
+        ("length", r"export .*\n.*tensor\.shape\[0\], not len"),
+        ("operator", r"export .*'aten\._linalg_svd\.default' is not .*their_models\.py:33"),
+        ("rows", "score .*scores of a row alone differ"),
+        ("", None),
+    ],
+)
+def test_a_stage_that_fails_is_named(broken, message):
+    if message is None:
+        assert tried("their_models:deep_fm", broken=broken).program
+        return
+    with pytest.raises(SettingsError, match=f"--model their_models:deep_fm: .*{message}"):
+        tried("their_models:deep_fm", broken=broken)
+
+
+def test_functions_that_are_not_there():
+    for name, message in (
+        ("their_models:deep", "no attribute 'deep'"),
+        ("no_such_module:build", "No module named 'no_such_module'"),
+    ):
+        with pytest.raises(SettingsError, match=f"--model {name}: .*{message}"):
+            load_build(name)
+    with pytest.raises(SettingsError, match="unexpected keyword argument 'depth'"):
+        tried("their_models:deep_fm", depth=3)
+    for flags, message in (
+        (["--model=deep"], "--model deep"),
+        (["--model_settings", "hidden=3"], "no effect without --model"),
+        ([*DEEP_FM, "--interaction_type=dcn"], "no effect without --model dlrm"),
+        ([*DEEP_FM, "=3"], "is not KEY=VALUE"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            parse_settings(flags)
+    given = parse_settings([*DEEP_FM, "sizes=[4,2]", "name=x", "on=true"]).model_settings
+    assert given == {"hidden": 12, "sizes": [4, 2], "name": "x", "on": True}
+
+
+def test_a_program_names_operators_of_tensors_alone():
+    """Whatever it says, none of them reads a file, and nothing of it is evaluated."""
+    config = tried("their_models:deep_fm")
+    value = json.loads(json.dumps(config.to_dict()))
+    config.from_dict(value)
+    step = value["program"]["steps"][0]
+    for name in ("aten.from_file.default", "os.system", "aten.__class__.mro", "eval", "aten.cat"):
+        changed = {**value["program"], "steps": [{**step, "operator": name}]}
+        with pytest.raises(SchemaError, match="not one of PyTorch's core operators"):
+            build_head(config.from_dict({**value, "program": changed}))
+    for tensor in ({"name": 'a"); x = ("'}, {"dtype": "object"}, {"shape": [-1]}):
+        tensors = [{**value["program"]["tensors"][0], **tensor}]
+        with pytest.raises(SchemaError, match="not the configuration of a model"):
+            config.from_dict({**value, "program": {**value["program"], "tensors": tensors}})
+
+
+@pytest.mark.parametrize("model", [DEEP_FM, TWO_TOWERS], ids=["deep_fm", "two_towers"])
+def test_two_ranks_train_and_resume_bitwise(data, theirs, model):
+    """As one rank; and what is loaded from the checkpoint needs no module of theirs."""
+    rates = ["--epochs=2", "--adagrad", "--learning_rate=0.05", *model]
+
+    def flags(name: str, *more: str, batch_size: int = 16) -> list[str]:
+        return small_run(data, theirs / name, *rates, *more, batch_size=batch_size)
+
+    steps = [f"--checkpoint_dir={theirs / 'steps'}", "--checkpoint_freq=7"]
+    runs = [
+        flags("whole"),
+        flags("resumed", *steps, "--max_steps=17"),
+        flags("resumed", *steps, "--resume"),
+    ]
+    runs[1] = [flag for flag in runs[1] if not flag.startswith("--save_checkpoint_path")]
+    train_many(runs, 2)
+    assert_same(theirs / "whole" / "final", theirs / "resumed" / "final")
+    trained = losses(theirs / "whole" / "log")
+    assert sum(trained[-10:]) < sum(trained[:10])
+    (theirs / "their_models.py").unlink()
+    _, config = load_model(theirs / "whole" / "final")
+    assert "their_models" not in sys.modules
+    assert config.program
+    assert config.model == model[0].removeprefix("--model=")
+
+
+def test_tables_grow_and_settings_are_kept(outputs, theirs):
+    common = ["--batch_size=32", "--learning_rate=0.05", "--adagrad", "--max_steps=3"]
+    first = [f"--save_checkpoint_path={theirs / 'first'}", *common, *DEEP_FM]
+    train_here(f"--binary_path={outputs[0]}", *first)
+    more = [f"--binary_path={outputs[2]}", f"--continue_from={theirs / 'first'}", *common]
+    train_here(*more, DEEP_FM[0], f"--save_checkpoint_path={theirs / 'second'}")
+    before, after = (CheckpointRecord.read(theirs / name).model for name in ("first", "second"))
+    assert before["settings"] == after["settings"] == {"hidden": 12}
+    assert sum(after["num_embeddings"]) > sum(before["num_embeddings"])
+    with pytest.raises(SchemaError, match="hidden was 12, is 9"):
+        train_here(*more, *DEEP_FM, "hidden=9")
+    with pytest.raises(SchemaError, match="model was their_models:deep_fm, is dlrm"):
+        train_here(*more)
