@@ -12,7 +12,7 @@ from sklearn import metrics as sklearn
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.evaluate import score
-from nvt_torchrec.dlrm.model import TrainBatch, _sum_losses, _with_mean_1
+from nvt_torchrec.dlrm.model import TrainBatch, _Losses, _with_mean_1
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.reference import reference_losses
@@ -100,7 +100,8 @@ def test_the_loss_is_the_weighted_mean(scale):
     """Whatever the scale of the weights; rows of weight 0 give no gradient."""
     w = torch.tensor([0.0, 2.0, 0.5]) * scale
     logits, labels = torch.tensor([5.0, -1.0, 0.3], requires_grad=True), torch.tensor([0.0, 1, 0])
-    total, scaled = _sum_losses(logits, labels, _with_mean_1(w, 3, 1))
+    scaled = _with_mean_1(w, 3, 1)
+    total = _Losses(None)(logits, labels, scaled)
     assert scaled.mean() == pytest.approx(1)
     (total / 3).backward()
     gradient = w * (torch.sigmoid(logits.detach()) - labels) / w.sum()
@@ -110,7 +111,7 @@ def test_the_loss_is_the_weighted_mean(scale):
 
 def test_a_batch_whose_weights_are_0():
     logits = torch.tensor([5.0, -1.0], requires_grad=True)
-    total, _ = _sum_losses(logits, torch.ones(2), _with_mean_1(torch.zeros(2), 2, 1))
+    total = _Losses(None)(logits, torch.ones(2), _with_mean_1(torch.zeros(2), 2, 1))
     total.backward()
     assert total == 0
     assert logits.grad.tolist() == [0, 0]
