@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
-from nvt_torchrec.formats.feature_spec.reading import DERIVATIONS
+from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS
 from nvt_torchrec.formats.feature_spec.split import SPLIT_BY, Split
 from nvt_torchrec.formats.feature_spec.times import EPOCHS
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec, shipped_specs

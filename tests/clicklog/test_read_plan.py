@@ -13,8 +13,9 @@ from nvt_torchrec.clicklog.text.derive import derive, hash_texts
 from nvt_torchrec.clicklog.text.line_layout import layout_of, plain_layout, plain_layouts
 from nvt_torchrec.clicklog.text.tokenizer import parse_rows
 from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from nvt_torchrec.formats.feature_spec.derivations import Derivation
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.reading import Derivation, LabelRule, Reading
+from nvt_torchrec.formats.feature_spec.reading import LabelRule, Reading
 from nvt_torchrec.formats.feature_spec.split import Split
 from tests.clicklog.random_logs import random_logs, random_rows
 from tests.clicklog.reference_reader import as_lists, check_rows, derived, key_of

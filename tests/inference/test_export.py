@@ -20,12 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
+from nvt_torchrec.formats.feature_spec.derivations import Derivation
 from nvt_torchrec.formats.feature_spec.feature_spec import (
     CategoricalColumn,
     DenseColumn,
     FeatureSpec,
 )
-from nvt_torchrec.formats.feature_spec.reading import Derivation, Reading
+from nvt_torchrec.formats.feature_spec.reading import Reading
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.benchmark import first_rows
 from nvt_torchrec.inference.export import onnx_file

@@ -1,12 +1,10 @@
-"""How columns and labels are read from the file, and how features are derived from columns."""
+"""How columns and labels are read from the file."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
-from nvt_torchrec.formats.feature_spec.checks import check, one_of
-from nvt_torchrec.formats.feature_spec.times import check_time_format, parse_iso
+from nvt_torchrec.formats.feature_spec.checks import check
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,88 +38,6 @@ class Reading:
 _GROUPING = (",", ".", "'", " ", "_")
 #: A column is read under its own name, and every text is a value.
 AS_IT_IS = Reading()
-
-#: By name: the kind of column that a derivation gives, its raw type, the raw type as which the
-#: sources are read, and how many there may be.
-DERIVATIONS: dict[str, tuple[str, str, str, tuple[int, ...]]] = {
-    "hour": ("categorical", "int", "time", (1,)),  # 0–23
-    "weekday": ("categorical", "int", "time", (1,)),  # 0 is Monday
-    "day": ("categorical", "int", "time", (1,)),  # of the month, 1–31
-    "month": ("categorical", "int", "time", (1,)),  # 1–12
-    "age": ("dense", "float", "time", (1, 2)),  # days from the (second) source to the reference
-    "bucket": ("categorical", "int", "float", (1,)),  # how many boundaries are not above the value
-    "log_square": ("categorical", "int", "float", (1,)),  # ⌊(ln x)²⌋ above 2, else x rounded to 0
-    "cross": ("categorical", "string", "string", (2,)),  # both texts, with CROSS_SEPARATOR between
-}
-CROSS_SEPARATOR = "\x1f"
-
-
-@dataclasses.dataclass(frozen=True)
-class Derivation:
-    """How the value of a column is computed; missing where a source is missing.
-
-    Attributes:
-        kind: One of :data:`DERIVATIONS`.
-        time_format: Of the sources, where they are times; see :mod:`formats.feature_spec.times`.
-            Parquet's own times need none.
-        reference: Of an age with one source: the time from which it is counted backwards, as ISO
-            8601. With two sources, the age is the time from the second to the first.
-        boundaries: Of buckets, increasing numbers.
-    """
-
-    kind: str
-    time_format: str = ""
-    reference: str = ""
-    boundaries: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        check(self, "", ("kind", self.kind in DERIVATIONS, one_of(DERIVATIONS)))
-        where, times = f"derive = {self.kind!r} with ", self.reads == "time"
-        bucket = self.kind == "bucket"
-        increasing = all(a < b for a, b in itertools.pairwise(self.boundaries))
-        check(
-            self,
-            where,
-            ("time_format", times or not self.time_format, "leave it out"),
-            ("reference", self.kind == "age" or not self.reference, "leave it out"),
-            ("boundaries", bucket == bool(self.boundaries), 'they belong to derive = "bucket"'),
-            ("boundaries", increasing, "give increasing numbers, such as [18, 25, 40]"),
-        )
-        if times:
-            check_time_format(self.time_format, where)
-        if self.reference:
-            parse_iso(self.reference, "reference")
-
-    @property
-    def gives(self) -> str:
-        """The raw type of the derived column."""
-        return DERIVATIONS[self.kind][1]
-
-    @property
-    def reads(self) -> str:
-        """The raw type as which the sources are read."""
-        return DERIVATIONS[self.kind][2]
-
-    def check(self, column: str, kind: str, raw: str, sources: tuple[str, ...]) -> None:
-        """Raise :class:`SettingsError` unless it suits a column.
-
-        Args:
-            column: The name of the column.
-            kind: "dense" or "categorical".
-            raw: The raw type of the column.
-            sources: The columns of the file from which it is derived.
-        """
-        wanted, gives, _, counts = DERIVATIONS[self.kind]
-        age = self.kind != "age" or (len(sources) == 1) == bool(self.reference)
-        names = 'from = "name"' if counts[0] == 1 else 'from = ["one", "other"]'
-        check(
-            self,
-            f"column {column}: ",
-            ("kind", kind == wanted, f"write [[{wanted}]] instead of [[{kind}]]"),
-            ("kind", raw == gives, f"leave raw = {raw!r} out: it is {gives}"),
-            ("kind", len(sources) in counts, f"write {names}, not {len(sources)} columns"),
-            ("reference", age, 'give a time, or two columns, from = ["event", "birth"]'),
-        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ All keys of a spec; those that are optional say so, or show their default::
                                         # "normalize"
 
     [input]                       # optional
-    format = "csv"                # tsv (default), csv, json or parquet
+    format = "csv"                # tsv (default), csv, json, parquet, delta
     header = true                 # the first line names the columns; default: csv true, tsv false
     columns = ["id", "", "age"]   # text without a header: the names of its fields, "" skips one
     delimiter = ";"               # csv only, 1 to 8 characters; default ","
@@ -94,6 +94,7 @@ How values are read, in text and in parquet's text columns:
 
 - JSON is an object in each line, read as parquet is, with times as text. Values may be missing with
   their key; those of several types are read as text.
+- Delta tables are read as parquet is; :mod:`clicklog.readers.delta_tables` says what their days are.
 
 How text is read:
 
@@ -121,8 +122,9 @@ from typing import Any, TypeVar
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.validation import convert, read_regular
 from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from nvt_torchrec.formats.feature_spec.derivations import Derivation
 from nvt_torchrec.formats.feature_spec.feature_spec import MAX_COLUMNS, FeatureSpec, did_you_mean
-from nvt_torchrec.formats.feature_spec.reading import Derivation, LabelRule, Reading
+from nvt_torchrec.formats.feature_spec.reading import LabelRule, Reading
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.splits import SPLITS
 

@@ -18,12 +18,12 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_numpy
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.clicklog.text.derive import DAY
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID, CategoricalColumn
+from nvt_torchrec.formats.feature_spec.derivations import CROSS_SEPARATOR, DAY, Derivation
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import number_of
-from nvt_torchrec.formats.feature_spec.reading import CROSS_SEPARATOR, Derivation, Read
+from nvt_torchrec.formats.feature_spec.reading import Read
 from nvt_torchrec.formats.feature_spec.times import EPOCHS, parse_iso
 from nvt_torchrec.formats.generations import read_columns
 from nvt_torchrec.formats.workflow_description import COPY_AGAIN, WorkflowDescription
@@ -217,8 +217,13 @@ def _feature(
         result = graph.ReduceSum(graph.Cast(above, to=ir.DataType.INT64), [1], keepdims=0)
     elif how.kind == "log_square":
         result = log_square(graph, value)
-    else:
+    elif how.kind in ("hour", "weekday", "day", "month"):
         result = part_of_time(graph, how, graph.Mul(value, EPOCHS[read.time_format]))
+    else:
+        raise SettingsError(
+            f"a column with derive = {how.kind!r} cannot be exported to ONNX",
+            "leave it out of the spec, or export with --format torch, where the caller derives it",
+        )
     missing = graph.Equal(value, MISSING) if how.reads == "time" else graph.IsNaN(value)
     return graph.Where(missing, MISSING, result)
 

@@ -11,10 +11,15 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
-from nvt_torchrec.clicklog.text.derive import DAY, HOUR, LEAST_LOGARITHM, derive
+from nvt_torchrec.clicklog.text.derive import derive
+from nvt_torchrec.formats.feature_spec.derivations import (
+    DAY,
+    HOUR,
+    LEAST_LOGARITHM,
+    Derivation,
+)
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.boolean import FALSE, TRUE
-from nvt_torchrec.formats.feature_spec.reading import Derivation
 from nvt_torchrec.inference.tensors import MISSING
 
 #: Days after which the calendar repeats: 400 years.
@@ -100,7 +105,7 @@ def murmur3(graph: Graph, x: ir.Value) -> ir.Value:
 
 
 def log_square(graph: Graph, x: ir.Value) -> ir.Value:
-    """Compute what :func:`clicklog.text.derive.log_square` does, of doubles."""
+    """Compute what :class:`formats.feature_spec.derivations.LogSquare` does, of doubles."""
     large = graph.Greater(x, float(LEAST_LOGARITHM))
     logarithm = graph.Log(graph.Where(large, x, 1.0))
     whole = graph.Mul(graph.Floor(graph.Abs(x)), graph.Sign(x))
