@@ -12,6 +12,7 @@ import nvt_torchrec.nvt_compat  # noqa: F401
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 
@@ -138,3 +139,36 @@ def test_merlins_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
         assert columns.keys() == expected.keys()
         for name, values in columns.items():
             assert torch.equal(values, expected[name].to(values.dtype)), name
+
+
+def test_own_format(tmp_path: Path) -> None:
+    """Guessed, cut at record batches, run in threads and Dask's processes: as parquet is."""
+    frame = clicks()
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    with pa.ipc.new_file(tmp_path / "clicks.arrow", table.schema) as file:
+        file.write_table(table, max_chunksize=700)
+    frame.to_parquet(tmp_path / "clicks.parquet")
+    printed = passed(
+        tmp_path,
+        f"""python {EXAMPLES / "own_format.py"} clicks.arrow OUT
+        sed s/arrow/parquet/ OUT.toml > parquet.toml
+        python -m etl run --spec parquet.toml --input_path clicks.parquet --output_path SAME
+        sed s/cpu/dask/ {EXAMPLES / "own_format.py"} > own_dask.py
+        python own_dask.py clicks.arrow DASK""",
+    )
+    assert printed.count("{'in': 3000, 'out': 3000, 'rejected': 0}") == 2
+    parts = [pd.read_parquet(EtlOutput(tmp_path / out).splits) for out in ("OUT", "SAME", "DASK")]
+    assert parts[0].equals(parts[1])
+    assert parts[0].equals(parts[2])
+
+
+def test_own_derivation(tmp_path: Path) -> None:
+    urls = ["https://www.example.org/a", "http://example.org:80", "sub.example.net?x=1", ""]
+    rows = [f"{url},{i // 4 % 2}" for i, url in enumerate(urls * 10)]
+    (tmp_path / "clicks.csv").write_text("\n".join(["url,clicked", *rows]))
+    script = EXAMPLES / "own_derivation.py"
+    assert passed(tmp_path, f"python {script} clicks.csv OUT").endswith("[3, 3, 1]\n")
+    saved = "python -m workflows inspect OUT/workflow"
+    status, printed = run_script(tmp_path, f"export PYTHONPATH={ROOT}; {saved}")
+    assert status != 0
+    assert "derive = 'domain'" in printed

@@ -39,11 +39,12 @@ ETL = {
 }
 #: Packages that pip cannot install together with the rest, because their pins contradict it.
 _APART = "torchrec==1.8.0 nvtabular==23.8.0 merlin-core==23.8.0 merlin-dataloader==23.8.0"
+#: Packages of a single feature, with the extra that asks for them.
+_EXTRAS = {
+    **dict.fromkeys(("onnx", "onnx_ir", "onnxruntime", "onnxscript"), "onnx"), "deltalake": "delta",
+}  # fmt: skip
 #: RAPIDS, checked where it is installed.
 RAPIDS = {"cudf-cu13": "26.10", "dask-cudf-cu13": "26.10", "dask-cuda": "26.10"}
-
-#: What the extra [onnx] installs, by the names of the modules.
-_ONNX = ("onnx", "onnx_ir", "onnxruntime", "onnxscript")
 
 
 class UnsupportedStackError(ClickLogError, ImportError):
@@ -75,8 +76,8 @@ def missing_package(error: ModuleNotFoundError) -> ImportError:
     package = (error.name or "").partition(".")[0]
     if package in ("", "nvt_torchrec"):
         return error
-    if package in _ONNX and not IS_CHECKOUT:
-        remedy = f"run `pip install '{_own_package('onnx')}'`"
+    if (extra := _EXTRAS.get(package)) and not IS_CHECKOUT:  # whose lock files have all of them
+        remedy = f"run `pip install '{_own_package(extra)}'`"
     else:
         remedy = f"run `{_install(installed_version)}`"
     return UnsupportedStackError(f"the package {package} is not installed", remedy)

@@ -49,16 +49,12 @@ def run(settings: EtlSettings) -> Manifest:
         OutputError: The output directory holds something else, or cannot be written.
     """
     settings = resolve(settings)
-    days = _files(settings)
+    days = find_days(settings.input_path, settings.days, split=settings.spec.split)
     record = plan_record(settings.to_dict(), days)
     with output.claimed(settings.output_path, restart=settings.restart) as work:
         if output.is_finished(settings.output_path):
             return already_finished(settings.output_path, record)
         return _run(Stages(settings, record, work, EtlOutput(settings.output_path)), days)
-
-
-def _files(settings: EtlSettings) -> list[DayFile]:
-    return find_days(settings.input_path, settings.days, split=settings.spec.split)
 
 
 def _run(stages: Stages, days: list[DayFile]) -> Manifest:
@@ -89,7 +85,7 @@ def _run(stages: Stages, days: list[DayFile]) -> Manifest:
             move_parts(work / output.PARTS, splits, names)
         sizes = check_rows(results, splits)
         write_descriptions(splits, list(names.values()), description.table_schema)
-    stages.check_inputs(_files(settings))
+    stages.check_inputs(days)
     manifest = make_manifest(stages.record, days, results, sizes, description, split=rule)
     for digest, count in Counter(file.digest for file in manifest.inputs).items():
         if count > 1:

@@ -23,7 +23,7 @@ from nvt_torchrec.base.files.journal import Journal, refuse_changes
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.kernels import compile_seconds
 from nvt_torchrec.base.progress import hide_bars
-from nvt_torchrec.clicklog.readers.days import DayFile
+from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.etl.division import split_pass
 from nvt_torchrec.etl.division.plan import Plan, make_plan
 from nvt_torchrec.etl.engines.start import start
@@ -35,6 +35,7 @@ from nvt_torchrec.etl.state.record import begin_or_resume, plan_record
 from nvt_torchrec.etl.units.results import NoTrainingRowsError, UnitResult
 from nvt_torchrec.etl.units.writing import recorded
 from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.feature_spec.split import ANY_FILES
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
@@ -265,14 +266,17 @@ class Stages:
         return True
 
     def check_inputs(self, days: list[DayFile]) -> None:
-        """Check that the inputs, found again, are what they were at the beginning.
+        """Check that the inputs, each found again, are what they were at the beginning.
 
         Raises:
             OutputError: They were changed.
         """
         refuse_changes(
             self.record,
-            plan_record(self.record["settings"], days),
+            plan_record(
+                self.record["settings"],
+                [now for day in days for now in find_days(day.path, split=ANY_FILES)],
+            ),
             self.settings.output_path,
             "the inputs were changed during the run; begin again with --restart",
         )

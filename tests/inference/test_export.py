@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
-from nvt_torchrec.formats.feature_spec.derivations import Derivation
+from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS, Bucket, Derivation
 from nvt_torchrec.formats.feature_spec.feature_spec import (
     CategoricalColumn,
     DenseColumn,
@@ -278,9 +278,15 @@ def test_derived_columns_and_nulls(tmp_path: Path) -> None:
         ({"raw": "string", "reading": Reading(trim=True)}, "c: spaces around texts"),
         (column("c", "t", "hour", raw="int", time_format="%Y%m%d"), "t: times are texts"),
         (column("c", "d", raw="string"), "d: read as texts and as numbers"),
+        ({"derive": "own", "raw": "int"}, "c: derived by a class that is not of this project"),
     ],
 )
-def test_what_onnx_cannot_encode(columns: dict, wrong: str, tmp_path: Path, capsys) -> None:
+def test_what_onnx_cannot_encode(
+    columns: dict, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    if columns.get("derive") == "own":
+        monkeypatch.setitem(DERIVATIONS, "own", Bucket())
+        columns = {**columns, "derive": Derivation("own", boundaries=(1,))}
     category = CategoricalColumn(**{"name": "c", **columns})
     untrained(tmp_path, FeatureSpec("label", (DenseColumn("d"),), (category,)), 1)
     given = ["--bundle", str(tmp_path / "bundle"), "--output", str(tmp_path / "export")]

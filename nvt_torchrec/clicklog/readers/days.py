@@ -22,6 +22,7 @@ from nvt_torchrec.formats.day_names import (
     natural_order,
     partition_name,
 )
+from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
 from nvt_torchrec.formats.splits import SPLITS
 
@@ -37,7 +38,7 @@ _SHOWN = 6
 
 @dataclasses.dataclass(frozen=True)
 class DayFile:
-    """One file of a log: a day, unless rows are split otherwise.
+    """One file, or table, of a log: a day, unless rows are split otherwise.
 
     Attributes:
         day: Its number, from its name; of a dated file, the days since 1970-01-01.
@@ -48,6 +49,7 @@ class DayFile:
         compressed: Whether the file must be decompressed before it can be cut into blocks.
         title: How the user knows the day: its date, or the name of a numbered file; "" for others.
         split: With a split by files, the one that this file is for.
+        digest: What only copies of it share; "": its bytes tell.
     """
 
     day: int
@@ -58,6 +60,7 @@ class DayFile:
     compressed: bool = False
     title: str = ""
     split: str = ""
+    digest: str = ""
 
     @property
     def name(self) -> str:
@@ -77,7 +80,8 @@ def find_days(
     The files of a directory are ``day_0``, ``day_1.tsv``, ``day_2.csv.gz``, ``day_3.parquet`` …;
     or else numbered or dated: names with the same beginning, then a number or a date, such as
     ``part-00017.csv`` or ``clicks-20241030.parquet``; or directories ``date=2024-10-30`` of one
-    file each. If the rows are not split by days, they may be any files below the directory.
+    file each. If the rows are not split by days, they may be any files below the directory. A
+    format may have logs that are no files; its class finds their days.
 
     Args:
         input_path: A directory, a glob such as ``RAW/part-*.csv``, or a file of any name, which is
@@ -93,11 +97,16 @@ def find_days(
         BadInputError: There is no such directory, it has no days, their names are of several kinds,
             or a day is missing, empty or there twice.
     """
-    if split.by == "files":
+    kinds = [kind.load() for kind in INPUT_FORMATS.values()]
+    tables = next(filter(None, (kind.find_days(str(input_path), split) for kind in kinds)), None)
+    if split.by == "files" and not tables:
         return _files_of_splits(str(input_path), days, split)
     filesystem, root = filesystem_of(str(input_path))
-    one_file = filesystem.isfile(root)
-    if one_file:
+    one_file = filesystem.isfile(root) or len(tables or ()) == 1
+    named: list[tuple[Any, DayName]]
+    if tables:
+        named = tables
+    elif one_file:
         named = [(filesystem.info(root), name_of(root) or _DAY_0)]
     elif filesystem.exists(root):
         named = _listed(filesystem, root, str(input_path), split)
@@ -113,7 +122,7 @@ def find_days(
             continue
         if after is not None and name.number <= after and not one_file:
             continue
-        file = _day_file(filesystem, info, name)
+        file = info if isinstance(info, DayFile) else _day_file(filesystem, info, name)
         if file.day in files:
             raise BadInputError(
                 f"{file.name} is there twice: {files[file.day].path}, {file.path}", "remove one"

@@ -51,7 +51,7 @@ _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 Rows: TypeAlias = pa.Table | pa.RecordBatch
 
 
-class Table(abc.ABC):
+class Table:
     """An open table.
 
     Attributes:
@@ -73,17 +73,17 @@ class Table(abc.ABC):
         groups = list(zip(self.rows, self.sizes(names), strict=True))
         return cut_rows(groups, begin, end, block_bytes)
 
-    @abc.abstractmethod
     def decode(
         self, groups: list[int], names: Sequence[str] | None, chunk_rows: int | None
     ) -> Iterator[Rows]:
-        """Decode groups in order, in chunks of at most ``chunk_rows`` rows.
+        """Decode groups in order, in chunks of at most ``chunk_rows`` rows; :meth:`read` calls it.
 
         Args:
             groups: The numbers of the groups, increasing.
             names: The columns, fields of structs as ``s.c``; None: all.
-            chunk_rows: None: in one table.
+            chunk_rows: None: any number.
         """
+        raise NotImplementedError
 
     def read(
         self, begin: int, end: int, names: Sequence[str] | None, chunk_rows: int | None
@@ -102,10 +102,10 @@ class Table(abc.ABC):
     def take(self, rows: np.ndarray, chunk_rows: int) -> pa.Table:
         """Return rows by their numbers, which rise."""
         batches, begin = [self.schema.empty_table()], 0
-        for group, count in enumerate(self.rows):
+        for count in self.rows:
             end = begin + count
             if ((rows >= begin) & (rows < end)).any():
-                for batch in self.decode([group], None, chunk_rows):
+                for batch in self.read(begin, end, None, chunk_rows):
                     here = rows[(rows >= begin) & (rows < begin + batch.num_rows)]
                     batches.append(pa.table(batch.take(to_arrow(here - begin))))
                     begin += batch.num_rows
@@ -132,7 +132,7 @@ class TableRows(UnparsedRows):
     def columns(self, names: Sequence[str], lines: np.ndarray) -> dict[str, pa.ChunkedArray]:
         """See :meth:`UnparsedRows.columns`."""
         with self.format.opened(self.path, self.path) as table:
-            (rows,) = table.read(self.block.begin, self.block.end, names, None)
+            rows = pa.concat_tables(table.read(self.block.begin, self.block.end, names, None))
         if len(lines) < len(rows):
             rows = rows.take(to_arrow(lines))
         return {name: rows.column(name) for name in names}
@@ -216,7 +216,8 @@ class TableFormat(LogFormat):
                     f"{source}: {sum(table.rows)} rows instead of {block.end}: it was rewritten",
                     "start again when no program writes to it",
                 )
-            for rows in table.read(block.begin, block.end, names, chunk_rows):
+            chunks = table.read(block.begin, block.end, names, chunk_rows)
+            for rows in chunks if chunk_rows else [pa.concat_tables(chunks)]:
                 yield table_to_rows(rows, source, spec, label=label, reject=reject)
 
     def rates(self, last: OpenDay, block: Block) -> tuple[float, float]:

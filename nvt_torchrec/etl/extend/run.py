@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.journal import changes
 from nvt_torchrec.base.files.validation import path_inside
-from nvt_torchrec.clicklog.readers.days import DayFile, find_days
+from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.division.plan import Plan
 from nvt_torchrec.etl.engines.start import resolve
 from nvt_torchrec.etl.extend.checks import (
@@ -314,6 +314,6 @@ class _Day:
                 description.table_schema,
                 listed_in=self.paths.splits,
             )
-        self.stages.check_inputs(find_days(day.path, {day.day}))
+        self.stages.check_inputs([day])
         self.stages.finish(manifest, description, plan, of_day.rows["in"])
         return manifest

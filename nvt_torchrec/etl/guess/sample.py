@@ -27,13 +27,12 @@ from nvt_torchrec.etl.guess.dialect import (
 from nvt_torchrec.etl.guess.values import Profile, has_decimal_commas, profile
 from nvt_torchrec.formats.day_names import name_of
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
-from nvt_torchrec.formats.feature_spec.split import Split
+from nvt_torchrec.formats.feature_spec.split import ANY_FILES
 
 #: At most so many rows of the head are looked at, and so many of each place further on.
 HEAD_ROWS, FURTHER_ROWS = 20_000, 2000
 #: Files of one table, as Spark and others write it, and no days.
 _PARTS = re.compile(r"(part|shard|chunk|split|fold|file|data)[-_][^/]*$", re.IGNORECASE)
-_ANY_FILES = Split("share", 0.1, 0.1)
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
 _PLACES, _PLACE_BYTES = (0.25, 0.5, 0.75, 1.0), 256 << 10
 #: Of parquet with at most so many rows, rows of all parts are looked at.
@@ -123,7 +122,7 @@ def _files(path: str) -> tuple[list[str], str, int]:
             known = not is_file or any(each.endswith(f"/{file_name}") for each in days)
             if len(days) > 1 and known and not _PARTS.search(days[0]):
                 return [path] if is_file else days, place, len(days)
-    return [path] if is_file else [day.path for day in find_days(path, split=_ANY_FILES)], "", 0
+    return [path] if is_file else [day.path for day in find_days(path, split=ANY_FILES)], "", 0
 
 
 def _head(path: str, head_bytes: int) -> tuple[bytes, bool]:

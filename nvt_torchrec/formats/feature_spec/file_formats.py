@@ -43,4 +43,5 @@ INPUT_FORMATS = {
     ),
     "json": FileFormat(f"{_READERS}.json_rows:JsonLines", lines=True, endings=("jsonl", "ndjson")),
     "parquet": FileFormat(f"{_READERS}.parquet_rows:Parquet", endings=("parquet", "pq")),
+    "delta": FileFormat(f"{_READERS}.delta_tables:Delta"),
 }

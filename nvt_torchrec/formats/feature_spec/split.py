@@ -102,3 +102,5 @@ SPLIT_BY: dict[str, tuple[str, ...]] = {
 
 #: The last day is halved, as TorchRec's and NVIDIA's scripts do.
 BY_DAYS = Split()
+#: For files whose names say nothing.
+ANY_FILES = Split("share", 0.1, 0.1)

@@ -94,7 +94,7 @@ How values are read, in text and in parquet's text columns:
 
 - JSON is an object in each line, read as parquet is, with times as text. Values may be missing with
   their key; those of several types are read as text.
-- Delta tables are read as parquet is; :mod:`clicklog.readers.delta_tables` says what their days are.
+- Delta tables are read as parquet is; :mod:`clicklog.readers.delta_tables` says what days are.
 
 How text is read:
 

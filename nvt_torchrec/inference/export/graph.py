@@ -48,6 +48,10 @@ _TYPES = {
 }  # fmt: skip
 
 
+#: The derivations that :func:`_feature` knows.
+_DERIVED = {"hour", "weekday", "day", "month", "age", "bucket", "log_square", "cross"}
+
+
 def _check_columns(spec: FeatureSpec) -> None:
     """Check that standard operators encode all columns.
 
@@ -60,6 +64,9 @@ def _check_columns(spec: FeatureSpec) -> None:
         kinds.setdefault(read.source, set()).add((kind_of(read) == "string", read.multi_hot))
     hashed = [c.name for c in spec.categorical if c.raw == "string" and c.oov_ids > 1]
     refused = {
+        "derived by a class that is not of this project": [
+            c.name for c in spec.features if c.derive and c.derive.kind not in _DERIVED
+        ],
         "strings are hashed (hash_buckets, num_buckets)": hashed,
         "spaces around texts are removed (trim)": [
             read.source for read in reads if read.trim and kind_of(read) == "string"
@@ -217,13 +224,8 @@ def _feature(
         result = graph.ReduceSum(graph.Cast(above, to=ir.DataType.INT64), [1], keepdims=0)
     elif how.kind == "log_square":
         result = log_square(graph, value)
-    elif how.kind in ("hour", "weekday", "day", "month"):
-        result = part_of_time(graph, how, graph.Mul(value, EPOCHS[read.time_format]))
     else:
-        raise SettingsError(
-            f"a column with derive = {how.kind!r} cannot be exported to ONNX",
-            "leave it out of the spec, or export with --format torch, where the caller derives it",
-        )
+        result = part_of_time(graph, how, graph.Mul(value, EPOCHS[read.time_format]))
     missing = graph.Equal(value, MISSING) if how.reads == "time" else graph.IsNaN(value)
     return graph.Where(missing, MISSING, result)
 

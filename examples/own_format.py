@@ -1,0 +1,59 @@
+"""A format of your own: Arrow's IPC files (Feather), which pyarrow reads and this project does not.
+
+    python own_format.py clicks.arrow OUT
+
+One class, and one line in the registry. Tables subclass TableFormat, whose rows have numbers; text
+with a row in each line subclasses TextFormat. Every program that reads such a log or the saved
+workflow registers the format: import this module there. Processes of --engine dask import the
+script that started them, so the line stands outside of `if __name__ == "__main__"`.
+"""
+
+import contextlib
+import sys
+
+import pyarrow as pa
+
+from nvt_torchrec import EtlSettings, run
+from nvt_torchrec.clicklog.readers.table_rows import Table, TableFormat
+from nvt_torchrec.etl.commands.guess import guess
+from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS, FileFormat
+
+
+class OpenFile(Table):
+    """A group of rows that is decoded together is a record batch."""
+
+    def __init__(self, reader):
+        self.reader, self.schema = reader, reader.schema
+        self.rows = [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
+
+    def decode(self, groups, names, chunk_rows):
+        """Yield the rows of some batches, whose size is that of chunk_rows or not."""
+        for group in groups:
+            batch = self.reader.get_batch(group)
+            top = names and [name.partition(".")[0] for name in names]  # of fields of structs
+            yield pa.Table.from_batches([batch.select(top) if names else batch])
+
+
+class ArrowFile(TableFormat):
+    """Files of record batches."""
+
+    @classmethod
+    def recognizes(cls, path, head):
+        """Tell `guess` by the first bytes."""
+        return head.startswith(b"ARROW1")
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, path, source):
+        """Open a local file."""
+        with pa.memory_map(path) as file, pa.ipc.open_file(file) as reader:
+            yield OpenFile(reader)
+
+
+INPUT_FORMATS["arrow"] = FileFormat(ArrowFile, endings=("arrow", "feather"))
+
+if __name__ == "__main__":
+    log, output = sys.argv[1:]
+    with open(f"{output}.toml", "w") as file:
+        file.write(guess(log)[0])
+    print(run(EtlSettings(log, output, f"{output}.toml", engine="cpu")).rows)
