@@ -7,7 +7,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -254,7 +254,7 @@ class OneRankPipeline:
         return output
 
 
-Pipeline = OneRankPipeline | TrainPipelineSparseDist
+Pipeline: TypeAlias = OneRankPipeline | TrainPipelineSparseDist
 
 
 def make_pipeline(

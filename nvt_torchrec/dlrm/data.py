@@ -91,7 +91,7 @@ def choose_label(settings: TrainSettings, schema: TableSchema) -> TrainSettings:
                     "--load_checkpoint_path instead of --continue_from",
                 )
             log.warning("%s was trained on label %s, now the label is %s", path, before, now)
-    return dataclasses.replace(settings, label=label)
+    return dataclasses.replace(settings, label=label)  # type: ignore[call-arg]
 
 
 def check_gauc_column(settings: TrainSettings, schema: TableSchema) -> None:
@@ -139,7 +139,7 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
     resumed = newest_record(checkpoints_in(directory)) if directory else None
     path = None if resumed else _checkpoint_of(settings)
     if resumed or path:
-        record = resumed[1] if resumed else CheckpointRecord.read(path)
+        record = resumed[1] if resumed else CheckpointRecord.read(path or "")
         then = record.training["settings"]
         model = ModelConfig.from_dict(record.model)
         kept = {name: {**vars(model), **model.settings}.get(name) for name in _MODEL_SIZES}

@@ -157,7 +157,8 @@ class Trainer:
         profiler: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if settings.profile and self.events.directory:
             profiler = step_profiler(settings, self.events.directory, progress.total_steps)
-        regression, baselines = None, {}
+        regression = None
+        baselines: dict[tuple[str, str], Metrics] = {}
         if self.group.rank == 0:
             regression, baselines = compute_baselines(settings, self.config, self.selection)
         if not self._resume():
@@ -263,7 +264,7 @@ class Trainer:
         begin = time.perf_counter()
         loader, group = self.loaders[split], self.group
         trained = 0 < self.progress.step == self.progress.total_steps
-        changed = gathered(group, loader.changed_file()) if trained else []
+        changed = gathered(group, loader.changed_file()) if trained else []  # type: ignore[union-attr]
         try:
             if error := next(filter(None, changed), None):
                 raise error
@@ -321,7 +322,7 @@ class Trainer:
             checkpoints,
             self._record(),
             self.config,
-            self.loaders["train"],
+            self.loaders["train"],  # type: ignore[arg-type]
             self.model,
             self.optimizer,
             group,
@@ -340,10 +341,11 @@ class Trainer:
         progress = self.progress
         record = {
             **self._record(),
-            "loader": self.loaders["train"].state_dict(progress.epoch_step),
+            "loader": self.loaders["train"].state_dict(progress.epoch_step),  # type: ignore[union-attr]
             "train_seconds": progress.train_seconds,
         }
         state = training_state(self.model, self.optimizer, self.group)
+        assert self.checkpoints is not None
         self.checkpoints.save(progress.step, state, record, progress.loss)
 
     def _save_final_checkpoint(self) -> None:
