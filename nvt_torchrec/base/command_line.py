@@ -259,9 +259,7 @@ def _add(group: Any, field: dataclasses.Field, rules: Rules, hint: Any) -> None:
 
 
 def parse(
-    parser: Parser,
-    argv: Sequence[str] | None,
-    *settings_classes: type[Settings],
+    parser: Parser, argv: Sequence[str] | None, *settings_classes: type[Settings]
 ) -> list[Any]:
     """Parse a command line into one instance of each dataclass.
 

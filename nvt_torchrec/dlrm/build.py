@@ -103,11 +103,7 @@ def set_up_dense(module: nn.Module, device: torch.device, settings: TrainSetting
 
 
 def _shard_model(
-    model: TrainModel,
-    config: ModelConfig,
-    settings: TrainSettings,
-    group: Group,
-    held: int,
+    model: TrainModel, config: ModelConfig, settings: TrainSettings, group: Group, held: int
 ) -> tuple[DistributedModelParallel, dict[str, Any]]:
     """Plan, shard and initialize the model on all ranks (collective).
 
@@ -174,9 +170,7 @@ def _fill_tables(model: DistributedModelParallel, config: ModelConfig, seed: int
             shard[:, 0] = 0
 
 
-def _shards(
-    model: DistributedModelParallel,
-) -> Iterator[tuple[str, torch.Tensor, tuple[int, int]]]:
+def _shards(model: DistributedModelParallel) -> Iterator[tuple[str, torch.Tensor, tuple[int, int]]]:
     """Yield the table, the weights and the first row and column of each shard of this rank."""
     for name, value in model.state_dict().items():
         if isinstance(value, ShardedTensor):

@@ -18,11 +18,7 @@ from nvt_torchrec.dlrm.checkpoint.writer import checkpoints_in
 from nvt_torchrec.dlrm.launch.distributed import Group
 from nvt_torchrec.dlrm.model import TrainBatch
 from nvt_torchrec.dlrm.models.config import ModelConfig
-from nvt_torchrec.dlrm.settings.train_settings import (
-    TrainSettings,
-    table_optimizer,
-    with_sizes,
-)
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, table_optimizer, with_sizes
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
 from nvt_torchrec.formats.manifest import Manifest

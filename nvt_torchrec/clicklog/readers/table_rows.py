@@ -18,13 +18,7 @@ import pyarrow.compute as pc
 from nvt_torchrec.base.arrays import as_bytes, to_arrow
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.clicklog.readers.log_format import (
-    Block,
-    LogFormat,
-    OpenDay,
-    Sample,
-    UnparsedRows,
-)
+from nvt_torchrec.clicklog.readers.log_format import Block, LogFormat, OpenDay, Sample, UnparsedRows
 from nvt_torchrec.clicklog.readers.parquet_values import (
     conversion_remedy,
     convert_array,

@@ -76,10 +76,7 @@ def extend(settings: ExtendSettings) -> Manifest:
         chosen: Sequence[Assignment | None] = [None] * len(days)
         if split.by == "days":
             chosen = assign_all(
-                manifest["days"],
-                [day.day for day in days],
-                settings.valid_days,
-                settings.test_days,
+                manifest["days"], [day.day for day in days], settings.valid_days, settings.test_days
             )
         elif settings.valid_days:
             raise SettingsError(
@@ -254,10 +251,7 @@ class _Day:
             return
         with self.stages.timer("drift"), RowsBar("drift", plan) as bar:
             drift = measure_drift(
-                self.output,
-                file,
-                workers=self.settings.threads,
-                report=bar.update,
+                self.output, file, workers=self.settings.threads, report=bar.update
             )
         drift.write(self.next.drift)
         if drift.flags:

@@ -17,13 +17,7 @@ from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import filesystem_of, read_stream, read_up_to
 from nvt_torchrec.clicklog.readers.table_rows import partition_values
 from nvt_torchrec.clicklog.text.line_layout import check_text
-from nvt_torchrec.etl.guess.dialect import (
-    Dialect,
-    decode,
-    find_dialect,
-    has_header,
-    split_rows,
-)
+from nvt_torchrec.etl.guess.dialect import Dialect, decode, find_dialect, has_header, split_rows
 from nvt_torchrec.etl.guess.values import Profile, has_decimal_commas, profile
 from nvt_torchrec.formats.day_names import name_of
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
