@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -94,12 +95,13 @@ def test_every_line_of_the_table(tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "clicks.csv", index=False)
     frame.to_parquet(tmp_path / "clicks.parquet")
     (tmp_path / "train_torchrec.py").symlink_to(ROOT / "train_torchrec.py")
+    shutil.copy(EXAMPLES / "deepfm.py", tmp_path / "my_model.py")
     python = [*_BEFORE, *(line for line in lines if line not in commands), *_AFTER]
     (tmp_path / "lines.py").write_text("\n".join(python))
     script += ["python lines.py", f"{_BUNDLE} --output BUNDLE"]
     script.append(f"python {EXAMPLES / 'encode_and_score.py'} BUNDLE clicks.csv")
     printed = passed(tmp_path, "\n".join(script))
-    assert printed.count("test: AUROC 0.") == 2  # of OUT and of DATA, which NVTabular wrote
+    assert printed.count("test: AUROC 0.") == 3  # of OUT, my_model and DATA, which NVTabular wrote
     assert re.search(r"^3000 rows, dense columns .*\n\w+: ids \[", printed, re.MULTILINE)
 
 
@@ -118,6 +120,24 @@ def test_torchrecs_dcn_resumes(tmp_path: Path) -> None:
     whole = losses("whole", 9)
     assert len(whole) == 9
     assert losses("parts", 5) + losses("parts", 9) == whole
+
+
+def test_two_towers_train_and_serve(tmp_path: Path) -> None:
+    clicks().to_parquet(tmp_path / "clicks.parquet")
+    shutil.copy(EXAMPLES / "two_tower.py", tmp_path)
+    (tmp_path / "train_torchrec.py").symlink_to(ROOT / "train_torchrec.py")
+    printed = passed(
+        tmp_path,
+        "python -m etl guess clicks.parquet --output spec.toml\n"
+        "python -m etl run --spec spec.toml --input_path clicks.parquet --output_path OUT\n"
+        "python train_torchrec.py --binary_path OUT/criteo_binary/split --save_checkpoint_path CKPT"
+        ' --model two_tower:build --model_settings \'user=["user", "device"]\'\n'
+        f"rm two_tower.py\n{_BUNDLE} --output BUNDLE\n"
+        "python -m inference predict --bundle BUNDLE --input clicks.parquet --output scores.parquet"
+        " --evaluate",
+    )
+    [auroc] = re.findall(r'"auroc": (0\.\d+)', printed)
+    assert 0.55 < float(auroc) < 1
 
 
 def test_merlins_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

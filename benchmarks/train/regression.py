@@ -1,6 +1,6 @@
 """Train with the trainer's defaults on eight kinds of logs, beside scikit-learn's regression.
 
-Each log is trained for one epoch with every optimizer and no other flag of the model; logistic
+Each log is trained for one epoch with every optimizer and model, and no flag of these; logistic
 regression has a weight for each value of a column (C = 1), and the same rows. Oracle is the AUROC
 of the probabilities that the clicks were drawn with. Below the table is, for each optimizer, the
 run that is the most below the regression.
@@ -8,6 +8,8 @@ run that is the most below the regression.
 Everything after -- goes to train_torchrec.py.
 
     python -m benchmarks.train regression --logs additive,census --optimizers adagrad
+    python -m benchmarks.train regression --logs crossed --optimizers adagrad \\
+        --models dlrm,examples.deepfm:build,examples.two_tower:build
 """
 
 from __future__ import annotations
@@ -124,6 +126,7 @@ class RegressionSettings(Settings):
 
     logs: tuple[str, ...] = flag("logs", tuple(LOGS), choices=tuple(LOGS))
     optimizers: tuple[str, ...] = flag("optimizers", OPTIMIZERS, choices=OPTIMIZERS)
+    models: tuple[str, ...] = flag("models, as --model takes them", ("dlrm",))
     seeds: int = flag("number of seeds, from 0 on", 1, least=1)
 
 
@@ -140,9 +143,13 @@ def _run(settings: RegressionSettings, flags: list[str]) -> int:
     for log in settings.logs:
         split, oracle = _make(log)
         beside = {"oracle": oracle, **fit_regression(split)}
-        for name, seed in itertools.product(settings.optimizers, range(settings.seeds)):
-            case = f"{log}, seed {seed}" if settings.seeds > 1 else log
+        for name, model, seed in itertools.product(
+            settings.optimizers, settings.models, range(settings.seeds)
+        ):
+            case = f"{log}, {model}" if len(settings.models) > 1 else log
+            case += f", seed {seed}" if settings.seeds > 1 else ""
             given = ["--binary_path", split, "--shuffle_training_set", "--optimizer", name]
+            given += ["--model", model]
             systems.append(_training_run(name, case, [*given, "--seed", seed, *flags], beside))
     table.measure(systems, repeats=1)
     table.notes += ["", *(_most_below(table, name) for name in settings.optimizers)]

@@ -161,7 +161,7 @@ def _opened(columns: Any) -> tuple[Any, Any]:
         return list(columns.columns), columns.__getitem__
     raise SchemaError(
         f"rows of type {type(columns).__name__}",
-        "pass a frame, an Arrow table, a list of dicts, a dict of arrays, or a path",
+        "pass a frame, an Arrow table, a list of dicts or a dict of arrays; a path is for predict",
     )
 
 
