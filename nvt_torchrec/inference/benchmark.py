@@ -5,6 +5,7 @@ on the machine affects both.
 
 - *ours*: rows as dicts (as in JSON) → ``Predictor.predict``; and its stages: read (dicts → typed
   columns), encode (→ ids and dense features), lookup (→ embeddings), dense (the rest of the model).
+- *onnx*: the same rows as tensors, made beforehand → ``model.onnx`` by ONNX Runtime.
 - *stock*: the same rows as a pandas frame, made beforehand → NVTabular's ``Workflow.transform`` → a
   KeyedJaggedTensor → TorchRec's DLRM with the same weights.
 """
@@ -26,15 +27,18 @@ from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.reading import Read
 from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.inference import tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.frames import to_frame
 
 if TYPE_CHECKING:
     import pandas as pd
+    from onnxruntime import InferenceSession
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 _PIECE_BYTES = 2 << 20
+_ONNX = "onnx: tensors to probability"
 _OURS, _STOCK = "ours: rows to probability", "stock: frame to probability"
 _NUMBERS: dict[str, Callable[[str], Any]] = {"int32": int, "int": int, "float": float}
 
@@ -137,8 +141,22 @@ def to_tensors(features: pd.DataFrame, schema: Any) -> tuple[torch.Tensor, Keyed
     return torch.from_numpy(np.array(dense)), sparse  # a copy: pandas' array may be read-only
 
 
+def open_onnx(file: Path) -> InferenceSession:
+    """Open ``model.onnx``, with as many threads as PyTorch."""
+    from onnxruntime import InferenceSession, SessionOptions
+
+    options = SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    return InferenceSession(file, options)
+
+
 def measure(
-    predictor: Predictor, stock: Stock | None, rows: list[dict], size: int, seconds: float
+    predictor: Predictor,
+    stock: Stock | None,
+    rows: list[dict],
+    size: int,
+    seconds: float,
+    onnx: InferenceSession | None = None,
 ) -> dict[str, list[float]]:
     """Return the times of all stages on batches of ``size`` rows, in seconds.
 
@@ -147,6 +165,7 @@ def measure(
         stock: The baseline; None to measure without it.
         rows: The rows, which are repeated if they are too few.
         size: Rows in a batch.
+        onnx: The same model exported; None to measure without it.
         seconds: Time for the predictor, and for the baseline, which scores one batch at least.
     """
     times: dict[str, list[float]] = {}
@@ -166,6 +185,10 @@ def measure(
         with torch.inference_mode():
             embedded = timed("  lookup", lambda: _done(predictor.model.lookup(encoded.ids)))
             timed("  dense", lambda: _done(predictor.model.logits(encoded.dense, embedded)))
+        if onnx is not None:
+            given = tensors.to_tensors(inputs, batch)
+            (other,) = timed(_ONNX, lambda: onnx.run([tensors.OUTPUT], given))
+            np.testing.assert_allclose(other, score, atol=atol)
         return score
 
     def stocks(batch: list[dict]) -> np.ndarray:
@@ -173,12 +196,13 @@ def measure(
         frame = stock.frame(predictor.read(batch))
         return timed(_STOCK, lambda: stock.predict(frame, timed))
 
+    atol = 1e-5 if predictor.model.table.kind == "float32" else 0.1
+    inputs = tensors.inputs_of(predictor.spec)
     for batch in itertools.islice(batches, 5):  # caches, compiled code
         ours(batch)
     if stock is not None:
         stocks(next(batches))
     times.clear()
-    atol = 1e-5 if predictor.model.table.kind == "float32" else 0.1
     ours_s = stock_s = 0.0
     while ours_s < seconds or (stock is not None and stock_s < seconds):
         batch = next(batches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,22 +11,28 @@ import pytest
 from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.benchmark import rows_as_dicts
+from nvt_torchrec.inference.export.onnx_file import export_onnx
+from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.predictor import Predictor
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import criteo_dicts, read_dicts
 
+ONNX = "onnx: tensors to probability"
 OURS = ["ours: rows to probability", "  read", "  encode", "  lookup", "  dense"]
 STOCK = ["stock: frame to probability", "  Workflow.transform", "  plain model"]
 
 
-def test_the_table(shop: Trained, capsys: pytest.CaptureFixture) -> None:
+def test_the_table(shop: Trained, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    write_bundle(shop.workflow, shop.checkpoint, tmp_path / "bundle")
+    export_onnx(tmp_path / "bundle", tmp_path / "export")
     flags = [*shop.flags, "--input", str(shop.raw / "day_2.csv"), "--seconds", "0.1"]
+    flags += ["--onnx", str(tmp_path / "export" / "model.onnx")]
     assert main(["benchmark", *flags, "--batch_sizes", "1,500"]) == 0
     printed = capsys.readouterr().out
     lines = re.findall(r"^ *(\d+)  (.{28}) *([\d.]+) +([\d.]+) +([\d.]+) +([\d,]+)$", printed, re.M)
     for size in (1, 500):
         timings = {name.rstrip(): figures for batch, name, *figures in lines if int(batch) == size}
-        assert sorted(timings) == sorted(OURS + STOCK)
+        assert sorted(timings) == sorted([*OURS, ONNX, *STOCK])
         for figures in timings.values():
             p50, p90, p99, rows_per_s = (float(figure.replace(",", "")) for figure in figures)
             assert 0 < p50 <= p90 <= p99

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
@@ -19,6 +20,7 @@ class BenchmarkSettings(Settings):
     format: str | None = flag("format of the input", None, choices=tuple(INPUT_FORMATS))
     batch_sizes: tuple[int, ...] = flag("batch sizes", (1, 64, 4096), least=1)
     seconds: float = flag("time for each measurement", 2.0)
+    onnx: Path | None = flag("the same model as exported, to measure, too", None, metavar="FILE")
 
 
 SETTINGS = (ModelSettings, BenchmarkSettings)
@@ -27,7 +29,13 @@ SETTINGS = (ModelSettings, BenchmarkSettings)
 def run(model: ModelSettings, settings: BenchmarkSettings) -> None:
     """Measure, print a table, and perhaps write the results."""
     predictor, stock = model.load(), None
-    from nvt_torchrec.inference.benchmark import Stock, first_rows, measure, print_table
+    from nvt_torchrec.inference.benchmark import (
+        Stock,
+        first_rows,
+        measure,
+        open_onnx,
+        print_table,
+    )
     from nvt_torchrec.inference.predictor import input_spec
 
     spec = input_spec(predictor.spec, settings.input, settings.format)
@@ -35,4 +43,6 @@ def run(model: ModelSettings, settings: BenchmarkSettings) -> None:
     if model.workflow and model.checkpoint:
         stock = Stock(model.workflow, model.checkpoint, predictor.model.device)
     seconds = settings.seconds
-    print_table({n: measure(predictor, stock, rows, n, seconds) for n in settings.batch_sizes})
+    onnx = settings.onnx and open_onnx(settings.onnx)
+    sizes = settings.batch_sizes
+    print_table({n: measure(predictor, stock, rows, n, seconds, onnx) for n in sizes})
