@@ -141,7 +141,7 @@ def test_commands_are_named_as_they_are_called(environment: Path, tmp_path: Path
         ("nvt-infer", ["publish", "--help"], "made by `nvt-infer bundle`"),
         ("nvt-train", ["--help"], "dist.ddp -j 1x8 -m nvt_torchrec.train_torchrec -- FLAGS"),
         ("nvt-train", ["--binary_path", "none"], "OUT/criteo_binary/split of: nvt-etl run"),
-        ("python", ["-c", "import nvt_torchrec.workflows as w; w.inspect('x')"], "`nvt-etl run`"),
+        ("python", ["-c", "import nvt_torchrec; nvt_torchrec.load('x')"], "`nvt-etl run`"),
     ):
         command = [str(environment / program), *map(str, flags)]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
