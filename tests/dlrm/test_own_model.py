@@ -8,12 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.launch.distributed import process_group
+from nvt_torchrec.dlrm.model import build_model
+from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.models.head import build_head
+from nvt_torchrec.dlrm.models.interactions import INTERACTIONS, Interaction
+from nvt_torchrec.dlrm.models.layers import joined
 from nvt_torchrec.dlrm.models.own import load_build
 from nvt_torchrec.dlrm.preflight import with_program
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
@@ -142,3 +148,33 @@ def test_tables_grow_and_settings_are_kept(outputs, theirs):
         train_here(*more, *DEEP_FM, "hidden=9")
     with pytest.raises(SchemaError, match="model was their_models:deep_fm, is dlrm"):
         train_here(*more)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums(Interaction):
+    """The sum of the vectors: an interaction without parameters, and without a size."""
+
+    NAME = "sums"
+
+    def build(self, vectors: int, dim: int, has_dense: bool) -> tuple[nn.Module, int]:
+        class Module(nn.Module):
+            def forward(self, dense, vectors):
+                return joined(dense, vectors).sum(1)
+
+        return Module(), dim
+
+
+def test_an_interaction_is_a_class_and_a_line(monkeypatch):
+    """What trains and what a bundle builds of its record are the same."""
+    monkeypatch.setitem(INTERACTIONS, "sums", Sums)
+    summed = dlrm(("d",), ("a", "b"), (9, 9), 8, (16, 8), (16, 1), 0.2, Sums())
+    trained = build_model(summed, seed=3).head
+    record = json.loads(json.dumps(summed.to_dict()))
+    served = build_head(ModelConfig.from_dict(record))
+    served.load_state_dict(trained.state_dict())
+    dense, vectors = torch.randn(5, 1), torch.randn(5, 2, 8)
+    term, rest = trained.first_order(dense, vectors)
+    module = trained.module
+    expected = module.top(module.bottom(dense) + rest.sum(1)) + term
+    torch.testing.assert_close(served(dense, vectors), expected)
+    torch.testing.assert_close(trained(dense, vectors), expected)
