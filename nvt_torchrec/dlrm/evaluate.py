@@ -12,7 +12,7 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.build import Pipeline
 from nvt_torchrec.dlrm.launch.distributed import Group, gather_rows
 from nvt_torchrec.dlrm.metrics import Metrics, compute_metrics, groups_of
-from nvt_torchrec.dlrm.model import Scorer, TrainBatch
+from nvt_torchrec.dlrm.model import TrainBatch, UnshardedModel
 
 
 def evaluate(
@@ -82,7 +82,7 @@ def _collect(
 
 
 @torch.inference_mode()
-def score(model: Scorer, loader: Iterable[Batch]) -> tuple[np.ndarray, np.ndarray]:
+def score(model: UnshardedModel, loader: Iterable[Batch]) -> tuple[np.ndarray, np.ndarray]:
     """Return logits and labels (float32 [N] each) of an unsharded model, in row order."""
     logits, labels = [np.zeros(0, np.float32)], [np.zeros(0, np.float32)]
     for batch in loader:

@@ -200,7 +200,7 @@ class _Losses(nn.Module):
         return functional.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
 
 
-class Scorer(nn.Module):
+class UnshardedModel(nn.Module):
     """An unsharded model for scoring in one process, in the column order of its configuration.
 
     Attributes:
@@ -292,7 +292,7 @@ def build_model(
 ) -> ModelWithTables:
     """Build a model whose dense layers are initialized, on ``device``, and whose tables are not.
 
-    The tables are on the meta device: sharding or :class:`Scorer` allocates them. With
+    The tables are on the meta device: sharding or :class:`UnshardedModel` allocates them. With
     ``device="meta"`` nothing is allocated. ``tables`` is their precision, "fp32" or "fp16".
     ``build`` is that of an own model, to train it.
     """

@@ -15,7 +15,7 @@ from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.evaluate import score
-from nvt_torchrec.dlrm.model import Scorer, build_model, fill_table
+from nvt_torchrec.dlrm.model import UnshardedModel, build_model, fill_table
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, parse_settings, with_sizes
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
@@ -86,7 +86,7 @@ def test_two_ranks_train_as_one(split, tmp_path):
 def test_an_interaction_is_of_the_embeddings_alone():
     """Of the dot products: those of the pairs, by rising first, then second column."""
     config = dlrm((), ("a", "b", "c"), (5, 6, 7), 4, (), (8, 1), 0.0)
-    scorer = Scorer(build_model(config, seed=3), config, "cpu")
+    scorer = UnshardedModel(build_model(config, seed=3), config, "cpu")
     bags = scorer.model.sparse_arch.embedding_bag_collection.embedding_bags
     for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
         fill_table(bags[name].weight.detach(), name, rows, 4, 3, (0, 0))
@@ -119,7 +119,7 @@ def test_a_single_column_has_no_pairs():
     with pytest.raises(SchemaError, match=r"dot products need two vectors\n.*dcn"):
         build_model(model_config(with_sizes(TrainSettings(), 0, 1), alone))
     config = model_config(with_sizes(TrainSettings(interaction_type="dcn"), 0, 1), alone)
-    scorer = Scorer(build_model(config), config, "cpu")
+    scorer = UnshardedModel(build_model(config), config, "cpu")
     with torch.no_grad():
         scorer.tables.fill_(0.5)
     kjt = KeyedJaggedTensor(["a"], torch.arange(3), lengths=torch.ones(3).int())

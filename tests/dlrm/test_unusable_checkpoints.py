@@ -153,7 +153,7 @@ def test_a_resume_renames_nothing(data, started, monkeypatch, where, fails):
 def test_too_little_memory_is_not_called_damage(started, tmp_path, monkeypatch):
     path = shutil.copytree(finished(started / "steps")[-1], tmp_path / "copy")
     with monkeypatch.context() as patch:
-        patch.setattr(store, "Scorer", _no_memory)
+        patch.setattr(store, "UnshardedModel", _no_memory)
         with pytest.raises(torch.OutOfMemoryError):
             load_model(path)
     monkeypatch.setattr("nvt_torchrec.dlrm.checkpoint.tensors.read_chunk", _no_memory)

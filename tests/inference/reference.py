@@ -9,7 +9,7 @@ import nvt_torchrec.nvt_compat  # noqa: F401
 import numpy as np
 import torch
 
-from nvt_torchrec.dlrm.model import Scorer, build_model, fill_table
+from nvt_torchrec.dlrm.model import UnshardedModel, build_model, fill_table
 from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.models.interactions import DotProducts, LowRankCross, Projection
 from nvt_torchrec.formats.rows import RawRows
@@ -26,7 +26,7 @@ INTERACTIONS = (
 )
 
 
-def make_scorer(schema, seed: int) -> tuple[Scorer, ModelConfig]:
+def make_scorer(schema, seed: int) -> tuple[UnshardedModel, ModelConfig]:
     """A model with random weights for a workflow's output; the seed also picks its interaction."""
     columns = schema.dense, schema.categorical, schema.table_sizes
     bottom = (8, 4) if schema.dense else ()
@@ -34,7 +34,7 @@ def make_scorer(schema, seed: int) -> tuple[Scorer, ModelConfig]:
         seed = 1  # of a single vector there are no products
     first_order = (0.0, 0.7)[seed % 2]
     config = dlrm(*columns, 4, bottom, (8, 4, 1), first_order, INTERACTIONS[seed % 3])
-    scorer = Scorer(build_model(config, seed=seed), config, "cpu")
+    scorer = UnshardedModel(build_model(config, seed=seed), config, "cpu")
     bags = scorer.model.sparse_arch.embedding_bag_collection.embedding_bags
     for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
         fill_table(bags[name].weight.detach(), name, rows, 4, seed, (0, 0))
@@ -44,7 +44,7 @@ def make_scorer(schema, seed: int) -> tuple[Scorer, ModelConfig]:
     return scorer.eval().requires_grad_(False), config
 
 
-def scores(scorer: Scorer, workflow: Path, rows: RawRows) -> np.ndarray:
+def scores(scorer: UnshardedModel, workflow: Path, rows: RawRows) -> np.ndarray:
     """Probabilities float32 [n]."""
     description = inspect(workflow)
     schema = description.table_schema

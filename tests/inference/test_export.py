@@ -35,7 +35,7 @@ from nvt_torchrec.inference.export.onnx_file import Scores, assemble, export_onn
 from nvt_torchrec.inference.export.operators import Graph
 from nvt_torchrec.inference.model.bundle import describe as describe_bundle
 from nvt_torchrec.inference.model.bundle import save_bundle, write_bundle
-from nvt_torchrec.inference.model.weights import ModelShape, from_scorer
+from nvt_torchrec.inference.model.weights import ModelShape, from_unsharded
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.tensors import inputs_of, to_tensors
 from nvt_torchrec.workflows import compiled
@@ -56,7 +56,7 @@ def random_bundle(workflow: Path, path: Path, seed: int) -> Predictor:
     opened = compiled.load(workflow)
     scorer, config = make_scorer(opened.schema, seed)
     shape = ModelShape(config, opened.digest)
-    model = from_scorer(scorer, config)
+    model = from_unsharded(scorer, config)
     save_bundle(path, workflow, model, shape, origin=make_origin(0, (0,)))
     return Predictor(opened, model)
 

@@ -18,7 +18,7 @@ from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
 from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.evaluate import score
-from nvt_torchrec.inference.model.weights import from_scorer
+from nvt_torchrec.inference.model.weights import from_unsharded
 from nvt_torchrec.inference.predictor import MODEL_ROWS, Predictor
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.workflows import compiled
@@ -129,7 +129,7 @@ def test_any_spec_scores_as_nvtabular_and_torchrec(
     rows = odd_rows(spec, count, rng)
     workflow = compiled.load(path)
     scorer, config = make_scorer(workflow.schema, seed)
-    model = from_scorer(scorer, config)
+    model = from_unsharded(scorer, config)
     last = scorer.model.sparse_arch.embedding_bag_collection.embedding_bags[config.table_names[-1]]
     ends = [tensor.data_ptr() + tensor.nbytes for tensor in (model.table.values, last.weight)]
     assert ends[0] == ends[1], "the tables were copied"

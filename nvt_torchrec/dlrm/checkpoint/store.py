@@ -53,7 +53,7 @@ from nvt_torchrec.dlrm.checkpoint.tensors import (
     write_tensors,
 )
 from nvt_torchrec.dlrm.launch.distributed import Group, gathered
-from nvt_torchrec.dlrm.model import Scorer, build_model
+from nvt_torchrec.dlrm.model import UnshardedModel, build_model
 from nvt_torchrec.dlrm.models.config import ModelConfig
 
 #: What torch writes beside the tensors.
@@ -242,7 +242,9 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Scorer, ModelConfig]:
+def load_model(
+    path: Path | str, device: torch.device | str = "cpu"
+) -> tuple[UnshardedModel, ModelConfig]:
     """Load an unsharded model for scoring, from a checkpoint of any world size and plan.
 
     Args:
@@ -273,7 +275,7 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Sc
         tensors = read_tensors(path)
         _check_tensors(path, wanted, tensors)
     # outside of the blocks around: too little memory on the device is no damage of the files
-    scorer = Scorer(build_model(config, device=device), config, device)
+    scorer = UnshardedModel(build_model(config, device=device), config, device)
     with errors_of(path):
         windows = [
             Window(name, (0,) * weight.dim(), weight.detach())

@@ -19,7 +19,7 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.inference.model.scoring import ServingModel, Table
 
 if TYPE_CHECKING:
-    from nvt_torchrec.dlrm.model import Scorer
+    from nvt_torchrec.dlrm.model import UnshardedModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingMode
     record = CheckpointRecord.read(path)
     scorer, config = load_model(path, device)
     digest, label = str(record.training.get("workflow_digest") or ""), record.label or ""
-    model = from_scorer(scorer, config)
+    model = from_unsharded(scorer, config)
     model.check_scores(path, len(config.dense))
     return model, ModelShape(config, digest, label)
 
@@ -134,8 +134,8 @@ def read_checkpoint_origin(path: Path | str) -> CheckpointOrigin:
     return parse(CheckpointOrigin, value, file, remedy)
 
 
-def from_scorer(scorer: Scorer, config: ModelConfig) -> ServingModel:
-    """Return a model that shares the memory of a :class:`dlrm.model.Scorer`."""
+def from_unsharded(scorer: UnshardedModel, config: ModelConfig) -> ServingModel:
+    """Return a model that shares the memory of a :class:`dlrm.model.UnshardedModel`."""
     return ServingModel.make(Table(scorer.tables), config.num_embeddings, scorer.model.head)
 
 
