@@ -138,7 +138,12 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
         record = resumed[1] if resumed else CheckpointRecord.read(path or "")
         then = record.training["settings"]
         model = ModelConfig.from_dict(record.model)
-        kept = {name: {**vars(model), **model.settings}.get(name) for name in _MODEL_SIZES}
+        sizes = {**model.settings, **vars(model)}
+        kept = {
+            name: tuple(sizes[name]) if isinstance(sizes[name], list) else sizes[name]
+            for name in _MODEL_SIZES
+            if name in sizes
+        }
         if resumed or settings.continue_from:
             batch = then.get("batch_size", 1) * record.world_size // ranks
             kept |= {"batch_size": max(1, batch), "eps": then.get("eps")}
@@ -149,7 +154,7 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
             kept["shuffle_training_set"] = then.get("shuffle_training_set")
         if model.model == settings.model != "dlrm":
             kept["model_settings"] = model.settings
-        known = {name: value for name, value in kept.items() if value not in (None, [])}
+        known = {name: value for name, value in kept.items() if value not in (None, ())}
         settings = settings.filled(known)
     rows = read_dataset(settings.split_path("train"), schema).rows
     return with_sizes(settings, int(rows.sum()), ranks)
