@@ -46,12 +46,12 @@ def test_descriptions(bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("weights/bottom.0.weight.npy", np.zeros((4, 3), np.float32)),
-        ("weights/bottom.0.weight.npy", np.zeros((0, 2), np.float32)),
-        ("weights/bottom.0.weight.npy", np.zeros((4, 2), np.float64)),
-        ("weights/bottom.0.bias.npy", np.zeros(1, np.float32)),
-        ("weights/top.0.weight.npy", np.zeros((6, 8), np.float32)),
-        ("weights/top.1.weight.npy", np.zeros((2, 6), np.float32)),
+        ("weights/module.bottom.0.weight.npy", np.zeros((4, 3), np.float32)),
+        ("weights/module.bottom.0.weight.npy", np.zeros((0, 2), np.float32)),
+        ("weights/module.bottom.0.weight.npy", np.zeros((4, 2), np.float64)),
+        ("weights/module.bottom.0.bias.npy", np.zeros(1, np.float32)),
+        ("weights/module.top.0.weight.npy", np.zeros((6, 8), np.float32)),
+        ("weights/module.top.1.weight.npy", np.zeros((2, 6), np.float32)),
         ("weights/table.npy", np.zeros((61, 3), np.float32)),
         ("weights/table.npy", np.zeros((61, 0), np.float32)),
         ("weights/table.npy", np.zeros((62, 4), np.float32)),
@@ -71,7 +71,7 @@ def test_arrays_that_make_no_model(bundle: Path, name: str, content: np.ndarray)
 def test_every_file_that_is_read_is_listed(bundle: Path) -> None:
     """Otherwise comparing digests would say nothing of it."""
     value = read_json(bundle / "bundle.json", "a bundle")
-    for name in ("weights/table.npy", "weights/top.1.bias.npy"):
+    for name in ("weights/table.npy", "weights/module.top.1.bias.npy"):
         files = {key: entry for key, entry in value["files"].items() if key != name}
         write_json(bundle / "bundle.json", {**value, "files": files})
         with pytest.raises(BadInputError, match=f"{name} is not among its files"):
@@ -153,7 +153,7 @@ def test_weights_that_are_not_finite(trained: Trained, tmp_path: Path, tables: s
     write_bundle(trained.workflow, trained.checkpoint, path, tables=tables)
     Predictor.load(path, check=True)
     table = "ranges" if tables == "int8" else "table"
-    for name in (f"weights/{table}.npy", "weights/top.1.bias.npy"):
+    for name in (f"weights/{table}.npy", "weights/module.top.1.bias.npy"):
         array = np.load(path / name)
         before = array.flat[-1]
         array.flat[-1] = np.nan if name.endswith("bias.npy") else np.inf
@@ -169,7 +169,7 @@ def test_scores_that_are_not_finite(bundle: Path, tmp_path: Path, capsys) -> Non
     """Of weights that are: refused by publish and serve; by predict, if digests are not compared,
     with the row whose embedding it is."""
     served = ModelSettings(bundle=bundle)
-    for name in ("weights/top.0.weight.npy", "weights/table.npy"):
+    for name in ("weights/module.top.0.weight.npy", "weights/table.npy"):
         whole = np.load(bundle / name)
         array = whole.copy()
         array[-1] = 3e38

@@ -218,6 +218,9 @@ def read_bundle(
         head = _load_head(path / WEIGHTS, config, device)
         table = _load_table(path / WEIGHTS, value.tables, config).to(device)
         model = ServingModel.make(table, config.num_embeddings, head)
+        for name in (f"{WEIGHTS}/{tensor}.npy" for tensor in _weights(model)):
+            if name not in value.files:  # comparing digests would say nothing of it
+                raise ValueError(f"{name} is not among its files")
     except (ValueError, OSError, SchemaError) as error:
         raise BadInputError(f"{path}: damaged: {error}", _AGAIN) from error
     _check_finite(path, model, tables=check)
