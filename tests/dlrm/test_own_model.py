@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
@@ -21,6 +22,7 @@ from nvt_torchrec.dlrm.models.head import build_head
 from nvt_torchrec.dlrm.models.interactions import INTERACTIONS, Interaction
 from nvt_torchrec.dlrm.models.layers import joined
 from nvt_torchrec.dlrm.models.own import load_build
+from nvt_torchrec.dlrm.models.program import make_program
 from nvt_torchrec.dlrm.preflight import with_program
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from tests.dlrm.own_models import write_models
@@ -107,6 +109,27 @@ def test_a_program_names_operators_of_tensors_alone():
         tensors = [{**value["program"]["tensors"][0], **tensor}]
         with pytest.raises(SchemaError, match="not the configuration of a model"):
             config.from_dict({**value, "program": {**value["program"], "tensors": tensors}})
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda dense, vectors: functional.normalize(vectors, dim=2).sum((1, 2)),
+        lambda dense, vectors: functional.cosine_similarity(vectors[:, 0], vectors[:, 1]),
+        lambda dense, vectors: functional.scaled_dot_product_attention(*[vectors] * 3).sum((1, 2)),
+        lambda dense, vectors: torch.einsum("bfd,bgd->bfg", vectors, vectors).amax((1, 2)),
+    ],
+    ids=["normalize", "cosine_similarity", "attention", "einsum"],
+)
+def test_operators_of_usual_models(compute):
+    class Module(nn.Module):
+        def forward(self, dense, vectors):
+            return compute(dense, vectors)
+
+    columns = dlrm(("d",), ("a", "b", "c"), (9, 9, 9), 4, (), ()).columns
+    module = make_program(Module(), columns).module()
+    rows = torch.randn(5, 1), torch.randn(5, 3, 4)
+    torch.testing.assert_close(module(*rows), compute(*rows))
 
 
 @pytest.mark.parametrize("model", [DEEP_FM, TWO_TOWERS], ids=["deep_fm", "two_towers"])

@@ -32,6 +32,11 @@ _PYTHON: dict[str, Callable[..., Any]] = {
 }
 #: Checks of what is known when a program is made.
 _CHECKS = ("_assert", "sym_constrain_range")
+#: Operators beside PyTorch's core: a layer that is faster as one, and what has no decomposition:
+#: ``F.normalize``, ``F.cosine_similarity`` and ``nn.Bilinear``.
+_MORE = tuple(
+    getattr(torch.ops.aten, name).default for name in ("linear", "linalg_vector_norm", "_trilinear")
+)
 _NAME = re.compile(r"\w+(\.\w+)*", re.ASCII)
 _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 
@@ -153,7 +158,8 @@ def make_program(module: nn.Module, columns: Columns) -> Program:
     rows = Dim("rows", min=1)
     exported = export(module.eval(), (dense, vectors), dynamic_shapes=({0: rows}, {0: rows}))
     table = default_decompositions()
-    table.pop(torch.ops.aten.linear.default)  # one operator is faster than two
+    for operation in _MORE:
+        table.pop(operation, None)
     exported = exported.run_decompositions(table)
     changed = {**exported.graph_signature.buffers_to_mutate}
     changed |= exported.graph_signature.user_inputs_to_mutate
@@ -217,7 +223,7 @@ def _operator(name: str) -> Callable[..., Any]:
     if space == "aten" and packet.isidentifier() and overload.isidentifier():
         found = getattr(getattr(torch.ops.aten, packet, None), overload, None)
     if not isinstance(found, torch._ops.OpOverload) or (
-        torch.Tag.core not in found.tags and found is not torch.ops.aten.linear.default
+        torch.Tag.core not in found.tags and found not in _MORE
     ):
         raise ValueError(f"{name!r:.80} is not one of PyTorch's core operators")
     return found
