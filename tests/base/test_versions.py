@@ -119,7 +119,7 @@ def test_the_remedy_for_a_wheel_names_no_files_of_a_checkout(monkeypatch, origin
     ("blocked", "code"),
     [
         ("torch", "from nvt_torchrec import KJTLoader"),
-        ("torchrec", "from nvt_torchrec.nvt_loader import KJTLoader"),
+        ("torch", "from nvt_torchrec.nvt_loader import KJTLoader"),
         ("torch", "from nvt_torchrec import Predictor"),
         ("uvicorn", "from nvt_torchrec.inference.__main__ import main; "
          "sys.exit(main(['serve', '--bundle', 'x']))"),
