@@ -216,7 +216,7 @@ def test_a_bundle_that_was_repaired_is_tried_again(
     monkeypatch.setattr(reload, "_RETRY_S", 0.02)
     first, second = two.paths.values()
     repaired = shutil.copytree(second, tmp_path / "second")
-    bias = repaired / "weights" / "top.0.bias.npy"
+    bias = repaired / "weights" / "module.top.0.bias.npy"
     whole = bias.read_bytes()
     bias.write_bytes(whole[:-1])
     served = tmp_path / "current"

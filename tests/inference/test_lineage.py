@@ -123,11 +123,11 @@ def test_claims_that_contradict_each_other(tmp_path: Path, capsys) -> None:
     _rewrite(bundle, generation=3)
     _, shown, _ = _lineage(capsys, bundle)
     assert "bundle: the generation of its workflow: 2, not 3" in shown["wrong"]
-    (bundle / "weights" / "top.0.bias.npy").write_bytes(
-        (bundle / "weights" / "top.1.weight.npy").read_bytes()
+    (bundle / "weights" / "module.top.0.bias.npy").write_bytes(
+        (bundle / "weights" / "module.top.1.weight.npy").read_bytes()
     )
     _, shown, _ = _lineage(capsys, bundle)
-    assert any("top.0.bias.npy" in line for line in shown["wrong"])
+    assert any("module.top.0.bias.npy" in line for line in shown["wrong"])
 
 
 def test_a_checkpoint_of_an_earlier_generation(trained: Trained, tmp_path: Path) -> None:
