@@ -90,12 +90,17 @@ def to_tensors(inputs: list[Input], rows: Sequence[Mapping[str, Any]]) -> dict[s
 
 
 def to_columns(inputs: list[Input], tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Convert tensors to columns that :meth:`inference.predictor.Predictor.predict` takes."""
+    """Convert tensors to columns that :meth:`inference.predictor.Predictor.predict` takes.
+
+    Raises ValueError if a list is longer than its tensor.
+    """
     columns: dict[str, Any] = {}
     for column in inputs:
         values = tensors[column.name]
         if column.multi_hot:
             lengths = tensors[column.lengths]
+            if ((lengths < 0) | (lengths > values.shape[1])).any():
+                raise ValueError(f"{column.lengths} is not in 0 to {values.shape[1]}")
             rows = zip(values.tolist(), lengths.tolist(), strict=True)
             columns[column.name] = [items[:length] for items, length in rows]
         elif column.kind == "int64" and (values == MISSING).any():

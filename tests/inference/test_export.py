@@ -106,6 +106,17 @@ print([name for name in ("torch", "nvt_torchrec", "pyarrow", "onnx") if name in 
 """
 
 
+def test_a_file_that_scores_otherwise_is_not_written(
+    bundle: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Scores.forward
+    monkeypatch.setattr(Scores, "forward", lambda self, columns: original(self, columns) * 0.99)
+    flags = ["--bundle", str(bundle), "--output", str(tmp_path / "export")]
+    assert main(["export", *flags]) == 2
+    assert "model.onnx: its probabilities differ from the bundle's by" in capsys.readouterr().err
+    assert not (tmp_path / "export").exists()
+
+
 def test_a_file_runs_with_onnx_runtime_alone(
     bundle: Path, trained: Trained, predictor: Predictor, tmp_path: Path, capsys
 ) -> None:
