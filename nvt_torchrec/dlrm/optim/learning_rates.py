@@ -29,8 +29,7 @@ from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 #: The default warm-up: a share of an epoch's steps, and the least and the most steps.
 _WARMUP_SHARE, _WARMUP_LEAST, _WARMUP_MOST = 0.05, 10, 200
 #: The rates of tables and dense layers in a continued run, as shares of those of a first training.
-#: At the full rates the last batches of a day move the whole model up or down: docs/daily.md has
-#: what ten mornings of docs/daily.md measured.
+#: At the full rates the last batches of a day move the whole model up or down.
 _CONTINUED = 0.4, 1 / 6
 #: The share of the steps, at the end, over which the dense layers' rate falls to 0. At a constant
 #: rate the last batches decide the mean prediction. Adagrad's tables, whose rows are seen seldom
