@@ -85,7 +85,7 @@ class StepOutput:
 
     Attributes:
         loss: The scaled loss, a scalar.
-        logits, labels: Those of this rank's samples [rows].
+        logits, labels: Those of this rank's samples [rows]; of several labels [rows, labels].
         global_size: The number of samples of all ranks together.
         weights: The weights of this rank's samples [rows], in training scaled so that those of the
             global batch have a mean of 1; None if samples have none.
@@ -197,6 +197,8 @@ class _Losses(nn.Module):
     ) -> torch.Tensor:
         if self._own is not None:
             return self._own(logits, labels, weights).sum()
+        if weights is not None and logits.dim() > 1:  # of several labels
+            weights = weights.unsqueeze(1)
         return functional.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
 
 
@@ -278,7 +280,7 @@ class ModelWithTables(nn.Module):
     def forward(
         self, dense_features: torch.Tensor, sparse_features: KeyedJaggedTensor
     ) -> torch.Tensor:
-        """Return the logits [B, 1] of a batch; the arguments are those of TorchRec's DLRM."""
+        """Return the logits [B, T] of a batch; the arguments are those of TorchRec's DLRM."""
         return self.head(dense_features, self.sparse_arch(sparse_features))
 
 

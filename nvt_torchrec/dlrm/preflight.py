@@ -61,7 +61,7 @@ def _tried(config: ModelConfig, build: Build, seed: int) -> Program:
         vectors = torch.randn(*shape, generator=generator).requires_grad_()
         module.train()
         with _stage(name, "forward", module):
-            logits = _checked_logits(module(dense, vectors))
+            logits = _checked_logits(module(dense, vectors), len(config.labels))
         with _stage(name, "backward", module):
             _go_backward(module, logits, vectors)
         with _stage(name, "save", module):
@@ -103,21 +103,22 @@ _REMEDIES = {
 }
 
 
-def _checked_logits(logits: object) -> torch.Tensor:
+def _checked_logits(logits: object, labels: int) -> torch.Tensor:
     if not isinstance(logits, torch.Tensor):
         raise TypeError(f"forward returns {type(logits).__name__}, not a tensor of logits")
-    if tuple(logits.shape) not in ((_ROWS,), (_ROWS, 1)) or not logits.is_floating_point():
+    shapes = [[_ROWS], [_ROWS, 1]] if labels == 1 else [[_ROWS, labels]]
+    if list(logits.shape) not in shapes or not logits.is_floating_point():
         raise ValueError(
             f"forward returns {logits.dtype} {list(logits.shape)} for {_ROWS} rows; a logit for "
-            f"each is needed, [{_ROWS}] or [{_ROWS}, 1]"
+            f"each row and label is needed, {' or '.join(map(str, shapes))}"
         )
-    return logits.reshape(-1)
+    return logits.squeeze(-1)
 
 
 def _go_backward(module: nn.Module, logits: torch.Tensor, vectors: torch.Tensor) -> None:
-    labels = torch.arange(_ROWS, dtype=torch.float32) % 2
-    own = getattr(module, "loss", None)
-    losses = logits if own is None else own(logits, labels, None)
+    labels = torch.arange(logits.numel(), dtype=torch.float32) % 2
+    own = getattr(module, "loss", lambda logits, labels, weights: logits.reshape(_ROWS, -1).sum(1))
+    losses = own(logits, labels.reshape(logits.shape), None)
     if tuple(losses.shape) != (_ROWS,):
         raise ValueError(f"loss returns {list(losses.shape)} for {_ROWS} rows, not [{_ROWS}]")
     losses.sum().backward()

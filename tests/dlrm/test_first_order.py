@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
+import torch
 
+from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.dlrm import train as train_module
 from nvt_torchrec.dlrm.build import build, start_from
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
@@ -12,10 +16,12 @@ from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.data import make_loader, read_schema
 from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.model import TrainBatch
+from nvt_torchrec.dlrm.models.head import build_head
 from nvt_torchrec.dlrm.regression import Column, Sample, fit_regression, read_sample
 from nvt_torchrec.dlrm.reporting.baselines import REGRESSION, compute_baselines
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings, with_sizes
 from tests.dlrm.runs import MODEL, events, train_here
+from tests.dlrm.shapes import dlrm
 from tests.plays import SHARE, write_plays
 
 
@@ -59,6 +65,22 @@ def test_a_first_training_ends_no_worse_than_the_regression(tmp_path, monkeypatc
     assert record.model["first_order"] == 0.2
     monkeypatch.setattr(train_module, "start_from", lambda *arguments: None)
     assert ends_below("from nothing") > 0.003
+
+
+def test_each_label_has_a_coordinate():
+    shape = dlrm(("d", "e"), ("a", "b", "c"), (9, 9, 9), 4, (8, 4), (8, 2), 0.3)
+    config = dataclasses.replace(shape, labels=("clicked", "bought"))
+    head = build_head(config)
+    torch.nn.init.normal_(head.first_order.weight)
+    torch.nn.init.normal_(head.first_order.bias)
+    dense, vectors = torch.randn(5, 2), torch.randn(5, 3, 4)
+    unseen = vectors.clone()
+    unseen[..., :2] = 0
+    expected = head.module(dense, unseen) + dense @ head.first_order.weight.T
+    expected = expected + 0.3 * vectors[..., :2].sum(1) + head.first_order.bias
+    torch.testing.assert_close(head(dense, vectors), expected)
+    with pytest.raises(SchemaError, match="embedding_dim 4 with 4 labels"):
+        dataclasses.replace(shape, labels=("a", "b", "c", "d"))
 
 
 @pytest.mark.filterwarnings("error")

@@ -109,6 +109,14 @@ def test_the_loss_is_the_weighted_mean(scale):
     assert logits.grad[0] == 0
 
 
+def test_the_losses_of_several_labels_are_summed():
+    logits = torch.randn(5, 2, requires_grad=True)
+    labels, w = torch.rand(5, 2).round(), torch.rand(5)
+    _Losses(None)(logits, labels, w).backward()
+    gradient = w[:, None] * (torch.sigmoid(logits.detach()) - labels)
+    torch.testing.assert_close(logits.grad, gradient)
+
+
 def test_a_batch_whose_weights_are_0():
     logits = torch.tensor([5.0, -1.0], requires_grad=True)
     total = _Losses(None)(logits, torch.ones(2), _with_mean_1(torch.zeros(2), 2, 1))

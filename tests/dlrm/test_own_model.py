@@ -42,9 +42,9 @@ def theirs(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def tried(name: str, **settings):
+def tried(name: str, labels: tuple[str, ...] = ("label",), **settings):
     config = dlrm(("d",), ("a", "b", "c"), (9, 9, 9), 4, (), ())
-    config = dataclasses.replace(config, model=name, settings=settings)
+    config = dataclasses.replace(config, model=name, settings=settings, labels=labels)
     with process_group() as group:
         return with_program(config, load_build(name), 0, group)
 
@@ -72,6 +72,13 @@ def test_a_stage_that_fails_is_named(broken, message):
         return
     with pytest.raises(SettingsError, match=f"--model their_models:deep_fm: .*{message}"):
         tried("their_models:deep_fm", broken=broken)
+
+
+def test_a_logit_for_each_label():
+    labels = ("x", "y", "z")
+    assert tried("their_models:deep_fm", labels, broken="shape").program
+    with pytest.raises(SettingsError, match=r"float32 \[4\] for 4 rows; .* needed, \[4, 3\]"):
+        tried("their_models:deep_fm", labels)
 
 
 def test_functions_that_are_not_there():

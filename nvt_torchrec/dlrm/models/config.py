@@ -44,6 +44,14 @@ class ModelConfig(Columns):
                 raise SchemaError(f"no table has {size} rows or columns")
         if not 0 <= self.first_order < math.inf:
             raise SchemaError(f"no model has first_order {self.first_order}")
+        if not self.labels:
+            raise SchemaError("a model without a label")
+        if self.first_order and self.embedding_dim <= len(self.labels) > 1:
+            raise SchemaError(
+                f"embedding_dim {self.embedding_dim} with {len(self.labels)} labels: the "
+                "first-order term takes a coordinate of the embeddings for each label",
+                "give --embedding_dim a larger value, or --first_order 0",
+            )
 
     @property
     def columns(self) -> Columns:

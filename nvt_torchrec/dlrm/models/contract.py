@@ -18,7 +18,7 @@
 ``columns`` are :class:`Columns`. ``settings`` are those of ``--model_settings``: JSON values, which
 checkpoints record.
 
-``forward(dense, vectors)`` returns logits, float [B] or [B, 1]:
+``forward(dense, vectors)`` returns logits, float [B, T] for T labels; for one, [B] as well:
 
 - ``dense``, float32 [B, N]: the values of the dense columns as the ETL wrote them; [B, 0] without
   dense columns.
@@ -29,8 +29,9 @@ The logit of a row depends on that row alone: rows are padded in training, and a
 one by one. So a layer must not compute statistics of a batch (``LayerNorm``, not ``BatchNorm``).
 
 ``loss(logits, labels, weights)``, if the module has this method, returns the loss of each row,
-float [B]. ``logits`` and ``labels`` are [B]; ``weights`` are [B], or None where rows have none, and
-the method applies them. Otherwise the loss is binary cross-entropy. A run trains one label.
+float [B]. ``logits`` and ``labels`` are [B, T], with one label [B]; ``weights`` are [B], or None
+where rows have none, and the method applies them. Otherwise the loss is binary cross-entropy,
+summed over the labels.
 
 Everything else is not the module's business: tables, their optimizers and sharding, lookups,
 checkpoints, and the first-order term that is added to the logits. The same module trains, under
@@ -52,7 +53,7 @@ class Columns:
         categorical: The names of the categorical columns, in the order of ``vectors``.
         num_embeddings: The rows of the table of each categorical column.
         embedding_dim: The width of all tables, D.
-        labels: The name of the label that is trained, alone.
+        labels: The names of the labels that are trained, in the order of the logits.
     """
 
     dense: tuple[str, ...]

@@ -43,7 +43,7 @@ class Dlrm(nn.Module):
         self.top = Layers(width, top, last_relu=False)
 
     def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-        """Return logits [B, 1]; see :mod:`.contract`."""
+        """Return logits [B, T]; see :mod:`.contract`."""
         if self.bottom is not None:
             dense = self.bottom(dense)
         return self.top(self.interaction(dense, vectors))
@@ -80,9 +80,9 @@ def build(
     last = (columns.embedding_dim,) if columns.dense else ()
     if bottom[-1:] != last or len(top) < 2 or top[-1] != len(columns.labels):
         raise SchemaError(
-            f"no DLRM of {len(columns.dense)} dense features has embedding_dim "
-            f"{columns.embedding_dim}, dense_arch_layer_sizes {bottom} and over_arch_layer_sizes "
-            f"{top}"
+            f"no DLRM of {len(columns.dense)} dense features and {len(columns.labels)} labels has "
+            f"embedding_dim {columns.embedding_dim}, dense_arch_layer_sizes {bottom} and "
+            f"over_arch_layer_sizes {top}"
         )
     if len(columns.categorical) + bool(columns.dense) < interaction.LEAST_VECTORS:
         raise SchemaError(

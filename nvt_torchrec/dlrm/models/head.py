@@ -19,38 +19,39 @@ class FirstOrder(nn.Module):
 
     It is the wide part of Wide & Deep (Cheng et al. 2016, arXiv:1606.07792) and the linear one of
     DeepFM (Guo et al. 2017, arXiv:1703.04247). The weights of the ids have no tables of their own:
-    each is the first coordinate of the id's embedding, times a factor, and the module does not see
-    that coordinate.
+    those for label t are coordinate t of the ids' embeddings, times a factor, and the module does
+    not see these coordinates.
 
     Attributes:
-        weight: The weights of the dense features, [1, their number]; None without any.
-        bias: The bias, [1].
+        weight: The weights of the dense features, [T, their number]; None without any.
+        bias: The biases, [T].
 
     Args:
         factor: ``ModelConfig.first_order``. It scales the steps of the ids' weights.
         dense: The number of dense features.
         dim: The width of the embeddings, D.
+        labels: The number of labels, T.
     """
 
     others: torch.Tensor
 
-    def __init__(self, factor: float, dense: int, dim: int) -> None:
+    def __init__(self, factor: float, dense: int, dim: int, labels: int) -> None:
         super().__init__()
-        self.factor = factor
-        self.weight = nn.Parameter(torch.zeros(1, dense)) if dense else None
-        self.bias = nn.Parameter(torch.zeros(1))
+        self.factor, self.labels = factor, labels
+        self.weight = nn.Parameter(torch.zeros(labels, dense)) if dense else None
+        self.bias = nn.Parameter(torch.zeros(labels))
         others = torch.ones(dim)
-        others[0] = 0
+        others[:labels] = 0
         self.register_buffer("others", others, persistent=False)
 
     def forward(
         self, dense: torch.Tensor, vectors: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the term [B, 1], and the embeddings [B, F, D] with 0 as first coordinate."""
-        of_ids = vectors.select(2, 0).sum(1, keepdim=True)
+        """Return the term [B, T], and the embeddings [B, F, D] with 0 as first T coordinates."""
+        of_ids = vectors.narrow(2, 0, self.labels).sum(1)
         term = torch.add(self.bias, of_ids, alpha=self.factor)
         if self.weight is not None:  # not a matrix product, which autocast rounds to bfloat16
-            term = term + (dense * self.weight).sum(1, keepdim=True)
+            term = term + (dense.unsqueeze(1) * self.weight).sum(2)
         return term, vectors * self.others
 
 
@@ -60,18 +61,19 @@ class Head(nn.Module):
     Attributes:
         first_order: The first-order term, or None.
         module: The module of the contract (:mod:`.contract`).
+        labels: The number of labels, T.
     """
 
-    def __init__(self, first_order: FirstOrder | None, module: nn.Module) -> None:
+    def __init__(self, first_order: FirstOrder | None, module: nn.Module, labels: int) -> None:
         super().__init__()
-        self.first_order, self.module = first_order, module
+        self.first_order, self.module, self.labels = first_order, module, labels
 
     def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-        """Return logits [B, 1] of dense values [B, N] and embeddings [B, F, D]."""
+        """Return logits [B, T] of dense values [B, N] and embeddings [B, F, D]."""
         if self.first_order is None:
-            return self.module(dense, vectors).reshape(-1, 1)
+            return self.module(dense, vectors).reshape(-1, self.labels)
         term, vectors = self.first_order(dense, vectors)
-        return self.module(dense, vectors).reshape(-1, 1) + term
+        return self.module(dense, vectors).reshape(-1, self.labels) + term
 
 
 def build_head(
@@ -100,9 +102,9 @@ def build_head(
             module = _known_module(config, device)
         first_order = None
         if config.first_order:
-            sizes = len(config.dense), config.embedding_dim
+            sizes = len(config.dense), config.embedding_dim, len(config.labels)
             first_order = FirstOrder(config.first_order, *sizes)
-    return Head(first_order, module).to(device)
+    return Head(first_order, module, len(config.labels)).to(device)
 
 
 def _known_module(config: ModelConfig, device: torch.device | str) -> nn.Module:
