@@ -191,4 +191,8 @@ def test_own_derivation(tmp_path: Path) -> None:
     saved = "python -m workflows inspect OUT/workflow"
     status, printed = run_script(tmp_path, f"export PYTHONPATH={ROOT}; {saved}")
     assert status != 0
-    assert "derive = 'domain'" in printed
+    assert "derive = 'domain': nothing is registered by this name" in printed
+    assert "damaged" not in printed
+    command = re.search("python -c .* OUT/workflow", printed)[0].replace("MODULE", "own_derivation")
+    shown = passed(tmp_path, f"export PYTHONPATH={ROOT}:{EXAMPLES}; {command}")
+    assert "domain  string  domain" in shown

@@ -73,6 +73,10 @@ class SettingsError(ClickLogError):
     """An invalid setting or combination of settings."""
 
 
+class UnregisteredError(SettingsError):
+    """A name in a file that a class of a program's own has to be registered by."""
+
+
 class OutputError(ClickLogError):
     """An output path that cannot be written, or that is in use already."""
 

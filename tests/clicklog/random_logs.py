@@ -8,7 +8,7 @@ import datetime
 from hypothesis import strategies as st
 
 from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
-from nvt_torchrec.formats.feature_spec.derivations import Derivation
+from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS, Derivation
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.reading import LabelRule, Reading
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
@@ -27,8 +27,11 @@ _RAW = {
     "time": ("string",),
     "list": ("string",),
 }
-_NUMERIC = ("bucket", "log_square")
-_OF_TIME = ("hour", "weekday", "day", "month")
+#: Derivations of one column that become categories, by what they read.
+_NUMERIC, OF_TIME = (
+    [name for name, kind in DERIVATIONS.items() if (kind.reads, kind.gives) == (reads, "int")]
+    for reads in ("float", "time")
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +152,7 @@ def _add(
     raw = draw(st.sampled_from(_RAW[source.kind]))
     derived = draw(st.booleans())
     if derived and source.kind == "time":
-        kind = draw(st.sampled_from((*_OF_TIME, "age")))
+        kind = draw(st.sampled_from((*OF_TIME, "age")))
         if kind == "age":
             others = [item for item in sources.values() if item.kind == "time"]
             others = [item for item in others if item.time_format == source.time_format]

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import decimal
 import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import strategies as st
 
 from nvt_torchrec.formats.feature_spec.reading import LabelRule, Read
 from nvt_torchrec.formats.feature_spec.times import EPOCHS
@@ -19,33 +26,13 @@ _EXCHANGED = str.maketrans(",.", ".,")
 BAD = "malformed"
 
 
-def expected(text: str, read: Read):
-    """One value in plain Python."""
-    strip = (lambda item: item.strip(" \t")) if read.trim else (lambda item: item)
-    text = strip(text)
-    if text in map(strip, read.nulls):
-        text = ""
-    if read.raw == "label":
-        if read.decimal == "," and not read.label.positive:
-            text = text.translate(_EXCHANGED)
-        return _label(text, read.label, strip)
-    if text == "":
-        return BAD if read.raw == "weight" else None
-    if read.raw == "string":
-        return text
-    if read.raw == "hex32":
-        return int(text, 16) if re.fullmatch("[0-9a-fA-F]{1,8}", text) else BAD
-    if read.raw == "bool":
-        true = text.lower() in {"true", "t", "yes", "y", "1", "1.0"}
-        return int(true) if true or text.lower() in {"false", "f", "no", "n", "0", "0.0"} else BAD
-    if read.raw == "time":
-        return time_of(text, read.time_format)
+def _number(text: str, read: Read):
     if read.thousands and read.thousands in text and read.raw != "weight":
         sep = re.escape(read.thousands)
         if not re.fullmatch(rf"[+-]?[1-9][0-9]{{0,2}}({sep}[0-9]{{3}})+(?![0-9])[^{sep}]*", text):
             return BAD
         text = text.replace(read.thousands, "")
-    if read.decimal == "," and read.raw in (*_LIMITS, "float", "weight"):
+    if read.decimal == ",":
         text = text.translate(_EXCHANGED)
     sign = "[+-]?" if read.lenient else "-?"
     if read.raw in _LIMITS:
@@ -59,6 +46,85 @@ def expected(text: str, read: Read):
     if not re.fullmatch(sign + _NUMBER, text) or not abs(float(text)) <= LARGEST:
         return BAD
     return BAD if read.raw == "weight" and float(text) < 0 else float(text)
+
+
+def _hexadecimal(text: str, read: Read):
+    return int(text, 16) if re.fullmatch("[0-9a-fA-F]{1,8}", text) else BAD
+
+
+def _boolean(text: str, read: Read):
+    true = text.lower() in {"true", "t", "yes", "y", "1", "1.0"}
+    return int(true) if true or text.lower() in {"false", "f", "no", "n", "0", "0.0"} else BAD
+
+
+_WORDS = ["é", "zz", "日本", "a", "b" * 20, "~", "0", "ß", "A", "\x01", "🙂"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A raw type that columns may have.
+
+    Attributes:
+        expected: What a text becomes that is not missing, or BAD.
+        values: Values of rows to score.
+        good: One of them.
+        write: How a log has such a value.
+        held: Values of ``RawRows``, of integers 0 to 10; only of categories.
+    """
+
+    expected: Callable[[str, Read], Any]
+    values: st.SearchStrategy
+    good: Any
+    write: Callable[[Any], str] = str
+    held: Callable[[np.ndarray], Any] | None = None
+
+
+#: Every raw type of columns; tests take their names from the registry.
+KINDS = {
+    "int32": Kind(_number, st.integers(*_LIMITS["int32"]), 1),
+    "float": Kind(_number, st.floats(-LARGEST, LARGEST), 0.5, repr),
+    "hex32": Kind(
+        _hexadecimal,
+        st.integers(0, 2**32 - 1),
+        "0000001b",
+        "{:x}".format,
+        lambda draws: (draws * 0x1F3D5B79 % 2**32).astype(np.uint32),
+    ),
+    "int": Kind(
+        _number,
+        st.integers(*_LIMITS["int"]),
+        -7,
+        held=lambda draws: draws**15 * np.where(draws % 2, -1, 1),  # up to 10^15, of either sign
+    ),
+    "bool": Kind(_boolean, st.booleans(), True, held=lambda draws: draws % 2),
+    "string": Kind(
+        lambda text, read: text,
+        st.text(
+            st.characters(exclude_characters='|,"\r\n', exclude_categories=["Cs"]),
+            min_size=1,
+            max_size=9,
+        ),
+        "é",
+        held=lambda draws: pa.array([_WORDS[draw] for draw in draws], pa.string()),
+    ),
+}
+
+
+def expected(text: str, read: Read):
+    """One value in plain Python."""
+    strip = (lambda item: item.strip(" \t")) if read.trim else (lambda item: item)
+    text = strip(text)
+    if text in map(strip, read.nulls):
+        text = ""
+    if read.raw == "label":
+        if read.decimal == "," and not read.label.positive:
+            text = text.translate(_EXCHANGED)
+        return _label(text, read.label, strip)
+    if text == "":
+        return BAD if read.raw == "weight" else None
+    if read.raw == "time":
+        return time_of(text, read.time_format)
+    return _number(text, read) if read.raw == "weight" else KINDS[read.raw].expected(text, read)
 
 
 def _label(text: str, rule: LabelRule, strip):

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.clicklog.text import convert as conversion
 from nvt_torchrec.clicklog.text.convert import convert, convert_lists
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.reading import LabelRule, Read
 from nvt_torchrec.formats.feature_spec.times import DIRECTIVES, EPOCHS
 from nvt_torchrec.formats.rows import Jagged
-from tests.clicklog.reference_fields import BAD, EPOCH, MICROSECOND, expected
+from tests.clicklog.reference_fields import BAD, EPOCH, KINDS, MICROSECOND, expected
 
 
 def fields_of(texts: list[str]) -> pa.Array:
@@ -67,14 +68,15 @@ _NUMBERS = st.one_of(
 _BOOLEANS = st.sampled_from(
     ["TRUE", "True", "false", "F", "Yes", "n", "1", "0", "1.0", "tru", "on"]
 )
+_WRITTEN = [KINDS[raw].values.map(KINDS[raw].write) for raw in KINDS]
 _TEXTS = st.one_of(
-    _NUMBERS, _BOOLEANS, st.sampled_from(["?", "NA", "\\N", "n/a", "é", "", "a b", "ff"])
+    _NUMBERS, _BOOLEANS, *_WRITTEN, st.sampled_from(["?", "NA", "\\N", "n/a", "", "a b", "ff"])
 )
 
 
 @st.composite
 def _reads(draw) -> Read:
-    raw = draw(st.sampled_from(["int32", "int", "float", "hex32", "bool", "string", "weight"]))
+    raw = draw(st.sampled_from([name for name in RAW_TYPES if name not in ("label", "time")]))
     decimal = draw(st.sampled_from([".", ","]))
     return Read(
         "x",

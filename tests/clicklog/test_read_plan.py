@@ -17,7 +17,7 @@ from nvt_torchrec.formats.feature_spec.derivations import Derivation
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.reading import LabelRule, Reading
 from nvt_torchrec.formats.feature_spec.split import Split
-from tests.clicklog.random_logs import random_logs, random_rows
+from tests.clicklog.random_logs import OF_TIME, random_logs, random_rows
 from tests.clicklog.reference_reader import as_lists, check_rows, derived, key_of
 
 
@@ -68,7 +68,7 @@ def test_parts_of_times_and_ages(rows) -> None:
     first, second = (np.array([row[i] for row in rows], np.int64) for i in (0, 1))
     missing = np.array([row[2] for row in rows], bool)
     for how in [
-        *map(Derivation, ("hour", "weekday", "day", "month")),
+        *map(Derivation, OF_TIME),
         Derivation("age"),
         Derivation("age", reference="1969-12-31T23:59:59.5"),
     ]:

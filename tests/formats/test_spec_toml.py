@@ -82,7 +82,7 @@ WRONG = {
     "dense_transform = 'sqrt'": "dense_transform = 'sqrt'\n.*log_normalize",
     "[input]\nkind = 'csv'": "unknown key 'kind'",
     "[input]\nheaders = true": "did you mean 'header'",
-    "[input]\nformat = 'xml'": "format = 'xml'\n.*tsv, csv, json, parquet",
+    "[input]\nformat = 'xml'": "format = 'xml': nothing is registered.*\n.*tsv, csv, json, parquet",
     "[input]\ndelimiter = ';'": "delimiter = ';'\n.*set format = .csv",
     "[input]\nformat = 'csv'\ndelimiter = ':a'": "delimiter = ':a'",
     "[input]\nformat = 'csv'\ndelimiter = '|'": "list_separator = '|'\n.*the delimiter, too",

@@ -24,28 +24,27 @@ from nvt_torchrec.formats.feature_spec.feature_spec import (
     FeatureSpec,
     InputFormat,
 )
-from nvt_torchrec.formats.feature_spec.raw_types.base import LARGEST_FLOAT32
+from nvt_torchrec.formats.feature_spec.raw_types import CATEGORICAL_RAW_TYPES, DENSE_RAW_TYPES
 from nvt_torchrec.formats.rows import Jagged, RawRows
 from nvt_torchrec.inference.row_reader import RowReader, reads_plainly
+from tests.clicklog.reference_fields import KINDS
 
+#: A column of each raw type, and one of lists of each category; names where they differ.
+_NAMES = {"int32": "count", "float": "price", "hex32": "hex", "string": "text"}
+RAW = {_NAMES.get(raw, raw): raw for raw in (*DENSE_RAW_TYPES, *CATEGORICAL_RAW_TYPES)}
+LISTS = {f"{name}s": raw for name, raw in RAW.items() if raw in CATEGORICAL_RAW_TYPES}
 SPEC = FeatureSpec(
     "label",
-    (DenseColumn("count"), DenseColumn("price", raw="float")),
+    tuple(DenseColumn(name, raw=raw) for name, raw in RAW.items() if raw in DENSE_RAW_TYPES),
     (
-        CategoricalColumn("hex"),
-        CategoricalColumn("int", raw="int"),
-        CategoricalColumn("bool", raw="bool"),
-        CategoricalColumn("text", raw="string"),
-        CategoricalColumn("hexes", multi_hot=True),
-        CategoricalColumn("ints", raw="int", multi_hot=True),
-        CategoricalColumn("texts", raw="string", multi_hot=True),
+        *(CategoricalColumn(n, raw=raw) for n, raw in RAW.items() if raw in CATEGORICAL_RAW_TYPES),
+        *(CategoricalColumn(name, raw=raw, multi_hot=True) for name, raw in LISTS.items()),
     ),
     input=InputFormat("csv", header=False),
 )
-GOOD = {
-    "count": 1, "price": 0.5, "hex": "0000001b", "int": -7, "bool": True, "text": "é",
-    "hexes": ["1b", 2], "ints": [3, 3], "texts": ["a", "b"],
-}  # fmt: skip
+GOOD = {name: KINDS[raw].good for name, raw in RAW.items()}
+GOOD |= {name: [KINDS[raw].good] * 2 for name, raw in LISTS.items()}
+GOOD |= {"hexs": ["1b", 2], "ints": [3, 3], "texts": ["a", "b"]}
 
 
 def plain(rows: RawRows) -> list:
@@ -72,24 +71,9 @@ def both(row: dict) -> list:
     ]
 
 
-_INT32 = st.integers(-(2**31), 2**31 - 1)
-_INT = st.integers(-(2**53), 2**53)
-_UINT32 = st.integers(0, 2**32 - 1)
-_TEXT = st.text(
-    st.characters(exclude_characters='|,"\r\n', exclude_categories=["Cs"]), min_size=1, max_size=9
-)
 _ROW = st.fixed_dictionaries(
-    {
-        "count": st.none() | _INT32,
-        "price": st.none() | st.floats(-LARGEST_FLOAT32, LARGEST_FLOAT32),
-        "hex": st.none() | _UINT32,
-        "int": st.none() | _INT,
-        "bool": st.none() | st.booleans(),
-        "text": st.none() | _TEXT,
-        "hexes": st.lists(_UINT32, max_size=3),
-        "ints": st.lists(_INT, max_size=3),
-        "texts": st.lists(_TEXT, max_size=3),
-    }
+    {name: st.none() | KINDS[raw].values for name, raw in RAW.items()}
+    | {name: st.lists(KINDS[raw].values, max_size=3) for name, raw in LISTS.items()}
 )
 
 
@@ -97,10 +81,8 @@ def _field(name: str, value) -> str:
     if value is None:
         return ""
     if isinstance(value, list):
-        return "|".join(_field(name, item) for item in value)
-    if name.startswith("hex"):
-        return f"{value:x}"
-    return repr(value) if isinstance(value, float) else str(value)
+        return "|".join(map(KINDS[LISTS[name]].write, value))
+    return KINDS[RAW[name]].write(value)
 
 
 @settings(max_examples=150, deadline=None)
@@ -114,7 +96,7 @@ def test_values_read_as_their_text_does(rows: list[dict], data: st.DataObject) -
     for row in rows:  # hexadecimal columns may be numbers or digits, missing values many things
         if row["hex"] is not None and data.draw(digits):
             row["hex"] = f"{row['hex']:08X}"
-        row["hexes"] = [f"{v:x}" if data.draw(digits) else v for v in row["hexes"]]
+        row["hexs"] = [f"{v:x}" if data.draw(digits) else v for v in row["hexs"]]
         for name, value in row.items():
             if value is None or value == []:
                 missing = [None, math.nan, np.nan, pd.NA, pd.NaT, ""]
@@ -149,7 +131,7 @@ def test_values_read_as_their_text_does(rows: list[dict], data: st.DataObject) -
         ("price", decimal.Decimal("NaN"), None),
         ("ints", np.array([1, 2]), [1, 2]),
         ("texts", np.array(["a", "b"]), ["a", "b"]),
-        ("hexes", np.array([]), None),
+        ("hexs", np.array([]), None),
     ],
 )
 def test_other_types_that_hold_the_same(name: str, value, same) -> None:

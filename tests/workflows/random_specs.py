@@ -17,6 +17,11 @@ from nvt_torchrec.formats.feature_spec.feature_spec import (
     DenseColumn,
     FeatureSpec,
 )
+from nvt_torchrec.formats.feature_spec.raw_types import (
+    CATEGORICAL_RAW_TYPES,
+    DENSE_RAW_TYPES,
+    RAW_TYPES,
+)
 from nvt_torchrec.formats.rows import (
     Jagged,
     RawRows,
@@ -25,6 +30,7 @@ from nvt_torchrec.formats.rows import (
     empty_mask,
     is_missing,
 )
+from tests.clicklog.reference_fields import KINDS
 
 
 def examples(number: int) -> settings:
@@ -91,7 +97,7 @@ def feature_specs(draw: st.DrawFn) -> FeatureSpec:
                 ]
             )
         )
-        raw = draw(st.sampled_from(["hex32", "int", "bool", "string"]))
+        raw = draw(st.sampled_from(CATEGORICAL_RAW_TYPES))
         sharing = 1 if "hash_buckets" in policy else draw(st.integers(1, 3))
         vocabulary = f"v{len(categorical)}" if sharing > 1 or draw(st.booleans()) else ""
         for _ in range(sharing):
@@ -106,8 +112,8 @@ def feature_specs(draw: st.DrawFn) -> FeatureSpec:
             )
     dense = []
     for i in range(draw(st.integers(0, 3))):
-        raw = draw(st.sampled_from(["int32", "float"]))
-        fill = draw(st.sampled_from([0, -1, 7] if raw == "int32" else [0, 0.25]))
+        raw = draw(st.sampled_from(DENSE_RAW_TYPES))
+        fill = draw(st.sampled_from([0, -1, 7] if RAW_TYPES[raw].is_whole else [0, 0.25]))
         own = draw(st.sampled_from(["", *DENSE_TRANSFORMS]))
         dense.append(DenseColumn(f"d{i}", fill=fill, raw=raw, transform=own))
     transform = draw(st.sampled_from(DENSE_TRANSFORMS))
@@ -124,14 +130,14 @@ def random_raw_rows(spec: FeatureSpec, rows: int, seed: int) -> RawRows:
         if column.multi_hot:
             lengths = np.where(absent, 0, rng.integers(0, 4, rows))
             offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-            columns.append(Jagged(offsets, _values(column, int(offsets[-1]), rng)))
+            columns.append(Jagged(offsets, _values(column.raw, int(offsets[-1]), rng)))
             absent = lengths == 0
         else:
-            columns.append(_values(column, rows, rng))
+            columns.append(_values(column.raw, rows, rng))
         add_missing(missing, j, absent)
     dense = rng.integers(-6, 50, (len(spec.dense), rows)).astype(dense_dtype(spec))
     for values, column in zip(dense, spec.dense, strict=True):
-        if column.raw == "float":
+        if not RAW_TYPES[column.raw].is_whole:
             values += rng.random(rows)
     dense_missing = empty_mask(len(spec.dense), rows)
     for j in range(len(spec.dense)):
@@ -140,16 +146,8 @@ def random_raw_rows(spec: FeatureSpec, rows: int, seed: int) -> RawRows:
     return raw_rows(label, columns, missing, dense, dense_missing)
 
 
-def _values(column: CategoricalColumn, count: int, rng: np.random.Generator):
-    draws = (rng.zipf(1.5, count) % 11).astype(np.int64)
-    if column.raw == "string":
-        words = ["é", "zz", "日本", "a", "b" * 20, "~", "0", "ß", "A", "\x01", "🙂"]
-        return pa.array([words[draw] for draw in draws], pa.string())
-    if column.raw == "hex32":
-        return (draws * 0x1F3D5B79 % 2**32).astype(np.uint32)
-    if column.raw == "bool":
-        return draws % 2
-    return draws**15 * np.where(draws % 2, -1, 1)  # up to 10^15, of either sign
+def _values(raw: str, count: int, rng: np.random.Generator):
+    return KINDS[raw].held((rng.zipf(1.5, count) % 11).astype(np.int64))
 
 
 class Oracle:

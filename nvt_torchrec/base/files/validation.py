@@ -19,7 +19,7 @@ import typing
 from pathlib import Path
 from typing import IO, Any, NoReturn, TypeVar
 
-from nvt_torchrec.base.errors import BadInputError, ClickLogError
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, UnregisteredError
 
 T = TypeVar("T")
 
@@ -122,6 +122,8 @@ def parse(kind: type[T], value: Any, source: Path | str, remedy: str = "") -> T:
     """
     try:
         return convert(kind, value)
+    except UnregisteredError as error:
+        raise BadInputError(f"{source}: {error.what}", error.remedy) from None
     except (ValueError, LookupError, TypeError, ClickLogError) as error:
         what = error.what if isinstance(error, ClickLogError) else error
         raise BadInputError(f"{source}: damaged: {what}", remedy) from None

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.errors import SettingsError, UnregisteredError
 
 #: The keys of fields that have another name in the TOML file.
 _KEYS = {"kind": "derive", "sources": "from"}
+#: Commands register nothing of a program's own; those of ``etl`` and ``inference`` start likewise.
+_IMPORTING = (
+    'python -c "import MODULE; from nvt_torchrec.workflows.__main__ import main; exit(main())" '
+    "inspect OUT/workflow"
+)
 
 
 def check(part: Any, where: str, *rules: tuple[str, Any, str]) -> None:
@@ -27,6 +32,16 @@ def check(part: Any, where: str, *rules: tuple[str, Any, str]) -> None:
             key, value = field.removesuffix("_files"), getattr(part, field)
             text = str(value).lower() if isinstance(value, bool) else f"{value!r:.80}"
             raise SettingsError(f"{where}{_KEYS.get(key, key)} = {text}", remedy)
+
+
+def check_registered(key: str, name: str, registry: Iterable[str]) -> None:
+    """Check that a class is registered by a name. Raises :class:`UnregisteredError`."""
+    if name not in registry:
+        raise UnregisteredError(
+            f"{key} = {name!r:.80}: nothing is registered by this name",
+            f"{one_of(registry)}; for one of your own, import the module that registers it first, "
+            f"on a command line so: {_IMPORTING}",
+        )
 
 
 def one_of(names: Iterable[str]) -> str:

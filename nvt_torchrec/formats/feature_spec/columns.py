@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.formats.feature_spec.checks import check, one_of
+from nvt_torchrec.formats.feature_spec.checks import check, check_registered, one_of
 from nvt_torchrec.formats.feature_spec.derivations import Derivation
-from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS, FileFormat
+from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.raw_types import (
     CATEGORICAL_RAW_TYPES,
     DENSE_RAW_TYPES,
@@ -70,7 +70,8 @@ class InputFormat:
     decimal: str = "."
 
     def __post_init__(self) -> None:
-        kind = INPUT_FORMATS.get(self.format, FileFormat(""))
+        check_registered("format", self.format, INPUT_FORMATS)
+        kind = INPUT_FORMATS[self.format]
         text, quotes, separator = bool(kind.delimiter), kind.quoted, kind.delimiter
         if self.header is None:
             object.__setattr__(self, "header", quotes and not self.columns)
@@ -82,7 +83,6 @@ class InputFormat:
         check(
             self,
             "",
-            ("format", self.format in INPUT_FORMATS, one_of(INPUT_FORMATS)),
             ("delimiter", quotes or self.delimiter == separator, 'set format = "csv" for it'),
             ("header", text or not self.header, f"remove it: {self.format} names its columns"),
             *(

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import strings
-from nvt_torchrec.formats.feature_spec.checks import check, one_of
+from nvt_torchrec.formats.feature_spec.checks import check, check_registered
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.times import check_time_format, parse_iso
 
@@ -182,7 +182,7 @@ class Derivation:
     boundaries: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        check(self, "", ("kind", self.kind in DERIVATIONS, one_of(DERIVATIONS)))
+        check_registered("derive", self.kind, DERIVATIONS)
         where, times = f"derive = {self.kind!r} with ", self.reads == "time"
         keys = DERIVATIONS[self.kind].keys
         increasing = all(a < b for a, b in itertools.pairwise(self.boundaries))
