@@ -52,22 +52,23 @@ def _check_scores(paths: dict[str, Path], evaluations: dict[str, dict]) -> tuple
     from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
     prepare_torch()
-    from nvt_torchrec.dlrm.checkpoint.store import load_model
-    from nvt_torchrec.dlrm.evaluate import score
+    from nvt_torchrec.inference.scorer import Scorer
     from nvt_torchrec.nvt_loader import KJTLoader
 
-    model, _ = load_model(paths["checkpoint"])
+    scorer = Scorer.load(paths["workflow"], paths["checkpoint"])
     predictions = pq.read_table(paths["predictions"])
     scores, labels = predictions["probability"].to_numpy(), predictions["label"].to_numpy()
     begin, score_diffs, loss_diffs = 0, [], []
     for split in ("valid", "test"):
         in_file_order = KJTLoader(paths["parquet"] / split, 8192, device="cpu", virtual_shards=1)
-        logits = score(model, in_file_order)[0].astype(np.float64)
-        rows = slice(begin, begin + len(logits))
-        score_diffs.append(np.abs(1 / (1 + np.exp(-logits)) - scores[rows]).max())
+        of_parquet = np.concatenate(
+            [scorer.predict(batch.dense_features, batch.sparse_features) for batch in in_file_order]
+        )
+        rows = slice(begin, begin + len(of_parquet))
+        score_diffs.append(np.abs(of_parquet - scores[rows]).max())
         of_label = np.where(labels[rows] == 1, scores[rows], 1 - scores[rows].astype(np.float64))
         loss_diffs.append(abs(-np.log(of_label).mean() - evaluations[split]["log_loss"]))
-        begin += len(logits)
+        begin += len(of_parquet)
     return float(max(score_diffs)), float(max(loss_diffs))
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from torchrec.datasets.utils import Batch
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.build import Pipeline
 from nvt_torchrec.dlrm.launch.distributed import Group, gather_rows
 from nvt_torchrec.dlrm.metrics import Metrics, compute_metrics, groups_of
-from nvt_torchrec.dlrm.model import TrainBatch, UnshardedModel
+from nvt_torchrec.dlrm.model import TrainBatch
 
 
 def evaluate(
@@ -79,13 +78,3 @@ def _collect(
     for batch in batches:
         groups.append(groups_of(batch.sparse_features[column].values().cpu().numpy()))
         yield batch
-
-
-@torch.inference_mode()
-def score(model: UnshardedModel, loader: Iterable[Batch]) -> tuple[np.ndarray, np.ndarray]:
-    """Return logits and labels (float32 [N] each) of an unsharded model, in row order."""
-    logits, labels = [np.zeros(0, np.float32)], [np.zeros(0, np.float32)]
-    for batch in loader:
-        logits.append(model(batch.dense_features, batch.sparse_features).cpu().numpy())
-        labels.append(batch.labels.float().cpu().numpy())
-    return np.concatenate(logits), np.concatenate(labels)

@@ -202,43 +202,6 @@ class _Losses(nn.Module):
         return functional.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
 
 
-class UnshardedModel(nn.Module):
-    """An unsharded model for scoring in one process, in the column order of its configuration.
-
-    Attributes:
-        model: The model.
-        tables: The weights of all tables, float32 [rows of all tables, D]; each table's weight is
-            a slice of it.
-    """
-
-    def __init__(
-        self, model: ModelWithTables, config: ModelConfig, device: torch.device | str
-    ) -> None:
-        """Allocate the tables of ``model`` on ``device``, as one tensor, not initialized."""
-        super().__init__()
-        self.model = model
-        self.tables = torch.empty(sum(config.num_embeddings), config.embedding_dim, device=device)
-        bags = model.sparse_arch.embedding_bag_collection.embedding_bags
-        parts = self.tables.split(config.num_embeddings)
-        for name, part in zip(config.table_names, parts, strict=True):
-            bags[name].weight = nn.Parameter(part)
-
-    def forward(
-        self, dense_features: torch.Tensor, sparse_features: KeyedJaggedTensor
-    ) -> torch.Tensor:
-        """Compute the logits.
-
-        Args:
-            dense_features: The dense features, float32 [B, number of dense features].
-            sparse_features: The ids as the loader yields them, with the keys of
-                ``ModelConfig.categorical``.
-
-        Returns:
-            The logits, float32 [B].
-        """
-        return self.model(dense_features, sparse_features).squeeze(-1)
-
-
 class PooledVectors(SparseArch):
     """TorchRec's ``SparseArch``, which returns the lookup's output instead of copying it twice.
 
@@ -294,8 +257,8 @@ def build_model(
 ) -> ModelWithTables:
     """Build a model whose dense layers are initialized, on ``device``, and whose tables are not.
 
-    The tables are on the meta device: sharding or :class:`UnshardedModel` allocates them. With
-    ``device="meta"`` nothing is allocated. ``tables`` is their precision, "fp32" or "fp16".
+    The tables are on the meta device: sharding allocates them. With ``device="meta"`` nothing is
+    allocated. ``tables`` is their precision, "fp32" or "fp16".
     ``build`` is that of an own model, to train it.
     """
     configs = [

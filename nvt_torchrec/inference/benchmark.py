@@ -94,14 +94,19 @@ class Stock:
     def __init__(self, workflow: Path, checkpoint: Path, device: torch.device) -> None:
         import nvt_torchrec.nvt_compat  # noqa: F401
 
-        from nvt_torchrec.dlrm.checkpoint.store import load_model
+        from nvt_torchrec.dlrm.checkpoint.store import read_model
+        from nvt_torchrec.dlrm.model import build_model
         from nvt_torchrec.workflows.store import load
 
         description = inspect(workflow)
         self._spec, self._schema = description.spec, description.table_schema
         self._workflow = load(workflow, label=False, raw=False)
-        self._model, _ = load_model(checkpoint, device)
-        self._device = device
+        rows, head, config = read_model(checkpoint, device)
+        self._model, self._device = build_model(config, device="meta"), device
+        self._model.head = head
+        bags = self._model.sparse_arch.embedding_bag_collection.embedding_bags
+        for name, part in zip(config.table_names, rows.split(config.num_embeddings), strict=True):
+            bags[name].weight = torch.nn.Parameter(part)
 
     def frame(self, rows: RawRows) -> pd.DataFrame:
         """Return the frame that the Workflow transforms, without labels."""
@@ -116,7 +121,7 @@ class Stock:
     def _score(self, features: pd.DataFrame) -> np.ndarray:
         dense, sparse = to_tensors(features, self._schema)
         logits = self._model(dense.to(self._device), sparse.to(self._device))
-        return torch.sigmoid(logits).cpu().numpy()
+        return torch.sigmoid(logits).squeeze(-1).cpu().numpy()
 
 
 def to_tensors(features: pd.DataFrame, schema: Any) -> tuple[torch.Tensor, KeyedJaggedTensor]:

@@ -7,16 +7,20 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from nvt_torchrec.dlrm import train as train_module
-from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.launch.distributed import process_group
+from nvt_torchrec.dlrm.model import ModelWithTables, build_model
+from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.dlrm.train import TrainResult, train
 
@@ -131,9 +135,35 @@ FLAGS = ["--epochs=3", "--learning_rate=0.05", "--adagrad", "--shuffle_training_
 STEPS = 90  # 3 epochs of 30 steps of 32 rows
 
 
+def with_tables(config: ModelConfig, seed: int = 0) -> ModelWithTables:
+    """TorchRec's model in this process alone, with memory for its tables."""
+    model = build_model(config, seed=seed).eval().requires_grad_(False)
+    model.sparse_arch.embedding_bag_collection.to_empty(device="cpu")
+    return model
+
+
+def config_of(path: Path) -> ModelConfig:
+    """What a checkpoint says of its model."""
+    return ModelConfig.from_dict(CheckpointRecord.read(path).model)
+
+
+def model_of(path: Path) -> ModelWithTables:
+    """TorchRec's model with the weights of a checkpoint, read by torch itself."""
+    model = with_tables(config_of(path))
+    dcp.load({"model": {"model": model.state_dict()}}, checkpoint_id=path)
+    return model
+
+
+@torch.inference_mode()
+def score(model: ModelWithTables, loader: Iterable) -> tuple[np.ndarray, np.ndarray]:
+    """The logits and labels, float32 [N] each, of the rows in their order."""
+    batches = [(model(b.dense_features, b.sparse_features), b.labels) for b in loader]
+    logits, labels = map(torch.cat, zip(*batches, strict=True))
+    return logits.squeeze(-1).numpy(), labels.float().numpy()
+
+
 def weights(path: Path) -> dict[str, torch.Tensor]:
-    model, _ = load_model(path)
-    return model.state_dict()
+    return model_of(path).state_dict()
 
 
 def assert_same(a: Path, b: Path) -> None:

@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from nvt_torchrec.dlrm import build
-from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.models.dlrm import align_inputs
 from nvt_torchrec.dlrm.models.head import build_head
-from tests.dlrm.runs import losses, train_here
+from tests.dlrm.runs import losses, model_of, train_here
 from tests.dlrm.shapes import dlrm
 
 NAMES = tuple(f"c{i}" for i in range(26))
@@ -65,6 +64,6 @@ def test_padded_inputs_train_the_same_checkpoint(data, tmp_path, monkeypatch, in
         train_here(*common, "--compile_dense", "--max_steps=15")
     train_here(*common, "--resume")
     np.testing.assert_allclose(losses(tmp_path / "b"), losses(tmp_path / "a"), rtol=0, atol=1e-5)
-    model, _ = load_model(tmp_path / "c" / "step_00000030")
-    first = next(model.model.head.module.bottom.parameters())
+    model = model_of(tmp_path / "c" / "step_00000030")
+    first = next(model.head.module.bottom.parameters())
     assert tuple(first.shape) == (16, 3)

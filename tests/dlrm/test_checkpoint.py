@@ -15,9 +15,9 @@ import torch.distributed.checkpoint as dcp
 
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.dlrm.checkpoint.record import FORMAT, CheckpointRecord
-from nvt_torchrec.dlrm.checkpoint.store import check_destination, load_model
+from nvt_torchrec.dlrm.checkpoint.store import check_destination, read_model
 from nvt_torchrec.dlrm.checkpoint.tensors import Chunk, StoredTensor, check_places
-from nvt_torchrec.dlrm.model import build_model
+from nvt_torchrec.dlrm.models.head import build_head
 from tests.dlrm.generations import DIGESTS, write_workflow
 from tests.dlrm.runs import train_here
 
@@ -49,7 +49,7 @@ def assert_refused(path: Path, message: str, **values) -> None:
     """Assert that a checkpoint is not loaded once its model file says these values."""
     change_model_file(path, **values)
     with pytest.raises(SchemaError, match=message):
-        load_model(path)
+        read_model(path)
 
 
 def test_a_checkpoint_holds_what_is_listed_and_nothing_is_left_beside(saved):
@@ -62,9 +62,9 @@ def test_a_checkpoint_holds_what_is_listed_and_nothing_is_left_beside(saved):
 
 def test_missing_checkpoint(tmp_path):
     with pytest.raises(BadInputError, match="no such checkpoint directory"):
-        load_model(tmp_path / "nowhere")
+        read_model(tmp_path / "nowhere")
     with pytest.raises(BadInputError, match=r"model\.json: no such file"):
-        load_model(tmp_path)
+        read_model(tmp_path)
 
 
 def flip_a_bit(file: Path, byte: int) -> None:
@@ -82,9 +82,9 @@ def test_a_flipped_bit_is_noticed_in_any_file(copy):
             with pytest.raises(
                 BadInputError, match=rf"(?s){name}: (not what|not the file|cannot be read as)"
             ):
-                load_model(copy)
+                read_model(copy)
             (copy / name).write_bytes(content)
-    load_model(copy)
+    read_model(copy)
 
 
 def test_foreign_and_newer_checkpoints(copy):
@@ -92,7 +92,7 @@ def test_foreign_and_newer_checkpoints(copy):
     assert_refused(copy, "not a checkpoint of train_torchrec", format="something else")
     (copy / "model.json").write_text("[1]")
     with pytest.raises(SchemaError, match="not a checkpoint of train_torchrec"):
-        load_model(copy)
+        read_model(copy)
 
 
 def test_model_file_and_weights_that_do_not_fit(copy):
@@ -137,7 +137,7 @@ def forge(path: Path, name: str, content: bytes) -> None:
 
 def test_torchs_pickle_is_not_read(copy, tmp_path):
     forge(copy, ".metadata", pickle.dumps(Attack(tmp_path / "attacked")))
-    load_model(copy)
+    read_model(copy)
     assert not (tmp_path / "attacked").exists()
 
 
@@ -146,7 +146,7 @@ def test_a_checkpoint_without_tensors_json(copy):
     del files["tensors.json"]
     change_model_file(copy, files=files)
     with pytest.raises(BadInputError, match=r"model\.json: damaged: files\.tensors\.json is"):
-        load_model(copy)
+        read_model(copy)
 
 
 def place(path: Path, content: bytes) -> None:
@@ -166,7 +166,7 @@ def test_code_in_a_tensors_place(copy, tmp_path):
     torch.save({"x": Attack(tmp_path / "attacked")}, buffer)
     place(copy, buffer.getvalue())
     with pytest.raises(BadInputError, match="damaged"):
-        load_model(copy)
+        read_model(copy)
     assert not (tmp_path / "attacked").exists()
 
 
@@ -181,7 +181,7 @@ def test_pickles_that_are_none(copy, pickled):
         target.writestr("more", bytes(100_000))
     place(copy, forged.getvalue())
     with pytest.raises(BadInputError, match="damaged"):
-        load_model(copy)
+        read_model(copy)
 
 
 @pytest.mark.parametrize(
@@ -205,15 +205,15 @@ def test_places_that_are_none(copy, change, message, monkeypatch):
 
     def build(config, *, device):
         built.append(device)
-        return build_model(config, device=device)
+        return build_head(config, device=device)
 
-    monkeypatch.setattr("nvt_torchrec.dlrm.checkpoint.store.build_model", build)
+    monkeypatch.setattr("nvt_torchrec.dlrm.checkpoint.store.build_head", build)
     tensors = json.loads((copy / "tensors.json").read_text())
     tensor = next(one for one in tensors.values() if len(one["size"]) == 2)
     tensor["chunks"][0] |= change
     forge(copy, "tensors.json", json.dumps(tensors).encode())
     with pytest.raises(BadInputError, match=message):
-        load_model(copy)
+        read_model(copy)
     assert "cpu" not in built
 
 

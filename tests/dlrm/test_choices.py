@@ -15,16 +15,14 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.config import model_config
-from nvt_torchrec.dlrm.evaluate import score
 from nvt_torchrec.dlrm.metrics import compute_metrics
 from nvt_torchrec.dlrm.model import PooledVectors
 from nvt_torchrec.dlrm.models.layers import PairProducts
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings, with_sizes
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
-from tests.dlrm.runs import events, losses, train_here
+from tests.dlrm.runs import config_of, events, losses, model_of, score, train_here
 
 
 def _train(data, log, *flags: str):
@@ -34,9 +32,9 @@ def _train(data, log, *flags: str):
 
 def _log_loss(checkpoint, data) -> float:
     """Of the test set, by the model of a checkpoint in one process."""
-    model, config = load_model(checkpoint)
-    loader = KJTLoader(data / "test", 64, device="cpu", table_sizes=config.num_embeddings)
-    return compute_metrics(*score(model, loader)).log_loss
+    sizes = config_of(checkpoint).num_embeddings
+    loader = KJTLoader(data / "test", 64, device="cpu", table_sizes=sizes)
+    return compute_metrics(*score(model_of(checkpoint), loader)).log_loss
 
 
 @pytest.mark.parametrize("rows", [5, 0])
@@ -113,7 +111,7 @@ def test_bfloat16_is_close_and_keeps_float32_weights(data, tmp_path):
     a, b = losses(tmp_path / "a"), losses(tmp_path / "b")
     assert np.abs(np.subtract(a, b)).max() > 1e-5
     np.testing.assert_allclose(a, b, rtol=0, atol=0.02)
-    model, _ = load_model(tmp_path / "c")
+    model = model_of(tmp_path / "c")
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
 

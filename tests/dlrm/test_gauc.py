@@ -8,11 +8,9 @@ import pytest
 
 from nvt_torchrec.base.auroc import auroc
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.dlrm.checkpoint.store import load_model
-from nvt_torchrec.dlrm.evaluate import score
 from nvt_torchrec.dlrm.reporting.metrics_log import CLICK_RATE, REGRESSION
 from nvt_torchrec.nvt_loader import KJTLoader
-from tests.dlrm.runs import events, train_here, train_many
+from tests.dlrm.runs import events, model_of, score, train_here, train_many
 from tests.nvt_loader.data import write_split
 from tests.plays import SHARE, SHARES, write_plays
 
@@ -33,7 +31,7 @@ def test_one_rank_and_two_give_that_of_the_rows(tmp_path, caplog):
     assert {e["gauc_samples"] for e in baselines.values()} == {one["gauc_samples"]}
     assert "GAUC" in (tmp_path / "one" / "training.html").read_text()
 
-    model, _ = load_model(tmp_path / "end")
+    model = model_of(tmp_path / "end")
     loader = KJTLoader(split / "test", 64, device="cpu", virtual_shards=1)
     logits, labels = score(model, loader)
     items = pq.read_table(split / "test")["item"].to_numpy()

@@ -10,13 +10,20 @@ import torch
 from sklearn import metrics as sklearn
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.dlrm.checkpoint.store import load_model
-from nvt_torchrec.dlrm.evaluate import score
 from nvt_torchrec.dlrm.model import TrainBatch, _Losses, _with_mean_1
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.reference import reference_losses
-from tests.dlrm.runs import events, losses, small_run, train_here, train_many, weights
+from tests.dlrm.runs import (
+    events,
+    losses,
+    model_of,
+    score,
+    small_run,
+    train_here,
+    train_many,
+    weights,
+)
 from tests.nvt_loader.weighted import write_weighted
 
 FLAGS = ["--epochs=2", "--learning_rate=0.1"]
@@ -76,7 +83,7 @@ def test_two_ranks_train_as_one(runs, label):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_evaluations_are_weighted(runs, weighted, label, ranks):
     run = runs[ranks, label]
-    model, _ = load_model(run / "final")
+    model = model_of(run / "final")
     for event in events(run / "log", "evaluation")[-2:]:
         loader = KJTLoader(weighted / event["split"], 64, device="cpu", label=label)
         logits, labels = score(model, loader)

@@ -10,7 +10,6 @@ from torchrec.distributed.types import BoundsCheckMode
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.build import build
-from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.checkpoint.tensors import read_tensors
 from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.data import read_schema
@@ -18,7 +17,7 @@ from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.optim.adam import lookups_of
 from nvt_torchrec.dlrm.planning import sharder
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
-from tests.dlrm.runs import MODEL, events, train_here, train_losses
+from tests.dlrm.runs import MODEL, events, model_of, train_here, train_losses
 from tests.dlrm.shapes import dlrm
 
 SIZES = dlrm(("i",), ("a", "b"), (2**30, 2**30 - 1), 8, (8,), (8, 1), 0.0)
@@ -69,12 +68,13 @@ def test_tables_in_float16(data, tmp_path, optimizer, caplog):
     (weight,) = [name for name in types if name.endswith("t_cat_2.weight")]
     assert types.pop(weight) == "float16"
     assert set(types.values()) == {"float32"}
-    served, _ = load_model(tmp_path / "whole" / "final")
-    resumed, _ = load_model(tmp_path / "resumed" / "final")
+    served = model_of(tmp_path / "whole" / "final")
+    resumed = model_of(tmp_path / "resumed" / "final")
     for mine, theirs in zip(served.parameters(), resumed.parameters(), strict=True):
         assert mine.dtype == torch.float32
         assert torch.equal(mine, theirs)
-    assert torch.equal(served.tables, served.tables.half().float())
+    for table in served.sparse_arch.parameters():
+        assert torch.equal(table, table.half().float())
     tested = [f"--load_checkpoint_path={tmp_path / 'whole' / 'final'}", "--mode=test"]
     where = [f"--binary_path={data}", "--batch_size=32", f"--log_path={tmp_path / 'test'}"]
     metrics = [train_here(*where, *tested, *flags).metrics["test"] for flags in (half, same)]

@@ -12,14 +12,24 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
-from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.config import model_config
-from nvt_torchrec.dlrm.evaluate import score
-from nvt_torchrec.dlrm.model import UnshardedModel, build_model, fill_table
+from nvt_torchrec.dlrm.model import build_model, fill_table
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, parse_settings, with_sizes
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
-from tests.dlrm.runs import MODEL, assert_same, events, losses, small_run, train_here, train_many
+from tests.dlrm.runs import (
+    MODEL,
+    assert_same,
+    config_of,
+    events,
+    losses,
+    model_of,
+    score,
+    small_run,
+    train_here,
+    train_many,
+    with_tables,
+)
 from tests.dlrm.shapes import dlrm
 from tests.nvt_loader.data import write_split
 
@@ -59,7 +69,7 @@ def test_a_run_and_its_resumption(split, tmp_path, interaction):
     train_here(*flags(split, resumed, interaction, *steps, *first))
     train_here(*flags(split, resumed, interaction, *steps, "--resume"))
     assert_same(whole / "final", resumed / "final")
-    model, config = load_model(whole / "final")
+    model, config = model_of(whole / "final"), config_of(whole / "final")
     assert not any("bottom" in name for name in model.state_dict())
     assert (config.dense, config.layer_sizes) == ((), [(16, 1)])
     assert CheckpointRecord.read(whole / "final").model["dense"] == []
@@ -86,17 +96,17 @@ def test_two_ranks_train_as_one(split, tmp_path):
 def test_an_interaction_is_of_the_embeddings_alone():
     """Of the dot products: those of the pairs, by rising first, then second column."""
     config = dlrm((), ("a", "b", "c"), (5, 6, 7), 4, (), (8, 1), 0.0)
-    scorer = UnshardedModel(build_model(config, seed=3), config, "cpu")
-    bags = scorer.model.sparse_arch.embedding_bag_collection.embedding_bags
+    model = with_tables(config, seed=3)
+    bags = model.sparse_arch.embedding_bag_collection.embedding_bags
     for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
         fill_table(bags[name].weight.detach(), name, rows, 4, 3, (0, 0))
     ids = torch.tensor([[0, 4], [5, 1], [6, 2]])
     kjt = KeyedJaggedTensor(["a", "b", "c"], ids.flatten(), lengths=torch.ones(6).int(), stride=2)
     e = [bags[name].weight[rows] for name, rows in zip(config.table_names, ids, strict=True)]
     products = torch.stack([(e[i] * e[j]).sum(1) for i, j in ((0, 1), (0, 2), (1, 2))], 1)
-    first, last = scorer.model.head.module.top
+    first, last = model.head.module.top
     expected = last(functional.relu(first(products))).squeeze(1)
-    torch.testing.assert_close(scorer(torch.empty(2, 0), kjt), expected)
+    torch.testing.assert_close(model(torch.empty(2, 0), kjt).squeeze(1), expected)
 
 
 SCHEMA = TableSchema("label", (), ("a", "b"), (5, 6))
@@ -119,10 +129,10 @@ def test_a_single_column_has_no_pairs():
     with pytest.raises(SchemaError, match=r"dot products need two vectors\n.*dcn"):
         build_model(model_config(with_sizes(TrainSettings(), 0, 1), alone))
     config = model_config(with_sizes(TrainSettings(interaction_type="dcn"), 0, 1), alone)
-    scorer = UnshardedModel(build_model(config), config, "cpu")
-    with torch.no_grad():
-        scorer.tables.fill_(0.5)
+    model = with_tables(config)
+    for table in model.sparse_arch.parameters():
+        table.fill_(0.5)
     kjt = KeyedJaggedTensor(["a"], torch.arange(3), lengths=torch.ones(3).int())
-    logits = scorer(torch.empty(3, 0), kjt)
-    assert logits.shape == (3,)
+    logits = model(torch.empty(3, 0), kjt)
+    assert logits.shape == (3, 1)
     assert bool(torch.isfinite(logits).all())

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
-from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.checkpoint.store import read_model
 from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.model import build_model
 from nvt_torchrec.dlrm.models.config import ModelConfig
@@ -159,7 +159,7 @@ def test_two_ranks_train_and_resume_bitwise(data, theirs, model):
     trained = losses(theirs / "whole" / "log")
     assert sum(trained[-10:]) < sum(trained[:10])
     (theirs / "their_models.py").unlink()
-    _, config = load_model(theirs / "whole" / "final")
+    config = read_model(theirs / "whole" / "final")[2]
     assert "their_models" not in sys.modules
     assert config.program
     assert config.model == model[0].removeprefix("--model=")

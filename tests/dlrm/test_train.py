@@ -12,16 +12,17 @@ from sklearn import metrics as sklearn
 
 import train_torchrec
 from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
-from nvt_torchrec.dlrm.checkpoint.store import load_model
-from nvt_torchrec.dlrm.evaluate import score
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.runs import (
     MODEL,
     ROOT,
+    config_of,
     events,
     losses,
+    model_of,
     passed,
     run_command,
+    score,
     small_run,
     torchrun,
     train_here,
@@ -93,7 +94,7 @@ def test_events(two_ranks, flags):
 
 
 def test_checkpoint_of_two_ranks_predicts_as_their_evaluation(two_ranks, data):
-    model, config = load_model(two_ranks / "final")
+    model, config = model_of(two_ranks / "final"), config_of(two_ranks / "final")
     assert config.num_embeddings == (10, 50, 200, 3)
     assert config.categorical == ("cat_0", "cat_1", "cat_2", "cat_3")
     for event in events(two_ranks / "log", "evaluation")[-2:]:

@@ -15,10 +15,11 @@ import torch
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SettingsError
 from nvt_torchrec.dlrm.checkpoint import state, store
-from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.checkpoint.store import read_model
 from nvt_torchrec.dlrm.checkpoint.tensors import read_tensors
 from nvt_torchrec.dlrm.checkpoint.writer import finished
 from nvt_torchrec.dlrm.launch.distributed import process_group
+from nvt_torchrec.dlrm.models.head import build_head
 from tests.dlrm.runs import MODEL, STEPS, assert_same, flags_of, resumed_step, torchrun, train_here
 from tests.dlrm.test_checkpoint import flip_a_bit
 
@@ -83,7 +84,7 @@ def test_weights_that_are_not_finite_are_refused(data, newest_is_nan):
     with pytest.raises(
         BadInputError, match=r"(?s)step_00000084: .* not finite.*earlier checkpoint"
     ):
-        load_model(path)
+        read_model(path)
     for flags in (["--mode=test"], ["--learning_rate=0.1"]):
         with pytest.raises(BadInputError, match=r"step_00000084: .* not finite"):
             train_here(f"--binary_path={data}", f"--load_checkpoint_path={path}", *flags)
@@ -116,13 +117,17 @@ def test_a_diverged_run_stops_and_keeps_its_finite_checkpoints(data, tmp_path, r
     kept = finished(tmp_path / "steps")
     assert [path.name for path in kept] == ["step_00000042", "step_00000045"]
     for path in kept:
-        load_model(path)  # raises for what is not finite
+        read_model(path)  # raises for what is not finite
     if ranks == 1:
         assert train_here(*flags, "--resume").steps == STEPS
 
 
 def _no_memory(*args, **kwargs):
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def _build_without_memory(config, device):
+    return build_head(config, device=device) if device == "meta" else _no_memory()
 
 
 def _stale(file: Path, *arguments: object) -> bytes:
@@ -153,12 +158,12 @@ def test_a_resume_renames_nothing(data, started, monkeypatch, where, fails):
 def test_too_little_memory_is_not_called_damage(started, tmp_path, monkeypatch):
     path = shutil.copytree(finished(started / "steps")[-1], tmp_path / "copy")
     with monkeypatch.context() as patch:
-        patch.setattr(store, "UnshardedModel", _no_memory)
+        patch.setattr(store, "build_head", _build_without_memory)
         with pytest.raises(torch.OutOfMemoryError):
-            load_model(path)
+            read_model(path)
     monkeypatch.setattr("nvt_torchrec.dlrm.checkpoint.tensors.read_chunk", _no_memory)
     with pytest.raises(ClickLogError, match="cannot be read now: CUDA out of memory"):
-        load_model(path)
+        read_model(path)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
-from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.planning import plan_only
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.nvt_loader import KJTLoader
@@ -18,6 +17,7 @@ from tests.dlrm.runs import (
     MODEL,
     events,
     losses,
+    model_of,
     passed,
     run_command,
     small_run,
@@ -125,7 +125,7 @@ def test_checkpoints_both_ways(device, data: Path, tmp_path: Path, monkeypatch) 
     batch = next(iter(KJTLoader(data / "test", 201, device="cpu")))
     logits = []
     for place in ("cpu", device):
-        model, _ = load_model(tmp_path / "final", place)
+        model = model_of(tmp_path / "final").to(place)
         moved = batch.to(torch.device(place))
         logits.append(model(moved.dense_features, moved.sparse_features).cpu())
     torch.testing.assert_close(logits[0], logits[1], rtol=0, atol=1e-4)

@@ -9,14 +9,16 @@ import nvt_torchrec.nvt_compat  # noqa: F401
 import numpy as np
 import torch
 
-from nvt_torchrec.dlrm.model import UnshardedModel, build_model, fill_table
+from nvt_torchrec.dlrm.model import ModelWithTables, fill_table
 from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.models.interactions import DotProducts, LowRankCross, Projection
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.inference.benchmark import to_tensors
+from nvt_torchrec.inference.model.scoring import ServingModel, Table
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.frames import to_frame
 from nvt_torchrec.workflows.store import load
+from tests.dlrm.runs import with_tables
 from tests.dlrm.shapes import dlrm
 
 INTERACTIONS = (
@@ -26,7 +28,7 @@ INTERACTIONS = (
 )
 
 
-def make_scorer(schema, seed: int) -> tuple[UnshardedModel, ModelConfig]:
+def make_scorer(schema, seed: int) -> tuple[ModelWithTables, ModelConfig]:
     """A model with random weights for a workflow's output; the seed also picks its interaction."""
     columns = schema.dense, schema.categorical, schema.table_sizes
     bottom = (8, 4) if schema.dense else ()
@@ -34,17 +36,24 @@ def make_scorer(schema, seed: int) -> tuple[UnshardedModel, ModelConfig]:
         seed = 1  # of a single vector there are no products
     first_order = (0.0, 0.7)[seed % 2]
     config = dlrm(*columns, 4, bottom, (8, 4, 1), first_order, INTERACTIONS[seed % 3])
-    scorer = UnshardedModel(build_model(config, seed=seed), config, "cpu")
-    bags = scorer.model.sparse_arch.embedding_bag_collection.embedding_bags
+    model = with_tables(config, seed)
+    bags = model.sparse_arch.embedding_bag_collection.embedding_bags
     for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
         fill_table(bags[name].weight.detach(), name, rows, 4, seed, (0, 0))
-    if scorer.model.head.first_order is not None:
-        for parameter in scorer.model.head.first_order.parameters():
+    if model.head.first_order is not None:
+        for parameter in model.head.first_order.parameters():
             torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(seed))
-    return scorer.eval().requires_grad_(False), config
+    return model, config
 
 
-def scores(scorer: UnshardedModel, workflow: Path, rows: RawRows) -> np.ndarray:
+def to_serve(model: ModelWithTables, config: ModelConfig) -> ServingModel:
+    """The same weights, arranged for scoring."""
+    bags = model.sparse_arch.embedding_bag_collection.embedding_bags
+    rows = torch.cat([bags[name].weight for name in config.table_names])
+    return ServingModel.make(Table(rows), config.num_embeddings, model.head)
+
+
+def scores(scorer: ModelWithTables, workflow: Path, rows: RawRows) -> np.ndarray:
     """Probabilities float32 [n]."""
     description = inspect(workflow)
     schema = description.table_schema
@@ -52,4 +61,4 @@ def scores(scorer: UnshardedModel, workflow: Path, rows: RawRows) -> np.ndarray:
     rows.label = None
     frame = genuine.transform(to_frame(rows, description.spec))
     dense, sparse = to_tensors(frame, schema)
-    return torch.sigmoid(scorer(dense, sparse)).numpy()
+    return torch.sigmoid(scorer(dense, sparse)).squeeze(-1).numpy()

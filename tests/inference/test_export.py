@@ -35,7 +35,7 @@ from nvt_torchrec.inference.export.onnx_file import Scores, assemble, export_onn
 from nvt_torchrec.inference.export.operators import Graph
 from nvt_torchrec.inference.model.bundle import describe as describe_bundle
 from nvt_torchrec.inference.model.bundle import save_bundle, write_bundle
-from nvt_torchrec.inference.model.weights import ModelShape, from_unsharded
+from nvt_torchrec.inference.model.weights import ModelShape
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.tensors import inputs_of, to_tensors
 from nvt_torchrec.workflows import compiled
@@ -45,7 +45,7 @@ from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.inference.bundles import make_bundle, make_origin, with_full_disk
 from tests.inference.conftest import Trained
 from tests.inference.exported import score, tensors_of
-from tests.inference.reference import make_scorer
+from tests.inference.reference import make_scorer, to_serve
 from tests.inference.test_predictor import criteo_dicts
 from tests.workflows.random_specs import as_columns, examples, feature_specs
 from tests.workflows.test_compiled import odd_rows, save
@@ -56,7 +56,7 @@ def random_bundle(workflow: Path, path: Path, seed: int) -> Predictor:
     opened = compiled.load(workflow)
     scorer, config = make_scorer(opened.schema, seed)
     shape = ModelShape(config, opened.digest)
-    model = from_unsharded(scorer, config)
+    model = to_serve(scorer, config)
     save_bundle(path, workflow, model, shape, origin=make_origin(0, (0,)))
     return Predictor(opened, model)
 

@@ -1,4 +1,4 @@
-"""What the extra ``[serve]`` installs is enough to score with a bundle."""
+"""What the extra ``[serve]`` installs is enough to make a bundle of a checkpoint, and to score."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from nvt_torchrec.formats.feature_spec.toml_file import load_spec
-from tests.inference.test_export import linked, run_isolated, untrained
-from tests.logs import write_log
+from tests.inference.conftest import Trained
+from tests.inference.test_export import linked, run_isolated
 from tests.test_wheel import ROOT, with_extras
 
 _PROGRAM = """
@@ -18,9 +17,9 @@ from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.__main__ import main
 import nvt_torchrec.inference.server.app  # and all that it imports
 import nvt_torchrec.inference.server.run
-status = main({arguments!r})
+status = main({bundle!r}) or main({predict!r})
 if not status:
-    predictor = Predictor.load({arguments!r}[2])
+    predictor = Predictor.load({predict!r}[2])
     row = dict.fromkeys(predictor.spec.columns)
     assert len(predictor.predict([row] * 20)) == 20
     assert len(predictor.predict({{name: [None, None] for name in row}})) == 2
@@ -29,25 +28,21 @@ sys.exit(status)
 """
 
 
-def test_a_bundle_needs_the_serve_extra_alone(tmp_path: Path) -> None:
-    """Without TorchRec, FBGEMM, NVTabular and Dask. With a checkpoint, the error names TorchRec."""
-    untrained(tmp_path, load_spec(), seed=1)
-    write_log(tmp_path / "raw", [50], seed=2)
+def test_the_serve_extra_is_enough(trained: Trained, tmp_path: Path) -> None:
+    """Without TorchRec, FBGEMM, NVTabular and Dask."""
     packages, project = tmp_path / "packages", tmp_path / "project"
     packages.mkdir()
     project.mkdir()
     linked_names = linked(packages, *with_extras("serve"))
     assert not linked_names & {"torchrec", "fbgemm-gpu-cpu", "nvtabular", "pandas", "dask"}
     (project / "nvt_torchrec").symlink_to(ROOT / "nvt_torchrec")
-    output = tmp_path / "scores.parquet"
-    arguments = ["predict", "--bundle", str(tmp_path / "bundle"), "--output", str(output)]
-    arguments += ["--input", str(tmp_path / "raw" / "day_0")]
+    made, output = str(tmp_path / "bundle"), tmp_path / "scores.parquet"
+    bundle = ["bundle", *trained.flags, "--output", made]
+    predict = ["predict", "--bundle", made, "--output", str(output)]
+    predict += ["--input", str(trained.raw / "day_2")]
     paths = [str(project), str(packages)]
-    done = run_isolated(_PROGRAM.format(paths=paths, arguments=arguments), tmp_path)
+    program = _PROGRAM.format(paths=paths, bundle=bundle, predict=predict)
+    done = run_isolated(program, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
-    assert pq.read_metadata(output).num_rows == 50
-    arguments[1:3] = ["--workflow", str(tmp_path / "workflow"), "--checkpoint", str(tmp_path)]
-    done = run_isolated(_PROGRAM.format(paths=paths, arguments=arguments), tmp_path)
-    assert done.returncode != 0
-    assert "no torchrec; supported: torch 2.13" in done.stderr
+    assert pq.read_metadata(output).num_rows == len(trained.days[2])

@@ -9,7 +9,7 @@ A checkpoint is a directory::
     __R_N.distcp    what rank R wrote: weights, optimizer state, random number generators
 
 It is written beside its final name, fsynced and renamed. Only tensors are stored, and reading a
-checkpoint of any origin runs no code in it (:mod:`dlrm.checkpoint.tensors`). :func:`load_model`
+checkpoint of any origin runs no code in it (:mod:`dlrm.checkpoint.tensors`). :func:`read_model`
 reads the weights of any world size and sharding plan into one process;
 :mod:`dlrm.checkpoint.state` reads all of it back into a training run. Both compare the digests
 first, so that a byte that changed on disk is never trained on or served: that reads each file once
@@ -53,15 +53,16 @@ from nvt_torchrec.dlrm.checkpoint.tensors import (
     write_tensors,
 )
 from nvt_torchrec.dlrm.launch.distributed import Group, gathered
-from nvt_torchrec.dlrm.model import UnshardedModel, build_model
 from nvt_torchrec.dlrm.models.config import ModelConfig
+from nvt_torchrec.dlrm.models.head import Head, build_head
 
 #: What torch writes beside the tensors.
 _PICKLE_FILE = ".metadata"
 #: The packages whose versions a checkpoint records.
 _PACKAGES = ("torch", "torchrec", "numpy")
-#: Where the model lies in what :func:`save_checkpoint` writes: TrainModel calls it ``model``.
-_PREFIX = "model.model."
+#: The names of weights in what :func:`save_checkpoint` writes, a :class:`dlrm.model.TrainModel`.
+_TABLE = "model.model.sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
+_HEAD = "model.model.head."
 
 
 def check_destination(path: Path | str) -> None:
@@ -242,18 +243,20 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def load_model(
+def read_model(
     path: Path | str, device: torch.device | str = "cpu"
-) -> tuple[UnshardedModel, ModelConfig]:
-    """Load an unsharded model for scoring, from a checkpoint of any world size and plan.
+) -> tuple[torch.Tensor, Head, ModelConfig]:
+    """Read the model of a checkpoint of any world size and sharding plan into one process.
+
+    Nothing of TorchRec is needed.
 
     Args:
         path: A directory that :func:`save_checkpoint` wrote.
         device: Where the model goes; it must hold all tables.
 
     Returns:
-        The model in evaluation mode, ``model(dense_features float32 [B, n], KeyedJaggedTensor)``
-        → logits float32 [B]; and its configuration (column names and order).
+        The rows of all tables, one table after the other, float32 [rows, D]; what follows the
+        lookup; and the configuration of both.
 
     Raises:
         BadInputError: The checkpoint is missing, incomplete or damaged, or a weight is not finite.
@@ -267,7 +270,7 @@ def load_model(
     try:
         config = ModelConfig.from_dict(record.model)
         # on the meta device first: memory is only allocated for tensors that are really stored
-        wanted = _weights(build_model(config, device="meta"))
+        wanted = _weights(*_allocate(config, "meta"), config)
     except SchemaError as error:
         raise SchemaError(f"{path / MODEL_FILE}: {error.what}", error.remedy) from None
     check_contents(path, record.files)
@@ -275,26 +278,30 @@ def load_model(
         tensors = read_tensors(path)
         _check_tensors(path, wanted, tensors)
     # outside of the blocks around: too little memory on the device is no damage of the files
-    scorer = UnshardedModel(build_model(config, device=device), config, device)
+    rows, head = _allocate(config, device)
+    weights = _weights(rows, head, config)
     with errors_of(path):
-        windows = [
-            Window(name, (0,) * weight.dim(), weight.detach())
-            for name, weight in _weights(scorer.model).items()
-        ]
+        windows = [Window(name, (0,) * weight.dim(), weight) for name, weight in weights.items()]
         read_windows(path, tensors, windows)
-    diverged = not_finite(scorer.model.state_dict())
-    if diverged:
+    if diverged := not_finite(weights):
         raise BadInputError(
             f"{path}: {diverged} holds values that are not finite: training diverged, and scores "
             "would be NaN",
             "take an earlier checkpoint, or train again with a lower --learning_rate",
         )
-    return scorer.eval().requires_grad_(False), config
+    return rows, head, config
 
 
-def _weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the weights by their names in a checkpoint."""
-    return {_PREFIX + name: tensor for name, tensor in model.state_dict().items()}
+def _allocate(config: ModelConfig, device: torch.device | str) -> tuple[torch.Tensor, Head]:
+    rows = torch.empty(sum(config.num_embeddings), config.embedding_dim, device=device)
+    return rows, build_head(config, device=device).requires_grad_(False)
+
+
+def _weights(rows: torch.Tensor, head: Head, config: ModelConfig) -> dict[str, torch.Tensor]:
+    """Return the weights by their names in a checkpoint; tables are parts of ``rows``."""
+    tables = zip(config.table_names, rows.split(config.num_embeddings), strict=True)
+    weights = {_TABLE.format(name): part for name, part in tables}
+    return weights | {_HEAD + name: tensor for name, tensor in head.state_dict().items()}
 
 
 def _check_tensors(path: Path, wanted: dict[str, torch.Tensor], stored: Tensors) -> None:

@@ -5,21 +5,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.base.files.validation import parse
-from nvt_torchrec.base.versions import check_training_stack
 from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, CheckpointRecord, digest_of
 from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.inference.model.scoring import ServingModel, Table
-
-if TYPE_CHECKING:
-    from nvt_torchrec.dlrm.model import UnshardedModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,15 +89,13 @@ def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingMode
     Raises:
         BadInputError: The checkpoint is missing, incomplete or damaged, or scores are not finite.
         SchemaError: It is not a checkpoint of this program.
-        UnsupportedStackError: TorchRec is not installed.
     """
-    check_training_stack()
-    from nvt_torchrec.dlrm.checkpoint.store import load_model  # imports TorchRec: seconds
+    from nvt_torchrec.dlrm.checkpoint.store import read_model  # imports torch.distributed
 
     record = CheckpointRecord.read(path)
-    scorer, config = load_model(path, device)
+    rows, head, config = read_model(path, device)
     digest, label = str(record.training.get("workflow_digest") or ""), record.label or ""
-    model = from_unsharded(scorer, config)
+    model = ServingModel.make(Table(rows), config.num_embeddings, head)
     model.check_scores(path, len(config.dense))
     return model, ModelShape(config, digest, label)
 
@@ -132,11 +126,6 @@ def read_checkpoint_origin(path: Path | str) -> CheckpointOrigin:
         "versions": record.versions,
     }
     return parse(CheckpointOrigin, value, file, remedy)
-
-
-def from_unsharded(scorer: UnshardedModel, config: ModelConfig) -> ServingModel:
-    """Return a model that shares the memory of a :class:`dlrm.model.UnshardedModel`."""
-    return ServingModel.make(Table(scorer.tables), config.num_embeddings, scorer.model.head)
 
 
 def check_pair(
