@@ -26,6 +26,9 @@ endif
 BUILT := $(VENV)/built-from-$(notdir $(LOCK))
 LINKED := $(VENV)/linked
 TOOLS := build/tools/built
+AUDIT := build/tools/bin/pip-audit
+# Modules whose loops Numba compiles on import: at the end of `make env`, instead of in the first runs.
+COMPILED := nvt_torchrec.workflows.drift nvt_torchrec.nvt_loader.parquet.decoder
 # Installed before a lock.
 BEFORE := requirements/build.txt requirements/torch.txt requirements/cuda.txt
 # The next argument is a version of Python. Pins stay as they are while requirements/*.in allow them;
@@ -107,8 +110,18 @@ lock: $(TOOLS) ## resolve requirements/*.in into requirements/*.txt, with the di
 	    $(BEFORE:%=-c %) -c requirements/cpu.txt -c requirements/gpu.txt
 	@git --no-pager diff --stat -- requirements
 
+# pip-audit writes a report, unless it fails. Where the package index cannot be reached, nobody could do more.
 audit: $(TOOLS) ## known vulnerabilities of the locked versions, where they can be looked up
-	@build/tools/bin/python requirements/audit.py
+	@mkdir -p build && rm -f build/audit.txt
+	@sed -n 's/^\([a-z][^ ]*==[^ ]*\).*/\1/p' $(BEFORE) $(addprefix requirements/,cpu.txt gpu.txt tools.txt) \
+	    | sort -u >build/pins.txt
+	@if $(AUDIT) --requirement build/pins.txt --no-deps --disable-pip --progress-spinner=off \
+	    --output build/audit.txt 2>build/audit.log; then \
+	    echo "audit: $$(wc -l <build/pins.txt) packages: no known vulnerabilities;" \
+	        "$$(cat build/audit.txt 2>/dev/null | grep -c 'could not be audited') could not be looked up"; \
+	elif [ -s build/audit.txt ]; then cat build/audit.txt; exit 1; \
+	else tail -n 1 build/audit.log; grep -q 'ConnectionError\|Timeout\|Could not connect' build/audit.log && \
+	    echo 'audit: NOTHING WAS CHECKED: the advisories cannot be reached from here'; fi
 
 sbom: $(TOOLS) $(LINKED) ## what is installed, as CycloneDX, in build/sbom.json
 	@PYTHONWARNINGS=ignore build/tools/bin/cyclonedx-py environment $(BIN)/python \
@@ -146,6 +159,5 @@ $(BUILT): $(BEFORE) $(LOCK)
 $(LINKED): $(BUILT) pyproject.toml
 	@echo "env: this project, editable"
 	@$(INSTALL) --no-deps --no-build-isolation --editable .
-	@$(ON_PATH) CUDA_VISIBLE_DEVICES= python -m demo.compile_ahead || \
-	    echo "env: not compiled ahead; the first runs will compile" >&2
+	@for module in $(COMPILED); do CUDA_VISIBLE_DEVICES= $(BIN)/python -c "import $$module" & done; wait
 	@touch $@

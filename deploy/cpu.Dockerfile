@@ -21,10 +21,11 @@ COPY . .
 # The versions are those of the lock.
 RUN sed -n 's/^\([a-zA-Z0-9._-]*==[^ ]*\).*/\1/p' requirements/cpu.txt > /tmp/versions \
  && pip install --no-cache-dir --constraint /tmp/versions '.[serve]' \
- && cd /tmp && python /opt/nvt-torchrec/demo/compile_ahead.py \
  && useradd --create-home --uid 1000 server
 
 USER 1000
 WORKDIR /home/server
+# Compiled by the user that runs it: Numba reads no cache that it cannot write.
+RUN python -c 'import nvt_torchrec.workflows.drift'
 EXPOSE 8000
 CMD ["nvt-infer", "serve", "--bundle", "/SERVED/current", "--host", "0.0.0.0"]
