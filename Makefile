@@ -66,7 +66,9 @@ test: $(LINKED) ## run the tests, two files at a time; on the CPU, also where th
 	@CUDA_VISIBLE_DEVICES= $(ON_PATH) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TEST_FLAGS)
 
 test-gpu: $(LINKED) ## the tests that need a GPU, a process for each file; minutes
-	@$(ON_PATH) python -m benchmarks.gpu --only 'tests/*' $(BENCH_FLAGS)
+	@for file in tests/gpu/test_*.py tests/nvt_loader/test_gpu.py; do \
+	    $(ON_PATH) timeout 240 python -m pytest -q -m gpu -rs $(TEST_FLAGS) $$file || failed=1; \
+	done; exit $${failed:-0}
 
 rapids-sources: $(LINKED) ## RAPIDS' Python sources in build/rapids, for the tests of nvt_compat
 	@$(ON_PATH) python -m tests.nvt_compat.rapids
@@ -86,13 +88,28 @@ bench-train: $(LINKED) ## the trainer beside dlrm_main.py and a bare loop; minut
 	@$(ON_PATH) python -m benchmarks.train $(BENCH_FLAGS)
 
 bench-quality: $(LINKED) ## AUROC after one epoch beside logistic regression and the oracle's; hours
-	@$(ON_PATH) python -m benchmarks.train regression $(BENCH_FLAGS)
+	@$(ON_PATH) python -m benchmarks.regression $(BENCH_FLAGS)
 
 bench-inference: $(LINKED) ## scoring beside NVTabular and TorchRec; BENCH_FLAGS names model and rows
 	@$(ON_PATH) python -m inference benchmark $(BENCH_FLAGS)
 
-bench-gpu: $(LINKED) ## checks, figures beside their limits and tests on a GPU, step by step; half an hour
-	@$(ON_PATH) python -m benchmarks.gpu $(BENCH_FLAGS)
+# Most valuable first, as a card is often lent for minutes; a step that fails or hangs costs its own time.
+MLPERF := --max_table_rows 40000000 --warm_up 10 --steps 30 --repeats 1
+bench-gpu: $(LINKED) ## checks, tests, and figures beside their limits on a GPU, step by step; half an hour
+	@export $(ON_PATH); step() { echo "== $$*"; timeout "$$@" || echo "== failed, status $$?: $$*"; }; \
+	step 90 python -m etl doctor; \
+	step 900 $(MAKE) test-gpu; \
+	step 300 python -m benchmarks.stages $(BENCH_FLAGS); \
+	step 600 python -m benchmarks.train $(MLPERF) --batch_sizes 65536,8192 -- --amp; \
+	step 300 python -m benchmarks.train $(MLPERF) --batch_sizes 8192 -- --amp --compile_dense; \
+	step 300 python -m benchmarks.train $(MLPERF) --batch_sizes 65536 -- --allow_tf32; \
+	step 300 python -m benchmarks.train $(MLPERF) --batch_sizes 65536; \
+	step 300 python -m benchmarks.train $(MLPERF) --batch_sizes 65536 -- --amp --table_precision fp16; \
+	step 300 python -m benchmarks.loader --device cuda --cases B=65536 --repeats 1; \
+	for engine in cpu dask; do \
+	    step 240 python -m etl run --engine $$engine --restart \
+	        --input_path build/bench/gpu-log --output_path build/bench/gpu-$$engine; \
+	done
 
 # What these run is in an environment of its own, which needs nothing of the project's.
 lock: $(TOOLS) ## resolve requirements/*.in into requirements/*.txt, with the digest of every file

@@ -1,5 +1,5 @@
 """Side-by-side measurements against what users would pick instead; see :mod:`benchmarks.harness`.
 
-Commands, ``python -m benchmarks.NAME`` or ``make bench-NAME``: ``etl``, ``loader``, ``train`` (and
-``train quality``), ``inference``, ``gpu`` and ``daily``.
+Commands, ``python -m benchmarks.NAME``: ``etl``, ``loader``, ``train``, ``regression``, and, on a
+GPU, ``stages``.
 """

@@ -206,8 +206,8 @@ class Table:
         """Print the table."""
         print(self.text(), flush=True)
 
-    def write(self, **more: Any) -> Path:
-        """Write ``build/bench/NAME.json``; ``more`` goes in beside the results."""
+    def write(self) -> Path:
+        """Write ``build/bench/NAME.json``."""
         results = []
         for system, case in self.runs:
             for key in [metric.key for metric in self.metrics]:
@@ -241,7 +241,6 @@ class Table:
                     for (system, case), why in self.failed.items()
                 ],
                 "notes": self.notes,
-                **more,
             },
         )
         return path

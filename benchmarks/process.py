@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
@@ -55,7 +55,6 @@ def run(
     cwd: Path | None = None,
     timeout: float = 3600,
     result: Callable[[], dict[str, Any]] | None = None,
-    output: Path | None = None,
 ) -> Run:
     """Run a command to its end and measure it.
 
@@ -68,10 +67,9 @@ def run(
         cwd: Its working directory.
         timeout: Seconds after which it is killed, with all its processes.
         result: Is called after it, in place of reading its last line.
-        output: A path; what it prints is kept in the files of this name that end in .out and .err.
     """
     begin = time.perf_counter()
-    with _file(output, ".out") as stdout, _file(output, ".err") as stderr:
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         try:
             process = subprocess.Popen(
                 [os.fspath(part) for part in command],
@@ -104,13 +102,6 @@ def run(
             stdout.seek(0)
             value, error = _last_object(stdout.read().decode("utf-8", "replace"))
         return Run(wall, cpu, peak, value, error)
-
-
-def _file(path: Path | None, ending: str) -> IO[bytes]:
-    if path is None:
-        return tempfile.TemporaryFile()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return open(f"{path}{ending}", "w+b")
 
 
 def _wait(process: subprocess.Popen, tree: _Tree, deadline: float):

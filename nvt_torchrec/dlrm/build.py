@@ -185,7 +185,7 @@ def start_from(
     """Let the first-order term be a logistic regression; values without a weight have 0.
 
     A model learns the weights of rare values slowly: with few rows an id, one that starts without
-    them ends an epoch below the regression (``python -m benchmarks.train regression``).
+    them ends an epoch below the regression (``python -m benchmarks.regression``).
     """
     of_tables = zip(regression.ids, regression.weights, strict=True)
     fitted = dict(zip(config.table_names, of_tables, strict=True))

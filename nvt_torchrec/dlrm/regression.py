@@ -31,7 +31,7 @@ _PENALTIES = 1.0, 200.0
 #: Variance of weights that the estimate of their variance is best for; others hardly change it.
 _TYPICAL_VARIANCE = 0.1
 #: Steps of the fit: more changed the AUROC by less than 0.001 on the logs of
-#: ``python -m benchmarks.train regression``.
+#: ``python -m benchmarks.regression``.
 _STEPS = 16
 
 

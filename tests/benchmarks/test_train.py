@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import regression, train
 from benchmarks.process import run
-from benchmarks.train import __main__ as train
-from benchmarks.train import regression
-from benchmarks.train.worker import BARE, OURS, Stamps
+from benchmarks.train_worker import BARE, OURS, Stamps
 from nvt_torchrec.nvt_loader import KJTLoader
 
 
@@ -25,24 +23,27 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("system", [OURS, BARE])
 def test_a_system_is_measured(system: str, data: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.train.worker", system, "--data", str(data)]
-    done = run([*command, "--batch_size", "64", "--warm_up", "2", "--steps", "5"], timeout=800)
+    settings = train.BenchmarkSettings(warm_up=2, steps=5)
+    systems = train._systems(settings, data, 64, ["--interaction_type", "dcn"])
+    [command] = [one.command for one in systems if one.name == system]
+    done = run(command, timeout=800)
     assert done.error == ""
     assert done.output["samples_per_s"] > 0
     assert done.output["samples_per_cpu_s"] > 0
 
 
 def test_speed_is_of_the_steps_after_the_warm_up() -> None:
-    stamps = Stamps()
+    stamps = Stamps(1, 3)
     stamps.wall = [0.0, 100.0, 101.0, 103.0, 104.0, 900.0]
     stamps.cpu = [0.0, 10.0, 12.0, 14.0, 16.0, 90.0]
-    assert stamps.result(1, 3, batch_size=8) == {
+    assert stamps.result(batch_size=8) == {
         "samples_per_s": 24 / 4,
         "samples_per_cpu_s": 24 / 6,
         "step_ms": 1000.0,
     }
-    with pytest.raises(RuntimeError, match="6 steps began, not 7"):
-        stamps.result(1, 5, batch_size=8)
+    stamps.wall = stamps.wall[:4]
+    with pytest.raises(RuntimeError, match="4 steps began, not 5"):
+        stamps.result(batch_size=8)
 
 
 def test_the_same_rows_for_both(data: Path) -> None:
@@ -61,8 +62,8 @@ def test_regression_beside_the_trainer(
     monkeypatch.setattr(regression, "BUILD", tmp_path)
     monkeypatch.setattr("benchmarks.harness.BUILD", tmp_path)
     monkeypatch.setattr("benchmarks.harness.start_logging", lambda: None)  # it handles signals
-    small = ["regression", "--logs=tiny", "--optimizers=sgd"]
-    assert train.main([*small, "--", "--limit_train_batches=5"]) == 0
+    small = ["--logs=tiny", "--optimizers=sgd"]
+    assert regression.main([*small, "--", "--limit_train_batches=5"]) == 0
     written = json.loads((tmp_path / "regression.json").read_text())
     found = {result["metric"]: result["median"] for result in written["results"]}
     assert 0.6 < found["auroc"] < 0.9

@@ -5,8 +5,8 @@ clone https://github.com/facebookresearch/dlrm), in this project's environment. 
 arrays into memory; our trainer decodes parquet. "bare loop" is forward, backward and optimizer of
 our model over one batch in memory.
 Rates are over --steps steps after --warm_up. On a busy machine compare samples per CPU second.
-`python -m benchmarks.train regression` compares the first model that the defaults give with
-logistic regression.
+With --max_table_rows model and tables are MLPerf's (97 GiB in float32, if no table is cut). On a
+GPU the initial embeddings are drawn there. Everything after -- goes to the trainers.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time:
 # isort: split
 import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.data import NPY_KINDS, criteo_schema, make_once, write_rows
-from benchmarks.harness import Metric, System, Table, run_benchmark
+from benchmarks.data import NPY_KINDS, TABLE_SIZES, criteo_schema, make_once, write_rows
+from benchmarks.harness import Metric, System, Table, run_benchmark, split_flags
 from benchmarks.process import BUILD
-from benchmarks.train.worker import BARE, DLRM_MAIN, OURS
+from benchmarks.train_worker import BARE, DLRM_MAIN, OURS
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.clicklog.synthetic.model import MLPERF_CARDINALITIES
 from nvt_torchrec.formats.splits import SPLITS
 
 METRICS = (
@@ -32,6 +34,9 @@ METRICS = (
     Metric("step_ms", "step ms", ".1f"),
     Metric("peak_rss_mb", "peak MB"),
 )
+#: Widths of tables, dense and top layers. The small model shows what all but arithmetic costs.
+_SMALL, _MLPERF = ("16", "64,16", "128,64,1"), ("128", "512,256,128", "1024,1024,512,256,1")
+_WIDTHS = ("--embedding_dim", "--dense_arch_layer_sizes", "--over_arch_layer_sizes")
 #: Rows of valid and test; evaluations are not measured.
 _HELD_OUT_ROWS = 20_000
 
@@ -47,37 +52,46 @@ class BenchmarkSettings(Settings):
     steps: int = flag("number of steps that are measured", 100, least=1)
     warm_up: int = flag("number of steps before them", 20, least=0)
     repeats: int = flag("runs of each system", 3, least=1)
+    max_table_rows: int | None = flag(
+        "train MLPerf's model, with at most so many rows in a table", None, least=1
+    )
+
+    @property
+    def table_sizes(self) -> tuple[int, ...]:
+        """Rows of the embedding tables."""
+        if self.max_table_rows is None:
+            return TABLE_SIZES
+        return tuple(min(size, self.max_table_rows) for size in MLPERF_CARDINALITIES)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; return exit status 1 if a system failed."""
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["regression"]:
-        from benchmarks.train import regression
-
-        return regression.main(argv[1:])
-    return run_benchmark("train", __doc__, BenchmarkSettings, _run, argv)
+    arguments, flags = split_flags(sys.argv[1:] if argv is None else argv)
+    return run_benchmark(
+        "train", __doc__, BenchmarkSettings, lambda settings: _run(settings, flags), arguments
+    )
 
 
-def _run(settings: BenchmarkSettings) -> int:
+def _run(settings: BenchmarkSettings, flags: list[str]) -> int:
     sizes = settings.batch_sizes
     if settings.dlrm and not (script := settings.dlrm / "torchrec_dlrm" / "dlrm_main.py").is_file():
         raise SettingsError(f"{script}: no such file", "give a checkout of facebookresearch/dlrm")
     data = BUILD / "train-data"
-    make_data(data, max(sizes) * (settings.warm_up + settings.steps + 2))
-    systems = [system for size in sizes for system in _systems(settings, data, size)]
-    table = Table("train", "Training a small DLRM in one process", METRICS, base=BARE)
+    make_data(data, max(sizes) * (settings.warm_up + settings.steps + 2), settings.table_sizes)
+    systems = [system for size in sizes for system in _systems(settings, data, size, flags)]
+    model = "a small DLRM" if settings.max_table_rows is None else "MLPerf's DLRM"
+    table = Table("train", f"Training {model} in one process", METRICS, base=BARE)
     table.measure(systems, repeats=settings.repeats)
     table.print()
     print(f"written to {table.write()}")
     return 1 if table.failed else 0
 
 
-def make_data(root: Path, rows: int) -> None:
+def make_data(root: Path, rows: int, table_sizes: Sequence[int] = TABLE_SIZES) -> None:
     """Make the same rows as ``root/split``, and as the arrays that dlrm_main reads, once."""
 
     def make() -> None:
-        schema = criteo_schema()
+        schema = criteo_schema(table_sizes)
         for seed, split in enumerate(SPLITS):
             count = rows if split == "train" else _HELD_OUT_ROWS
             npy = root / "npy" if split == "train" else None
@@ -87,15 +101,21 @@ def make_data(root: Path, rows: int) -> None:
         for kind in NPY_KINDS:
             (root / "npy" / f"0_{kind}.npy").rename(root / "npy" / f"train_{kind}.npy")
 
-    make_once(root, f"{rows} rows", make)
+    make_once(root, f"{rows} rows of tables of at most {max(table_sizes)}", make)
 
 
-def _systems(settings: BenchmarkSettings, data: Path, size: int) -> list[System]:
+def _systems(
+    settings: BenchmarkSettings, data: Path, size: int, flags: Sequence[str]
+) -> list[System]:
     systems = []
+    widths = _SMALL if settings.max_table_rows is None else _MLPERF
+    model = [part for pair in zip(_WIDTHS, widths, strict=True) for part in pair]
+    model += ["--num_embeddings_per_feature", ",".join(map(str, settings.table_sizes))]
     for name in (BARE, OURS, *([DLRM_MAIN] if settings.dlrm else [])):
-        command = [sys.executable, "-m", "benchmarks.train.worker", name, "--data", data]
+        command = [sys.executable, "-m", "benchmarks.train_worker", name, "--data", data]
         command += ["--batch_size", size, "--warm_up", settings.warm_up, "--steps", settings.steps]
         command += ["--checkout", settings.dlrm.absolute()] if name == DLRM_MAIN else []
+        command += [*model, *flags]
         systems.append(System(name, f"B={size}", list(map(str, command))))
     return systems
 

@@ -21,39 +21,41 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data import TABLE_SIZES
 from nvt_torchrec.base.errors import run_command
 from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
 OURS, DLRM_MAIN, BARE = "ours", "dlrm_main", "bare loop"
-#: The model: small, so that the cost of everything but arithmetic is visible on few cores.
-MODEL = {
-    "embedding_dim": "16",
-    "dense_arch_layer_sizes": "64,16",
-    "over_arch_layer_sizes": "128,64,1",
-    "learning_rate": "0.05",
-    "num_embeddings_per_feature": ",".join(map(str, TABLE_SIZES)),
-}
 
 
 class Stamps:
-    """The times at which training steps began: wall clock, and CPU time of all threads."""
+    """The times at which training steps began: wall clock, and CPU time of all threads.
 
-    def __init__(self) -> None:
+    Args:
+        warm_up: Steps before those that are measured.
+        steps: Steps that are measured.
+    """
+
+    def __init__(self, warm_up: int, steps: int) -> None:
+        self._warm_up, self._end = warm_up, warm_up + steps
         self.wall: list[float] = []
         self.cpu: list[float] = []
 
     def take(self) -> None:
-        """Record the begin of a step."""
+        """Record the begin of a step; of the first and the last one when a GPU has got there."""
+        if len(self.wall) in (self._warm_up, self._end):
+            from torch import cuda
+
+            if cuda.is_available():
+                cuda.synchronize()
         self.wall.append(time.perf_counter())
         self.cpu.append(time.process_time())
 
-    def result(self, warm_up: int, steps: int, batch_size: int) -> dict[str, Any]:
-        """Return the speed over ``steps`` steps after the first ``warm_up``."""
-        if len(self.wall) <= warm_up + steps:
-            raise RuntimeError(f"{len(self.wall)} steps began, not {warm_up + steps + 1}")
-        wall, cpu = (stamps[warm_up : warm_up + steps + 1] for stamps in (self.wall, self.cpu))
-        samples = steps * batch_size
+    def result(self, batch_size: int) -> dict[str, Any]:
+        """Return the speed of the steps that are measured."""
+        if len(self.wall) <= self._end:
+            raise RuntimeError(f"{len(self.wall)} steps began, not {self._end + 1}")
+        wall, cpu = (times[self._warm_up : self._end + 1] for times in (self.wall, self.cpu))
+        samples = (self._end - self._warm_up) * batch_size
         return {
             "samples_per_s": samples / (wall[-1] - wall[0]),
             "samples_per_cpu_s": samples / (cpu[-1] - cpu[0]),
@@ -63,7 +65,7 @@ class Stamps:
 
 def main() -> None:
     """Measure one system."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     add = parser.add_argument
     add("system", choices=(OURS, DLRM_MAIN, BARE))
     add("--data", type=Path, required=True)
@@ -71,23 +73,24 @@ def main() -> None:
     add("--warm_up", type=int, default=20)
     add("--steps", type=int, default=100)
     add("--checkout", type=Path, help="of facebookresearch/dlrm")
-    args = parser.parse_args()
+    args, args.flags = parser.parse_known_args()
     prepare_torch()
-    stamps = Stamps()
+    stamps = Stamps(args.warm_up, args.steps)
     {OURS: _ours, DLRM_MAIN: _dlrm_main, BARE: _bare}[args.system](args, stamps)
-    print(json.dumps(stamps.result(args.warm_up, args.steps, args.batch_size)), flush=True)
+    print(json.dumps(stamps.result(args.batch_size)), flush=True)
 
 
 def _flags(args: argparse.Namespace) -> list[str]:
-    """The flags of both programs."""
-    values = MODEL | {
+    """The flags of both programs; those of the command line win."""
+    values = {
+        "learning_rate": "0.05",
         "batch_size": str(args.batch_size),
         "limit_train_batches": str(args.warm_up + args.steps + 1),
         "validation_freq_within_epoch": "10000",  # evaluations are not measured
         "limit_val_batches": "1",
         "limit_test_batches": "1",
     }
-    return [part for name, value in values.items() for part in (f"--{name}", value)]
+    return [*(part for name, value in values.items() for part in (f"--{name}", value)), *args.flags]
 
 
 def _count_steps(stamps: Stamps, pipeline: type) -> None:
@@ -102,10 +105,25 @@ def _count_steps(stamps: Stamps, pipeline: type) -> None:
     pipeline.progress = stamped
 
 
+def _draw_on_device() -> None:
+    """Draw initial embeddings where they lie: the CPU would take minutes for 97 GiB of a GPU."""
+    from torch import cuda
+
+    from nvt_torchrec.dlrm import build
+
+    def fill(model: Any, config: object, seed: int) -> None:
+        for _, shard, _ in build._shards(model):
+            shard.uniform_(-0.01, 0.01)
+
+    if cuda.is_available():
+        build._fill_tables = fill
+
+
 def _ours(args: argparse.Namespace, stamps: Stamps) -> None:
     import train_torchrec
     from nvt_torchrec.dlrm.build import OneRankPipeline
 
+    _draw_on_device()
     _count_steps(stamps, OneRankPipeline)
     with tempfile.TemporaryDirectory() as log:
         flags = ["--binary_path", str(args.data / "split"), "--log_path", log]
@@ -141,6 +159,7 @@ def _bare(args: argparse.Namespace, stamps: Stamps) -> None:
     from nvt_torchrec.dlrm.model import TrainBatch
     from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 
+    _draw_on_device()
     settings = parse_settings([*_flags(args), "--binary_path", str(args.data / "split")])
     config = model_config(settings, read_schema(settings))
     with process_group() as group:

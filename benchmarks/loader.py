@@ -6,7 +6,7 @@ verified, no batches). "x merlin stock" compares within a case. "later ms" and "
 times to the first batch of a later epoch. "x decode" is the loader's rate over that of one decoding
 thread, by wall-clock time (the loader has two threads where there are two processors) and by CPU
 time, both measured in turn in the same process. What loading costs a training step is measured by
-`python -m benchmarks.train`.
+`python -m benchmarks.train`. With --device cuda decoding is that of cudf.read_parquet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.data import criteo_schema, make_once, write_rows
 from benchmarks.harness import Metric, System, Table, run_benchmark
-from benchmarks.loader.worker import DECODE, NPY, OURS, STOCK
+from benchmarks.loader_worker import CPU_DECODING, DECODE, NPY, OURS, STOCK
 from benchmarks.process import BUILD
 from nvt_torchrec.base.command_line import Settings, flag
 
@@ -47,6 +47,7 @@ class BenchmarkSettings(Settings):
     repeats: int = flag("runs of our loader and of Merlin's; the others run once", 2, least=1)
     seconds: float = flag("seconds that a run iterates", 2.0, above=0)
     cases: str = flag("only the cases with this in their name", "")
+    device: str = flag("cuda: batches on a GPU, without Merlin's", "cpu", choices=("cpu", "cuda"))
     systems: tuple[str, ...] = flag(f"only these systems, for example '{OURS},{STOCK}'", ())
 
 
@@ -60,7 +61,7 @@ def _run(settings: BenchmarkSettings) -> int:
     make_once(data, f"{settings.rows} rows", lambda: make_data(data, settings.rows))
     chosen = [
         system
-        for system in _systems(data, settings.seconds)
+        for system in _systems(data, settings)
         if settings.cases in system.case
         and (not settings.systems or system.name in settings.systems)
     ]
@@ -87,23 +88,25 @@ def make_data(root: Path, rows: int) -> None:
     write_rows(root / "lists" / "train", criteo_schema(multi_hot=MULTI_HOT), rows // 2)
 
 
-def _systems(data: Path, seconds: float) -> Iterator[System]:
+def _systems(data: Path, settings: BenchmarkSettings) -> Iterator[System]:
     def system(name: str, case: str, *options: object) -> System:
-        command = [sys.executable, "-m", "benchmarks.loader.worker", name, "--data", data]
-        command += ["--seconds", seconds, *options]
+        command = [sys.executable, "-m", "benchmarks.loader_worker", name, "--data", data]
+        command += ["--seconds", settings.seconds, "--device", settings.device, *options]
         repeats = None if name in (OURS, STOCK) else 1
         return System(name, case, list(map(str, command)), timeout=600, repeats=repeats)
 
+    names = (OURS, STOCK, NPY) if settings.device == "cpu" else (OURS, CPU_DECODING, NPY)
     yield system(DECODE, "all rows")
     for size in BATCH_SIZES:
-        for name in (OURS, STOCK, NPY):
+        for name in names:
             yield system(name, f"B={size}", "--batch_size", size)
-    for name in (OURS, STOCK, NPY):
+    for name in names:
         yield system(name, "shuffled B=2048", "--shuffle")
-    for name in (OURS, STOCK):
+    for name in names[:2]:
         yield system(name, "multi-hot B=2048", "--form", "lists")
-    for name in (OURS, STOCK, NPY):
-        yield system(name, "2 ranks B=2048", "--ranks", 2)
+    if settings.device == "cpu":
+        for name in names:
+            yield system(name, "2 ranks B=2048", "--ranks", 2)
 
 
 if __name__ == "__main__":

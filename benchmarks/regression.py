@@ -7,8 +7,8 @@ run that is the most below the regression.
 
 Everything after -- goes to train_torchrec.py.
 
-    python -m benchmarks.train regression --logs additive,census --optimizers adagrad
-    python -m benchmarks.train regression --logs crossed --optimizers adagrad \\
+    python -m benchmarks.regression --logs additive,census --optimizers adagrad
+    python -m benchmarks.regression --logs crossed --optimizers adagrad \\
         --models dlrm,examples.deepfm:build,examples.two_tower:build
 """
 
@@ -130,11 +130,11 @@ class RegressionSettings(Settings):
     seeds: int = flag("number of seeds, from 0 on", 1, least=1)
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; return exit status 1 if a run failed."""
-    arguments, flags = split_flags(argv)
+    arguments, flags = split_flags(sys.argv[1:] if argv is None else argv)
     work = functools.partial(_run, flags=flags)
-    return run_benchmark("train regression", __doc__, RegressionSettings, work, arguments)
+    return run_benchmark("regression", __doc__, RegressionSettings, work, arguments)
 
 
 def _run(settings: RegressionSettings, flags: list[str]) -> int:
@@ -251,3 +251,7 @@ def fit_regression(split: Path) -> dict[str, float]:
     logits = model.decision_function(inputs(test))
     metrics = compute_metrics(logits, test[schema.label].to_numpy()).to_dict()
     return {f"regression_{name}": metrics[name] for name in ("auroc", "log_loss", "calibration")}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -21,6 +21,8 @@ from benchmarks.process import high_water
 from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
 OURS, STOCK, NPY, DECODE = "ours", "merlin stock", "torchrec npy", "limit: decode"
+#: On a GPU: ours without libcudf.
+CPU_DECODING = "ours, CPU decodes"
 #: A run ends after its time if it has got LEAST_ROWS rows, and after PATIENCE times that anyway.
 LEAST_ROWS, PATIENCE = 400_000, 20
 #: How often loader and decoding are measured in turn.
@@ -39,6 +41,7 @@ def main() -> None:
     add("--ranks", type=int, default=1)
     add("--rank", type=int, default=0)
     add("--seconds", type=float, default=3.0)
+    add("--device", default="cpu")
     args = parser.parse_args()
     prepare_torch()
     measure = _all_ranks if args.ranks > 1 and args.rank == 0 else measure_rates
@@ -53,7 +56,7 @@ def measure_rates(args: argparse.Namespace) -> dict[str, Any]:
     batches = make(args.system, args)
     gc.freeze()  # as train_torchrec.py does, so that collections skip the imports' objects
     iterator, first, _ = _first_batch(batches)
-    figures = _rates(iterator, args.seconds) | {"first_batch_ms": first}
+    figures = _rates(iterator, args.seconds, args.device) | {"first_batch_ms": first}
     _stop(batches)
     ours_alone = args.system == OURS and args.ranks == 1
     if ours_alone:
@@ -80,7 +83,7 @@ def _stop(batches: Any) -> None:
         batches.stop()
 
 
-def _rates(iterator: Iterator[Any], seconds: float) -> dict[str, float]:
+def _rates(iterator: Iterator[Any], seconds: float, device: str) -> dict[str, float]:
     """Draw batches for some seconds and return the rates of their rows."""
     rows, cpu, begin = 0, time.process_time(), time.perf_counter()
     for batch in iterator:
@@ -89,6 +92,10 @@ def _rates(iterator: Iterator[Any], seconds: float) -> dict[str, float]:
         # a loader that delivers in bursts needs several of them to show its rate
         if elapsed > seconds and (rows > LEAST_ROWS or elapsed > PATIENCE * seconds):
             break
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
     return {
         "samples_per_s": rows / (time.perf_counter() - begin),
         "samples_per_cpu_s": rows / (time.process_time() - cpu),
@@ -114,7 +121,7 @@ def _beside_decoding(batches: Any, args: argparse.Namespace) -> dict[str, float]
     shares: dict[str, list[float]] = {"decode_share": [], "decode_share_cpu": []}
     for _ in range(ROUNDS):
         decoding, loading = (
-            _rates(_first_batch(source)[0], args.seconds / ROUNDS)
+            _rates(_first_batch(source)[0], args.seconds / ROUNDS, args.device)
             for source in (make(DECODE, args), batches)
         )
         for share, key in zip(shares, ("samples_per_s", "samples_per_cpu_s"), strict=True):
@@ -124,7 +131,7 @@ def _beside_decoding(batches: Any, args: argparse.Namespace) -> dict[str, float]
 
 def _all_ranks(args: argparse.Namespace) -> dict[str, Any]:
     """Measure in this process and in one more for each further rank, all at once."""
-    command = [sys.executable, "-m", "benchmarks.loader.worker", *sys.argv[1:]]
+    command = [sys.executable, "-m", "benchmarks.loader_worker", *sys.argv[1:]]
     others = [
         subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True)
         for rank in range(1, args.ranks)
@@ -141,7 +148,8 @@ def _all_ranks(args: argparse.Namespace) -> dict[str, Any]:
 
 def make(system: str, args: argparse.Namespace) -> Iterable[Any]:
     """Return the batches of a system, and import only what it needs."""
-    return {OURS: _ours, STOCK: _stock, NPY: _npy, DECODE: _Decoded}[system](args)
+    makers = {OURS: _ours, CPU_DECODING: _ours, STOCK: _stock, NPY: _npy, DECODE: _Decoded}
+    return makers[system](args)
 
 
 def _files(args: argparse.Namespace) -> list[Path]:
@@ -158,7 +166,8 @@ def _ours(args: argparse.Namespace) -> Iterable[Any]:
         rank=args.rank,
         world_size=args.ranks,
         shuffle=args.shuffle,
-        device="cpu",
+        device=args.device,
+        cpu_decoding=args.system == CPU_DECODING,
     )
 
 
@@ -206,7 +215,7 @@ def _npy(args: argparse.Namespace) -> Iterable[Any]:
     """TorchRec's in-memory datapipe over mapped arrays: no decoding, three times the bytes."""
     from torchrec.datasets.criteo import InMemoryBinaryCriteoIterDataPipe
 
-    return InMemoryBinaryCriteoIterDataPipe(
+    pipe = InMemoryBinaryCriteoIterDataPipe(
         "train",
         *npy_files(args.data / "npy"),
         batch_size=args.batch_size,
@@ -215,16 +224,24 @@ def _npy(args: argparse.Namespace) -> Iterable[Any]:
         shuffle_batches=args.shuffle,
         mmap_mode=True,
     )
+    if args.device == "cpu":
+        return pipe
+    return (batch.pin_memory().to(args.device, non_blocking=True) for batch in pipe)
 
 
 class _Decoded:
-    """Decode only: pyarrow, one thread, whole row groups, checksums verified, no batches."""
+    """Decode only: pyarrow, one thread, whole row groups, checksums verified; or cuDF, files."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
 
     def __iter__(self) -> Iterator[int]:
         for path in _files(self._args):
+            if self._args.device == "cuda":
+                import cudf
+
+                yield len(cudf.read_parquet(path))
+                continue
             file = pq.ParquetFile(path, page_checksum_verification=True)
             for i in range(file.num_row_groups):
                 yield file.read_row_group(i, use_threads=False).num_rows

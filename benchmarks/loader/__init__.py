@@ -1,1 +1,0 @@
-"""The loader beside Merlin's, TorchRec's and a plain DataLoader."""

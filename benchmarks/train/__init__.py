@@ -1,1 +1,0 @@
-"""Training beside facebookresearch/dlrm's dlrm_main.py and beside a bare loop."""
