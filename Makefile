@@ -98,7 +98,7 @@ MLPERF := --max_table_rows 40000000 --warm_up 10 --steps 30 --repeats 1
 bench-gpu: $(LINKED) ## checks, tests, and figures beside their limits on a GPU, step by step; half an hour
 	@export $(ON_PATH); step() { echo "== $$*"; timeout "$$@" || echo "== failed, status $$?: $$*"; }; \
 	step 90 python -m etl doctor; \
-	step 900 $(MAKE) test-gpu; \
+	step 900 make test-gpu; \
 	step 300 python -m benchmarks.stages $(BENCH_FLAGS); \
 	step 600 python -m benchmarks.train $(MLPERF) --batch_sizes 65536,8192 -- --amp; \
 	step 300 python -m benchmarks.train $(MLPERF) --batch_sizes 8192 -- --amp --compile_dense; \
