@@ -22,7 +22,8 @@ def test_the_program_of_the_documentation(
 ) -> None:
     if not (shutil.which("node") and shutil.which("npm")):
         pytest.skip("Node is not installed")
-    installed = subprocess.run(INSTALL.split(), cwd=tmp_path, capture_output=True, text=True, check=False)
+    command = INSTALL.split()
+    installed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     if installed.returncode:
         pytest.skip(f"npm cannot install onnxruntime-node: {installed.stderr[-200:]}")
     assert main(["export", "--bundle", str(bundle), "--output", str(tmp_path / "DIR")]) == 0
