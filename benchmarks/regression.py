@@ -2,8 +2,7 @@
 
 Each log is trained for one epoch with every optimizer and model, and no flag of these; logistic
 regression has a weight for each value of a column (C = 1), and the same rows. Oracle is the AUROC
-of the probabilities that the clicks were drawn with. Below the table is, for each optimizer, the
-run that is the most below the regression.
+of the probabilities that the clicks were drawn with.
 
 Everything after -- goes to train_torchrec.py.
 
@@ -152,7 +151,6 @@ def _run(settings: RegressionSettings, flags: list[str]) -> int:
             given += ["--model", model]
             systems.append(_training_run(name, case, [*given, "--seed", seed, *flags], beside))
     table.measure(systems, repeats=1)
-    table.notes += ["", *(_most_below(table, name) for name in settings.optimizers)]
     table.print()
     print(f"written to {table.write()}")
     return 1 if table.failed else 0
@@ -177,28 +175,6 @@ def _training_run(
         before=lambda: shutil.rmtree(log_path, ignore_errors=True),
         result=result,
         timeout=24 * 3600,
-    )
-
-
-def _most_below(table: Table, optimizer: str) -> str:
-    """Describe the runs of an optimizer that compare worst with the regression."""
-    runs = [(case, *table.outputs(name, case)) for name, case in table.runs if name == optimizer]
-    runs = [run for run in runs if len(run) > 1]
-    if not runs:
-        return f"{optimizer}: all runs failed"
-
-    def above(output: dict[str, Any]) -> float:
-        return output["auroc"] - output["regression_auroc"]
-
-    def further_off(output: dict[str, Any]) -> float:
-        off = (abs(output[f"{of}calibration"] - 1) for of in ("", "regression_"))
-        return next(off) - next(off)
-
-    case, worst = min(runs, key=lambda run: above(run[1]))
-    other, off = max(runs, key=lambda run: further_off(run[1]))
-    return (
-        f"{optimizer}: AUROC {above(worst):+.4f} beside the regression's at worst ({case}), "
-        f"calibration {further_off(off):+.3f} further from 1 than the regression's ({other})"
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.files.atomic import read_json, write_text
-from nvt_torchrec.base.pages.render import render
+from nvt_torchrec.base.pages import render
 from nvt_torchrec.dlrm.reporting.metrics_log import METRICS_FILE
 from nvt_torchrec.dlrm.reporting.page import curves, read_events
 from nvt_torchrec.formats.etl_output import EtlOutput

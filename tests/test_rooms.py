@@ -73,12 +73,7 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
         "state": set(),
         "units": {"division", "parts", "state"},
     },
-    "nvt_loader": {
-        "sources": set(),
-        "parquet": {"sources"},
-        "cpu": {"parquet"},
-        "cuda": {"cpu", "parquet"},
-    },
+    "nvt_loader": {"parquet": set(), "cpu": {"parquet"}, "cuda": {"cpu", "parquet"}},
     "dlrm": {
         "checkpoint": {"launch", "models", "settings"},
         "cuda": set(),

@@ -9,9 +9,7 @@ rows get another value in these columns, drawn evenly out of two million.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import logging
 import shutil
 import subprocess
 import sys
@@ -29,10 +27,7 @@ from nvt_torchrec.clicklog.synthetic.log import SyntheticSettings, synthesize
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
 
-log = logging.getLogger("benchmarks")
-
 HERE = Path(__file__).parent
-_MARKER = "requirements.sha256"
 DAYS = 8
 #: The columns with millions of values in MLPerf's list of cardinalities.
 _LARGEST = ("cat_0", "cat_9", "cat_10", "cat_19", "cat_20", "cat_21")
@@ -67,16 +62,14 @@ class Peer:
 
     def ensure(self) -> None:
         """Build it, unless it is there and up to date. Raises :class:`PeerError`."""
-        marker = self.directory / _MARKER
-        if marker.is_file() and marker.read_text() == self._digest():
-            return
-        log.info("%s: installing %s", self.directory, " ".join(self.requirements))
-        shutil.rmtree(self.directory, ignore_errors=True)
+        contents = " ".join((*self.tools, *self.requirements, sys.version))
+        make_once(self.directory, contents, self._install)
+
+    def _install(self) -> None:
         venv.create(self.directory, with_pip=True)
         if self.tools:
             self._pip(*self.tools)
         self._pip(*(["--no-deps"] if self.no_deps else []), *self.requirements)
-        marker.write_text(self._digest())
 
     def _pip(self, *arguments: str) -> None:
         command = [self.python, "-m", "pip", "install", "--quiet", *arguments]
@@ -89,10 +82,6 @@ class Peer:
                 f"{self.name}: cannot be installed: {lines[-1]}",
                 f"see `{' '.join(map(str, command))}`",
             )
-
-    def _digest(self) -> str:
-        text = repr((self.requirements, self.tools, self.no_deps, sys.version))
-        return hashlib.sha256(text.encode()).hexdigest()
 
 
 POLARS = Peer("polars", ("polars==2.1.0", "polars-runtime-32==2.1.0"))

@@ -1,6 +1,6 @@
 """A card: arrays on it, kernels that work on them, and the comparison of both with the host.
 
-Code for a card takes a :class:`Device`, so that tests can give it NumPy's arrays and numba's
+Code for a card takes a :class:`Device`, so that tests can give it one of NumPy's arrays and numba's
 simulator instead (``tests/simulator/device.py``). Importing this module needs no card, and
 neither CuPy nor numba.cuda.
 
@@ -15,7 +15,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -33,57 +33,30 @@ DeviceArray: TypeAlias = Any
 _BLOCK_THREADS = 256
 
 
-class Device(Protocol):
-    """What code for a card asks of it.
+class Device:
+    """The first visible CUDA device: CuPy's arrays, in RMM's memory, and numba's kernels.
 
     All work is done in the order of the calls on the current stream of the calling thread.
 
     Attributes:
         arrays: CuPy, or a module with the same functions on the same arrays.
-        lanes: How many threads of a kernel share a column.
+        lanes: How many threads of a kernel share a column. 32 warps on each of 132 multiprocessors
+            want 135,000 threads: 16 columns fill an H200.
     """
 
     arrays: Any
-    lanes: int
-
-    def launch(self, kernel: Any, threads: int, *arguments: Any) -> None:
-        """Run a kernel of :mod:`numba.cuda` in at least so many threads."""
-
-    def pinned(self, size: int) -> np.ndarray:
-        """Return memory of the host from which copies to the card run by themselves: uint8."""
-
-    def upload(self, host: np.ndarray) -> DeviceArray:
-        """Copy an array to the card; pinned memory must not change until :meth:`synchronize`."""
-
-    def download(self, array: DeviceArray) -> np.ndarray:
-        """Wait for an array and copy it to the host."""
-
-    def stream(self) -> AbstractContextManager[Any]:
-        """Make a new stream; it is the calling thread's current one within the context."""
-
-    def synchronize(self) -> None:
-        """Wait for the work of the current stream."""
-
-
-class CudaDevice:
-    """The first visible CUDA device: CuPy's arrays, in RMM's memory, and numba's kernels."""
-
-    #: 32 warps on each of 132 multiprocessors want 135,000 threads: 16 columns fill an H200.
     lanes = 1 << 13
 
     def __init__(self) -> None:
         import cupy
-        import rmm
         from rmm.allocators.cupy import rmm_cupy_allocator
 
-        if type(rmm.mr.get_current_device_resource()) is rmm.mr.CudaMemoryResource:
-            # nobody chose a pool: freeing an array would wait until all streams are idle
-            rmm.mr.set_current_device_resource(rmm.mr.CudaAsyncMemoryResource())
+        use_pool()
         cupy.cuda.set_allocator(rmm_cupy_allocator)  # the pool that libcudf uses, too
         self.arrays = cupy
 
     def launch(self, kernel: Any, threads: int, *arguments: Any) -> None:
-        """See :meth:`Device.launch`."""
+        """Run a kernel of :mod:`numba.cuda` in at least so many threads."""
         if not threads:
             return
         from numba import cuda
@@ -99,28 +72,40 @@ class CudaDevice:
         kernel[-(-threads // _BLOCK_THREADS), _BLOCK_THREADS, stream](*there)
 
     def pinned(self, size: int) -> np.ndarray:
-        """See :meth:`Device.pinned`."""
+        """Return memory of the host from which copies to the card run by themselves: uint8."""
         import cupyx
 
         return cupyx.empty_pinned(size, np.uint8)
 
     def upload(self, host: np.ndarray) -> DeviceArray:
-        """See :meth:`Device.upload`."""
+        """Copy an array to the card; pinned memory must not change until :meth:`synchronize`."""
         array = self.arrays.empty(host.shape, host.dtype)
         array.set(host, stream=self.arrays.cuda.get_current_stream())
         return array
 
     def download(self, array: DeviceArray) -> np.ndarray:
-        """See :meth:`Device.download`."""
+        """Wait for an array and copy it to the host."""
         return self.arrays.asnumpy(array)
 
     def stream(self) -> AbstractContextManager[Any]:
-        """See :meth:`Device.stream`."""
+        """Make a new stream; it is the calling thread's current one within the context."""
         return self.arrays.cuda.Stream(non_blocking=True)
 
     def synchronize(self) -> None:
-        """See :meth:`Device.synchronize`."""
+        """Wait for the work of the current stream."""
         self.arrays.cuda.get_current_stream().synchronize()
+
+
+def use_pool(**options: int) -> None:
+    """Let RMM take the current GPU's memory from a CUDA pool, unless somebody chose a resource.
+
+    By default RMM asks the driver for each buffer, which waits until the GPU is idle. ``options``
+    are those of ``rmm.mr.CudaAsyncMemoryResource``.
+    """
+    import rmm
+
+    if type(rmm.mr.get_current_device_resource()) is rmm.mr.CudaMemoryResource:
+        rmm.mr.set_current_device_resource(rmm.mr.CudaAsyncMemoryResource(**options))
 
 
 def kernel(function: Callable) -> Any:

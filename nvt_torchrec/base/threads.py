@@ -21,8 +21,8 @@ def in_order(
     """Yield the results in the order of the tasks; only a few tasks and results are held at a time.
 
     Args:
-        work: Called in a thread with each task. If it raises, the error is raised here, and tasks
-            that have not begun are dropped. Ctrl-C does not wait for those that have.
+        work: Called in a thread with each task. If it raises, the error is raised here. Then, and
+            after Ctrl-C, tasks that have not begun are dropped, and the others waited for.
         tasks: Taken one by one, as threads become free.
         threads: Number of threads.
         name: Prefix of the threads' names.
@@ -30,7 +30,6 @@ def in_order(
     """
     pool = ThreadPoolExecutor(threads, name)
     pending: deque[Future[_Result]] = deque()
-    wait = True
     try:
         for task in tasks:
             pending.append(pool.submit(work, task))
@@ -38,8 +37,5 @@ def in_order(
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
-    except KeyboardInterrupt:
-        wait = False  # a task may compile loops for a minute; commands end without it
-        raise
     finally:
-        pool.shutdown(wait=wait, cancel_futures=True)
+        pool.shutdown(cancel_futures=True)

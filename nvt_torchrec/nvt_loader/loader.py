@@ -72,7 +72,7 @@ class KJTLoader:
         data: Parquet files: a directory, as ``OUT/criteo_binary/split/train``, a file, a glob, a
             URL that fsspec opens, or a list of these; an Arrow table, or what becomes one without
             a copy, such as a frame of pandas or Polars; or a
-            :class:`nvt_loader.sources.source.Source`.
+            :class:`nvt_loader.parquet.sources.Source`.
         batch_size: Rows of a batch *of this rank*.
         rank: Number of this rank.
         world_size: Number of ranks.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numba import cuda
 
-from nvt_torchrec.base.device import CudaDevice
+from nvt_torchrec.base.device import Device
 
 
 class Array(np.ndarray):
@@ -65,7 +65,7 @@ resources: list[object] = []
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     streams[:] = []
     streams.append(Stream())
     allocators: list[object] = []
@@ -99,12 +99,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
         return ("there", array.shape)
 
     monkeypatch.setattr(cuda, "as_cuda_array", as_cuda_array, raising=False)
-    made = CudaDevice()
+    made = Device()
     assert allocators == ["rmm's"]
     return made
 
 
-def test_a_kernel_is_launched_on_the_current_stream(device: CudaDevice) -> None:
+def test_a_kernel_is_launched_on_the_current_stream(device: Device) -> None:
     kernel = Kernel()
     with device.stream():
         array = device.upload(np.arange(6).reshape(2, 3))
@@ -119,7 +119,7 @@ def test_a_kernel_is_launched_on_the_current_stream(device: CudaDevice) -> None:
     assert streams[0].waited == 0
 
 
-def test_copies(device: CudaDevice) -> None:
+def test_copies(device: Device) -> None:
     host = device.pinned(4)
     host[:] = [1, 2, 3, 4]
     array = device.upload(host)
@@ -128,9 +128,9 @@ def test_copies(device: CudaDevice) -> None:
     assert type(device.download(array)) is np.ndarray
 
 
-def test_a_pool_is_made_where_nobody_chose_one(device: CudaDevice) -> None:
+def test_a_pool_is_made_where_nobody_chose_one(device: Device) -> None:
     """As in a worker that was started by hand, or in the benchmark of the stages."""
     assert type(resources[-1]) is CudaAsyncMemoryResource
     resources.append(chosen := PoolMemoryResource())
-    CudaDevice()
+    Device()
     assert resources[-1] is chosen

@@ -132,22 +132,6 @@ def test_a_full_disk_below_the_output(lines: int) -> None:
     assert done.returncode == 2
 
 
-def test_control_c_does_not_wait_for_a_thread() -> None:
-    """It may compile loops for a minute; here it never ends."""
-    code = (
-        "import os, signal, threading\n"
-        "import nvt_torchrec.base.interrupts\n"
-        "from nvt_torchrec.base.errors import end_process, run_command\n"
-        "from nvt_torchrec.base.threads import in_order\n"
-        "def work(i):\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    threading.Event().wait()\n"
-        "end_process(run_command(lambda: list(in_order(work, [0], 1, 'test'))))"
-    )
-    done = _python("-c", code)
-    assert (done.stderr, done.returncode) == ("interrupted\n", 130)
-
-
 def test_what_is_a_defect_stays_one() -> None:
     assert expected_end(ValueError("x")) is None
     assert expected_end(BrokenPipeError()) is None  # of another pipe: stdout is read

@@ -32,17 +32,19 @@ def test_results_in_order_and_few_tasks_ahead(threads: int) -> None:
     assert list(results) == [i * i for i in range(1, 50)]
 
 
-def test_an_error_is_raised_and_ends_the_rest() -> None:
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_is_raised_and_ends_the_rest(error: type[BaseException]) -> None:
+    """After Ctrl-C no thread goes on writing: in a notebook the same work may begin again."""
     done = []
 
     def work(i: int) -> int:
         if i == 3:
-            raise ValueError("three")
+            raise error("three")
         done.append(i)
         return i
 
     results = in_order(work, range(1000), 2, "test")
-    with pytest.raises(ValueError, match="three"):
+    with pytest.raises(error, match="three"):
         list(results)
     assert len(done) < 20
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("test")]

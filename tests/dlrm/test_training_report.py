@@ -12,8 +12,8 @@ from tensorboardX.proto.event_pb2 import Event
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import write_json
+from nvt_torchrec.base.pages import environment
 from nvt_torchrec.base.pages.charts import Series, lines
-from nvt_torchrec.base.pages.render import environment
 from nvt_torchrec.dlrm.data import read_oracle
 from nvt_torchrec.dlrm.reporting.metrics_log import REGRESSION, MetricsLog
 from nvt_torchrec.dlrm.reporting.page import read_events, write_report

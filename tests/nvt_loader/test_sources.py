@@ -18,9 +18,9 @@ import torch
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
+from nvt_torchrec.nvt_loader.parquet import sources
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.nvt_loader.selection import Selection
-from nvt_torchrec.nvt_loader.sources import table
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import all_ranks, assert_same
@@ -49,7 +49,7 @@ class Own:
 @pytest.fixture(params=[(), LISTS], ids=["flat", "lists"])
 def train(request, tmp_path, monkeypatch) -> Path:
     """One file with row groups of 64 rows, and tables are cut like it."""
-    monkeypatch.setattr(table, "ROW_GROUP_ROWS", 64)
+    monkeypatch.setattr(sources, "ROW_GROUP_ROWS", 64)
     write_split(tmp_path, {"train": [1000]}, multi_hot=request.param)
     return tmp_path / "train"
 

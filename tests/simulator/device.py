@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from nvt_torchrec.base.device import Device
 from tests.kernel_arguments import ARGUMENTS, described
 
 #: The simulator runs one kernel at a time.
@@ -29,8 +30,8 @@ class _Arrays:
         return array
 
 
-class SimulatedDevice:
-    """A :class:`base.device.Device`, strict about the threads that use it.
+class SimulatedDevice(Device):
+    """A device that is strict about the threads that use it.
 
     Attributes:
         streams: How many streams were made.

@@ -1,1 +1,43 @@
-"""Self-contained HTML pages: one template engine, one style, charts as inline SVG."""
+"""Self-contained HTML pages: one template engine, one style, charts as inline SVG.
+
+A page is rendered from its template, which extends ``page.html`` of this package.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from nvt_torchrec.base.pages import charts
+
+
+def render(template: Path, **values: Any) -> str:
+    """Render a template file to a page that loads nothing from elsewhere.
+
+    Args:
+        template: The template. It may use ``page.html``, the macros of ``macros.html``, the
+            functions and the filters of :mod:`base.pages.charts`.
+        values: The variables of the template; text in them is escaped.
+
+    Raises:
+        jinja2.UndefinedError: The template uses a variable or an attribute that does not exist.
+    """
+    return environment(template.parent).get_template(template.name).render(**values)
+
+
+def environment(directory: Path) -> jinja2.Environment:
+    """Make the environment of the templates in ``directory``."""
+    here = Path(__file__).parent
+    result = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([directory, here]),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for filter_ in (charts.number, charts.short, charts.percent, charts.size):
+        result.filters[filter_.__name__] = filter_
+    result.globals |= {"columns": charts.columns, "lines": charts.lines}
+    return result

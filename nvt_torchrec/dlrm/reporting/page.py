@@ -14,8 +14,8 @@ from jinja2 import UndefinedError
 from nvt_torchrec.base.command_line import as_text
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import write_text
+from nvt_torchrec.base.pages import render
 from nvt_torchrec.base.pages.charts import Chart, Series, lines
-from nvt_torchrec.base.pages.render import render
 from nvt_torchrec.dlrm.reporting.metrics_log import METRICS_FILE, REGRESSION
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from nvt_torchrec.base.auroc import TOO_GOOD
 from nvt_torchrec.base.files.atomic import read_json, write_text
+from nvt_torchrec.base.pages import render
 from nvt_torchrec.base.pages.charts import size
-from nvt_torchrec.base.pages.render import render
 from nvt_torchrec.etl.finish.manifest import one_label_remedy, one_label_splits
 from nvt_torchrec.etl.report.data import Categorical, Dense, collect
 from nvt_torchrec.formats.etl_output import EtlOutput

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from nvt_torchrec.base.device import use_pool
 from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, ShardRows
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cuda.device_rows import build_on_device, decoded_rows
@@ -85,7 +86,7 @@ class CudfBuilder(PinnedBuilder):
         super().__init__(dataset, device)
         from nvt_torchrec.nvt_loader.cuda.cudf_reader import CudfReader, ReadAhead
 
-        use_pool(device)
+        _use_pool(device)
         stream = loader_stream(device, "reading")
         self.reading = ReadAhead(CudfReader(dataset, stream), stream, device)
         self.decode = self.reading.decode
@@ -131,16 +132,11 @@ def loader_stream(device: torch.device, _purpose: str) -> torch.cuda.Stream:
 
 
 @functools.cache
-def use_pool(device: torch.device) -> None:
-    """Let RMM take libcudf's memory on ``device`` from a CUDA pool, if it has no other resource.
+def _use_pool(device: torch.device) -> None:
+    """Let RMM take libcudf's memory on ``device`` from a CUDA pool.
 
-    By default RMM asks the driver for each buffer, which waits until the device is idle. Torch's
-    allocator is no alternative: it needs Python for each buffer, and so the interpreter lock, which
-    the training thread holds.
+    Torch's allocator is no alternative: it needs Python for each buffer, and so the interpreter
+    lock, which the training thread holds.
     """
-    import rmm
-
-    if type(rmm.mr.get_per_device_resource(device.index)) is rmm.mr.CudaMemoryResource:
-        with torch.cuda.device(device):
-            pool = rmm.mr.CudaAsyncMemoryResource(release_threshold=POOL_BYTES)
-        rmm.mr.set_per_device_resource(device.index, pool)
+    with torch.cuda.device(device):
+        use_pool(release_threshold=POOL_BYTES)

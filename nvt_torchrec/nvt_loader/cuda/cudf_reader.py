@@ -47,7 +47,7 @@ class CudfReader:
         """Read on ``stream``, which must be the current one."""
         assert dataset.files is not None
         self._dataset, self._files = dataset, dataset.files
-        self._stream = _Stream(stream)
+        self._stream = stream
         self._checker = DeviceChecker(dataset, stream.device)
         self._lists = set(dataset.schema.multi_hot)
         self._groups: weakref.WeakValueDictionary[int, DeviceRowGroup] = (
@@ -166,17 +166,6 @@ def _read_footers(files: ParquetFiles, file: int) -> tuple[Footer, Any]:
     footer = files.footer(file)
     source = plc.io.SourceInfo([str(files.path(file))])
     return footer, plc.io.parquet_metadata.read_parquet_footers(source)[0]
-
-
-class _Stream:
-    """A torch stream as libcudf takes it: older torch streams lack ``__cuda_stream__``."""
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._stream = stream
-        self.device = stream.device
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._stream.cuda_stream
 
 
 class ReadAhead:

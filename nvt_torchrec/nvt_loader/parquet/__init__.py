@@ -1,5 +1,5 @@
-"""Parquet files → rows in CPU memory. Imports no other part of :mod:`nvt_loader`.
+"""Parquet files and other sources → rows in CPU memory. Imports no other part of :mod:`nvt_loader`.
 
-Inside: dataset, row_chunks ← checks ← page_reader ← decoder; pages ←
+Inside: sources ← dataset, row_chunks ← checks ← page_reader ← decoder; pages ←
 dictionary_indices ← page_values ← page_reader; kernels for all of them.
 """

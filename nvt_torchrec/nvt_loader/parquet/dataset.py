@@ -26,8 +26,7 @@ from nvt_torchrec.nvt_loader.parquet.files import (
     schema_beside,
 )
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Range, RowGroupSlice
-from nvt_torchrec.nvt_loader.sources.source import Source
-from nvt_torchrec.nvt_loader.sources.table import TableSource
+from nvt_torchrec.nvt_loader.parquet.sources import Source, TableSource
 
 #: Rows whose lists are counted.
 _SAMPLED_ROWS = 16384
@@ -179,7 +178,7 @@ def read_dataset(
         raise SettingsError(
             f"data of type {type(data).__name__}",
             "give a path, a list of paths, an Arrow table or a frame, or an object with the "
-            "members of nvt_torchrec.nvt_loader.sources.source.Source",
+            "members of nvt_torchrec.nvt_loader.parquet.sources.Source",
         )
     several = label is not None and not isinstance(label, str)
     return Dataset(source, schema, read, several)

@@ -40,7 +40,7 @@ class RowGroup:
 
 @dataclasses.dataclass(frozen=True)
 class ParquetFiles:
-    """Parquet files, a :class:`nvt_loader.sources.source.Source`.
+    """Parquet files, a :class:`nvt_loader.parquet.sources.Source`.
 
     Attributes:
         name: The directory, or what else was given.

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from distributed import Client
 
 from nvt_torchrec.base.arrays import to_numpy
-from nvt_torchrec.base.device import CudaDevice, Device, difference
+from nvt_torchrec.base.device import Device, difference
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.base.files.atomic import publish
 from nvt_torchrec.base.threads import in_order
@@ -115,7 +115,7 @@ def count_blocks(numbered: list[tuple[int, Block]], *, job: Job) -> int:
 def encode_units(units: list[Unit], *, job: Job, workflow: tuple[str, str]) -> list[UnitResult]:
     """Encode units in a worker; write their parts, rejected rows and records, durably."""
     card = worker_card()
-    loaded, on_host = load_once(card.device, *workflow)  # type: ignore[arg-type]
+    loaded, on_host = load_once(card.device, *workflow)
 
     def encode_one(unit: Unit) -> list[UnitResult]:
         log.debug("begin %s", unit.file)
@@ -134,13 +134,13 @@ _starting = threading.Lock()
 def worker_card() -> Card:
     """Return the card of this process; pinned memory and streams are made once."""
     with _starting:
-        return _card_of(make_device())  # type: ignore[arg-type]
+        return _card_of(make_device())
 
 
 @functools.lru_cache(maxsize=1)
 def make_device() -> Device:
     """Return the device of this process."""
-    return CudaDevice()
+    return Device()
 
 
 @functools.lru_cache(maxsize=1)
@@ -194,7 +194,7 @@ def compare_codes(job: Job, unit: Unit, workflow: tuple[str, str]) -> str:
 
         def on_card() -> Mapping[str, np.ndarray]:
             card = worker_card()
-            there, here = load_once(card.device, *workflow)  # type: ignore[arg-type]
+            there, here = load_once(card.device, *workflow)
             publish(encode_unit(card, unit, there, here, ours, reject=job.reject)[1])
             return _columns(ours / PARTS / unit.file)
 

@@ -1,1 +1,0 @@
-"""What a loader can read besides parquet files."""
