@@ -129,18 +129,3 @@ def test_any_difference_is_found(tmp_path: Path, changed: dict, said: str) -> No
 
 def test_ties_may_be_in_another_order_where_that_is_asked_for(tmp_path: Path) -> None:
     assert check(tmp_path, same_ties=False, cat_0=swapped(COLUMNS["cat_0"], 4, 5))
-
-
-@pytest.mark.parametrize(
-    "ids",
-    [
-        swapped(COLUMNS["cat_0"], 3, 4),  # not equally frequent
-        np.where(np.arange(15) == 5, 5, COLUMNS["cat_0"]),  # one row of a tie only
-        swapped(COLUMNS["cat_0"], 1, 2),  # null and out of vocabulary
-        np.where(np.arange(15) == 5, 8, COLUMNS["cat_0"]),  # past the vocabulary
-        np.where(np.arange(15) == 5, -1, COLUMNS["cat_0"]),
-    ],
-)
-def test_ids_that_are_no_renaming_of_ties_are_found(tmp_path: Path, ids: np.ndarray) -> None:
-    with pytest.raises(DifferentOutputError, match="cat_0: ids differ"):
-        check(tmp_path, same_ties=False, cat_0=ids)

@@ -56,25 +56,6 @@ def test_any_parquet_with_a_schema_in_hand(tmp_path):
         assert ids.dtype == torch.int32
 
 
-@pytest.mark.parametrize("kind", [np.int32, np.int64])  # read by pages, by Arrow
-def test_columns_with_dots_in_their_names(tmp_path, kind):
-    rng = np.random.default_rng(0)
-    columns = {
-        "item.id": rng.integers(0, 30, 200).astype(kind),
-        "item": rng.integers(0, 20, 200).astype(kind),
-        "user.age": rng.random(200).astype(np.float32),
-        "clicked.at.all": (rng.random(200) < 0.5).astype(np.float32),
-    }
-    pq.write_table(pa.table(columns), tmp_path / "log.parquet", row_group_size=30)
-    schema = TableSchema("clicked.at.all", ("user.age",), ("item", "item.id"), (20, 30))
-    batches = list(KJTLoader(tmp_path, 16, schema=schema, virtual_shards=1, device="cpu"))
-    for name in schema.categorical:
-        ids = [batch.sparse_features[name].values() for batch in batches]
-        assert torch.cat(ids).tolist() == columns[name].tolist()
-    dense = torch.cat([batch.dense_features[:, 0] for batch in batches])
-    assert dense.tolist() == columns["user.age"].tolist()
-
-
 def test_leaves_of_nested_columns_are_no_columns(tmp_path):
     inner = pa.field("b", pa.int32(), nullable=False)
     fields = [

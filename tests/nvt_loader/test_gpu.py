@@ -37,22 +37,6 @@ def libcudf(monkeypatch):
     return fake_libcudf
 
 
-@pytest.mark.parametrize("lists", [(), LISTS, ("cat_0", "cat_1", "cat_2")])
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize(("batch_size", "world_size", "shards"), [(64, 1, None), (15, 4, 6)])
-def test_the_same_batches_as_a_cpu(
-    tmp_path, monkeypatch, lists, shuffle, batch_size, world_size, shards
-):
-    write_split(tmp_path, {"train": [1000, 0, 300]}, multi_hot=lists)
-    options = {"shuffle": shuffle, "world_size": world_size, "virtual_shards": shards}
-    options |= {"rank": world_size - 1, "device": "cpu"}
-    expected = list(KJTLoader(tmp_path / "train", batch_size, **options))
-    fake_libcudf.install(monkeypatch)
-    found = list(KJTLoader(tmp_path / "train", batch_size, **options))
-    assert_same(found, expected)
-    assert sum(batch.labels.shape[0] for batch in found) >= 1300 // world_size
-
-
 def test_ids_are_hashed_as_on_a_cpu(tmp_path, monkeypatch):
     write_split(tmp_path, {"train": [300]}, multi_hot=LISTS)
     for sizes in ([10, 20, 200], [10, 50, 90]):
@@ -139,18 +123,20 @@ def test_an_error_ahead_is_raised_where_its_rows_come(tmp_path, libcudf, monkeyp
             next(batches)
 
 
-@pytest.mark.parametrize("lists", [(), LISTS])
+@pytest.mark.parametrize("lists", [(), LISTS, ("cat_0", "cat_1", "cat_2")])
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("step", [0, 7])
-def test_the_device_builds_all_blocks(tmp_path, monkeypatch, lists, shuffle, step):
-    """The first one to be compared with the host's, also in the middle of an epoch."""
+@pytest.mark.parametrize(
+    ("step", "batch", "ranks"), [(0, 64, {}), (7, 64, {}), (0, 15, {"world_size": 4, "rank": 3})]
+)
+def test_the_same_batches_as_a_cpu(tmp_path, monkeypatch, lists, shuffle, step, batch, ranks):
+    """The first block is compared with the host's, also in the middle of an epoch."""
     write_split(tmp_path, {"train": [3000, 0, 300]}, row_group_rows=100, multi_hot=lists)
     limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=640, BLOCK=640)
     monkeypatch.setattr("nvt_torchrec.nvt_loader.memory.FIRST_ROWS", 320)
-    options = {"shuffle": shuffle, "device": "cpu", "shuffle_window": 640}
+    options = {"shuffle": shuffle, "device": "cpu", "shuffle_window": 640, **ranks}
 
     def batches():
-        loader = KJTLoader(tmp_path / "train", 64, **options)
+        loader = KJTLoader(tmp_path / "train", batch, **options)
         if step:
             state = {**loader.state_dict(), "step": step}
             loader.load_state_dict(state)
@@ -244,12 +230,6 @@ def test_a_device_that_cannot_be_set_up_is_not_used(tmp_path, monkeypatch, caplo
     assert_same(list(KJTLoader(tmp_path / "train", 64, device="cpu")), expected)
     (warning,) = caplog.messages
     assert "differs from the CPU's: TypeError" in warning
-
-
-def test_a_row_group_that_two_shards_share_is_decoded_once_for_a_block(tmp_path, libcudf):
-    write_split(tmp_path, {"train": [100]}, row_group_rows=100)
-    list(KJTLoader(tmp_path / "train", 64, device="cpu", drop_last=True))
-    assert libcudf.calls == [[[0]]]
 
 
 def test_calls_are_bounded(tmp_path, libcudf, monkeypatch):

@@ -73,15 +73,6 @@ def test_the_default_grows_as_needed(train):
     assert memory.divide_memory(dataset, None, narrow) == usual_budget
 
 
-def test_a_large_batch_needs_no_setting(train):
-    width = read_dataset(train).batch_row_bytes
-    batch = int(2 * memory.LOADER_MEMORY / width / memory.HELD_BLOCKS)
-    loader = KJTLoader(train, batch, device="cpu")
-    assert [len(batch.labels) for batch in loader] == [40000]
-    with pytest.raises(SettingsError, match="loader_memory = 1024 MiB is too little"):
-        KJTLoader(train, 4 * batch, device="cpu")
-
-
 def test_rows_that_other_ranks_share_count(train):
     """64 ranks on 8 virtual shards: each decodes eight times the rows that it delivers."""
     options = {"shuffle": True, "loader_memory": 150_000, "device": "cpu"}

@@ -14,7 +14,7 @@ import torch
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.nvt_loader import KJTLoader
-from nvt_torchrec.nvt_loader.merlin import Loader, MerlinDataset, MerlinLoader, assign_partitions
+from nvt_torchrec.nvt_loader.merlin import Loader, MerlinDataset, MerlinLoader
 from nvt_torchrec.nvt_loader.selection import Selection
 from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import assert_same, rows_of
@@ -51,13 +51,6 @@ def test_the_batches_of_one_rank_are_those_of_kjtloader(tmp_path, lists):
             loader.check_epoch()
 
 
-def test_every_epoch_is_another_iterator(tmp_path):
-    """By which TorchRec's pipelines notice that one has begun."""
-    write_split(tmp_path, {"train": [100]})
-    (loader,) = ranks_of(tmp_path / "train", 60, 1)
-    assert iter(loader) is not iter(loader)
-
-
 @pytest.mark.parametrize("world_size", [2, 3, 40])
 def test_ranks_take_equal_steps_and_every_row_comes_once(tmp_path, world_size):
     """With row groups of other sizes, and fewer of them than ranks."""
@@ -70,12 +63,6 @@ def test_ranks_take_equal_steps_and_every_row_comes_once(tmp_path, world_size):
         for step, batches in enumerate(zip(*epochs, strict=True)):
             assert loaders[0].step_rows(step) == [len(batch.labels) for batch in batches]
     assert len(loaders[0]) == -(-max(len(rows_of(epoch)) for epoch in epochs) // 60)
-
-
-def test_partitions_are_divided_by_their_rows():
-    assert assign_partitions([1000, 100, 700, 0, 50, 30], 2) == [[0], [1, 2, 4, 5]]
-    assert assign_partitions([64] * 5, 2) == [[0, 2, 4], [1, 3]]
-    assert assign_partitions([0], 2) == [[], []]
 
 
 def test_labels_and_weights(tmp_path):
@@ -174,14 +161,6 @@ def test_what_is_wrong_is_refused(tmp_path):
     path.write_bytes(b"\xff" * 400 + content[400:])
     with pytest.raises(BadInputError, match=r"(?s)train: Merlin's Loader fails: .* -> .*etl check"):
         next(iter(loader))
-
-
-def test_it_is_refused_in_workers(tmp_path, monkeypatch):
-    write_split(tmp_path, {"train": [100]})
-    (loader,) = ranks_of(tmp_path / "train", 60, 1)
-    monkeypatch.setattr("nvt_torchrec.nvt_loader.options.get_worker_info", lambda: "a worker")
-    with pytest.raises(SettingsError, match="MerlinLoader inside a DataLoader worker"):
-        iter(loader)
 
 
 def test_a_stream_waits_for_what_merlin_computes(tmp_path, monkeypatch):

@@ -106,12 +106,6 @@ def test_lists_of_another_type_are_converted(small, kind):
     assert_same(list(KJTLoader(small, 16, device="cpu")), expected)
 
 
-def test_only_empty_lists(small):
-    rewrite(small, cat_0=pa.array([[]] * 100, pa.list_(pa.int32())))
-    for batch in KJTLoader(small, 16, device="cpu"):
-        assert batch.sparse_features.length_per_key()[0] == 0
-
-
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_block_without_a_single_id(small, shuffle):
     """All categorical columns are lists, and none of a block's lists has an id in it."""

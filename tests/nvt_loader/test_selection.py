@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,7 +13,7 @@ from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.nvt_loader.selection import Selection, sample_rows, select
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
-from tests.nvt_loader.helper import all_ranks, assert_same, global_rows, rows_of
+from tests.nvt_loader.helper import assert_same, rows_of
 
 FILES = (300, 450, 7, 200, 90)
 STARTS = np.concatenate([[0], np.cumsum(FILES)])
@@ -94,21 +92,6 @@ def test_undersampling_keeps_the_same_rows_of_a_cut(train):
     assert len(set(found)) == len(found)
     assert set(rows(train, selection, undersampling_rate=0.0)) == positives
     assert set(rows(train, selection, undersampling_rate=1.0)) == cut
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_resuming_is_exact_on_another_world_size(train, shuffle):
-    options = {"selection": Selection(NEW, OLD, 0.3, (1,)), "shuffle": shuffle}
-    expected = global_rows(all_ranks(train, 24, 2, **options))
-    (loader,) = all_ranks(train, 48, 1, **options)
-    iterator = iter(loader)
-    for _ in range(5):
-        next(iterator)
-    state = json.loads(json.dumps(loader.state_dict(trained_steps=3)))
-    resumed = all_ranks(train, 24, 2, **options)
-    for one in resumed:
-        one.load_state_dict(state)
-    assert global_rows(resumed) == expected[3:]
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
-import itertools
 import threading
 
 import numpy as np
-import pytest
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Buffers, RowGroupSlice, ShardReader
@@ -51,23 +49,6 @@ def taken(reader, rows):
     return [row for part in reader.take(rows) for row in range(part.begin, part.end)]
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("sizes", [[50], [1] * 50, [7, 3, 1, 20, 19], [0, 25, 25]])
-def test_every_row_in_order(sizes, ahead):
-    decode, threads = decoder()
-    reader = ShardReader(decode, SLICES, 2, 4)
-    found = []
-    with concurrent.futures.ThreadPoolExecutor(3, "pool") as pool:
-        for size in sizes:
-            found.append(taken(reader, size))
-            if ahead:
-                for _ in range(3):  # as often as it likes, and in several threads
-                    reader.decode_ahead(pool)
-    assert [len(rows) for rows in found] == sizes
-    assert list(itertools.chain(*found)) == list(range(50))
-    assert ahead or not any(name.startswith("pool") for name in threads)
-
-
 def test_no_more_is_decoded_than_enough():
     decode, threads = decoder()
     reader = ShardReader(decode, SLICES, 2, 4)
@@ -77,20 +58,6 @@ def test_no_more_is_decoded_than_enough():
             reader.decode_ahead(pool)
     assert 4 <= reader.left < 8
     assert len(threads) == 1 + sum(name.startswith("pool") for name in threads)
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_an_error_is_for_who_takes_the_rows(ahead):
-    decode, _ = decoder(broken=1)
-    reader = ShardReader(decode, SLICES, 10, 100)
-    taken(reader, 3)
-    if ahead:
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            reader.decode_ahead(pool)
-    assert taken(reader, 7) == list(range(3, 10))  # what comes before is whole
-    for _ in range(2):
-        with pytest.raises(BadInputError, match="part 1"):
-            list(reader.take(1))
 
 
 def test_what_is_left_while_others_decode():

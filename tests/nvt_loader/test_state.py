@@ -11,7 +11,7 @@ import pytest
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.nvt_loader.data import WRITER, make_columns, write_split
-from tests.nvt_loader.helper import all_ranks, assert_same, global_batches, global_rows, limit_rows
+from tests.nvt_loader.helper import all_ranks, assert_same, global_batches, limit_rows
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +58,13 @@ def test_resume_is_the_rest_of_the_run(train, trained, shuffle):
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (8, 1), (2, 4), (3, 2), (2, 3), (16, 1)])
-def test_resume_on_another_world_size(train, before, after, shuffle):
+@pytest.mark.parametrize("shards", [None, 3])  # those of the state count
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (8, 1), (3, 2), (2, 3), (16, 1)])
+def test_resume_on_another_world_size(train, before, after, shards, shuffle):
     options = {"shuffle": shuffle, "shuffle_window": 288}
-    loaders = all_ranks(train, 96 // before, before, **options)
-    expected = global_batches(loaders)
-    loaders = all_ranks(train, 96 // before, before, **options)
+    first = options | {"virtual_shards": shards}
+    expected = global_batches(all_ranks(train, 96 // before, before, **first))
+    loaders = all_ranks(train, 96 // before, before, **first)
     for loader in loaders:
         iterator = iter(loader)
         for _ in range(5):
@@ -74,26 +75,6 @@ def test_resume_on_another_world_size(train, before, after, shuffle):
     for loader in resumed:
         loader.load_state_dict(states[0])
     assert_same(global_batches(resumed), expected[3:])
-
-
-@pytest.mark.parametrize(("shards", "ranks"), [(1, 1), (2, 2), (3, 3)])
-def test_a_state_from_when_the_world_size_chose_the_virtual_shards(train, shards, ranks):
-    """It says how many there were: its run goes on in its order, on any number of ranks."""
-    options = {"shuffle": True, "shuffle_window": 288, "virtual_shards": shards}
-    loaders = all_ranks(train, 102 // ranks, ranks, **options)
-    expected = global_rows(loaders)
-    for loader in loaders:
-        loader.set_epoch(0)
-        iterator = iter(loader)
-        next(iterator), next(iterator)
-    state = through_json(loaders[0].state_dict())
-    del options["virtual_shards"]
-    assert global_rows(all_ranks(train, 102, 1, **options)) != expected
-    for now in (1, 2, 3, 6):
-        resumed = all_ranks(train, 102 // now, now, **options)
-        for loader in resumed:
-            loader.load_state_dict(state)
-        assert global_rows(resumed) == expected[2:]
 
 
 def test_what_a_state_counts(train):

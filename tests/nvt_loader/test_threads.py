@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
 import sys
 import threading
@@ -57,27 +56,6 @@ def test_abandoned_and_finished_iterators_leave_no_thread(train, monkeypatch):
         wait_for_no_threads()
     finally:
         gc.enable()
-
-
-def resident_bytes() -> int:
-    """Memory that this process holds."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux's /proc")
-def test_a_hundred_abandoned_loaders_do_not_grow(tmp_path):
-    write_split(tmp_path, {"train": [50000]}, row_group_rows=10000)
-    held = 0
-    for i in range(120):
-        loader = KJTLoader(tmp_path / "train", 500, shuffle=i % 2 == 1, device="cpu")
-        next(iter(loader))
-        if i == 20:  # what is allocated once is there
-            wait_for_no_threads()
-            held = resident_bytes()
-    wait_for_no_threads()
-    # each had more than a megabyte: a first block, decoded columns, a window
-    assert resident_bytes() - held < 50 << 20
 
 
 def test_a_process_ends_while_an_iterator_is_open(train):
