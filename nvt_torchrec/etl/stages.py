@@ -24,14 +24,14 @@ from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.kernels import compile_seconds
 from nvt_torchrec.base.progress import hide_bars
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
-from nvt_torchrec.etl.division import split_pass
-from nvt_torchrec.etl.division.plan import Plan, make_plan
 from nvt_torchrec.etl.engines.start import start
 from nvt_torchrec.etl.finish.accounting import quarantine
 from nvt_torchrec.etl.finish.manifest import one_label_remedy, one_label_splits
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.state import output, staging
 from nvt_torchrec.etl.state.record import begin_or_resume, plan_record
+from nvt_torchrec.etl.units import split_pass
+from nvt_torchrec.etl.units.plan import Plan, make_plan
 from nvt_torchrec.etl.units.results import NoTrainingRowsError, UnitResult
 from nvt_torchrec.etl.units.writing import recorded
 from nvt_torchrec.formats.etl_output import EtlOutput
@@ -134,7 +134,7 @@ class Stages:
         return max(_LEAST_REJECTED, int(most))
 
     def read(self, days: list[DayFile], splits: tuple[str, ...] = ()) -> Plan:
-        """Decompress compressed days, and plan the work; see :mod:`etl.division.plan`."""
+        """Decompress compressed days, and plan the work; see :mod:`etl.units.plan`."""
         settings = self.settings
         with self.timer("read the input"):
             return make_plan(
@@ -292,7 +292,7 @@ class Stages:
             plan: The units.
             rows: Rows read by this run or extension, malformed ones included.
         """
-        from nvt_torchrec.etl.report.page import write_report
+        from nvt_torchrec.etl.finish.report import write_report
 
         timings = self.timer.timings(resumed=self.resumed, rows=rows, text_bytes=plan.text_bytes())
         write_json(self.target.timings, timings)

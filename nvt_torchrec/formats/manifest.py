@@ -41,7 +41,7 @@ class InputFile(_ByKey):
         path: Its path or URL.
         fingerprint: Its size, and its time of change or a checksum.
         rows: Its rows ``in``, ``out`` and ``rejected``.
-        digest: Equal for copies of a file, see :func:`etl.state.fingerprint.content_digest`.
+        digest: Equal for copies of a file, see :func:`etl.state.record.content_digest`.
     """
 
     day: int

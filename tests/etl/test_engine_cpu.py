@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.base.files import syncing
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.etl.division.plan import Plan, make_plan
 from nvt_torchrec.etl.engines import block as block_functions
 from nvt_torchrec.etl.engines import runs as cpu_runs
+from nvt_torchrec.etl.units.plan import Plan, make_plan
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.etl.runs import encode, fit

@@ -19,7 +19,7 @@ from nvt_torchrec.clicklog.readers.raw import read_block
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.engines.nvtabular import transform_frame
-from nvt_torchrec.etl.report.data import collect
+from nvt_torchrec.etl.finish.report import collect
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.etl_output import PREVIOUS, EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
@@ -144,7 +144,7 @@ def test_the_generation_before(raw, base, tmp_path: Path) -> None:
 def test_an_undoing_that_was_interrupted(raw, base, tmp_path: Path) -> None:
     output = copy_of(base, tmp_path)
     before = content(output)
-    rename, broken = "nvt_torchrec.etl.extend.switch._rename", OSError(5, "Input/output error")
+    rename, broken = "nvt_torchrec.etl.extend.claim._rename", OSError(5, "Input/output error")
     for after in range(1, 12, 3):
         add(output, raw[0] / "day_3")
         with failing(rename, broken, after=after, expected=OutputError):

@@ -16,9 +16,8 @@ import pytest
 from nvt_torchrec.base.auroc import column_auroc
 from nvt_torchrec.base.pages import charts
 from nvt_torchrec.base.pages.charts import ticks_to
-from nvt_torchrec.etl.report import data as report_data
-from nvt_torchrec.etl.report.data import BINS, collect
-from nvt_torchrec.etl.report.page import write_report
+from nvt_torchrec.etl.finish import report as report_data
+from nvt_torchrec.etl.finish.report import BINS, collect, write_report
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.manifest import Manifest

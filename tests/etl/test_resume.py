@@ -200,7 +200,7 @@ def test_a_disk_that_fails_now_and_then(raw: Path, tmp_path: Path, monkeypatch) 
 
     monkeypatch.setattr("os.fsync", full)
     monkeypatch.setattr(
-        "nvt_torchrec.etl.report.page.write_report", lambda *arguments: None
+        "nvt_torchrec.etl.finish.report.write_report", lambda *arguments: None
     )  # slow
     again = settings(raw, tmp_path / "out", shuffle="file")
     while not (tmp_path / "out" / "manifest.json").exists():

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.etl.division.plan import make_plan
-from nvt_torchrec.etl.division.split_pass import find_cuts, prepared
 from nvt_torchrec.etl.parts.shuffle import round_keys
 from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.units.plan import make_plan
+from nvt_torchrec.etl.units.split_pass import find_cuts, prepared
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.splits import SPLITS
 from tests.clicklog.reference_reader import key_of
@@ -234,7 +234,7 @@ def test_shuffled_and_resumed(raw: Path, rows: Rows, tmp_path: Path, monkeypatch
     run(settings(raw, tmp_path / "whole", spec, shuffle="full", seed=2))
     with failing("nvt_torchrec.etl.stages.Stages.count_and_encode", KeyboardInterrupt("ctrl-c")):
         run(settings(raw, tmp_path / "out", spec, shuffle="full", seed=2))
-    monkeypatch.setattr("nvt_torchrec.etl.division.split_pass._count_times", None)
+    monkeypatch.setattr("nvt_torchrec.etl.units.split_pass._count_times", None)
     run(settings(raw, tmp_path / "out", spec, shuffle="full", seed=2, workers=1))
     assert content(tmp_path / "out") == content(tmp_path / "whole")
     assert sorted(numbers_of(tmp_path / "out")["train"]) == _expected(rows, spec.split)["train"]

@@ -15,10 +15,10 @@ import pytest
 from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.base.files.atomic import atomic_path, deferred, publish, together, write_text
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.etl.division.plan import Plan, make_plan
 from nvt_torchrec.etl.engines.engine import Job
 from nvt_torchrec.etl.engines.threads import Threads
 from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.units.plan import Plan, make_plan
 from nvt_torchrec.workflows.writer import write_workflow
 from tests.etl.runs import encode, fit, settings, until
 from tests.logs import CRITEO

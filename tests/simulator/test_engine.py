@@ -24,13 +24,13 @@ from nvt_torchrec.base.device import DeviceError
 from nvt_torchrec.base.errors import BadRowError, OutputError
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.commands.check import check
-from nvt_torchrec.etl.division.plan import DividedBlock
 from nvt_torchrec.etl.engines import block as host
 from nvt_torchrec.etl.engines.device import blocks
 from nvt_torchrec.etl.engines.device import workers as device
 from nvt_torchrec.etl.engines.device.blocks import count_block
 from nvt_torchrec.etl.engines.workers import Workers
 from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.units.plan import DividedBlock
 from nvt_torchrec.etl.units.results import LostRowsError
 from nvt_torchrec.formats.feature_spec.columns import DENSE_TRANSFORMS
 from nvt_torchrec.formats.feature_spec.feature_spec import (

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvt_torchrec.etl.engines.moments import moments
+from nvt_torchrec.etl.engines.counting import moments
 from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.workflows import vocabulary

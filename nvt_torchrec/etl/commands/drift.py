@@ -17,7 +17,7 @@ from nvt_torchrec.formats.manifest import Manifest
 
 if TYPE_CHECKING:
     from nvt_torchrec.clicklog.readers.days import DayFile
-    from nvt_torchrec.etl.drift.measure import Drift
+    from nvt_torchrec.etl.drift import Drift
     from nvt_torchrec.workflows.drift import Measure
 
 log = logging.getLogger(__name__)
@@ -56,11 +56,11 @@ def run(settings: DriftSettings, thresholds: Thresholds) -> int:
     0 returned: now it would be compared with itself, and to add it was decided.
 
     Raises:
-        ClickLogError: There is nothing to compare; see :func:`etl.drift.measure.measure_drift`.
+        ClickLogError: There is nothing to compare; see :func:`etl.drift.measure_drift`.
     """
     from tqdm import tqdm
 
-    from nvt_torchrec.etl.drift.measure import Drift, measure_drift, result_name
+    from nvt_torchrec.etl.drift import Drift, measure_drift, result_name
     from nvt_torchrec.etl.extend.checks import check_same_file
     from nvt_torchrec.etl.extend.claim import finish_switch
 

@@ -15,13 +15,11 @@ import numpy as np
 from nvt_torchrec.base.files.atomic import Written
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.clicklog.readers.raw import read_block_chunks
-from nvt_torchrec.etl.division.plan import Unit
-from nvt_torchrec.etl.engines.counting import Counts, count, merge
-from nvt_torchrec.etl.engines.moments import moments
+from nvt_torchrec.etl.engines.counting import Counts, count, merge, moments
 from nvt_torchrec.etl.engines.runs import SortedRun
+from nvt_torchrec.etl.units.plan import Unit
 from nvt_torchrec.etl.units.results import UnitResult, count_missing
-from nvt_torchrec.etl.units.row_split import divide_rows
-from nvt_torchrec.etl.units.writing import Encoded, write_units
+from nvt_torchrec.etl.units.writing import Encoded, divide_rows, write_units
 from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows
 from nvt_torchrec.workflows import compiled

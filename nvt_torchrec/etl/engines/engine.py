@@ -21,12 +21,12 @@ import pyarrow as pa
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.etl.division.plan import Unit
 from nvt_torchrec.etl.engines import block as block_functions
 from nvt_torchrec.etl.engines.counting import Counts, merge
 from nvt_torchrec.etl.engines.runs import Runs
 from nvt_torchrec.etl.settings import cores
 from nvt_torchrec.etl.state.output import FIT
+from nvt_torchrec.etl.units.plan import Unit
 from nvt_torchrec.etl.units.results import NoTrainingRowsError, UnitResult
 from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.workflows.extension.workflow import DayCounts

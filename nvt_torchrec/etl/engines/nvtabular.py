@@ -28,14 +28,13 @@ from nvtabular.ops import Categorify
 
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.clicklog.readers.raw import read_block
-from nvt_torchrec.etl.division.plan import Unit
 from nvt_torchrec.etl.engines.cluster import readable_errors
 from nvt_torchrec.etl.engines.engine import Job, Report
 from nvt_torchrec.etl.engines.workers import Workers
 from nvt_torchrec.etl.state.output import CATEGORIES
+from nvt_torchrec.etl.units.plan import Unit
 from nvt_torchrec.etl.units.results import UnitResult
-from nvt_torchrec.etl.units.row_split import divide_rows
-from nvt_torchrec.etl.units.writing import Encoded, finish_units, write_units
+from nvt_torchrec.etl.units.writing import Encoded, divide_rows, finish_units, write_units
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows, empty_rows

@@ -49,7 +49,7 @@ class SortedRun:
     Attributes:
         rows: well-formed rows.
         nulls: int64 [vocabularies], rows in which a single-hot column was missing.
-        moments: float64 [blocks, dense columns, 4], see :func:`etl.engines.moments.moments`.
+        moments: float64 [blocks, dense columns, 4], see :func:`etl.engines.counting.moments`.
         counts: per vocabulary; an iterator, where they are made as they are written.
     """
 

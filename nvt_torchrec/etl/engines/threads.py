@@ -15,9 +15,9 @@ from pathlib import Path
 
 from nvt_torchrec.base.files.atomic import will_read
 from nvt_torchrec.clicklog.readers.log_format import Block, format_of
-from nvt_torchrec.etl.division.plan import Unit, by_block
 from nvt_torchrec.etl.engines.block import count_block, encode_block
 from nvt_torchrec.etl.engines.engine import Engine, Report, open_runs
+from nvt_torchrec.etl.units.plan import Unit, by_block
 from nvt_torchrec.etl.units.results import UnitResult
 from nvt_torchrec.etl.units.writing import recording
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec

@@ -15,7 +15,6 @@ from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.journal import changes
 from nvt_torchrec.base.files.validation import path_inside
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.etl.division.plan import Plan
 from nvt_torchrec.etl.engines.start import resolve
 from nvt_torchrec.etl.extend.checks import (
     check_extendable,
@@ -23,22 +22,24 @@ from nvt_torchrec.etl.extend.checks import (
     check_row_count,
     new_days,
 )
-from nvt_torchrec.etl.extend.claim import Claim, claimed
-from nvt_torchrec.etl.extend.splits import Assignment, assign_all, renamed_parts
+from nvt_torchrec.etl.extend.claim import NEXT, Claim, claimed, switch
 from nvt_torchrec.etl.extend.stage import (
+    Assignment,
+    assign_all,
     files_of_days,
     left_out,
     link_files,
     link_parts,
     next_manifest,
+    renamed_parts,
 )
-from nvt_torchrec.etl.extend.switch import NEXT, switch
 from nvt_torchrec.etl.finish.accounting import check_rows, without_empty_parts
 from nvt_torchrec.etl.finish.manifest import make_manifest
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.stages import RowsBar, Stages
 from nvt_torchrec.etl.state.output import named_errors
 from nvt_torchrec.etl.state.record import before_resuming, plan_record
+from nvt_torchrec.etl.units.plan import Plan
 from nvt_torchrec.etl.units.results import UnitResult
 from nvt_torchrec.formats.etl_output import PREVIOUS, EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
@@ -244,7 +245,7 @@ class _Day:
 
     def _measure_drift(self, plan: Plan) -> None:
         """Compare the day with the days counted before, as ``python -m etl drift`` does."""
-        from nvt_torchrec.etl.drift.measure import measure_drift, result_name
+        from nvt_torchrec.etl.drift import measure_drift, result_name
 
         (file,) = plan.days
         if (self.next.drift / f"{result_name(file.source)}.json").exists():  # by an earlier process

@@ -1,1 +1,1 @@
-"""After the last unit: every row is accounted for, and the manifest says so."""
+"""After the last unit: every row is accounted for; the manifest and the report."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.etl.state.fingerprint import content_digest
+from nvt_torchrec.etl.state.record import content_digest
 from nvt_torchrec.etl.units.results import UnitResult, by_source
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.manifest import InputFile, Manifest, PartFile

@@ -12,10 +12,11 @@ from nvt_torchrec.etl.guess.label_and_split import (
     PERSONAL_DATES,
     choose_labels,
     choose_split,
+    find_leak,
     label_rule,
+    labels_of_rows,
     why_no_feature,
 )
-from nvt_torchrec.etl.guess.leaks import find_leak, labels_of_rows
 from nvt_torchrec.etl.guess.sample import SampledFile, spec_name, unique_names
 from nvt_torchrec.etl.guess.values import Profile
 

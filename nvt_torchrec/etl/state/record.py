@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from nvt_torchrec.base.files.journal import Journal, refuse_changes
 from nvt_torchrec.base.versions import installed_version
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.etl.state.fingerprint import fingerprint
+from nvt_torchrec.clicklog.readers.lines import read_bytes
 from nvt_torchrec.etl.state.output import RESTART
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
@@ -20,6 +22,43 @@ log = logging.getLogger(__name__)
 
 #: Packages of other versions may write other bytes.
 _VERSIONS_OF = ("nvt-torchrec", "pyarrow", "numpy", "numba", "nvtabular", "pandas")
+_MIB, _SAMPLES = 1 << 20, 16
+
+
+def fingerprint(day: DayFile) -> dict[str, Any]:
+    """What identifies the content of a file: its size and time of change.
+
+    Where a file system knows no time, it is a checksum of the first and last bytes.
+
+    Raises:
+        BadInputError: it cannot be read.
+    """
+    if day.modified is not None:
+        return {"size": day.size, "modified": str(day.modified)}
+    ends = {(0, min(day.size, _MIB)), (max(0, day.size - _MIB), day.size)}
+    return {"size": day.size, "sha256 of its ends": _digest(day, sorted(ends))}
+
+
+def content_digest(day: DayFile) -> str:
+    """Return a digest by which copies of a file are known: of its size, and of 16 MiB in 16 places.
+
+    All of a small file is read. To read all of a large one would take as long as a tenth of a run.
+
+    Raises:
+        BadInputError: It cannot be read.
+    """
+    if day.digest:
+        return day.digest
+    step = max(_MIB, -(-day.size // _SAMPLES))
+    places = [(begin, min(begin + _MIB, day.size)) for begin in range(0, day.size, step)]
+    return f"{day.size}-{_digest(day, places)}"
+
+
+def _digest(day: DayFile, ranges: Iterable[tuple[int, int]]) -> str:
+    digest = hashlib.sha256()
+    for begin, end in ranges:
+        digest.update(read_bytes(day.path, begin, end))
+    return digest.hexdigest()
 
 
 def plan_record(settings: dict[str, Any], days: list[DayFile]) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""The work on a unit: the rows of its split, its files, and its result."""
+"""Units of work: how a log is cut into them, the rows of each, its files, and its result."""

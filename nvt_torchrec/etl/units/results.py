@@ -9,7 +9,7 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.etl.division.plan import Unit
+from nvt_torchrec.etl.units.plan import Unit
 from nvt_torchrec.formats.rows import WORD_BITS
 
 

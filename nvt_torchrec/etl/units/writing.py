@@ -1,9 +1,14 @@
-"""The files of a unit, its part and its rejected rows; and its record in the run's journal."""
+"""The rows of each unit of a block; the unit's part, its rejected rows, its record in the journal.
+
+The rows of a block are divided by a rule that looks at each row alone, so the division depends
+neither on the engine nor on how the log is cut into blocks.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,12 +18,84 @@ import pyarrow as pa
 from nvt_torchrec.base.files.atomic import Written, atomic_path, deferred, publish
 from nvt_torchrec.base.files.journal import Journal
 from nvt_torchrec.base.files.syncing import Syncer
-from nvt_torchrec.etl.division.plan import DividedBlock, Unit
+from nvt_torchrec.base.hashing import mix, round_keys
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.clicklog.readers.log_format import Block
+from nvt_torchrec.clicklog.text.assemble import take
 from nvt_torchrec.etl.parts.parquet import PartWriter
 from nvt_torchrec.etl.state.output import PARTS, REJECTED
-from nvt_torchrec.etl.units.results import UnitRecord, UnitResult, count_missing
-from nvt_torchrec.etl.units.row_split import divide_rows
+from nvt_torchrec.etl.units.plan import DividedBlock, Unit
+from nvt_torchrec.etl.units.results import LostRowsError, UnitRecord, UnitResult, count_missing
 from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.splits import SPLITS
+
+
+def hashes(values: np.ndarray, *seed: int) -> np.ndarray:
+    """Hash int64 [n] with a seed of non-negative integers; uint64 [n]."""
+    return _hashes(np.ascontiguousarray(values), *round_keys(*seed)[:2])
+
+
+@compiled()
+def _hashes(values, first, second):
+    hashes = np.empty(len(values), np.uint64)
+    for i in range(len(values)):
+        hashes[i] = mix(mix(np.uint64(values[i]) ^ first) + second)
+    return hashes
+
+
+def choose(rows: RawRows, block: DividedBlock, lines_before: int) -> np.ndarray:
+    """Return the index of each row's split in ``block.rule.splits``; uint8 [n].
+
+    Args:
+        rows: Rows of the block.
+        block: The block.
+        lines_before: The number of the block's lines before those of ``rows``.
+    """
+    rule = block.rule
+    if rule.by == "share":
+        return rule.choose(
+            hashes(block.first_row + lines_before + rows.line, rule.seed, block.file)
+        )
+    return rule.choose(rows.key if rule.by == "time" else hashes(rows.key, rule.seed))  # type: ignore[arg-type]
+
+
+def divide_rows(
+    pieces: Iterable[RawRows], block: Block, splits: Sequence[str]
+) -> Iterator[tuple[RawRows, ...]]:
+    """Divide rows of a block into those of each split.
+
+    Bad rows go to the first split of the block, so that each is rejected once. ``lines`` of all
+    results is that of the piece.
+
+    Args:
+        pieces: All rows of the block, in their order.
+        block: The block; if it is not divided, there is one split.
+        splits: The splits to yield, of those of the block.
+
+    Raises:
+        LostRowsError: The reader lost rows.
+    """
+    lines = 0
+    for rows in pieces:
+        if rows.lines != len(rows) + rows.bad_count:
+            raise LostRowsError(
+                f"{block.source}, bytes {block.begin} to {block.end}: {rows.lines} "
+                f"lines, but {len(rows)} rows and {rows.bad_count} rejected ones",
+                "this is a defect; nothing was written for them",
+            )
+        if not isinstance(block, DividedBlock):
+            yield (rows,)
+            continue
+        chosen = choose(rows, block, lines)
+        by_split = []
+        for split in splits:
+            taken = take(rows, chosen == SPLITS.index(split))
+            if split == block.rule.splits[0]:
+                taken = dataclasses.replace(taken, bad=rows.bad, bad_count=rows.bad_count)
+            by_split.append(taken)
+        yield tuple(by_split)
+        lines += rows.lines
+
 
 #: Bad rows that the record of a unit describes; its file of rejected rows has all of them.
 DESCRIBED = 5

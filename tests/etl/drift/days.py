@@ -8,7 +8,7 @@ from pathlib import Path
 from nvt_torchrec.clicklog.synthetic.log import synthesize
 from nvt_torchrec.clicklog.synthetic.model import SyntheticSettings
 from nvt_torchrec.etl.commands.drift import find_day
-from nvt_torchrec.etl.drift.measure import Drift, measure_drift
+from nvt_torchrec.etl.drift import Drift, measure_drift
 from nvt_torchrec.etl.run import run
 from tests.etl.runs import settings
 from tests.logs import CRITEO

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nvt_torchrec.etl.drift.measure import Counted
+from nvt_torchrec.etl.drift import Counted
 from nvt_torchrec.workflows.drift import Bins, Buckets
 
 _ZIPF = 1 / np.arange(1, 1001) ** 1.1

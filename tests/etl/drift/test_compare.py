@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from nvt_torchrec.etl.drift.measure import Counted, compare
+from nvt_torchrec.etl.drift import Counted, compare
 from nvt_torchrec.etl.settings import Thresholds
 from nvt_torchrec.workflows.drift import Measure
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from nvt_torchrec.etl import drift as measure_module
 from nvt_torchrec.etl.commands.drift import as_text
-from nvt_torchrec.etl.drift import measure as measure_module
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.feature_spec.feature_spec import InputFormat
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS

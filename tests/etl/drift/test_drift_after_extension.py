@@ -12,7 +12,7 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.drift import as_text
-from nvt_torchrec.etl.drift.measure import Drift
+from nvt_torchrec.etl.drift import Drift
 from nvt_torchrec.etl.extend.run import extend
 from nvt_torchrec.etl.parts import sample
 from nvt_torchrec.etl.run import run

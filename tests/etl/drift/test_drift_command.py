@@ -10,7 +10,7 @@ import pytest
 
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.drift import as_text
-from nvt_torchrec.etl.drift.measure import FORMAT, Drift
+from nvt_torchrec.etl.drift import FORMAT, Drift
 from nvt_torchrec.workflows.drift import Measure
 from tests.etl.drift.days import drift_of, with_larger_int_2
 from tests.logs import CRITEO

@@ -174,6 +174,6 @@ def test_plans_that_somebody_changed(raw, output) -> None:
 
 def _interrupt_switch(raw: Path, output: Path) -> None:
     """Fail at a rename of the switch, as if the disk were gone."""
-    rename, broken = "nvt_torchrec.etl.extend.switch._rename", OSError(5, "Input/output error")
+    rename, broken = "nvt_torchrec.etl.extend.claim._rename", OSError(5, "Input/output error")
     with failing(rename, broken, after=3, expected=OutputError):
         add(output, raw / "day_4")

@@ -20,11 +20,11 @@ from nvt_torchrec.base.errors import (
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.check import check
-from nvt_torchrec.etl.extend.splits import assign_all, days_after
+from nvt_torchrec.etl.extend.stage import assign_all, days_after
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
-from nvt_torchrec.etl.state.fingerprint import content_digest
 from nvt_torchrec.etl.state.output import EXTENDING_FILE
+from nvt_torchrec.etl.state.record import content_digest
 from nvt_torchrec.formats.etl_output import PREVIOUS, EtlOutput
 from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.extended import (

@@ -28,11 +28,10 @@ from nvt_torchrec.clicklog.readers.lines import read_into
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.clicklog.text.device.tokenizer import DeviceRows, padded, parse_on_device
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
-from nvt_torchrec.etl.division.plan import Unit
 from nvt_torchrec.etl.engines import block as host
-from nvt_torchrec.etl.engines.counting import Counts
-from nvt_torchrec.etl.engines.moments import moments
+from nvt_torchrec.etl.engines.counting import Counts, moments
 from nvt_torchrec.etl.engines.runs import SortedRun
+from nvt_torchrec.etl.units.plan import Unit
 from nvt_torchrec.etl.units.results import LostRowsError, UnitResult
 from nvt_torchrec.etl.units.writing import Encoded, write_units
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec

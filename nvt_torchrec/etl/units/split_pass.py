@@ -25,8 +25,8 @@ from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.clicklog.readers.log_format import Block, format_of
 from nvt_torchrec.clicklog.readers.raw import read_block_chunks
-from nvt_torchrec.etl.division.plan import Plan
 from nvt_torchrec.etl.state.output import TIMES
+from nvt_torchrec.etl.units.plan import Plan
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def prepared(
     After an interruption, blocks whose times were counted are not read again.
 
     Args:
-        plan: See :func:`etl.division.plan.make_plan`.
+        plan: See :func:`etl.units.plan.make_plan`.
         spec: The columns and the split.
         work: The directory of the run's state.
         threads: The number of blocks that are read at once.

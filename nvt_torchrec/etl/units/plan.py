@@ -134,7 +134,7 @@ def make_plan(
 
     The cuts depend only on the data and ``block_bytes``, not on the engine or its workers. What a
     division of rows needs to know beyond the files is added by
-    :func:`etl.division.split_pass.prepared`.
+    :func:`etl.units.split_pass.prepared`.
 
     Args:
         files: The uncompressed files; see :func:`etl.state.staging.staged`.

@@ -28,7 +28,7 @@ from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
 from nvt_torchrec.etl.parts.sample import count_ids, read_sample, values_of
 from nvt_torchrec.etl.settings import Thresholds
-from nvt_torchrec.etl.state.fingerprint import content_digest
+from nvt_torchrec.etl.state.record import content_digest
 from nvt_torchrec.etl.units.results import count_missing
 from nvt_torchrec.formats.day_names import name_of
 from nvt_torchrec.formats.etl_output import EtlOutput

@@ -1,1 +1,0 @@
-"""How the log is cut: blocks, their units, and what a division of rows has to know."""

@@ -1,1 +1,0 @@
-"""How a day of raw rows differs from the training days of an output."""
