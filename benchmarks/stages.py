@@ -102,7 +102,7 @@ def of_block(
     """Measure each stage of a block on a card alone; ``directory`` is made and removed."""
     from nvt_torchrec.etl.engines.device.blocks import copy_encoded, count_rows
     from nvt_torchrec.etl.engines.engine import Job
-    from nvt_torchrec.etl.engines.threads import Threads
+    from nvt_torchrec.etl.engines.host import Threads
     from nvt_torchrec.etl.parts.parquet import write_part
     from nvt_torchrec.workflows import compiled
     from nvt_torchrec.workflows.compiled.device import DeviceWorkflow

@@ -28,8 +28,7 @@ from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
 from nvt_torchrec.etl.parts.sample import count_ids, read_sample, values_of
 from nvt_torchrec.etl.settings import Thresholds
-from nvt_torchrec.etl.state.record import content_digest
-from nvt_torchrec.etl.units.results import count_missing
+from nvt_torchrec.etl.units.writing import count_missing
 from nvt_torchrec.formats.day_names import name_of
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
@@ -191,13 +190,7 @@ def measure_drift(
         malformed=(manifest.rows["rejected"], manifest.rows["in"]),
     )
     (rows,) = now.rows
-    digest = content_digest(day)
-    repeated = [
-        Measure("repeated day", "", [rows], [file.day], None, None, flagged=True)
-        for file in manifest.inputs
-        if file.digest == digest and file.day != day.day
-    ]
-    measures = repeated + compare(now, then, thresholds)
+    measures = compare(now, then, thresholds)
     return Drift(
         day=day.day,
         name=result_name(day.source),

@@ -10,7 +10,6 @@ from tqdm import tqdm
 
 from nvt_torchrec.base.progress import hide_bars
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
-from nvt_torchrec.etl.engines.start import resolve
 from nvt_torchrec.etl.finish.accounting import (
     check_rows,
     check_splits,
@@ -19,12 +18,12 @@ from nvt_torchrec.etl.finish.accounting import (
 )
 from nvt_torchrec.etl.finish.manifest import make_manifest
 from nvt_torchrec.etl.settings import EtlSettings
-from nvt_torchrec.etl.stages import Stages
+from nvt_torchrec.etl.stages import Stages, resolve
 from nvt_torchrec.etl.state import output
 from nvt_torchrec.etl.state.record import already_finished, plan_record
 from nvt_torchrec.etl.units import split_pass
 from nvt_torchrec.etl.units.plan import Plan
-from nvt_torchrec.etl.units.results import UnitResult
+from nvt_torchrec.etl.units.writing import UnitResult
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.manifest import Manifest

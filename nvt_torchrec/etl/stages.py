@@ -24,7 +24,7 @@ from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.kernels import compile_seconds
 from nvt_torchrec.base.progress import hide_bars
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
-from nvt_torchrec.etl.engines.start import start
+from nvt_torchrec.etl.engines.device import gpu_count, supports
 from nvt_torchrec.etl.finish.accounting import quarantine
 from nvt_torchrec.etl.finish.manifest import one_label_remedy, one_label_splits
 from nvt_torchrec.etl.settings import EtlSettings
@@ -32,8 +32,7 @@ from nvt_torchrec.etl.state import output, staging
 from nvt_torchrec.etl.state.record import begin_or_resume, plan_record
 from nvt_torchrec.etl.units import split_pass
 from nvt_torchrec.etl.units.plan import Plan, make_plan
-from nvt_torchrec.etl.units.results import NoTrainingRowsError, UnitResult
-from nvt_torchrec.etl.units.writing import recorded
+from nvt_torchrec.etl.units.writing import NoTrainingRowsError, UnitResult, recorded
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.split import ANY_FILES
 from nvt_torchrec.formats.manifest import Manifest
@@ -48,28 +47,12 @@ log = logging.getLogger(__name__)
 _LEAST_REJECTED = 10_000
 
 
-class RowsBar(tqdm):
-    """A progress bar on a terminal: rows/s, MB of input per second, time left."""
-
-    def __init__(self, what: str, plan: Plan, split: str | None = None, initial: int = 0) -> None:
-        self.mb_per_row = plan.text_bytes(split) / max(1, plan.estimated_rows(split)) / 1e6
-        total = plan.estimated_rows(split)
-        super().__init__(
-            desc=what,
-            total=total,
-            initial=initial,
-            unit=" rows",
-            unit_scale=True,
-            disable=hide_bars(),
-        )
-
-    @property
-    def format_dict(self) -> dict[str, Any]:
-        """tqdm's fields, with the speed in MB/s."""
-        value = super().format_dict
-        rate = value["rate"] or (value["n"] - value["initial"]) / max(value["elapsed"], 1e-9)
-        value["postfix"] = f"{rate * self.mb_per_row:.0f} MB/s"
-        return value
+def rows_bar(what: str, plan: Plan, split: str | None = None, initial: int = 0) -> tqdm:
+    """Make a progress bar of rows, which is shown on a terminal only."""
+    total = plan.estimated_rows(split)
+    return tqdm(
+        desc=what, total=total, initial=initial, unit=" rows", unit_scale=True, disable=hide_bars()
+    )
 
 
 class StageTimer:
@@ -102,6 +85,55 @@ class StageTimer:
             speeds["rows_per_s"] = round(rows / work)
             speeds["text_mb_per_s"] = round(text_bytes / work / 1e6, 1)
         return {"resumed": resumed, "seconds": dict(self.seconds), **speeds}
+
+
+def resolve(settings: EtlSettings) -> EtlSettings:
+    """Replace the engine ``auto`` by one of the engines, and log which one and why."""
+    if settings.engine != "auto":
+        return settings
+    gpus = 0 if settings.scheduler else gpu_count()
+    if settings.scheduler:
+        engine, reason = "dask", "there is a --scheduler"
+    elif gpus and supports(settings.spec):
+        engine, reason = "dask", "there is a GPU" if gpus == 1 else f"there are {gpus} GPUs"
+    elif gpus:
+        engine, reason = "cpu", "GPUs encode logs in Criteo's format only"
+    else:
+        engine, reason = "cpu", "there is no GPU that cuDF can use"
+    log.info("engine %s: %s", engine, reason)
+    return dataclasses.replace(settings, engine=engine)
+
+
+@contextlib.contextmanager
+def start(settings: EtlSettings, work: Path, reject: bool | int) -> Iterator[Engine]:
+    """Start the engine that the settings name.
+
+    Args:
+        settings: The settings of the run.
+        work: The directory of its state.
+        reject: Whether malformed rows are left out, or how many of a block at most.
+    """
+    # compiles loops on import, which may take half a minute: only once the input was checked
+    from nvt_torchrec.etl.engines.engine import Job
+
+    job = Job(settings.spec, work, reject, settings.threads, settings.strict_gpu)
+    if settings.engine == "cpu":
+        from nvt_torchrec.etl.engines.host import Threads
+
+        yield Threads(job)
+        return
+    # Dask takes seconds to import: not for the cpu engine, nor for --help
+    from nvt_torchrec.etl.engines.cluster import cluster
+
+    with cluster(settings.scheduler, settings.workers, work) as (client, gpu):
+        if settings.engine == "nvtabular":
+            from nvt_torchrec.etl.engines.nvtabular import NVTabular
+
+            yield NVTabular(job, client, gpu)
+        else:
+            from nvt_torchrec.etl.engines.workers import Workers
+
+            yield Workers(job, client, gpu)
 
 
 @dataclasses.dataclass
@@ -150,7 +182,7 @@ class Stages:
         spec = self.settings.spec
         if spec.split.by == "days":
             return plan
-        with self.timer("split"), RowsBar("split", plan) as bar:
+        with self.timer("split"), rows_bar("split", plan) as bar:
             return split_pass.prepared(
                 plan,
                 spec,
@@ -191,14 +223,14 @@ class Stages:
                         start(self.settings, self.work, self._reject(plan))
                     )
             if not whole:
-                with self.timer("fit"), RowsBar("fit", plan, counted) as bar:
+                with self.timer("fit"), rows_bar("fit", plan, counted) as bar:
                     self._make_workflow(started, bar.update, write_workflow, parts=bool(done))
                 # the counts of a large log take as much room as its parts: delete them meanwhile
                 deleting = stack.enter_context(ThreadPoolExecutor(1, "delete"))
                 deleting.submit(shutil.rmtree, self.work / output.FIT, ignore_errors=True)
             if missing:
                 lines = sum(result.lines for result in results)
-                with self.timer("transform"), RowsBar("transform", plan, initial=lines) as bar:
+                with self.timer("transform"), rows_bar("transform", plan, initial=lines) as bar:
                     for result in started.encode(missing, self.target.workflow):
                         bar.update(result.lines)
                         results.append(result)

@@ -128,12 +128,10 @@ class Measure:
     """One number of a day beside the same number of the training days.
 
     Attributes:
-        name: "PSI", "missing rate", "unseen share", "label rate", "malformed rows" or "rows"; or
-            "repeated day", if the file is a copy of one of the training days.
+        name: "PSI", "missing rate", "unseen share", "label rate", "malformed rows" or "rows".
         column: The column; "" for the day as a whole.
         now: A count and the total that it is out of; of a PSI the rows in each cell; the rows.
-        then: The same of the training days, the rows of each of them, the number of the repeated
-            one; empty if nothing is known.
+        then: The same of the training days, the rows of each of them; empty if nothing is known.
         change: The PSI; the difference of the shares; of label rate and rows the relative change
             beyond the range of the training days. None where nothing is known of them.
         limit: The largest change that is not flagged: the threshold, or what chance explains of a

@@ -21,10 +21,10 @@ import pytest
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.engines.engine import Job
-from nvt_torchrec.etl.engines.threads import Threads
+from nvt_torchrec.etl.engines.host import Threads
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.units.plan import Plan
-from nvt_torchrec.etl.units.results import UnitResult
+from nvt_torchrec.etl.units.writing import UnitResult
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.schema import TableSchema

@@ -56,7 +56,6 @@ def _rewrite(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
 
 
 def test_one_split_of_a_sound_output(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``_metadata`` above it lists other splits too, which nobody asked for."""
     assert bad(sound / SPLIT / "valid") == []
     monkeypatch.chdir(sound / SPLIT / "valid")
     assert bad(Path(".")) == []
@@ -72,7 +71,7 @@ def test_a_sound_output(sound: Path, capsys) -> None:
 
 
 def test_command_line(output: Path, capsys) -> None:
-    (output / SPLIT / "valid" / "_metadata").unlink()
+    (output / SPLIT / "valid" / ".merlin" / "schema.json").unlink()
     assert main(["check", str(output), "--workers", "1"]) == 1
     shown = capsys.readouterr().out
     assert "error: " in shown
@@ -87,11 +86,13 @@ def test_command_line(output: Path, capsys) -> None:
 def test_many_findings_alike_are_counted(output: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(check_module, "SHOWN", 2)
     for i in range(5):
-        (output / SPLIT / "train" / f".part.{i}.parquet.1.tmp").touch()
+        shutil.copy(
+            output / SPLIT / "train" / "part.0.parquet", output / SPLIT / f"test/{i}.parquet"
+        )
     assert main(["check", str(output)]) == 1
     shown = capsys.readouterr().out
-    assert shown.count("half written") == 2
-    assert "leftover: 3 more findings like these" in shown
+    assert shown.count("not in the manifest") == 2
+    assert "rows: 4 more findings like these" in shown  # the positives of test are another one
 
 
 # --- values
@@ -191,20 +192,17 @@ def test_rows_and_files_against_the_manifest(output: Path) -> None:
     write_part(whole.slice(1), split / "part.0.parquet")
     found = "\n".join(bad(output))
     assert "train/part.0.parquet: 119 rows, the manifest says 120" in found
-    assert "_metadata: lists 120 rows in part.0.parquet, it has 119" in found
     write_part(whole, split / "part.0.parquet")
     assert bad(output) == []
 
     shutil.copy(split / "part.0.parquet", split / "part.9.parquet")
     found = "\n".join(bad(output))
     assert "train/part.9.parquet: not in the manifest" in found
-    assert "lists 0 rows in part.9.parquet, it has 120" in found
     (split / "part.9.parquet").unlink()
 
     (split / "part.1.parquet").unlink()
     found = "\n".join(bad(output))
     assert "train/part.1.parquet: missing, but listed in the manifest" in found
-    assert "lists 90 rows in part.1.parquet, it has 0" in found
 
 
 @pytest.mark.parametrize(
@@ -230,26 +228,12 @@ def test_unfinished_and_leftovers(output: Path) -> None:
     (output / ".work").mkdir()
     assert "left by a run" in only(output, "leftover", WARNING)
     shutil.rmtree(output / ".work")
-    (output / SPLIT / "train" / ".part.0.parquet.123.tmp").touch()
-    assert "half written" in only(output, "leftover", WARNING)
-    (output / SPLIT / "train" / ".part.0.parquet.123.tmp").unlink()
     (output / UNFINISHED_FILE).touch()
     assert "the run has not finished -> finish it by the same command" in only(output, "unfinished")
     shutil.rmtree(output / "criteo_binary")
     shutil.rmtree(output / "workflow")
     (output / "manifest.json").unlink()
     only(output, "unfinished")
-
-
-def test_collected_metadata(output: Path) -> None:
-    path = output / SPLIT / "_metadata"
-    path.write_bytes(b"PAR1")
-    assert "_metadata: not parquet metadata" in only(output, "_metadata")
-    path.unlink()
-    os.mkfifo(path)
-    assert "_metadata: not parquet metadata: not a regular file" in only(output, "_metadata")
-    path.unlink()
-    assert "_metadata: missing" in only(output, "_metadata")
 
 
 def test_workflow(output: Path) -> None:

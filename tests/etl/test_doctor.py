@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -41,17 +40,16 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_on_this_machine() -> None:
-    """Whatever it has: a report that can be read by people and by programs."""
-    done = python("-m", "etl", "doctor", "--json")
-    findings = [doctor.Diagnosis(**values) for values in json.loads(done.stdout)]
-    assert done.returncode == int(any(finding.state == WRONG for finding in findings))
-    subjects = [finding.subject for finding in findings]
-    assert {"training", "ETL", "PyTorch", "FBGEMM", "RAPIDS"} <= set(subjects)
-    text = doctor.report(findings)
-    assert all(finding.what in text and finding.remedy in text for finding in findings)
-    if subjects[0] == "GPU":  # without one, nothing is wrong
+    """Whatever it has: a line for each part of it."""
+    done = python("-m", "etl", "doctor")
+    states = [line.split()[0] for line in done.stdout.splitlines() if not line.startswith(" ")]
+    assert set(states) <= {OK, NOTE, WRONG}
+    assert done.returncode == int(WRONG in states)
+    for subject in ("training", "ETL", "PyTorch", "FBGEMM", "RAPIDS"):
+        assert subject in done.stdout
+    if "GPU " in done.stdout.splitlines()[0]:  # without one, nothing is wrong
         assert done.returncode == 0
-        assert "the CPU does the work" in findings[0].what
+        assert "the CPU does the work" in done.stdout
 
 
 def test_driver(machine) -> None:
@@ -90,7 +88,6 @@ def test_without_the_package_that_lists_gpus(monkeypatch: pytest.MonkeyPatch) ->
         ("print(f'2.13, {GPUS} GPU(s)')", 2, OK, "2.13, 2 GPU(s)", ""),
         ("print(2, flush=True); raise SystemExit('for CPUs')", 1, WRONG, "2: for CPUs", "gpu"),
         ("import no_such_package", 0, WRONG, "cannot be imported: ModuleNotFoundError: No", "cpu"),
-        ("raise OSError('libnvidia-ml.so.1: none')", 0, WRONG, "of NVIDIA's driver", "cpu"),
         ("import os; os.kill(os.getpid(), 11)", 0, WRONG, "exit status -11", "cpu"),
     ],
 )
@@ -102,8 +99,8 @@ def test_packages_are_tried(program: str, gpus: int, state: str, what: str, reme
 
 
 def test_builds_for_cpus_are_wrong_where_there_is_a_gpu() -> None:
-    for program in (doctor._TORCH, doctor._FBGEMM):
-        assert "a build for CPUs" in doctor.try_package("", program, 1).what
+    assert "not compiled with CUDA" in doctor.try_package("", doctor._TORCH, 1).what
+    assert "a build for CPUs" in doctor.try_package("", doctor._FBGEMM, 1).what
 
 
 def test_rapids_and_shared_memory(machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.base.files import syncing
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.etl.engines import block as block_functions
+from nvt_torchrec.etl.engines import counting
 from nvt_torchrec.etl.engines import runs as cpu_runs
 from nvt_torchrec.etl.units.plan import Plan, make_plan
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
@@ -70,7 +70,7 @@ def test_any_cut_and_any_workers(
     plan = plan_of(directory / "raw", block_bytes=block_bytes)
     whole = fit(plan_of(directory / "raw").train_blocks, CRITEO, directory / "whole", workers=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_functions, "PIECE_BYTES", piece_bytes)
+        patch.setattr(counting, "PIECE_BYTES", piece_bytes)
         patch.setattr(cpu_runs, "FAN_IN", fan_in)
         cut = fit(plan.train_blocks, CRITEO, directory / "cut", workers=workers)
         alone = fit(plan.train_blocks, CRITEO, directory / "alone", workers=1)
@@ -128,7 +128,7 @@ def test_row_groups_are_those_of_one_table(tmp_path: Path, monkeypatch) -> None:
     plan = plan_of(tmp_path / "raw")
     write_workflow(tmp_path / "workflow", CRITEO, fit(plan.train_blocks, CRITEO, tmp_path / "fit"))
     monkeypatch.setattr("nvt_torchrec.etl.parts.parquet.ROW_GROUP_ROWS", 25)
-    monkeypatch.setattr(block_functions, "PIECE_BYTES", 2000)
+    monkeypatch.setattr(counting, "PIECE_BYTES", 2000)
     results = encode(plan, tmp_path / "workflow", tmp_path)
     part = tmp_path / "parts" / plan.units[0].file
     groups = pq.ParquetFile(part).metadata
@@ -144,7 +144,7 @@ def test_the_first_bad_row_is_named(tmp_path: Path, monkeypatch) -> None:
     for number, rows in enumerate(days):
         write_day(tmp_path / "raw" / f"day_{number}", rows)
     plan = plan_of(tmp_path / "raw", block_bytes=3000)
-    monkeypatch.setattr(block_functions, "PIECE_BYTES", 700)
+    monkeypatch.setattr(counting, "PIECE_BYTES", 700)
     for workers in (1, 4):
         with pytest.raises(BadRowError, match=r"day_0, line 32: .*int_3.*'x1'"):
             fit(plan.train_blocks, CRITEO, tmp_path / f"fit{workers}", workers=workers)

@@ -118,7 +118,7 @@ def test_workers_that_write_elsewhere(raw, tmp_path: Path) -> None:
 def test_a_lost_state_is_made_again(raw, done: Path, tmp_path: Path, lost) -> None:
     """A run that was ended between fitting and transforming, and then lost a file."""
     output = tmp_path / "out"
-    with failing("nvt_torchrec.etl.engines.threads.Threads.encode", OSError("the plug is pulled")):
+    with failing("nvt_torchrec.etl.engines.host.Threads.encode", OSError("the plug is pulled")):
         run(settings(raw[0], output, SPEC))
     assert tree(output / "extension") == tree(done / "extension")
     (output / "extension" / lost).unlink()

@@ -12,8 +12,8 @@ from distributed import LocalCluster
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.etl.engines import cluster, device
-from nvt_torchrec.etl.engines.start import resolve
 from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.etl.stages import resolve
 from tests.logs import CRITEO
 
 CARD = 141 << 30

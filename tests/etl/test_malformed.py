@@ -12,7 +12,7 @@ from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.etl.state.output import claimed
 from nvt_torchrec.etl.state.record import begin_or_resume, plan_record
-from nvt_torchrec.etl.units.results import UnitRecord
+from nvt_torchrec.etl.units.writing import UnitRecord
 from nvt_torchrec.formats.manifest import Manifest
 from tests.manifests import PLAIN, write_manifest
 from tests.mutations import expect_own_errors, mutated

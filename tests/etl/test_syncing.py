@@ -16,7 +16,7 @@ from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.base.files.atomic import atomic_path, deferred, publish, together, write_text
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.engines.engine import Job
-from nvt_torchrec.etl.engines.threads import Threads
+from nvt_torchrec.etl.engines.host import Threads
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.units.plan import Plan, make_plan
 from nvt_torchrec.workflows.writer import write_workflow

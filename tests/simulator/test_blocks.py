@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.etl.engines import block as host
+from nvt_torchrec.etl.engines import counting, host
 from nvt_torchrec.etl.engines.counting import merge
 from nvt_torchrec.etl.engines.device.blocks import LANES, Card, count_block, merge_runs
 from nvt_torchrec.etl.engines.runs import SortedRun
@@ -38,7 +38,7 @@ PIECE = 120
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(counting, "PIECE_BYTES", PIECE)
 
 
 def assert_same(found: SortedRun, expected: list[SortedRun]) -> None:

@@ -24,14 +24,14 @@ from nvt_torchrec.base.device import DeviceError
 from nvt_torchrec.base.errors import BadRowError, OutputError
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.commands.check import check
-from nvt_torchrec.etl.engines import block as host
+from nvt_torchrec.etl.engines import counting
 from nvt_torchrec.etl.engines.device import blocks
 from nvt_torchrec.etl.engines.device import workers as device
 from nvt_torchrec.etl.engines.device.blocks import count_block
 from nvt_torchrec.etl.engines.workers import Workers
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.units.plan import DividedBlock
-from nvt_torchrec.etl.units.results import LostRowsError
+from nvt_torchrec.etl.units.writing import LostRowsError
 from nvt_torchrec.formats.feature_spec.columns import DENSE_TRANSFORMS
 from nvt_torchrec.formats.feature_spec.feature_spec import (
     CategoricalColumn,
@@ -85,7 +85,7 @@ def simulate(client: Client, monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice
     monkeypatch.setattr(device, "make_device", lambda: simulated)
     monkeypatch.setattr(device, "gpu_memory", lambda: 1 << 30)
     # so that a block has several pieces and its part several row groups
-    monkeypatch.setattr(host, "PIECE_BYTES", 400)
+    monkeypatch.setattr(counting, "PIECE_BYTES", 400)
     monkeypatch.setattr("nvt_torchrec.etl.parts.parquet.ROW_GROUP_ROWS", GROUP_ROWS)
     return simulated
 

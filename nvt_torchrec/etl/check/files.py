@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, as_called
-from nvt_torchrec.base.files.atomic import TEMPORARY
 from nvt_torchrec.base.files.validation import open_regular
 from nvt_torchrec.etl.state.output import EXTENDING_FILE, UNFINISHED_FILE, WORK_DIRECTORY
 from nvt_torchrec.formats.etl_output import EtlOutput
@@ -78,19 +76,10 @@ class Output:
     manifest: Manifest | None = None
     findings: list[Finding] = dataclasses.field(default_factory=list)
 
-    def error(self, kind: str, where: Any, what: str, remedy: str) -> None:
-        """Add a finding that training fails on, or is wrong with."""
-        self._add(ERROR, kind, where, what, remedy)
-
-    def warning(self, kind: str, where: Any, what: str, remedy: str) -> None:
-        """Add a finding that training may be wrong with."""
-        self._add(WARNING, kind, where, what, remedy)
-
-    def note(self, kind: str, where: Any, what: str, remedy: str = "") -> None:
-        """Add a finding for information."""
-        self._add(NOTE, kind, where, what, remedy)
-
-    def _add(self, severity: str, kind: str, where: Any, what: str, remedy: str) -> None:
+    def add(
+        self, kind: str, where: Any, what: str, remedy: str = "", *, severity: str = ERROR
+    ) -> None:
+        """Add a finding."""
         what = what.removeprefix(f"{where}: ")
         self.findings.append(Finding(severity, kind, str(where), what, remedy))
 
@@ -117,7 +106,7 @@ def find(path: Path) -> Output:
             with open_regular(root / file) as opened:
                 output.footers[file] = pq.read_metadata(opened)
         except (OSError, pa.ArrowException) as error:
-            output.error("footer", file, f"not a parquet file: {error}", AGAIN)
+            output.add("footer", file, f"not a parquet file: {error}", AGAIN)
     _read_schema(output)
     _read_manifest(output)
     return output
@@ -146,35 +135,36 @@ def _read_schema(output: Output) -> None:
         if not file.exists():
             if directory != output.root:
                 remedy = "the loader reads table sizes from it: copy it from another split"
-                output.error("schema", directory, f"no {SCHEMA_FILE}", remedy)
+                output.add("schema", directory, f"no {SCHEMA_FILE}", remedy)
             continue
         try:
             schema = TableSchema.read(directory)
         except ClickLogError as error:
             remedy = "write it with TableSchema.write of nvt_torchrec.formats.schema"
-            output.error("schema", file, error.what, remedy)
+            output.add("schema", file, error.what, remedy)
             continue
         if output.schema is None:
             output.schema = schema
         elif schema != output.schema:
             remedy = "all splits need the same schema: copy the right one"
-            output.error("schema", file, "different from the one of another split", remedy)
+            output.add("schema", file, "different from the one of another split", remedy)
 
 
 def _read_manifest(output: Output) -> None:
     file = EtlOutput(output.path).manifest
     if not file.exists():
         if not (output.path / UNFINISHED_FILE).exists():
-            output.note(
+            output.add(
                 "manifest",
                 output.path,
                 f"no {file.name}: made elsewhere, so rows and files are not compared with it",
+                severity=NOTE,
             )
         return
     try:
         output.manifest = Manifest.read(file)
     except ClickLogError as error:
-        output.error("manifest", file, error.what, error.remedy)
+        output.add("manifest", file, error.what, error.remedy)
 
 
 def check_files(output: Output) -> None:
@@ -182,7 +172,6 @@ def check_files(output: Output) -> None:
     _check_unfinished(output)
     _check_splits(output)
     _check_columns(output)
-    _check_metadata(output)
     description = _check_workflow(output)
     if output.manifest is not None:
         _check_parts(output, output.manifest)
@@ -196,25 +185,33 @@ def _check_unfinished(output: Output) -> None:
     )
     if unfinished.exists():
         remedy = "finish it by the same command, or begin again with --restart"
-        output.error("unfinished", unfinished, "the run has not finished", remedy)
+        output.add("unfinished", unfinished, "the run has not finished", remedy)
     elif extending.exists():
         what = "a day is being added, or adding it was interrupted; this is the output without it"
-        output.note("unfinished", extending, what, "finish it by the same `python -m etl extend`")
+        output.add(
+            "unfinished",
+            extending,
+            what,
+            "finish it by the same `python -m etl extend`",
+            severity=NOTE,
+        )
     elif work.exists():
-        output.warning("leftover", work, "left by a run", "delete it")
-    left = {path for place in (output.path, output.root) for path in place.rglob(f"*{TEMPORARY}")}
-    for path in sorted(left):
-        if WORK_DIRECTORY not in path.parts:
-            output.warning("leftover", path, "half written by a process that died", "delete it")
+        output.add("leftover", work, "left by a run", "delete it", severity=WARNING)
 
 
 def _check_splits(output: Output) -> None:
     for name in SPLITS:
         if name not in output.splits and len(output.splits) > 1:
-            output.warning("splits", output.root / name, "no parquet file", f"add a split {name}")
+            output.add(
+                "splits",
+                output.root / name,
+                "no parquet file",
+                f"add a split {name}",
+                severity=WARNING,
+            )
     for name, files in output.splits.items():
         if not sum(output.footers[file].num_rows for file in files if file in output.footers):
-            output.error("splits", output.root / name, "no rows", AGAIN)
+            output.add("splits", output.root / name, "no rows", AGAIN)
 
 
 def _check_columns(output: Output) -> None:
@@ -227,10 +224,10 @@ def _check_columns(output: Output) -> None:
             count, where = schema.names.count(field.name), f"{file}: column {field.name}"
             if count != 1:
                 what = f"occurs {count} times" if count else "missing"
-                output.error("columns", where, what, AGAIN)
+                output.add("columns", where, what, AGAIN)
             elif not _same_type(schema.field(field.name).type, field.type):
                 what = f"{schema.field(field.name).type} instead of {field.type}"
-                output.error("columns", where, what, _TYPES)
+                output.add("columns", where, what, _TYPES)
 
 
 def _same_type(written: pa.DataType, wanted: pa.DataType) -> bool:
@@ -240,47 +237,13 @@ def _same_type(written: pa.DataType, wanted: pa.DataType) -> bool:
     return written == wanted
 
 
-def _check_metadata(output: Output) -> None:
-    """Check ``_metadata`` of all splits together and of each."""
-    if list(output.splits) != [output.path.name]:  # else the one above lists other splits too
-        _check_metadata_file(output, output.root, {file: file for file in output.footers})
-    for split, files in output.splits.items():
-        names = {Path(file).name: file for file in files if file in output.footers}
-        _check_metadata_file(output, output.root / split, names)
-
-
-def _check_metadata_file(output: Output, directory: Path, names: dict[str, str]) -> None:
-    """Compare ``_metadata`` with the footers; ``names`` are the files by their name in it."""
-    path = directory / "_metadata"
-    if not path.exists():
-        if output.manifest is not None:
-            output.error("_metadata", path, "missing", AGAIN)
-        return
-    try:
-        with open_regular(path) as opened:
-            footer = pq.read_metadata(opened)
-    except (OSError, pa.ArrowException) as error:
-        output.error("_metadata", path, f"not parquet metadata: {error}", "delete it")
-        return
-    listed: Counter[str] = Counter()
-    for i in range(footer.num_row_groups):
-        group = footer.row_group(i)
-        listed[group.column(0).file_path] += group.num_rows
-    expected = Counter({name: output.footers[file].num_rows for name, file in names.items()})
-    for name in sorted(listed.keys() | expected.keys()):
-        if listed[name] != expected[name]:
-            what = f"lists {listed[name]} rows in {name}, it has {expected[name]}"
-            remedy = "delete it if the files are right, or run the ETL again"
-            output.error("_metadata", path, what, remedy)
-
-
 def _check_workflow(output: Output) -> WorkflowDescription | None:
     """Check the digests of the saved workflow, and that the data were made with it."""
     path = EtlOutput(output.path).workflow
     expected = output.manifest.workflow_digest if output.manifest else None
     if not path.exists():
         if expected:
-            output.error("workflow", path, "missing, but inference needs it", AGAIN)
+            output.add("workflow", path, "missing, but inference needs it", AGAIN)
         return None
     from nvt_torchrec.workflows import compiled  # takes long to import
     from nvt_torchrec.workflows.description import inspect
@@ -291,14 +254,14 @@ def _check_workflow(output: Output) -> WorkflowDescription | None:
         if (path / "compiled").exists():
             compiled.load(path, verify=True)
     except ClickLogError as error:
-        output.error("workflow", path, error.what, error.remedy)
+        output.add("workflow", path, error.what, error.remedy)
         return None
     if expected and description.digest != expected:
         what = f"digest {description.digest[:12]}…, the manifest says {expected[:12]}…"
-        output.error("workflow", path, what, _OTHER_WORKFLOW)
+        output.add("workflow", path, what, _OTHER_WORKFLOW)
     if output.schema and description.table_schema != output.schema:
         what = f"columns or table sizes other than in {output.root / SCHEMA_FILE}"
-        output.error("workflow", path, what, _OTHER_WORKFLOW)
+        output.add("workflow", path, what, _OTHER_WORKFLOW)
     return description
 
 
@@ -307,21 +270,21 @@ def _check_parts(output: Output, manifest: Manifest) -> None:
     listed = {part.file: part for part in manifest.files}
     existing = {file for files in output.splits.values() for file in files}
     for name in sorted(listed.keys() - existing):
-        output.error("rows", name, "missing, but listed in the manifest", AGAIN)
+        output.add("rows", name, "missing, but listed in the manifest", AGAIN)
     for name in sorted(existing - listed.keys()):
-        output.error("rows", name, "not in the manifest", "delete it, or else the loader reads it")
+        output.add("rows", name, "not in the manifest", "delete it, or else the loader reads it")
     for name in sorted(listed.keys() & output.footers.keys()):
         rows, size = output.footers[name].num_rows, (output.root / name).stat().st_size
         part = listed[name]
         if rows != part.rows:
-            output.error("rows", name, f"{rows} rows, the manifest says {part.rows}", AGAIN)
+            output.add("rows", name, f"{rows} rows, the manifest says {part.rows}", AGAIN)
         elif size != part.bytes:
-            output.error("rows", name, f"{size} bytes, the manifest says {part.bytes}", AGAIN)
+            output.add("rows", name, f"{size} bytes, the manifest says {part.bytes}", AGAIN)
     expected = manifest.num_embeddings_per_feature
     sizes = output.schema.num_embeddings_per_feature if output.schema else expected
     if sizes != expected:
         what = f"table sizes {sizes}, the manifest says {expected}"
-        output.error("schema", output.root / SCHEMA_FILE, what, AGAIN)
+        output.add("schema", output.root / SCHEMA_FILE, what, AGAIN)
 
 
 def _check_generations(
@@ -331,7 +294,7 @@ def _check_generations(
     paths = EtlOutput(output.path)
     if description.generation != manifest.generation:
         what = f"generation {description.generation}, the manifest says {manifest.generation}"
-        output.error("generations", paths.workflow, what, _SAME_COPY)
+        output.add("generations", paths.workflow, what, _SAME_COPY)
     elif description.generation is not None and manifest.settings.get("engine") != "nvtabular":
         from nvt_torchrec.workflows.extension.state import read_state
 
@@ -339,4 +302,4 @@ def _check_generations(
             read_state(paths.extension, description)
         except ClickLogError as error:
             what = f"no day can be added: {error.what}"
-            output.warning("generations", paths.extension, what, error.remedy)
+            output.add("generations", paths.extension, what, error.remedy, severity=WARNING)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.arrays import null_mask, to_numpy
-from nvt_torchrec.etl.check.files import AGAIN, Output
+from nvt_torchrec.etl.check.files import AGAIN, WARNING, Output
 from nvt_torchrec.etl.finish.manifest import one_label, one_label_remedy
 from nvt_torchrec.formats.schema import TableSchema
 
@@ -67,11 +67,11 @@ def check_values(
                 report(scan.rows, total)
             where = f"{scan.file}: row group {scan.group}"
             if scan.unreadable:
-                output.error("data", where, scan.unreadable, AGAIN)
+                output.add("data", where, scan.unreadable, AGAIN)
             for (kind, column), problem in scan.problems.items():
                 more = f" ({problem.count} such in the row group)" if problem.count > 1 else ""
                 place = f"{where}, row {problem.row}, column {column}"
-                output.error(kind, place, problem.what + more, problem.remedy)
+                output.add(kind, place, problem.what + more, problem.remedy)
             counts[split_of[scan.file]].update(rows=scan.rows, positives=scan.positives)
     if output.schema:
         _check_labels(output, counts)
@@ -84,11 +84,11 @@ def _check_labels(output: Output, counts: dict[str, Counter]) -> None:
         where, positives = output.root / split, counted["positives"]
         if what := one_label(counted["rows"], positives):
             remedy = one_label_remedy(counts, manifest.split if manifest else None)
-            output.warning("labels", where, what, remedy)
+            output.add("labels", where, what, remedy, severity=WARNING)
         expected = manifest.splits.get(split, counted)["positives"] if manifest else positives
         if expected != positives:
             what = f"{positives} rows have label 1, the manifest says {expected}"
-            output.error("rows", where, what, AGAIN)
+            output.add("rows", where, what, AGAIN)
 
 
 def _scan(output: Output, file: str, group: int) -> _Scan:

@@ -135,8 +135,6 @@ def as_text(drift: Drift, *, all_columns: bool = False) -> str:
 
 def _changed(measure: Measure) -> str:
     """Return a PSI with its limit, or a measure before and now, as "10.0 % -> 12.5 %"."""
-    if measure.name == "repeated day":
-        return f"the file is a copy of day {day_text(measure.then[0])}"
     if measure.name == "PSI":
         limit = "no limit" if measure.limit is None else f"limit {measure.limit:.4f}"
         return f"{measure.change:.4f} ({limit})"

@@ -21,13 +21,13 @@ import pyarrow as pa
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.etl.engines import block as block_functions
+from nvt_torchrec.etl.engines import counting
 from nvt_torchrec.etl.engines.counting import Counts, merge
 from nvt_torchrec.etl.engines.runs import Runs
 from nvt_torchrec.etl.settings import cores
 from nvt_torchrec.etl.state.output import FIT
 from nvt_torchrec.etl.units.plan import Unit
-from nvt_torchrec.etl.units.results import NoTrainingRowsError, UnitResult
+from nvt_torchrec.etl.units.writing import NoTrainingRowsError, UnitResult
 from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.workflows.extension.workflow import DayCounts
 from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
@@ -71,7 +71,7 @@ def open_runs(job: Job, blocks: list[Block], *, ahead: int = 1) -> Runs:
         blocks: The blocks that are counted.
         ahead: How many of them may wait for the disk.
     """
-    described = [_VERSION, block_functions.PIECE_BYTES, job.spec.to_dict()]
+    described = [_VERSION, counting.PIECE_BYTES, job.spec.to_dict()]
     described += [dataclasses.astuple(block) for block in blocks]
     key = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
     return Runs(job.work / FIT, len(blocks), len(job.spec.vocabularies), key, ahead=ahead)
@@ -123,7 +123,7 @@ def _to_vocabulary(counts: Counts, column: CategoricalColumn) -> Values:
 
 
 class Engine:
-    """What counts and encodes the blocks of a job. Made by :func:`etl.engines.start.start`."""
+    """What counts and encodes the blocks of a job. Made by :func:`etl.stages.start`."""
 
     def __init__(self, job: Job) -> None:
         self.job = job

@@ -20,8 +20,7 @@ import nvtabular
 import pyarrow as pa
 import pyarrow.compute as pc
 from dask import delayed
-from distributed import Client, get_worker
-from distributed.client import ClosedClientError
+from distributed import Client
 from merlin.core.utils import set_dask_client
 from merlin.dag import Graph
 from nvtabular.ops import Categorify
@@ -33,8 +32,13 @@ from nvt_torchrec.etl.engines.engine import Job, Report
 from nvt_torchrec.etl.engines.workers import Workers
 from nvt_torchrec.etl.state.output import CATEGORIES
 from nvt_torchrec.etl.units.plan import Unit
-from nvt_torchrec.etl.units.results import UnitResult
-from nvt_torchrec.etl.units.writing import Encoded, divide_rows, finish_units, write_units
+from nvt_torchrec.etl.units.writing import (
+    Encoded,
+    UnitResult,
+    divide_rows,
+    finish_units,
+    write_units,
+)
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows, empty_rows
@@ -46,7 +50,6 @@ from nvt_torchrec.workflows.writer import Fitted
 
 log = logging.getLogger(__name__)
 
-_PROGRESS = "etl-rows"
 #: Vocabularies up to this size stay on a worker's GPU; an entry is a value and its id.
 VOCABULARY_BYTES, _ENTRY = 2 << 30, 16
 
@@ -58,7 +61,7 @@ class NVTabular(Workers):
         """Fit a Workflow on blocks, and return its state.
 
         Partial counts and sums are merged in a tree over the blocks in their order, so the result
-        does not depend on the number of workers. The rows of the first block are reported twice.
+        does not depend on the number of workers.
         """
         job, client, gpu = self.job, self.client, self.gpu
         empty = to_frame(empty_rows(job.spec, label=True), job.spec, gpu=gpu)
@@ -69,13 +72,8 @@ class NVTabular(Workers):
         frame = dd.from_delayed([read(block) for block in blocks], meta=empty, verify_meta=False)
         with readable_errors(client):
             dataset = nvtabular.Dataset(frame, cpu=not gpu)
-            client.subscribe_topic(_PROGRESS, lambda event: report(event[1]))
-            try:
-                with _merlin_client(client):
-                    workflow = build(job.spec, str(job.work / CATEGORIES)).fit(dataset)
-            finally:
-                with contextlib.suppress(ClosedClientError):
-                    client.unsubscribe_topic(_PROGRESS)
+            with _merlin_client(client):
+                workflow = build(job.spec, str(job.work / CATEGORIES)).fit(dataset)
         return fitted_state(workflow, job.spec)
 
     def _on_cards(self, blocks: Iterable[Block]) -> bool:
@@ -103,8 +101,6 @@ def _read_frame(block: Block, job: Job, gpu: bool) -> Any:
     """Read the training rows of a block as a frame."""
     read = read_block(block, job.spec, reject=job.reject)
     ((rows,),) = divide_rows([read], block, ["train"])
-    with contextlib.suppress(ValueError):  # not in a worker
-        get_worker().log_event(_PROGRESS, len(rows))
     return to_frame(rows, job.spec, gpu=gpu)
 
 

@@ -30,21 +30,7 @@ from nvt_torchrec.base.files.artifact import Format
 from nvt_torchrec.base.files.atomic import fsync_directory, locked, remove, remove_temporary
 from nvt_torchrec.base.files.journal import Journal
 from nvt_torchrec.base.files.validation import path_inside
-from nvt_torchrec.etl.state.output import (
-    EXTENDING_FILE,
-    NAME_LETTERS,
-    RESTART,
-    UNFINISHED_FILE,
-    WORK_DIRECTORY,
-    anything_done,
-    begin_state,
-    is_finished,
-    is_state_name,
-    name_state,
-    named_errors,
-    release,
-    state_of,
-)
+from nvt_torchrec.etl.state import output as state
 from nvt_torchrec.etl.state.record import PlanRecord
 from nvt_torchrec.formats.etl_output import NAMES, PREVIOUS, SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
@@ -74,7 +60,7 @@ class Switch:
     names: list[str]
 
     def __post_init__(self) -> None:
-        if not is_state_name(self.state):
+        if not state.is_state_name(self.state):
             raise ValueError(f"state {self.state!r:.60}")
         if not set(_PARTS[2:]) <= set(self.names) <= set(_PARTS):
             raise ValueError(f"names {self.names!r:.100}")
@@ -93,7 +79,7 @@ def switch(output: Path, work: Path, generation: int, *, undo: bool = False) -> 
         OutputError: The output cannot be written; ``--resume`` goes on from there.
     """
     ready = output / PREVIOUS if undo else work / NEXT
-    with named_errors(output):
+    with state.named_errors(output):
         for directory, _, _ in os.walk(ready):
             fsync_directory(Path(directory))
         if not undo and os.path.lexists(output / PREVIOUS):
@@ -115,10 +101,10 @@ def roll_forward(output: Path) -> int | None:
     if not file.exists():
         return None
     planned = _FORMAT.read(Switch, file, _REMEDY)
-    work = path_inside(output, f"{WORK_DIRECTORY}/{planned.state}", file, _REMEDY)
+    work = path_inside(output, f"{state.WORK_DIRECTORY}/{planned.state}", file, _REMEDY)
     previous = path_inside(output, PREVIOUS, file, _REMEDY)
     ready, retired = (previous, work / DISCARDED) if planned.undo else (work / NEXT, previous)
-    with named_errors(output):
+    with state.named_errors(output):
         retired.mkdir(parents=True, exist_ok=True)
         for name in _PARTS:
             now, new = output / name, ready / name
@@ -143,7 +129,7 @@ log = logging.getLogger(__name__)
 
 #: The name of the state in which the newest day is taken back: a repeated command knows by it that
 #: this is done.
-_UNDOING = "0" * NAME_LETTERS
+_UNDOING = "0" * state.NAME_LETTERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,22 +170,22 @@ class Claim:
 
     def unfinished_day(self) -> DayRecord | None:
         """The plan of the day that is being added; None if nothing of it was written down."""
-        work = state_of(self.output, self.marker)
-        return Journal(work).plan(DayRecord, RESTART) if work else None
+        work = state.state_of(self.output, self.marker)
+        return Journal(work).plan(DayRecord, state.RESTART) if work else None
 
     def begin(self) -> Path:
         """Return the directory of the state of the day that is being, or will be, added."""
-        return begin_state(self.output, self.marker)
+        return state.begin_state(self.output, self.marker)
 
     def begin_undoing(self) -> Path:
         """Return the directory of the state in which the newest day is taken back."""
-        name_state(self.marker, _UNDOING)
-        return begin_state(self.output, self.marker)
+        state.name_state(self.marker, _UNDOING)
+        return state.begin_state(self.output, self.marker)
 
     def end(self) -> None:
         """Forget the day that is being, or was being, added; errors do not matter."""
-        name_state(self.marker, "")
-        shutil.rmtree(self.output / WORK_DIRECTORY, ignore_errors=True)
+        state.name_state(self.marker, "")
+        shutil.rmtree(self.output / state.WORK_DIRECTORY, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -219,9 +205,9 @@ def claimed(output: Path, *, restart: bool) -> Iterator[Claim]:
     """
     _check_finished(output)
     with contextlib.ExitStack() as stack:
-        with named_errors(output):
-            marker = stack.enter_context(locked(output / EXTENDING_FILE, output))
-        undoing = state_of(output, marker) == output / WORK_DIRECTORY / _UNDOING
+        with state.named_errors(output):
+            marker = stack.enter_context(locked(output / state.EXTENDING_FILE, output))
+        undoing = state.state_of(output, marker) == output / state.WORK_DIRECTORY / _UNDOING
         claim = Claim(output, marker, undoing)
         generation = roll_forward(output)
         if generation is not None:
@@ -230,12 +216,12 @@ def claimed(output: Path, *, restart: bool) -> Iterator[Claim]:
         try:
             yield claim
         except BaseException as error:
-            work = state_of(output, marker)
+            work = state.state_of(output, marker)
             switching = (output / SWITCH_FILE).exists()
-            if not switching and (work is None or not anything_done(work, error)):
-                release(output, EXTENDING_FILE)
+            if not switching and (work is None or not state.anything_done(work, error)):
+                state.release(output, state.EXTENDING_FILE)
             raise
-        release(output, EXTENDING_FILE)
+        state.release(output, state.EXTENDING_FILE)
 
 
 def finish_switch(output: Path) -> None:
@@ -252,15 +238,15 @@ def finish_switch(output: Path) -> None:
 
 def _check_finished(output: Path) -> None:
     """Refuse what is no finished output, and tidy up after a run that was killed at its end."""
-    if (output / UNFINISHED_FILE).exists():
-        with locked(output / UNFINISHED_FILE, output):
-            if not is_finished(output):
+    if (output / state.UNFINISHED_FILE).exists():
+        with locked(output / state.UNFINISHED_FILE, output):
+            if not state.is_finished(output):
                 raise OutputError(
                     f"{output}: holds a run that did not finish",
                     "finish it by the same `python -m etl run`, then extend it",
                 )
-            release(output)
-    if not is_finished(output):
+            state.release(output)
+    if not state.is_finished(output):
         raise BadInputError(
             f"{output}: no finished run ({EtlOutput(output).manifest.name} is missing)",
             "make one with `python -m etl run`; --output_path is its OUT",

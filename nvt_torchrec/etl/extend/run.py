@@ -15,7 +15,6 @@ from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.journal import changes
 from nvt_torchrec.base.files.validation import path_inside
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.etl.engines.start import resolve
 from nvt_torchrec.etl.extend.checks import (
     check_extendable,
     check_not_repeated,
@@ -36,11 +35,11 @@ from nvt_torchrec.etl.extend.stage import (
 from nvt_torchrec.etl.finish.accounting import check_rows, without_empty_parts
 from nvt_torchrec.etl.finish.manifest import make_manifest
 from nvt_torchrec.etl.settings import ExtendSettings
-from nvt_torchrec.etl.stages import RowsBar, Stages
+from nvt_torchrec.etl.stages import Stages, resolve, rows_bar
 from nvt_torchrec.etl.state.output import named_errors
 from nvt_torchrec.etl.state.record import before_resuming, plan_record
 from nvt_torchrec.etl.units.plan import Plan
-from nvt_torchrec.etl.units.results import UnitResult
+from nvt_torchrec.etl.units.writing import UnitResult
 from nvt_torchrec.formats.etl_output import PREVIOUS, EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
@@ -250,7 +249,7 @@ class _Day:
         (file,) = plan.days
         if (self.next.drift / f"{result_name(file.source)}.json").exists():  # by an earlier process
             return
-        with self.stages.timer("drift"), RowsBar("drift", plan) as bar:
+        with self.stages.timer("drift"), rows_bar("drift", plan) as bar:
             drift = measure_drift(
                 self.output, file, workers=self.settings.threads, report=bar.update
             )

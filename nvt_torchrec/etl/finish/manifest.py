@@ -9,7 +9,7 @@ import numpy as np
 
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.state.record import content_digest
-from nvt_torchrec.etl.units.results import UnitResult, by_source
+from nvt_torchrec.etl.units.writing import UnitResult, by_source
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.manifest import InputFile, Manifest, PartFile
 from nvt_torchrec.formats.splits import SPLITS
@@ -142,14 +142,7 @@ _SORTED = (
     "most likely the log is sorted by label: splits are cut in the order of the rows, so put the "
     "rows into random order (`shuf`, without a header line) and run the ETL again"
 )
-#: By the rule of the split; other rules have too few rows in a split.
-_BY = {
-    "days": _SORTED,
-    "time": "most likely the label changed with time: set other times or shares in [split] of the "
-    "spec, and run the ETL again",
-    "files": "put rows of both labels into the files of each split, or change [split] in the spec",
-}
-_FEW = "use more rows, or larger shares of valid and test in [split] of the spec"
+_SPLIT = "use more rows, or larger shares, other times or files in [split] of the spec"
 
 
 def one_label(rows: int, positives: int) -> str:
@@ -184,4 +177,4 @@ def one_label_remedy(
             f"no row has label {int(positives == 0)}: choose another column, or other values that "
             "are 1, in [label] of the spec, or use a log with rows of both labels"
         )
-    return _BY.get((rule or {"by": "days"})["by"], _FEW)
+    return _SPLIT if rule else _SORTED

@@ -35,8 +35,6 @@ _OUTCOMES = re.compile(
     r"(?!.*(hist|prev|past|last|avg|rate)).*conversions?([\W_]?(value|amount|count))?",
     re.IGNORECASE,
 )
-#: What clicks cost: an outcome in reports that count them.
-_SPENT = re.compile(r"(total|amount)?_?(spent|spend|cost)", re.IGNORECASE)
 _OF_EVENT = r"_?(id|timestamp|time|ts|at|date|pos|nb|amount|value|delay)(_?ms)?"
 _RATING_NAMES = re.compile(r"(^|[\W_])(ratings?|stars|score|grade|overall)$", re.IGNORECASE)
 _WEIGHTS = re.compile(
@@ -78,7 +76,6 @@ def choose_labels(sample: SampledFile, path: str, label: str) -> tuple[list[int]
     names = [column.name for column in columns]
     scores = [_label_score(column, j, sample) for j, column in enumerate(columns)]
     known = ", ".join(filter(None, names[:20])) or f"columns 1 to {len(columns)}"
-    unread = [f"; column {c.name or j}: {c.unread}" for j, c in enumerate(columns, 1) if c.unread]
     if label in filter(None, names):
         best = names.index(label)
     elif label.isdigit() and 1 <= int(label) <= len(columns):
@@ -91,7 +88,7 @@ def choose_labels(sample: SampledFile, path: str, label: str) -> tuple[list[int]
             raise BadInputError(
                 f"{path}: no column looks like a label: none has two values or is named rating",
                 f"name it with --label: it has {known}; a log of what was clicked alone has no "
-                f"label, it also needs rows of what was shown and not clicked{''.join(unread)}",
+                "label, it also needs rows of what was shown and not clicked",
             )
     others = [j for j, score in enumerate(scores) if score >= 20 and j != best]
     further = [j for j in others if _is_event(columns[j]) and len(_canonical(columns[j])) == 2]
@@ -104,8 +101,6 @@ def why_no_feature(column: Profile, labels: list[Profile]) -> str:
     name = column.plain_name
     if _is_event(column) or _OUTCOMES.fullmatch(name):
         return "looks like a label, or is known only with it"
-    if _SPENT.fullmatch(name) and any(len(_canonical(label)) > 2 for label in labels):
-        return "looks like what the label costs, so is known only with it"
     for label in labels:
         stem = re.escape(label.plain_name)
         if stem and re.fullmatch(stem + _OF_EVENT, name, re.IGNORECASE):
@@ -125,10 +120,8 @@ def _label_score(column: Profile, j: int, sample: SampledFile) -> int:
     name, event = column.plain_name, _is_event(column)
     named = event or bool(_PERHAPS.fullmatch(name))
     binary = set(column.counts) <= _BINARY
-    if column.kind in ("empty", "time") or column.multi_hot:
+    if column.kind in ("empty", "time") or column.multi_hot or _WEIGHTS.fullmatch(name):
         return 0
-    if _WEIGHTS.fullmatch(name):  # of a log of users and items how often, or how well liked
-        return int(_is_of_users_and_items(sample) and column.kind != "string")
     if event and len(_canonical(column)) == 2:
         click = bool(re.search("click|clk", name, re.IGNORECASE))
         score = 100 + 10 * bool(_GENERIC.fullmatch(name)) + 5 * click
@@ -148,11 +141,6 @@ def _label_score(column: Profile, j: int, sample: SampledFile) -> int:
     else:
         return 0
     return max(score - 15 * bool(column.missing), 1)
-
-
-def _is_of_users_and_items(sample: SampledFile) -> bool:
-    columns = sample.columns
-    return len(columns) <= 5 and any(_USERS.fullmatch(column.plain_name) for column in columns)
 
 
 def _ones(column: Profile) -> int:

@@ -43,8 +43,6 @@ _PRICES = re.compile(
 _ENOUGH_ROWS = 100
 #: Integers up to such a number, and evenly spread, are not counts.
 _LARGE = 1_000_000
-#: How many columns of one prefix are decided together.
-_FAMILY = 4
 #: In fewer days each weekday is there once or twice, so that it stands for a date.
 _WEEKDAYS_FROM = 21
 #: Buckets of values that never stop coming.
@@ -119,14 +117,13 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
     rest = [column for j, column in enumerate(columns) if j not in places]
     features: list[Feature] = []
     unread: dict[str, str] = {}
-    codes = _codes(rest)
     for j, column in enumerate(columns):
         if j in places:
             continue
         if criteo:
             made: list[Feature] | str = [_feature(column, *(_COUNT if j < 14 else _HASH))]
         else:
-            made = _features(column, [columns[i] for i in places], sample, codes)
+            made = _features(column, [columns[i] for i in places], sample)
             if not isinstance(made, str):
                 made = find_leak(column, truth) or made
         if isinstance(made, str):
@@ -175,9 +172,7 @@ def _named(columns: list[Profile], label: int, criteo: bool) -> list[Profile]:
     return result
 
 
-def _features(
-    column: Profile, labels: list[Profile], sample: SampledFile, codes: set[str]
-) -> list[Feature] | str:
+def _features(column: Profile, labels: list[Profile], sample: SampledFile) -> list[Feature] | str:
     """Return what becomes of a column, or the reason why nothing does."""
     if reason := why_no_feature(column, labels):
         return reason
@@ -191,10 +186,8 @@ def _features(
         return "all values are distinct, so nothing can be learned from them"
     if column.distinct == 1 and column.rows > 1 and not column.missing:
         return f"always {next(iter(column.counts))!r:.40}"
-    number = column.kind == "float" or (column.kind == "int" and not column.multi_hot)
-    if number and column.name not in codes:
-        return [_dense(column)]
-    return [_categorical(column)]
+    number = column.kind == "int" and not column.multi_hot and not _is_code(column)
+    return [_dense(column) if number or column.kind == "float" else _categorical(column)]
 
 
 def _names_rows(column: Profile) -> bool:
@@ -214,30 +207,6 @@ def _is_named_code(column: Profile) -> bool:
     if any(map(_CODE_WORDS.fullmatch, words)) or _ANONYMOUS.fullmatch(column.plain_name):
         return True
     return any(map(_THING_WORDS.fullmatch, words)) and not _MEASURES.search(column.name)
-
-
-def _codes(columns: list[Profile]) -> set[str]:
-    """Return the columns of integers that are names of things, of a family all or none."""
-    numbers = [c for c in columns if c.kind in ("int", "float") and not c.multi_hot]
-    codes = {column.name for column in numbers if column.kind == "int" and _is_code(column)}
-    families: dict[str, set[str]] = {}
-    for column in numbers:
-        families.setdefault(_family(column), set()).add(column.name)
-    for prefix, names in families.items():
-        if prefix and len(names) >= _FAMILY:
-            few = len(names & codes) <= len(names) / 2
-            codes = codes - names if few else codes | names
-    return codes
-
-
-def _family(column: Profile) -> str:
-    """Return what the name begins with: MntWines, MntFruits …; PAY_0, PAY_2 …; "": it is alone."""
-    words = re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", column.name)
-    lower = [word.lower() for word in words]
-    known = any(map(_CODE_WORDS.fullmatch, lower)) or _ANONYMOUS.fullmatch(column.plain_name)
-    if len(words) < 2 or known or _THING_WORDS.fullmatch(lower[0]):
-        return ""
-    return "_".join(words[:-1]) if words[-1].isdigit() else words[0]
 
 
 def _is_code(column: Profile) -> bool:

@@ -1,4 +1,4 @@
-"""Some rows of a file: its head, and of large files that are not compressed some further on."""
+"""Some rows of a file: of the head of a text, of all parts of a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from nvt_torchrec.base.arrays import as_bytes
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.clicklog.readers.lines import filesystem_of, read_stream, read_up_to
+from nvt_torchrec.clicklog.readers.lines import filesystem_of, read_stream
 from nvt_torchrec.clicklog.readers.table_rows import partition_values
 from nvt_torchrec.clicklog.text.line_layout import check_text
 from nvt_torchrec.etl.guess.dialect import Dialect, decode, find_dialect, has_header, split_rows
@@ -23,14 +23,14 @@ from nvt_torchrec.formats.day_names import name_of
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.split import ANY_FILES
 
-#: At most so many rows of the head are looked at, and so many of each place further on.
+#: So many first rows are looked at, and about so many of those behind them.
 HEAD_ROWS, FURTHER_ROWS = 20_000, 2000
 #: Files of one table, as Spark and others write it, and no days.
 _PARTS = re.compile(r"(part|shard|chunk|split|fold|file|data)[-_][^/]*$", re.IGNORECASE)
-_PACKED = (".gz", ".bz2", ".xz", ".zst")
-_PLACES, _PLACE_BYTES = (0.25, 0.5, 0.75, 1.0), 256 << 10
-#: Of parquet with at most so many rows, rows of all parts are looked at.
-_FEW_ROWS = 400_000
+#: Of tables with more than so many rows, those before these places are looked at.
+_FEW_ROWS, _PLACES = 400_000, (0.25, 0.5, 0.75, 1.0)
+#: The end of a text whose last line is empty.
+_EMPTY_LINE = (b"\n\n", b"\n\r\n")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class SampledFile:
         spread: whether they come from all parts of the file.
         input: the keys of ``[input]``, in the order in which they are written.
         positional: whether the spec names columns by position.
-        notes: what else should be said.
+        note: what else should be said.
         malformed: how many of the rows that were read have too many or too few fields.
         days: the directory or glob whose files are days, this one among them; "" if there is none.
         day_files: how many there are.
@@ -55,7 +55,7 @@ class SampledFile:
     spread: bool
     input: dict[str, Any]
     positional: bool = False
-    notes: tuple[str, ...] = ()
+    note: str = ""
     malformed: int = 0
     days: str = ""
     day_files: int = 0
@@ -143,7 +143,7 @@ def _whole_lines(path: str, head: bytes, head_bytes: int) -> bytes:
 
 def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile:
     check_text(head, path)
-    text, encoding, notes = decode(head, path)
+    text, encoding = decode(head, path)
     dialect = find_dialect(text, path, delimiter)
     rows = split_rows(text, dialect)
     header = has_header(rows)
@@ -152,9 +152,6 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile
         raise BadInputError(f"{path}: a header and no rows", "pass a file with rows")
     step = _step(len(rows))
     rows = rows[:HEAD_ROWS] + rows[HEAD_ROWS::step]
-    spread = not path.endswith(_PACKED) and not dialect.quoted_newlines
-    if spread and not whole:
-        rows += _further(path, len(head), encoding, dialect)
     even = [row for row in rows if len(row) == dialect.fields]
     columns = list(zip(*even, strict=True))
     decimal = "," if has_decimal_commas(columns) else "."
@@ -164,45 +161,20 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile
         for name, values in zip(different, columns, strict=True)
     ]
     by_name = header and different == names
+    note = ""
     if header and not by_name:
         dialect = dataclasses.replace(dialect, skip_lines=dialect.skip_lines + 1)
-        notes += ("The header repeats names, so columns are named by position here.",)
-    keys = _input_keys(dialect, encoding, by_name, _ends_empty(path, head, whole))
+        note = "The header repeats names, so columns are named by position here."
+    keys = _input_keys(dialect, encoding, by_name, whole and head.endswith(_EMPTY_LINE))
     if decimal != ".":
         keys["decimal"] = decimal
     profiles, malformed = _one_separator(profiles, keys), len(rows) - len(even)
-    return SampledFile(profiles, whole and step == 1, spread, keys, not by_name, notes, malformed)
+    return SampledFile(profiles, whole and step == 1, whole, keys, not by_name, note, malformed)
 
 
 def _step(rows: int) -> int:
     """Return which of the rows behind the head are looked at: every one, every second, …"""
     return max(1, (rows - HEAD_ROWS) // FURTHER_ROWS)
-
-
-def _further(path: str, begin: int, encoding: str, dialect: Dialect) -> list[list[str]]:
-    """Return rows from some places behind the head."""
-    filesystem, name = filesystem_of(path)
-    size = filesystem.info(name)["size"]
-    plain = dataclasses.replace(dialect, comment="", skip_lines=0)
-    rows, at = [], begin
-    for place in _PLACES:
-        end = begin + int(place * (size - begin))
-        at = max(at, end - _PLACE_BYTES)
-        lines = read_up_to(path, at, end).split(b"\n")[1 : None if end == size else -1]
-        step = max(1, len(lines) // FURTHER_ROWS)
-        picked = lines[:-1:step] + lines[-1:]  # the last line of a file may be cut
-        rows += split_rows(b"\n".join(picked).decode(encoding, "replace"), plain)
-        at = end
-    return rows
-
-
-def _ends_empty(path: str, head: bytes, whole: bool) -> bool:
-    """Whether the last line is empty; of a compressed file only if its head is the whole of it."""
-    if not whole and not path.endswith(_PACKED):
-        filesystem, name = filesystem_of(path)
-        size = filesystem.info(name)["size"]
-        head = read_up_to(path, max(0, size - 3), size)
-    return head.endswith((b"\n\n", b"\n\r\n"))
 
 
 def spec_name(name: str) -> str:
@@ -244,10 +216,8 @@ def _input_keys(dialect: Dialect, encoding: str, header: bool, empty_end: bool) 
         "format": "csv" if csv else "",
         "delimiter": dialect.delimiter if csv else "",
         "encoding": encoding,
-        "comment": dialect.comment,
         "skip_lines": dialect.skip_lines,
         "skip_empty_lines": empty_end,
-        "quoted_newlines": dialect.quoted_newlines,
     }
     defaults = {"encoding": "utf-8", "delimiter": ","}
     keys = {key: value for key, value in keys.items() if value and value != defaults.get(key)}
@@ -263,7 +233,7 @@ def _of_format(name: str, files: list[str], head: bytes, whole: bool) -> Sampled
     if not len(sample.table) and not kind.lines:
         raise BadInputError(f"{files[0]}: no rows", "pass a file with rows")
     keys: dict[str, Any] = {"format": name}
-    if kind.lines and _ends_empty(files[0], head, whole):
+    if kind.lines and whole and head.endswith(_EMPTY_LINE):
         keys["skip_empty_lines"] = True
     profiles = _of_table(sample.table, files, keys)
     every = sample.whole and (whole or not kind.lines)

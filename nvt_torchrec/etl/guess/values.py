@@ -27,12 +27,9 @@ _COMMA_NUMBER = re.compile(r"[-+]?(\d+|[1-9]\d{0,2}(\.\d{3})+)(,\d+)?")
 _EXCHANGED = str.maketrans(",.", ".,")
 #: An item of a list with spaces between, such as 17 or N55689; 017 may be part of a number.
 _CODE = re.compile(r"-?(0|[1-9]\d*)|[A-Za-z]+\d+")
-_IMPRESSIONS = re.compile(r"\S+-[01]( \S+-[01])*")
 #: How programs write booleans, in lower case; 1 and 0 alone are numbers.
 _BOOLEANS = {"true", "false", "1", "0"}
 _SEPARATORS = "|,;^ "
-#: Of the texts of a column of numbers, the share that may be too large to be read.
-_FEW = 0.01
 #: Names of columns whose numbers may be times.
 _TIMES = re.compile(
     r"(?!.*[\W_]id$)(time|date|day|hour|stamp|birth|dob|(^|_)(ts|at|on|when)$)", re.IGNORECASE
@@ -171,9 +168,6 @@ def profile(values: Sequence[str], name: str, *, lists: bool = True, decimal: st
         return numbers
     if {text.lower() for text in counts} <= _BOOLEANS:
         return dataclasses.replace(texts, kind="bool")
-    if lists and _are_impressions(counts):
-        why = "pairs of an item and its label, as N1-1 N2-0: write a row for each item"
-        return dataclasses.replace(texts, unread=why)
     separator = _list_separator(counts) if lists else ""
     return _as_lists(texts, separator) if separator else dataclasses.replace(texts, kind="string")
 
@@ -236,13 +230,6 @@ def _null_texts(counts: Counter[str], decimal: str) -> list[str]:
     numbers = [_with_point(text, decimal) for text in others]
     if others and all(_LENIENT_INT.fullmatch(text) or _FLOAT.fullmatch(text) for text in numbers):
         nulls |= {text for text in _NULLS_OF_NUMBERS if text in counts}
-        large = [
-            text
-            for text, number in zip(others, numbers, strict=True)
-            if not number.isdigit() and abs(float(number)) > LARGEST_FLOAT32
-        ]
-        if len(large) <= max(1, _FEW * len(others)) < len(others):
-            nulls |= set(large)
     return sorted(nulls)
 
 
@@ -276,12 +263,6 @@ def _as_hex(of: Profile) -> Profile | None:
     if not letters and of.distinct > min(eight, 4):  # hashes of digits only are rare: 00501234
         return None
     return dataclasses.replace(of, kind="hex32")
-
-
-def _are_impressions(counts: Counter[str]) -> bool:
-    """Whether texts are lists of what was shown, with 1 for what was clicked, as in MIND."""
-    several = sum(" " in text for text in counts) >= max(2, 0.1 * len(counts))
-    return several and all(map(_IMPRESSIONS.fullmatch, counts))
 
 
 def _list_separator(counts: Counter[str]) -> str:

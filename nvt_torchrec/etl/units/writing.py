@@ -1,4 +1,4 @@
-"""The rows of each unit of a block; the unit's part, its rejected rows, its record in the journal.
+"""The rows of each unit of a block; its part, rejected rows, result, and record in the journal.
 
 The rows of a block are divided by a rule that looks at each row alone, so the division depends
 neither on the engine nor on how the log is cut into blocks.
@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import Written, atomic_path, deferred, publish
 from nvt_torchrec.base.files.journal import Journal
 from nvt_torchrec.base.files.syncing import Syncer
@@ -25,9 +26,104 @@ from nvt_torchrec.clicklog.text.assemble import take
 from nvt_torchrec.etl.parts.parquet import PartWriter
 from nvt_torchrec.etl.state.output import PARTS, REJECTED
 from nvt_torchrec.etl.units.plan import DividedBlock, Unit
-from nvt_torchrec.etl.units.results import LostRowsError, UnitRecord, UnitResult, count_missing
-from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.rows import WORD_BITS, RawRows
 from nvt_torchrec.formats.splits import SPLITS
+
+#: Bad rows that the record of a unit describes; its file of rejected rows has all of them.
+DESCRIBED = 5
+
+#: What is written for rows, and int64 [categorical columns]: out-of-vocabulary ids.
+Encoded: TypeAlias = tuple[pa.Table, np.ndarray]
+
+
+class LostRowsError(BadInputError):
+    """Rows of the input that are neither in the parquet nor among the rejected ones."""
+
+
+class NoTrainingRowsError(BadInputError):
+    """A day that cannot be added, because none of its rows is for training."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnitRecord:
+    """The result of a unit in JSON, without the unit.
+
+    Attributes:
+        rows: Rows written.
+        bad_count: Rows left out.
+        bad: Line in the unit, from 0, and reason of the first rows left out.
+        positives: Rows with label 1.
+        size: Bytes of the part.
+        dense_missing: By dense column, rows in which it was missing.
+        null: By categorical column, rows in which it was missing.
+        oov: By categorical column, out-of-vocabulary ids.
+    """
+
+    rows: int
+    bad_count: int
+    bad: list[list[Any]]
+    positives: int
+    size: int
+    dense_missing: list[int]
+    null: list[int]
+    oov: list[int]
+
+    def __post_init__(self) -> None:
+        if any(len(row) != 2 for row in self.bad):
+            raise ValueError("bad is not a list of lines and reasons")
+
+    def result(self, unit: Unit) -> UnitResult:
+        """Return the result of the unit."""
+        return UnitResult(unit=unit, **vars(self))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnitResult(UnitRecord):
+    """The result of a unit."""
+
+    unit: Unit
+
+    @property
+    def lines(self) -> int:
+        """Rows read."""
+        return self.rows + self.bad_count
+
+    @property
+    def has_part(self) -> bool:
+        """Whether there is a file; a divided block has none for a split without rows."""
+        return self.size > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON-ready form, which :class:`UnitRecord` reads."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(UnitRecord)}
+
+
+def by_source(results: list[UnitResult]) -> dict[str, list[UnitResult]]:
+    """The results of each input file, in the order of its blocks."""
+    sources: dict[str, list[UnitResult]] = {result.unit.block.source: [] for result in results}
+    for result in sorted(results, key=lambda result: result.unit.block.begin):
+        sources[result.unit.block.source].append(result)
+    return sources
+
+
+def count_missing(mask: np.ndarray, columns: int) -> np.ndarray:
+    """In how many rows each column is missing: a mask uint64 [words, n] → int64 [columns]."""
+    counts = np.empty(columns, np.int64)
+    for word, begin in zip(mask, range(0, columns, WORD_BITS), strict=False):
+        _count_bits(word, counts[begin : begin + WORD_BITS])
+    return counts
+
+
+@compiled()
+def _count_bits(mask, counts):
+    for bit in range(len(counts)):
+        count = np.uint64(0)
+        for i in range(len(mask)):  # an index: LLVM vectorizes no iterator
+            count += (mask[i] >> np.uint64(bit)) & np.uint64(1)
+        counts[bit] = count
+
+
+# ---- the rows of each split
 
 
 def hashes(values: np.ndarray, *seed: int) -> np.ndarray:
@@ -97,11 +193,7 @@ def divide_rows(
         lines += rows.lines
 
 
-#: Bad rows that the record of a unit describes; its file of rejected rows has all of them.
-DESCRIBED = 5
-
-#: What is written for rows, and int64 [categorical columns]: out-of-vocabulary ids.
-Encoded: TypeAlias = tuple[pa.Table, np.ndarray]
+# ---- the files of a unit, and its record
 
 
 def write_units(

@@ -83,17 +83,6 @@ def test_another_number_of_rows_is_flagged(log: Path, day: Path, tmp_path: Path,
     assert (drift.measure("rows").now, drift.measure("rows").then) == ([ROWS * share], [ROWS] * 3)
 
 
-def test_a_copy_of_an_earlier_day_is_flagged(log: Path, tmp_path: Path):
-    copy = tmp_path / "day_3"
-    shutil.copy(log / "raw" / "day_1", copy)
-    drift = drift_of(log / "out", copy)
-    assert drift.flags == ["repeated day"]
-    assert "the file is a copy of day 1  << drift" in as_text(drift)
-    rows = copy.read_text().splitlines(keepends=True)
-    copy.write_text("".join([*rows[1:], rows[1]]))
-    assert drift_of(log / "out", copy).flags == []
-
-
 def test_counts_are_those_of_the_log(log: Path, day: Path):
     drift = drift_of(log / "out", day)
     rows = read_rows(day)

@@ -28,12 +28,11 @@ from nvt_torchrec.clicklog.readers.lines import read_into
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.clicklog.text.device.tokenizer import DeviceRows, padded, parse_on_device
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
-from nvt_torchrec.etl.engines import block as host
+from nvt_torchrec.etl.engines import counting, host
 from nvt_torchrec.etl.engines.counting import Counts, moments
 from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.etl.units.plan import Unit
-from nvt_torchrec.etl.units.results import LostRowsError, UnitResult
-from nvt_torchrec.etl.units.writing import Encoded, write_units
+from nvt_torchrec.etl.units.writing import Encoded, LostRowsError, UnitResult, write_units
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import CategoryValues, RawRows
 from nvt_torchrec.formats.schema import TableSchema
@@ -96,7 +95,7 @@ class Card:
         """
         text = lane.read(block)
         # a longer line would change the pieces of which moments are computed
-        limit = min(spec.input.line_limit, host.PIECE_BYTES - 1)
+        limit = min(spec.input.line_limit, counting.PIECE_BYTES - 1)
         rows = parse_on_device(self.device, self.device.upload(text), spec, limit)
         if rows is None:
             log.debug("parsing %s:%d again on the host", block.source, block.begin)
@@ -218,12 +217,12 @@ def count_rows(device: Device, rows: DeviceRows, block: Block, spec: FeatureSpec
 
 
 def _moments(device: Device, rows: DeviceRows, block: Block, spec: FeatureSpec) -> np.ndarray:
-    """Compute the moments as :func:`etl.engines.block.count_block` does: float64 [dense, 4]."""
+    """Compute the moments as :func:`etl.engines.host.count_block` does: float64 [dense, 4]."""
     of_pieces = [np.zeros((len(spec.dense), 4))]
     if normalized(spec):
         dense, missing = device.download(rows.dense), device.download(rows.missing)
         # a piece ends with the last whole line before a multiple of its size
-        read = np.arange(host.PIECE_BYTES, block.end - block.begin, host.PIECE_BYTES)
+        read = np.arange(counting.PIECE_BYTES, block.end - block.begin, counting.PIECE_BYTES)
         cuts = device.download(device.arrays.searchsorted(rows.ends, device.upload(read)))
         for begin, end in itertools.pairwise([0, *cuts.tolist(), len(rows)]):
             piece = _raw_rows(None, dense[:, begin:end], missing[:, begin:end])

@@ -26,7 +26,7 @@ from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.base.files.atomic import publish
 from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.etl.engines import block as host
+from nvt_torchrec.etl.engines import host
 from nvt_torchrec.etl.engines.cluster import POOL_SHARE
 from nvt_torchrec.etl.engines.device import gpu_memory, supports
 from nvt_torchrec.etl.engines.device.blocks import LANES, Card, count_block, encode_unit, merge_runs
@@ -34,8 +34,7 @@ from nvt_torchrec.etl.engines.engine import Job
 from nvt_torchrec.etl.engines.runs import FAN_IN, SortedRun, run_name, write_run
 from nvt_torchrec.etl.state.output import FIT, PARTS
 from nvt_torchrec.etl.units.plan import Unit
-from nvt_torchrec.etl.units.results import UnitResult
-from nvt_torchrec.etl.units.writing import recording
+from nvt_torchrec.etl.units.writing import UnitResult, recording
 from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import CompiledWorkflow

@@ -1,0 +1,171 @@
+"""Count and encode blocks of a log on the host: a block, and blocks in threads of this process.
+
+A block is read in pieces that fit the processor's caches. A thread holds one piece in memory and,
+while counting, the categories of its block, or, while encoding, a row group. Every heavy step
+(reading, parsing, sorting, encoding, writing parquet) releases the interpreter lock. No thread
+waits for the disk: another one syncs finished files, and the system reads the next blocks ahead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nvt_torchrec.base.files.atomic import Written, will_read
+from nvt_torchrec.clicklog.readers.log_format import Block, format_of
+from nvt_torchrec.clicklog.readers.raw import read_block_chunks
+from nvt_torchrec.etl.engines import counting
+from nvt_torchrec.etl.engines.counting import Counts, count, merge, moments
+from nvt_torchrec.etl.engines.engine import Engine, Report, open_runs
+from nvt_torchrec.etl.engines.runs import SortedRun
+from nvt_torchrec.etl.units.plan import Unit, by_block
+from nvt_torchrec.etl.units.writing import (
+    Encoded,
+    UnitResult,
+    count_missing,
+    divide_rows,
+    recording,
+    write_units,
+)
+from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.moments import merge_moments, normalized
+
+if TYPE_CHECKING:
+    from nvt_torchrec.workflows.compiled import CompiledWorkflow
+
+
+def count_block(block: Block, spec: FeatureSpec, reject: bool | int) -> SortedRun:
+    """Count the categories of a block, and compute the moments of its dense columns.
+
+    Of a divided block, only the rows for training are counted.
+
+    Args:
+        block: The block.
+        spec: The columns.
+        reject: Whether to leave malformed rows out instead of raising.
+
+    Raises:
+        BadRowError: A row is malformed.
+        BadInputError: The block cannot be read.
+    """
+    columns: list[list[CategoryValues]] = [[] for _ in spec.categorical]
+    missing = np.zeros(len(columns), np.int64)
+    of_pieces = [np.zeros((len(spec.dense), 4))]
+    rows_read = 0
+    pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=counting.PIECE_BYTES)
+    for (rows,) in divide_rows(pieces, block, ["train"]):
+        rows_read += len(rows)
+        missing += count_missing(rows.categorical_missing, len(columns))
+        for of_column, piece in zip(columns, rows.categorical, strict=True):
+            of_column.append(piece)
+        if normalized(spec):
+            of_pieces.append(moments(rows, spec))
+    counts: dict[str, Counts] = {}
+    nulls: dict[str, int] = {}
+    for column, of_column, absent in zip(spec.categorical, columns, missing, strict=True):
+        name = column.vocabulary_name
+        counted = _count_column(of_column, column, int(absent))
+        counts[name] = merge([counts[name], counted]) if name in counts else counted
+        nulls[name] = nulls.get(name, 0) + (0 if column.multi_hot else int(absent))
+    return SortedRun(
+        rows=rows_read,
+        nulls=np.array([nulls[name] for name in spec.vocabularies], np.int64),
+        moments=merge_moments(of_pieces)[np.newaxis],
+        counts=[counts[name] for name in spec.vocabularies],
+    )
+
+
+def _count_column(pieces: list[CategoryValues], column: CategoricalColumn, missing: int) -> Counts:
+    values = [piece.values if isinstance(piece, Jagged) else piece for piece in pieces]
+    if column.hash_buckets:  # the id is a hash, there is nothing to count
+        return count([values[0][:0]])
+    return count(values, placeholders=0 if column.multi_hot else missing)
+
+
+def encode_block(
+    units: tuple[Unit, ...], workflow: CompiledWorkflow, work: Path, *, reject: bool | int
+) -> tuple[list[UnitResult], list[Written]]:
+    """Read the units of a block, encode them and write their parts.
+
+    Takes, returns and raises what :func:`etl.units.writing.write_units` does.
+    """
+    block = units[0].block
+    pieces = read_block_chunks(
+        block, workflow.spec, reject=reject, chunk_bytes=counting.PIECE_BYTES
+    )
+    return write_units(units, pieces, functools.partial(_encode_rows, workflow), work)
+
+
+def _encode_rows(workflow: CompiledWorkflow, rows: RawRows) -> Encoded:
+    encoded = workflow.transform(rows)
+    return compiled.to_table(encoded, workflow.schema), encoded.oov
+
+
+log = logging.getLogger(__name__)
+
+
+class Threads(Engine):
+    """Counts and encodes in threads of this process."""
+
+    def count(self, blocks: list[Block], report: Report) -> None:
+        """See :meth:`Engine.count`; counts become durable while other blocks are counted."""
+        job, workers = self.job, self.job.workers
+        with open_runs(job, blocks, ahead=workers) as runs, _threads(workers) as pool:
+            runs.compact()
+            report(runs.rows)
+            missing = runs.missing
+            to_read = [blocks[index] for index in missing]
+
+            def count_one(turn: int, index: int) -> int:
+                log.debug("begin fit %s:%d", blocks[index].source, blocks[index].begin)
+                _read_ahead(to_read, turn, workers, job.spec)
+                run = count_block(blocks[index], job.spec, job.reject)
+                runs.add(index, run)
+                return run.rows
+
+            # in the order of the blocks, so that of several errors always the same one is raised
+            for future in [pool.submit(count_one, *item) for item in enumerate(missing)]:
+                report(future.result())
+
+    def encode(self, units: list[Unit], workflow: Path) -> Iterator[UnitResult]:
+        """See :meth:`Engine.encode`; a thread does all units of a block."""
+        job, loaded = self.job, compiled.load(workflow)
+        groups = by_block(units)
+        blocks = [group[0].block for group in groups]
+
+        def encode_one(turn: int, group: tuple[Unit, ...]) -> list[UnitResult]:
+            log.debug("begin %s", group[0].file)
+            _read_ahead(blocks, turn, job.workers, loaded.spec)
+            results, written = encode_block(group, loaded, job.work, reject=job.reject)
+            syncer.add(written, results)
+            return results
+
+        with recording(job.work, job.workers) as syncer, _threads(job.workers) as pool:
+            for future in [pool.submit(encode_one, *item) for item in enumerate(groups)]:
+                yield from future.result()
+
+
+@contextlib.contextmanager
+def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
+    """Start threads; when the context ends or fails, drop work that has not begun."""
+    pool = ThreadPoolExecutor(workers, "etl")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _read_ahead(blocks: list[Block], turn: int, workers: int, spec: FeatureSpec) -> None:
+    """Ask the system to read the block after those in work; in the first turn, those as well."""
+    if not format_of(spec).by_rows:
+        for block in blocks[turn + workers if turn else 0 : turn + workers + 1]:
+            will_read(block.path, block.begin, block.end)
