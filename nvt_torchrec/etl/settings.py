@@ -182,15 +182,6 @@ class ExtendSettings(ReadSettings):
         "add these days only, for example 24-26; days between that are not named may be missing",
         None, parse=_days_or_since, metavar="LIST"
     )
-    valid_days: frozenset[int] | None = flag(
-        "the days for validation, from now on (default: the first half of the newest day); all "
-        "days but these and --test_days are for training and must be earlier; for outputs split "
-        "by days", None, parse=parse_days, metavar="LIST", needs="--test_days"
-    )
-    test_days: frozenset[int] | None = flag(
-        "the days for test (default: the second half of the newest day); a new day that is in both "
-        "lists is halved", None, parse=parse_days, metavar="LIST", needs="--valid_days"
-    )
     allow_repeated_day: bool = flag(
         "add a day although its file is a copy of that of an earlier day", False
     )

@@ -165,7 +165,7 @@ class Stages:
         most = self.settings.max_bad_fraction * plan.most_rows(self.settings.spec)
         return max(_LEAST_REJECTED, int(most))
 
-    def read(self, days: list[DayFile], splits: tuple[str, ...] = ()) -> Plan:
+    def read(self, days: list[DayFile], *, halved: bool = False) -> Plan:
         """Decompress compressed days, and plan the work; see :mod:`etl.units.plan`."""
         settings = self.settings
         with self.timer("read the input"):
@@ -174,7 +174,7 @@ class Stages:
                 settings.spec,
                 block_bytes=settings.block_mb << 20,
                 limit_rows=settings.limit_rows,
-                splits=splits,
+                halved=halved,
             )
 
     def divide(self, plan: Plan) -> Plan:

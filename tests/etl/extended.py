@@ -59,10 +59,9 @@ def copy_of(base: Path, directory: Path) -> Path:
 
 
 def add(output: Path, input_path: Path | str, **options: Any) -> dict[str, Any]:
-    """Extend an output; lists of days may be any collections. Returns the manifest."""
-    for name in ("days", "valid_days", "test_days"):
-        if name in options:
-            options[name] = frozenset(options[name])
+    """Extend an output; days may be any collection. Returns the manifest."""
+    if "days" in options:
+        options["days"] = frozenset(options["days"])
     options.setdefault("engine", "dask" if "scheduler" in options else "cpu")
     return extend(ExtendSettings(output_path=output, input_path=str(input_path), **options))
 

@@ -13,7 +13,7 @@ import pytest
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.formats.schema import TableSchema
-from tests.etl.findings import bad, findings, only, set_value
+from tests.etl.findings import bad, only, set_value
 
 
 def _elsewhere(directory: Path, splits: dict[str, int], seed: int = 0, ids: int = 1000) -> Path:
@@ -80,30 +80,6 @@ def test_lists(tmp_path: Path) -> None:
     assert "row 1, column tags: a null in a list" in only(directory, "nulls")
     write([[1, 9], None])
     assert "row 1, column tags: a null" in only(directory, "nulls")
-
-
-@pytest.mark.parametrize(
-    "ids",
-    [
-        pa.array(["a", None]),
-        pa.array(["a", None]).dictionary_encode(),
-        pa.array([["a"], [None]]),
-        pa.array([[1], None], pa.large_list(pa.int32())),
-        pa.array([1, None], pa.date32()),
-        pa.array([True, None]),
-    ],
-    ids=lambda ids: str(ids.type),
-)
-def test_ids_of_another_type(tmp_path: Path, ids: pa.Array) -> None:
-    """Their type is what is wrong: not their range, and not the file."""
-    directory = tmp_path / "data" / "train"
-    schema = TableSchema("label", (), ("item",), (10,))
-    schema.write(directory)
-    label = pa.array([0.0, 1.0], pa.float32())
-    pq.write_table(pa.table({"label": label, "item": ids}), directory / "0.parquet")
-    found = findings(directory)
-    assert all("column item" in one.where for one in found)
-    assert {one.kind for one in found} == {"columns", "nulls"}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import os
@@ -20,7 +19,6 @@ from distributed import Client
 
 from nvt_torchrec.base.device import DeviceError
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.etl.engines import cluster as clusters
 from nvt_torchrec.etl.engines.cluster import WorkerLostError, local_cluster
 from nvt_torchrec.etl.engines.engine import Job
 from nvt_torchrec.etl.engines.workers import Workers
@@ -100,25 +98,6 @@ def test_killed_and_resumed(raw: Path, whole, dask_client) -> None:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     with local_cluster(2, tmp_path_factory.mktemp("dask")) as client:
         yield client
-
-
-def test_the_fit_reads_each_block_once(raw: Path, whole, tmp_path: Path, dask_client) -> None:
-    """However many of NVTabular's operators want its rows; it samples the first block twice."""
-    from merlin.core.utils import set_dask_client
-
-    dask_client.run_on_scheduler(_forget_events)
-    set_dask_client(None)  # as another user of Merlin in this process may have left it
-    scheduler = dask_client.scheduler.address
-    run(settings(raw, tmp_path / "out", engine="nvtabular", block_mb=1, scheduler=scheduler))
-    read = [rows for _, rows in dask_client.get_events("etl-rows")]
-    assert len(read) > 3
-    assert sum(read) == 300 * (30 + 20) + 2 * read[0]
-    found, expected = (read_split(output, "train") for output in (tmp_path / "out", whole[0]))
-    pd.testing.assert_frame_equal(found, expected, rtol=1e-6)
-
-
-def _forget_events(dask_scheduler) -> None:
-    dask_scheduler._broker.truncate("etl-rows")
 
 
 def test_workers_read_the_next_log_by_its_own_spec(tmp_path: Path, dask_client) -> None:
@@ -269,21 +248,3 @@ def _descendants(pid: int) -> int:
     """How many processes a process has started, whichever of its threads did."""
     lists = Path(f"/proc/{pid}/task").glob("*/children")
     return sum(len(one.read_text().split()) for one in lists)
-
-
-def test_a_client_that_does_not_close_in_time_is_not_closed_again(
-    dask_client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its destructor printed a TimeoutError when the run was over."""
-
-    async def never(fast: bool = False) -> None:
-        await asyncio.sleep(100)
-
-    client = Client(dask_client.scheduler.address, set_as_default=False)
-    client._timeout, close = 0.2, client._close
-    client._close = never
-    monkeypatch.setattr(clusters, "CLOSE_SECONDS", 0.2)
-    clusters._close(client)
-    client.__del__()
-    client.status, client._close = "running", close
-    client.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from pathlib import Path
 
 import nvt_torchrec.nvt_compat  # noqa: F401
@@ -15,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.base.files import syncing
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.engines import counting
 from nvt_torchrec.etl.engines import runs as cpu_runs
@@ -101,26 +98,6 @@ def test_any_cut_and_any_workers(
         assert result.oov == [got[name].count(2) for name in CRITEO.categorical_names]
         assert result.null == [got[name].count(1) for name in CRITEO.categorical_names]
     assert begin == len(raw)
-
-
-@pytest.mark.parametrize("blocks", [8, 72])
-def test_statistics_do_not_depend_on_the_disk(tmp_path: Path, monkeypatch, blocks: int) -> None:
-    """Nor on which runs were merged before fitting was stopped and resumed."""
-    write_log(tmp_path / "raw", [500, 3])
-    train = plan_of(tmp_path / "raw", block_bytes=900).train_blocks[:blocks]
-    assert len(train) == blocks
-    chance, publish = random.Random(blocks), syncing.publish
-
-    def publish_late(written) -> None:
-        time.sleep(chance.choice([0, 0.002, 0.02]))
-        publish(written)
-
-    monkeypatch.setattr(syncing, "publish", publish_late)
-    first = fit(train, CRITEO, tmp_path / "0")
-    for turn in range(1, 4):
-        directory = tmp_path / str(turn)
-        assert_same(fit(train, CRITEO, directory, workers=turn), first, exactly=True)
-        assert_same(fit(train, CRITEO, directory), first, exactly=True)
 
 
 def test_row_groups_are_those_of_one_table(tmp_path: Path, monkeypatch) -> None:

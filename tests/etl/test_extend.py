@@ -67,27 +67,13 @@ def extended(raw, base, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"statistics": "update", "retire_after_days": 1},
-        {"valid_days": {4}, "test_days": {5}},
-        {"valid_days": {5}, "test_days": {3, 4, 5}},
-    ],
-    ids=str,
-)
-def test_one_by_one_is_all_at_once(raw, base, tmp_path: Path, options: dict) -> None:
-    """Also in pairs. The splits that are asked for are those after the last day."""
-    splits = {name: options.pop(name) for name in ("valid_days", "test_days") if name in options}
+def test_one_by_one_is_all_at_once(raw, base, tmp_path: Path) -> None:
+    """Also in pairs."""
     seen = []
     for i, groups in enumerate(([NEW], [(3,), (4,), (5,)], [(3, 4), (5,)])):
         output = copy_of(base, tmp_path / str(i))
         for group in groups:
-            asked = {
-                name: own & set(range(max(group) + 1)) or {max(group)}
-                for name, own in splits.items()
-            }
-            add(output, raw[0], days=group, **options, **asked)
+            add(output, raw[0], days=group, statistics="update", retire_after_days=1)
         assert not {path.name for path in output.iterdir()} & {".work", ".extending"}
         seen.append(content(output))
     assert_sound(output)
@@ -250,26 +236,6 @@ def test_descriptions_are_of_all_days(extended) -> None:
     assert column.values_for_99 == 1 + int(np.searchsorted(np.cumsum(counts), 0.99 * counts.sum()))
 
 
-def test_splits_can_be_chosen(raw, base, tmp_path: Path) -> None:
-    """A day that was halved becomes one split by renaming; the newest is not halved."""
-    output = copy_of(base, tmp_path)
-    chosen = {"valid_days": {2}, "test_days": {3}}
-    assert add(output, raw[0] / "day_3", **chosen)["days"] == {
-        "train": [0, 1], "valid": [2], "test": [3]
-    }  # fmt: skip
-    parts = EtlOutput(output).parts
-    assert [(part.file, part.day) for part in parts("valid")] == [
-        ("valid/part.0.parquet", 2), ("valid/part.1.parquet", 2)
-    ]  # fmt: skip
-    assert [(part.file, part.rows) for part in parts("test")] == [("test/part.1.parquet", 45)]
-    assert_sound(output)
-    assert add(output, raw[0] / "day_4")["days"] == {
-        "train": [0, 1, 2, 3], "valid": [4], "test": [4]
-    }  # fmt: skip
-    assert [part.day for part in parts("train")] == [0, 1, 2, 2, 3]
-    assert_sound(output)
-
-
 def test_a_log_of_one_day_can_be_extended(raw, tmp_path: Path) -> None:
     output = tmp_path / "out"
     run(settings(raw[0], output, SMALL, days=frozenset({0})))
@@ -362,16 +328,16 @@ def test_the_run_says_that_it_is_finished(raw, base, extended, tmp_path: Path, c
 def test_command_line(raw, base, tmp_path: Path, capsys) -> None:
     output = copy_of(base, tmp_path)
     flags = ["--output_path", str(output), "--input_path", str(raw[0]), "--days", "3-4"]
-    assert main(["extend", *flags, "--valid_days", "3", "--test_days", "4"]) == 0
+    assert main(["extend", *flags]) == 0
     text = capsys.readouterr().out
     assert "generation 2" in text
-    assert "train: 151 rows of days 0,1,2" in text
-    assert "valid: 45 rows of days 3" in text
+    assert "train: 196 rows of days 0,1,2,3" in text
+    assert "valid: 26 rows of days 4" in text
     sizes = inspect(output / "workflow").table_schema.num_embeddings_per_feature
     assert f"--num_embeddings_per_feature {sizes}" in text
     assert main(["extend", *flags, "--json"]) == 0  # has them already
     printed = json.loads(capsys.readouterr().out)
-    assert (printed["generation"], printed["days"]["valid"]) == (2, [3])
+    assert (printed["generation"], printed["days"]["valid"]) == (2, [4])
     assert_sound(output)
 
 

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -18,10 +17,9 @@ from nvt_torchrec.etl.drift import Drift
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.split import Split
-from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows.description import inspect
-from tests.etl.extended import add, assert_sound, content, copy_of, differences, make_base, refused
+from tests.etl.extended import add, assert_sound, copy_of, make_base, refused
 from tests.etl.runs import QUARANTINE, read_split, settings
 from tests.etl.split_logs import NAMES, SHARES_OF_TIME, SPLITS_OF_ROWS, numbers_of, spec_with, write
 
@@ -94,28 +92,6 @@ def test_the_splits_are_those_of_a_run_over_all_days(
     assert_sound(output)
 
 
-@pytest.mark.parametrize("name", SPLITS_OF_ROWS)
-def test_one_by_one_is_all_at_once(raw: Path, bases, dask_client, tmp_path: Path, name) -> None:
-    """On both engines, with any number of workers, byte by byte."""
-    seen = []
-    for i, (groups, options) in enumerate(
-        [
-            ([NEW], {"workers": 1}),
-            ([(3,), (4,), (5,)], {"workers": 3}),
-            ([(3, 4), (5,)], {"scheduler": dask_client.scheduler.address}),
-        ]
-    ):
-        output = copy_of(bases[name], tmp_path / str(i))
-        for group in groups:
-            add(output, raw, days=group, statistics="update", **options)
-        seen.append(content(output))
-    assert_sound(output)
-    for other in seen[1:]:
-        assert differences(seen[0], other) == []
-    before = [path.read_bytes() for path in bases[name].rglob("part.*.parquet")]
-    assert all(data in seen[0].values() for data in before)
-
-
 def test_the_size_of_blocks_changes_no_split(tmp_path: Path) -> None:
     """A row's number counts from the begin of its file."""
     spec = spec_with(SPLITS_OF_ROWS["share"])
@@ -138,48 +114,25 @@ def test_what_describes_the_output(raw: Path, bases, tmp_path: Path, name: str) 
     output = copy_of(bases[name], tmp_path)
     before = json.loads((output / "manifest.json").read_text())
     manifest = add(output, raw)
-    assert manifest == Manifest.read(output / "manifest.json")
     assert manifest["split"] == before["split"]
-    assert manifest["rows"] == {"in": sum(ROWS.values()), "out": sum(ROWS.values()), "rejected": 0}
-    assert {int(day): one["rows"] for day, one in manifest["by_day"].items()} == ROWS
     assert manifest["days"]["train"] == list(ROWS)
-    assert [(one["generation"], one["day"]) for one in manifest["extensions"]] == [
-        (1, 3), (2, 4), (3, 5)
-    ]  # fmt: skip
     assert "valid_days" not in manifest["extensions"][0]["settings"]
     for day in ROWS:
         own = manifest["by_day_and_split"][str(day)]
         assert own == before["by_day_and_split"].get(str(day), own)
         assert sum(counts["rows"] for counts in own.values()) == ROWS[day]
-    root = output / "criteo_binary" / "split"
     for split in SPLITS:
         frame, counts = read_split(output, split), manifest["splits"][split]
-        assert counts["rows"] == len(frame) == pq.read_metadata(root / split / "_metadata").num_rows
-        assert counts["positives"] == int(frame["label"].sum())
+        assert counts["rows"] == len(frame)
         assert counts["out_of_vocabulary"]["rare"] == int((frame["rare"] == 2).sum())
-        listed = (root / split / "_file_list.txt").read_text().split("\n")[1:-1]
         parts = EtlOutput(output).parts(split)
-        assert [Path(path).name for path in listed] == [Path(part.file).name for part in parts]
         assert manifest["next_parts"][split] == len(parts)
         assert [part.generation for part in parts] == sorted(part.generation for part in parts)
-    page = (output / "report.html").read_text()
-    assert f"; split by {SPLITS_OF_ROWS[name].by}: " in page
     description = inspect(output / "workflow")
     assert [one.days for one in description.lineage] == [(0, 1, 2), (3,), (4,), (5,)]
-    assert {path.name for path in (output / "drift").iterdir()} >= {"day_5.json"}
     spec = spec_with(SPLITS_OF_ROWS[name])
     with pytest.raises(OutputError, match=r"days: \[0, 1, 2\] before, None now"):
         run(settings(raw, output, spec))
-    days = frozenset({0, 1, 2})
-    assert run(settings(raw, output, spec, days=days))["generation"] == 3
-
-
-def test_a_user_stays_in_one_split(raw: Path, bases, tmp_path: Path) -> None:
-    output = copy_of(bases["column"], tmp_path)
-    rows = write(tmp_path / "raw", ROWS)
-    add(output, raw)
-    users = [{rows[row]["user"] for row in own} for own in numbers_of(output).values()]
-    assert sum(map(len, users)) == len(set.union(*users)) == 30
 
 
 def test_a_day_without_training_rows(bases, tmp_path: Path) -> None:
@@ -255,13 +208,6 @@ def test_drift_compares_no_day_with_rows_of_the_same_days(raw: Path, bases, tmp_
     assert [own.then for own in unseen] == [[], *(own.now for own in unseen[:-1])]
 
 
-def test_days_of_splits_are_refused(raw: Path, bases, tmp_path: Path) -> None:
-    for name in SPLITS_OF_ROWS:
-        output = copy_of(bases[name], tmp_path / name)
-        what = rf"--test_days: .* is split by {name}(.|\n)*leave both out"
-        refused(output, raw, what, valid_days={3}, test_days={4})
-
-
 def test_a_day_behind_the_cuts(raw: Path, bases, tmp_path: Path) -> None:
     """By time, later days are for test only: nothing could be trained on any of them."""
     output = copy_of(bases["time"], tmp_path)
@@ -283,19 +229,6 @@ def test_splits_that_would_change_are_refused(raw: Path, tmp_path: Path) -> None
         days = None if by == "files" else frozenset({0, 1, 2})
         run(settings(raw, output, spec_with(split), days=days))
         refused(output, raw / "day_3.csv", what)
-
-
-def test_parquet(tmp_path: Path) -> None:
-    """Whose row numbers need no pass over the files."""
-    raw = tmp_path / "raw"
-    write(raw, ROWS, format="parquet")
-    spec = spec_with(SPLITS_OF_ROWS["share"], "parquet")
-    output = make_base(raw, tmp_path / "out", spec)
-    for day in NEW:
-        add(output, raw / f"day_{day}.parquet")
-    run(settings(raw, tmp_path / "fresh", spec))
-    assert numbers_of(output) == numbers_of(tmp_path / "fresh")
-    assert_sound(output)
 
 
 def test_a_split_of_one_label(raw: Path, bases, tmp_path: Path, caplog) -> None:

@@ -23,7 +23,6 @@ from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.extension.state import read_state
 from nvt_torchrec.workflows.moments import COUNT, statistics
-from tests.etl.extended import content, differences
 from tests.etl.runs import failing, read_split, settings, tree, write_parquet
 from tests.workflows.random_specs import Oracle, random_raw_rows
 
@@ -99,13 +98,6 @@ def test_the_parquet_of_every_policy(raw, done: Path) -> None:
             np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
         else:
             assert found.tolist() == expected
-
-
-def test_both_engines_write_the_same_bytes(raw, done: Path, dask_client, tmp_path: Path) -> None:
-    """Of workflow and state, although NVTabular's statistics differ in their last bits."""
-    address = dask_client.scheduler.address
-    run(settings(raw[0], tmp_path / "out", SPEC, scheduler=address))
-    assert differences(content(tmp_path / "out"), content(done)) == ["manifest.json"]
 
 
 def test_workers_that_write_elsewhere(raw, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import read_bytes
 from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.clicklog.readers.raw import read_block
-from nvt_torchrec.etl.state.staging import decompress, estimate, staged
+from nvt_torchrec.etl.state.staging import staged
 from nvt_torchrec.etl.units.plan import make_plan
 from nvt_torchrec.formats.feature_spec.feature_spec import (
     CategoricalColumn,
@@ -24,7 +24,7 @@ from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
 from tests.clicklog.reference_reader import as_lists
 from tests.etl.runs import settings
-from tests.logs import COMPRESS, CRITEO, pack, text_of, write_day, write_log
+from tests.logs import COMPRESS, CRITEO, text_of, write_day, write_log
 from tests.spec_logs import stream_rows, write_spec_log
 
 
@@ -65,21 +65,6 @@ def test_no_label(tmp_path: Path) -> None:
     write_day(tmp_path / "day_0", [row[1:] for row in rows])
     with pytest.raises(BadRowError, match="day_0: rows without label, which training reads"):
         make_plan(find_days(str(tmp_path)), CRITEO, block_bytes=1000)
-
-
-def test_compressed_days_are_staged(tmp_path: Path) -> None:
-    write_log(tmp_path / "raw", [10, 10, 10, 10, 10])
-    texts = [(tmp_path / "raw" / f"day_{i}").read_bytes() for i in range(5)]
-    for day, ending in enumerate(COMPRESS):
-        pack(tmp_path / "raw" / f"day_{day}", ending)
-    days = _staged(tmp_path / "raw", tmp_path / "work")
-    assert [Path(day.path).read_bytes() for day in days] == texts
-    assert [day.size for day in days] == list(map(len, texts))
-    assert days[4].path == str(tmp_path / "raw" / "day_4")
-    reported = []
-    for day in find_days(str(tmp_path / "raw"))[:4]:
-        decompress(estimate(day, tmp_path / day.name), report=reported.append)
-    assert sum(reported) == sum(map(len, texts[:4]))
 
 
 @pytest.mark.parametrize("ending", list(COMPRESS))
@@ -206,14 +191,6 @@ def test_formats_that_are_not_what_the_spec_says(logs) -> None:
         make_plan(find_days(str(logs["csv"])), SPECS["parquet"], block_bytes=1 << 20)
     with pytest.raises(BadRowError, match="line 1: 1 tab-separated field\n"):
         make_plan(find_days(str(logs["csv"])), CRITEO, block_bytes=1 << 20)
-
-
-def test_a_header_without_the_label(logs, tmp_path: Path) -> None:
-    for day in range(2):
-        text = (logs["csv"] / f"day_{day}.csv").read_text()
-        (tmp_path / f"day_{day}.csv").write_text(text.replace("clicked", "bought", 1))
-    with pytest.raises(BadRowError, match=r"day_0.csv: rows without clicked, which training reads"):
-        make_plan(find_days(str(tmp_path)), RETAIL, block_bytes=1 << 20)
 
 
 def test_a_column_for_the_split_that_only_the_path_has(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from nvt_torchrec.base.auroc import column_auroc
 from nvt_torchrec.base.pages import charts
 from nvt_torchrec.base.pages.charts import ticks_to
 from nvt_torchrec.etl.finish import report as report_data
-from nvt_torchrec.etl.finish.report import BINS, collect, write_report
+from nvt_torchrec.etl.finish.report import collect, write_report
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.manifest import Manifest
@@ -218,25 +218,6 @@ def test_a_sample_is_taken_evenly(done: tuple[Path, list], monkeypatch):
     taken = read_split(output, "train")["int_0"].to_numpy(np.float64)[:299:3]
     assert data.dense[0].after.low == np.percentile(taken, 0.5, method="nearest")
     assert data.dense[0].after.high == np.percentile(taken, 99, method="nearest")
-
-
-def test_parts_without_rows_are_not_sampled(tmp_path: Path, monkeypatch):
-    days = write_log(tmp_path / "raw", [40, 30, 20, 20])
-    for row in days[0]:
-        row[-1] = "not hexadecimal"
-    write_day(tmp_path / "raw" / "day_0", days[0])
-    options = QUARANTINE | {"max_bad_fraction": 0.9}
-    run(settings(tmp_path / "raw", tmp_path / "out", **options))
-    monkeypatch.setattr(report_data, "SAMPLED_ROW_GROUPS", 1)
-    assert data_of(tmp_path / "out")[1].sampled_rows == 30
-
-
-@pytest.mark.parametrize("values", [[], [np.nan, np.inf], [3.0], [1e299, -1e299], [1e308]])
-def test_odd_samples_have_a_histogram(values: list[float]):
-    histogram = report_data._histogram(np.array(values))
-    assert len(histogram.shares) == BINS
-    assert histogram.shares.sum() <= 1
-    assert histogram.high > histogram.low
 
 
 def test_shares_of_list_columns_are_of_ids_and_hashed_columns_have_none(retail: Path):

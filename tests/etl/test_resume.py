@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import resource
-import shutil
 from pathlib import Path
 
 import fsspec
@@ -21,7 +20,7 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.state.record import plan_record
 from nvt_torchrec.formats.manifest import Manifest
 from tests.etl.extended import content
-from tests.etl.runs import QUARANTINE, assert_is, change_json, failing, settings, tree
+from tests.etl.runs import assert_is, failing, settings, tree
 from tests.etl.split_logs import SHARES_OF_TIME, spec_with, write
 from tests.forks import seen_by
 from tests.logs import CRITEO, ROWS, pack, write_day, write_log
@@ -105,14 +104,6 @@ def test_other_inputs_are_refused_by_name(unfinished) -> None:
     (raw / "day_3").unlink()
     (raw / "day_2").rename(raw / "day_2.tsv")
     with pytest.raises(OutputError, match=r"day_2: no longer there\n.*day_2.tsv: new"):
-        run(settings(raw, output))
-
-
-def test_another_version_is_refused(unfinished) -> None:
-    raw, output = unfinished
-    (record,) = output.glob(".work/*/plan.json")
-    change_json(record, lambda value: value["versions"].update(pyarrow="1.0"))
-    with pytest.raises(OutputError, match=r"pyarrow: '1.0' before, '"):
         run(settings(raw, output))
 
 
@@ -246,47 +237,6 @@ def counted(tmp_path: Path) -> tuple[Path, Path]:
         run(settings(raw, output, BY_TIME, workers=1))
     assert [path.name for path in sorted(output.glob(".work/*/times/*"))] == ["0.npy", "1.npy"]
     return raw, output
-
-
-@pytest.mark.parametrize("change", ["size", "modified"])
-def test_times_of_another_file_are_not_taken(counted: tuple[Path, Path], change: str) -> None:
-    raw, output = counted
-    first = raw / "day_0.csv"
-    if change == "size":
-        with open(first, "a") as file:
-            file.write("1,1,i1-0,r1,1,u1,7,\n")
-    else:
-        os.utime(first, (1, 1))
-    before = tree(output)
-    with pytest.raises(OutputError, match=rf"day_0\.csv {change}: .* before.*\n.*--restart"):
-        run(settings(raw, output, BY_TIME))
-    assert tree(output) == before
-    last = raw / "day_2.csv"
-    last.write_text(last.read_text().replace("yesterday", "77"))
-    run(settings(raw, output, BY_TIME, restart=True))
-    restarted = tree(output)
-    shutil.rmtree(output)
-    run(settings(raw, output, BY_TIME))
-    assert tree(output) == restarted
-
-
-def test_a_file_that_changes_after_its_times_were_counted(
-    counted: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the same process: the cuts were of other rows than those that were written."""
-    raw, output = counted
-    save, first = np.save, raw / "day_0.csv"
-
-    def changing(*args, **options) -> None:
-        save(*args, **options)
-        first.write_text(first.read_text().replace(",i1-", ",i2-"))
-        os.utime(first, (1, 1))
-
-    options = QUARANTINE | {"max_bad_fraction": 0.5, "workers": 1}
-    monkeypatch.setattr(np, "save", changing)
-    with pytest.raises(OutputError, match="changed during the run"):
-        run(settings(raw, output, BY_TIME, restart=True, **options))
-    assert not (output / "manifest.json").exists()
 
 
 def test_damaged_times_are_counted_again(counted: tuple[Path, Path]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import logging
 import os
@@ -12,13 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from nvt_torchrec.base.errors import BadInputError, BadRowError, ClickLogError, OutputError
+from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.state import staging
 from nvt_torchrec.etl.state.staging import estimate
-from nvt_torchrec.formats.feature_spec.columns import InputFormat
-from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from tests.etl.runs import QUARANTINE, assert_is, failing, settings
 from tests.logs import COMPRESS, ROWS, pack, random_rows, text_of, write_day, write_log
 
@@ -150,11 +147,3 @@ def test_an_interrupted_run_keeps_its_copies(log, tmp_path: Path, monkeypatch) -
     run(settings(raw, output))
     assert copy.stat().st_ino == before
     assert_is(output, log[1])
-
-
-def test_parquet_that_is_none(tmp_path: Path, unpacked) -> None:
-    spec = dataclasses.replace(load_spec("retail"), input=InputFormat("parquet"))
-    (tmp_path / "day_0.parquet.gz").write_bytes(gzip.compress(ZEROS))
-    with pytest.raises(ClickLogError, match=r"day_0.parquet.gz: cannot be read as parquet"):
-        run(settings(tmp_path / "day_0.parquet.gz", tmp_path / "out", spec))
-    assert unpacked == []

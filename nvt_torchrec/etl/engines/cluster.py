@@ -165,11 +165,8 @@ def _close(opened: Client | LocalCluster) -> None:
 
     Worker processes end with this process in any case.
     """
-    try:
+    with contextlib.suppress(TimeoutError):
         opened.close(timeout=CLOSE_SECONDS)
-    except TimeoutError:
-        if isinstance(opened, Client):  # or its destructor closes it again, and prints this error
-            opened.status = "closed"
 
 
 def _start_without_sigint(start: Callable) -> Any:

@@ -179,14 +179,11 @@ class Engine:
 
         self.count(blocks, report)
         rows, _, moments, vocabularies = add_up(self.job, blocks, vocabulary)
-        if not rows and spec.split.by != "days":
+        if not rows:
             raise BadInputError(
                 f"split by {spec.split.by}: no well-formed row is for training",
-                "change the split in the spec, or look at the first line of the files",
+                "look at the first line of the files, or change the split in the spec",
             )
-        if not rows:
-            what = "the training days have no well-formed row"
-            raise BadInputError(what, "look at their first line")
         return Fitted(
             statistics=statistics(moments, spec) if normalized(spec) else {},
             vocabularies={name: fitted for name, (fitted, _) in vocabularies.items()},

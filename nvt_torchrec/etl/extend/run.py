@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.journal import changes
 from nvt_torchrec.base.files.validation import path_inside
 from nvt_torchrec.clicklog.readers.days import DayFile
@@ -23,8 +22,6 @@ from nvt_torchrec.etl.extend.checks import (
 )
 from nvt_torchrec.etl.extend.claim import NEXT, Claim, claimed, switch
 from nvt_torchrec.etl.extend.stage import (
-    Assignment,
-    assign_all,
     files_of_days,
     left_out,
     link_files,
@@ -73,19 +70,8 @@ def extend(settings: ExtendSettings) -> Manifest:
         if not settings.input_path and (begun := claim.unfinished_day()):
             settings = dataclasses.replace(settings, input_path=begun.path)
         days = new_days(settings, manifest) if settings.input_path else []
-        chosen: Sequence[Assignment | None] = [None] * len(days)
-        if split.by == "days":
-            chosen = assign_all(
-                manifest["days"], [day.day for day in days], settings.valid_days, settings.test_days
-            )
-        elif settings.valid_days:
-            raise SettingsError(
-                f"--valid_days and --test_days: {paths.root} is split by {split.by}, so each new "
-                "day has rows in all splits",
-                "leave both out: the [split] of the spec decides for each row",
-            )
-        for day, assignment in zip(days, chosen, strict=True):
-            _Day(settings, day, assignment, manifest, claim).add()
+        for day in days:
+            _Day(settings, day, split.by == "days", manifest, claim).add()
             manifest = Manifest.read(paths.manifest)
         if not days:
             log.info("%s: has all these days already, nothing to do", settings.output_path)
@@ -141,12 +127,12 @@ def _check_undamaged(previous: EtlOutput, now: EtlOutput, before: Manifest, thre
 class _Day:
     """The stages of adding a day; each continues where an earlier process stopped.
 
-    ``assignment`` is None if the rows of a day are divided, each by itself.
+    By days, the day is halved into valid and test; otherwise its rows are divided, each by itself.
     """
 
     settings: ExtendSettings
     day: DayFile
-    assignment: Assignment | None
+    by_days: bool
     manifest: Manifest
     claim: Claim
 
@@ -175,11 +161,9 @@ class _Day:
         # the new names of parts there are, and the number of each split's next part
         renamed: dict[str, str] = {}
         first_parts = self.manifest["next_parts"]
-        if self.assignment is not None:
-            files = self.manifest["files"]
-            renamed, first_parts = renamed_parts(files, self.assignment, first_parts)
-        splits = self.assignment[self.day.day] if self.assignment else ()
-        plan = self.stages.read([self.day], splits)
+        if self.by_days:
+            renamed, first_parts = renamed_parts(self.manifest["files"], first_parts)
+        plan = self.stages.read([self.day], halved=self.by_days)
         factor = self.settings.max_rows_factor
         check_row_count(self.day, plan.estimated_rows(), self.manifest, factor)
         plan = self.stages.divide(plan)
@@ -192,7 +176,7 @@ class _Day:
         )
         results = self.stages.count_and_encode(
             plan,
-            "train" if self.assignment is None else None,
+            None if self.by_days else "train",
             lambda engine, report: self._extend_workflow(engine, plan, report),
         )
         self._measure_drift(plan)
@@ -212,10 +196,8 @@ class _Day:
             "generation": self.manifest["generation"] + 1,
             "parent": self.manifest["workflow_digest"],
         }
-        if self.assignment is not None:  # the days of valid and test from now on
-            for split in ("valid", "test"):
-                days = [day for day, splits in self.assignment.items() if split in splits]
-                described[f"{split}_days"] = days
+        if self.by_days:
+            described |= {"valid_days": [self.day.day], "test_days": [self.day.day]}
         described |= {
             "statistics": self.settings.statistics,
             "retire_after_days": self.settings.retire_after_days,
@@ -230,7 +212,7 @@ class _Day:
     def _extend_workflow(self, engine: Engine, plan: Plan, report: Report) -> WorkflowDescription:
         from nvt_torchrec.workflows.extension.workflow import extend_workflow
 
-        blocks = plan.train_blocks if self.assignment is None else plan.blocks
+        blocks = plan.blocks if self.by_days else plan.train_blocks
         return extend_workflow(
             self.paths.workflow,
             self.paths.extension,
@@ -281,7 +263,7 @@ class _Day:
                 "correct the file, and begin again with --restart",
             )
         with self.stages.timer("describe"), named_errors(self.next.splits):
-            dropped = left_out(before, day, self.assignment, self.settings.keep_days)
+            dropped = left_out(before, day, self.settings.keep_days)
             files = [part.file for part in before.files if part.day not in dropped]
             splits = link_parts(self.output, self.stages.work, files, renamed, new)
             without = files_of_days(self.paths.rejected, before.inputs, dropped)
@@ -291,13 +273,12 @@ class _Day:
                 self.stages.record, [day], results, check_rows(results, splits), description,
                 generation=before.generation + 1,
             )  # fmt: skip
-            manifest = next_manifest(before, of_day, self.assignment, renamed, first_parts, dropped)
+            manifest = next_manifest(before, of_day, self.by_days, renamed, first_parts, dropped)
             for split, counts in manifest["splits"].items():
                 if not counts["rows"]:
                     raise BadInputError(
                         f"{day.source}: no well-formed row is left for {split}",
-                        "correct the file, or choose other days with --valid_days and "
-                        "--test_days; begin again with --restart",
+                        "correct the file, and begin again with --restart",
                     )
             if dropped:
                 names = ", ".join(map(str, sorted(dropped)))

@@ -4,8 +4,8 @@ Its directory is laid out as ``OUT``. Parts are hard links there, under the name
 have, so that schemas, footers and the report are written by the same functions as those of a run,
 and the generation before stays as it is.
 
-Days for training are earlier than those for validation and test. No part is written again: a day
-that goes to another split is renamed, and the halves of a day are halves from the beginning.
+Where days are split by days, the newest one is halved into valid and test, and all others are for
+training. No part is written again: those of the day before are renamed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ import dataclasses
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import DayFile
@@ -58,15 +56,13 @@ def link_parts(
     return splits
 
 
-def left_out(
-    before: Manifest, day: DayFile, assignment: Assignment | None, keep: int | None
-) -> set[int]:
+def left_out(before: Manifest, day: DayFile, keep: int | None) -> set[int]:
     """Return the training days older than the newest ``keep`` days; None: all are kept.
 
     The days of a run whose rows were mixed are left out together.
     """
     days = sorted({*map(int, before.by_day), day.day})
-    dropped = set(days[:-keep]) - set(assignment or ()) if keep else set()
+    dropped = set(days[:-keep]) if keep else set()
     if before.settings.get("shuffle") == "full":
         mixed = {part.day for part in before.files if part.generation == 0}
         dropped -= set() if mixed <= dropped else mixed
@@ -100,7 +96,7 @@ def link_files(source: Path, target: Path, without: set[str]) -> None:
 def next_manifest(
     before: Manifest,
     of_day: Manifest,
-    assignment: Assignment | None,
+    by_days: bool,
     renamed: dict[str, str],
     first_parts: dict[str, int],
     dropped: set[int],
@@ -110,15 +106,14 @@ def next_manifest(
     Args:
         before: The manifest of this generation.
         of_day: That of the new day, as if it were the only one.
-        assignment: The splits of the days from now on; None if each row keeps its split.
+        by_days: Whether all days before are for training from now on; otherwise each row keeps its
+            split.
         renamed: New names of parts there are.
         first_parts: The number of the day's first part in each split.
         dropped: Days that are left out from now on.
     """
     by_day_and_split = {
-        name: counts
-        if assignment is None
-        else _moved(counts, assignment.get(int(name), ("train",)))
+        name: {"train": add_counts(list(counts.values()))} if by_days else counts
         for name, counts in before.by_day_and_split.items()
         if int(name) not in dropped
     } | of_day.by_day_and_split
@@ -141,126 +136,16 @@ def next_manifest(
     )
 
 
-def _moved(
-    by_split: dict[str, dict[str, Any]], splits: tuple[str, ...]
-) -> dict[str, dict[str, Any]]:
-    """Return the counts of a day by the splits that it is in from now on."""
-    if len(splits) > 1:  # it is halved, and stays so
-        return by_split
-    return {splits[0]: add_counts(list(by_split.values()))}
-
-
-# ---- which days are for training, validation and test after a day was added
-
-#: The days of each split, as a manifest has them.
-Days: TypeAlias = Mapping[str, Collection[int]]
-#: The splits that days are in from now on: one, or valid and test for a day that is halved.
-#: Days that are not listed are for training.
-Assignment: TypeAlias = dict[int, tuple[str, ...]]
-
-
-def assign(days: Days, new: int, valid: Collection[int], test: Collection[int]) -> Assignment:
-    """Return the splits after a day was added.
-
-    Args:
-        days: The days of each split before.
-        new: The day, which is later than all of them.
-        valid: The days for validation, as far as they are there; none for the default.
-        test: The days for test, as far as they are there.
-
-    Raises:
-        BadInputError: A day would be in a split that it cannot be in.
-    """
-    there = {day for of_split in days.values() for day in of_split} | {new}
-    # a split whose days are all still to come gets half of the newest day
-    chosen = {"valid": set(valid) & there or {new}, "test": set(test) & there or {new}}
-    evaluated = chosen["valid"] | chosen["test"]
-    _check_order(there, evaluated, set(days["train"]))
-    assigned: Assignment = {}
-    for day in sorted(evaluated):
-        assigned[day] = tuple(split for split, members in chosen.items() if day in members)
-        before = [split for split in SPLITS if day in days[split]]
-        if day != new and len(assigned[day]) == 2 and len(before) == 1:
-            raise BadInputError(
-                f"day {day} is in {before[0]} as a whole, and is to be in valid and test now",
-                "its parts are not written again, so it cannot be halved: put it into one of "
-                "--valid_days and --test_days",
-            )
-    return assigned
-
-
-def assign_all(
-    days: Days, new: Iterable[int], valid: Collection[int] | None, test: Collection[int] | None
-) -> list[Assignment]:
-    """Return the splits after each of several days was added; see :func:`assign`.
-
-    Args:
-        days: The days of each split before.
-        new: The days, in ascending order.
-        valid: The days for validation after the last one; None for the default.
-        test: The days for test after the last one; None for the default.
-
-    Raises:
-        BadInputError: A day is not there, or would be in a split that it cannot be in.
-    """
-    new = list(new)
-    if not new:
-        return []
-    there = {day for of_split in days.values() for day in of_split} | set(new)
-    for flag, chosen in (("--valid_days", valid), ("--test_days", test)):
-        absent = sorted(set(chosen or ()) - there)
-        if absent:
-            raise BadInputError(
-                f"{flag}: day {absent[0]} is neither in OUT nor among the days that are added",
-                f"choose of days {','.join(map(str, sorted(there)))}",
-            )
-    if valid and test:
-        _check_order(there, {*valid, *test}, set(days["train"]))
-    assignments = []
-    for day in new:
-        assignments.append(assign(days, day, valid or (), test or ()))
-        days = days_after(days, day, assignments[-1])
-    return assignments
-
-
-def days_after(days: Days, new: int, assignment: Assignment) -> dict[str, list[int]]:
-    """Return the days of each split after a day was added."""
-    there = {day for of_split in days.values() for day in of_split} | {new}
-    return {
-        split: sorted(day for day in there if split in assignment.get(day, ("train",)))
-        for split in SPLITS
-    }
-
-
-def _check_order(there: set[int], evaluated: set[int], train: set[int]) -> None:
-    future = sorted(day for day in there - evaluated if day > min(evaluated))
-    if future:
-        raise BadInputError(
-            f"day {future[0]} would be for training, and is later than day {min(evaluated)}, which "
-            "is for validation or test",
-            "training must not see the future: put each later day into --valid_days or --test_days",
-        )
-    trained = sorted(evaluated & train)
-    if trained:
-        raise BadInputError(
-            f"day {trained[0]} is for training already, so a model may have been trained on it",
-            "choose later days for --valid_days and --test_days",
-        )
-    if there == evaluated:
-        raise BadInputError(
-            "all days are for validation or test, and none for training",
-            "choose fewer days for --valid_days and --test_days",
-        )
+# ---- the names of parts
 
 
 def renamed_parts(
-    files: list[PartFile], assignment: Assignment, next_parts: dict[str, int]
+    files: list[PartFile], next_parts: dict[str, int]
 ) -> tuple[dict[str, str], dict[str, int]]:
-    """Return the new names of parts whose day goes to another split.
+    """Return the new names of parts of valid and test, whose day is for training from now on.
 
     Args:
         files: The manifest's ``files``.
-        assignment: The splits of the days from now on.
         next_parts: The number of the next part of each split.
 
     Returns:
@@ -269,11 +154,9 @@ def renamed_parts(
     """
     names, following = {}, dict(next_parts)
     for file in sorted(files, key=_in_log_order):
-        before, name = file.file, file.split
-        splits = assignment.get(file.day, ("train",))
-        if name not in splits:
-            names[before] = f"{splits[0]}/part.{following[splits[0]]}.parquet"
-            following[splits[0]] += 1
+        if file.split != "train":
+            names[file.file] = f"train/part.{following['train']}.parquet"
+            following["train"] += 1
     return names, following
 
 

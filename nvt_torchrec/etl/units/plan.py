@@ -128,7 +128,7 @@ def make_plan(
     *,
     block_bytes: int,
     limit_rows: int | None = None,
-    splits: tuple[str, ...] = (),
+    halved: bool = False,
 ) -> Plan:
     """Cut files into units; by the spec's split, the last day becomes valid and test.
 
@@ -141,8 +141,8 @@ def make_plan(
         spec: The columns, and the format of the files.
         block_bytes: The approximate size of a unit, as text or as decoded parquet.
         limit_rows: The number of rows of each day to use, from its begin; None for all.
-        splits: The splits of a day that is added to an output, if it is split by days: valid, test,
-            or both, which get half of the rows each.
+        halved: Whether it is a day that is added to an output that is split by days: valid and test
+            get half of the rows each.
 
     Raises:
         BadRowError: The rows have no label, or another number of fields than the spec.
@@ -153,19 +153,19 @@ def make_plan(
         return _make_plan_of_rows(files, spec, units, limit_rows)
     for file in files:
         day, end = _opened(file, spec, limit_rows)
-        if file is not files[-1] or len(splits) == 1:
-            units.add(day, splits[0] if splits else "train", day.begin, end)
+        if file is not files[-1]:
+            units.add(day, "train", day.begin, end)
         else:
             rows = day.count_rows(end)
-            only_day = len(files) == 1 and not splits
+            only_day = len(files) == 1 and not halved
             units.add_rows(day, end, rows, cut_last_day(rows, only_day=only_day))
-    empty = [split for split in splits or SPLITS if not units.next_parts[split]]
+    wanted = ("valid", "test") if halved else SPLITS
+    empty = [split for split in wanted if not units.next_parts[split]]
     if empty:
         raise BadInputError(
             f"{files[-1].source}: too few rows: none left for {', '.join(empty)}",
             "the last day is halved into valid and test (a log of one day 80/10/10); use a longer "
-            "file or a larger --limit_rows, or, for a day that is added, choose other days with "
-            "--valid_days and --test_days",
+            "file or a larger --limit_rows",
         )
     return _plan(files, units, day)
 

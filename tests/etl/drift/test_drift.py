@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from nvt_torchrec.etl import drift as measure_module
-from nvt_torchrec.etl.commands.drift import as_text
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.feature_spec.feature_spec import InputFormat
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS
@@ -72,17 +71,6 @@ def test_swapped_frequencies_are_flagged(log: Path, day: Path, tmp_path: Path):
     assert drift_of(log / "out", swapped).flags == ["cat_6 PSI"]
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 2, 10])
-def test_another_number_of_rows_is_flagged(log: Path, day: Path, tmp_path: Path, share: float):
-    rows = day.read_text().splitlines(keepends=True)
-    other = tmp_path / "day_3"
-    other.write_text("".join((rows * 10)[: int(ROWS * share)]))
-    drift = drift_of(log / "out", other)
-    assert drift.flags == ["rows"]
-    assert drift.measure("rows").change == pytest.approx(share - 1)
-    assert (drift.measure("rows").now, drift.measure("rows").then) == ([ROWS * share], [ROWS] * 3)
-
-
 def test_counts_are_those_of_the_log(log: Path, day: Path):
     drift = drift_of(log / "out", day)
     rows = read_rows(day)
@@ -128,15 +116,6 @@ def test_an_output_of_the_first_rows_of_each_day(
     part = drift_of(out, day)
     assert 777 <= part.rows < ROWS
     assert part.measure("rows") is None  # only the first ones were read
-
-
-def test_a_day_without_labels_has_no_label_rate(log: Path, day: Path, tmp_path: Path):
-    bare = tmp_path / "day_3"
-    bare.write_text("".join("\t".join(row[1:]) + "\n" for row in read_rows(day)))
-    drift = drift_of(log / "out", bare)
-    assert drift.measure("label rate") is None
-    assert drift.flags == []
-    assert "label rate" not in as_text(drift)
 
 
 @pytest.mark.parametrize("file_format", ["csv", "parquet"])

@@ -56,11 +56,3 @@ def test_another_workflow_than_that_of_the_manifest(log: Path, day: Path, tmp_pa
     (out / "manifest.json").write_text(json.dumps({**manifest, "workflow_digest": "0" * 64}))
     with pytest.raises(SchemaError, match="not that of the workflow of"):
         drift_of(out, day)
-
-
-def test_a_damaged_vocabulary(log: Path, day: Path, tmp_path: Path):
-    out = _copy(log, tmp_path / "out")
-    (file,) = (out / "workflow").rglob("unique.cat_6.parquet")
-    file.write_bytes(b"x" * file.stat().st_size)
-    with pytest.raises(BadInputError, match=r"unique.cat_6.parquet"):
-        drift_of(out, day)

@@ -7,8 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import (
     BadInputError,
@@ -20,13 +18,11 @@ from nvt_torchrec.base.errors import (
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.check import check
-from nvt_torchrec.etl.extend.stage import assign_all, days_after
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.state.output import EXTENDING_FILE
 from nvt_torchrec.etl.state.record import content_digest
 from nvt_torchrec.formats.etl_output import PREVIOUS, EtlOutput
-from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.extended import (
     SMALL,
     add,
@@ -149,27 +145,6 @@ def test_too_many_bad_rows(raw, output, tmp_path: Path) -> None:
     assert manifest["rows"]["rejected"] == 4
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"valid_days": {3}, "test_days": {9}}, "day 9 is neither in OUT nor among"),
-        ({"valid_days": {2}, "test_days": {4}}, "day 3 would be for training, and is later"),
-        ({"valid_days": {3}, "test_days": {3}}, "day 4 would be for training, and is later"),
-        ({"valid_days": {2, 3}, "test_days": {4}}, "day 2 is for training already"),
-        ({"valid_days": {0, 1, 2, 3}, "test_days": {4}}, "for training already"),
-    ],
-)
-def test_splits_that_cannot_be(raw, output, options: dict, match: str) -> None:
-    refused(output, raw, match, **options)
-
-
-def test_a_whole_day_is_not_halved_later(raw, output) -> None:
-    add(output, raw / "day_4", valid_days={3}, test_days={4})
-    directory = output.parent / "raw"
-    write_days(directory, {5: 30})
-    refused(output, directory, "day 4 is in test as a whole", valid_days={4}, test_days={4, 5})
-
-
 def test_too_few_rows(output, tmp_path: Path) -> None:
     write_days(tmp_path, {4: 30})
     text = (tmp_path / "day_4").read_text().splitlines(keepends=True)
@@ -181,8 +156,6 @@ def test_settings_that_contradict_each_other(output) -> None:
     def make(**options) -> ExtendSettings:
         return ExtendSettings(output_path=output, input_path="raw", **options)
 
-    with pytest.raises(SettingsError, match=r"--valid_days 3,4 has no effect without --test_days"):
-        make(valid_days=frozenset({4, 3}))
     with pytest.raises(SettingsError, match="--engine cpu and --scheduler"):
         make(engine="cpu", scheduler="tcp://localhost:1")
     with pytest.raises(SettingsError, match="retire_after_days 0"):
@@ -289,37 +262,3 @@ def test_nothing_to_undo(raw, output, tmp_path: Path) -> None:
         add(output, "")
     with pytest.raises(SettingsError, match="are both set"):
         add(output, raw / "day_4", undo=True)
-
-
-@given(
-    first=st.integers(2, 4),
-    new=st.integers(1, 4),
-    evaluated=st.lists(st.sampled_from(["valid", "test", "both", "train"]), max_size=8),
-)
-def test_no_day_for_training_is_later_than_one_that_is_not(first, new, evaluated) -> None:
-    """Whatever is asked for: it is refused, or each split has days, in the order of time."""
-    days = {"train": list(range(first)), "valid": [first], "test": [first]}
-    added = range(first + 1, first + 1 + new)
-    there = [*range(first + 1), *added]
-    asked = dict(zip(reversed(there), evaluated, strict=False))
-    valid = {day for day, split in asked.items() if split in ("valid", "both")}
-    test = {day for day, split in asked.items() if split in ("test", "both")}
-    given_both = valid and test
-    refusal = None
-    try:
-        found = assign_all(days, added, valid if given_both else None, test if given_both else None)
-    except BadInputError as error:
-        refusal = error
-    if refusal is not None:
-        assert given_both
-        assert refusal.remedy
-        return
-    for day, assignment in zip(added, found, strict=True):
-        days = days_after(days, day, assignment)
-        assert all(days[split] for split in SPLITS)
-        assert max(days["train"]) < min(days["valid"] + days["test"])
-        assert set(days["train"] + days["valid"] + days["test"]) == set(range(day + 1))
-    if given_both:
-        assert (set(days["valid"]), set(days["test"])) == (valid, test)
-    else:
-        assert days["valid"] == days["test"] == [added[-1]]

@@ -13,7 +13,6 @@ nothing else of size is copied while fitting. Counts are those of the host
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
@@ -114,17 +113,7 @@ def _read_only(text: np.ndarray) -> np.ndarray:
     return text
 
 
-@dataclasses.dataclass(frozen=True)
-class DeviceCounts:
-    """Distinct values in ascending order, uint32 [n], and how often each occurred, int64 [n]."""
-
-    values: DeviceArray
-    counts: DeviceArray
-
-
-def count_on_device(
-    device: Device, columns: Sequence[DeviceArray], placeholders: int
-) -> DeviceCounts:
+def count_on_device(device: Device, columns: Sequence[DeviceArray], placeholders: int) -> Counts:
     """Count the values of the columns that share a vocabulary.
 
     Args:
@@ -134,7 +123,7 @@ def count_on_device(
     """
     arrays = device.arrays
     if not columns:
-        return DeviceCounts(arrays.empty(0, np.uint32), arrays.empty(0, np.int64))
+        return Counts(arrays.empty(0, np.uint32), arrays.empty(0, np.int64))
     together = columns[0] if len(columns) == 1 else arrays.concatenate(columns)
     values, counts = arrays.unique(together, return_counts=True)
     counts = counts.astype(np.int64)
@@ -142,10 +131,10 @@ def count_on_device(
         counts[0] -= placeholders
         if not int(counts[0]):
             values, counts = values[1:], counts[1:]
-    return DeviceCounts(values, counts)
+    return Counts(values, counts)
 
 
-def merge_on_device(device: Device, several: Sequence[DeviceCounts]) -> DeviceCounts:
+def merge_on_device(device: Device, several: Sequence[Counts]) -> Counts:
     """Add up counts, at least one."""
     arrays = device.arrays
     some = [counts for counts in several if len(counts.values)]
@@ -160,21 +149,14 @@ def merge_on_device(device: Device, several: Sequence[DeviceCounts]) -> DeviceCo
     until = sums[places]
     counts = until.copy()
     counts[1:] -= until[:-1]
-    return DeviceCounts(values[places], counts)
+    return Counts(values[places], counts)
 
 
-@dataclasses.dataclass(frozen=True)
-class DeviceRun:
-    """What was counted in a block; see :class:`etl.engines.runs.SortedRun`."""
-
-    rows: int
-    nulls: np.ndarray
-    moments: np.ndarray
-    counts: list[DeviceCounts]
-
-
-def count_block(card: Card, block: Block, spec: FeatureSpec, *, reject: bool | int) -> DeviceRun:
+def count_block(card: Card, block: Block, spec: FeatureSpec, *, reject: bool | int) -> SortedRun:
     """Count the categories of a block, and compute the moments of its dense columns.
+
+    Returns:
+        The counts, with arrays of the card.
 
     Raises:
         BadRowError: a row is malformed, unless they are rejected.
@@ -186,17 +168,17 @@ def count_block(card: Card, block: Block, spec: FeatureSpec, *, reject: bool | i
         if rows is None:
             run = host.count_block(block, spec, reject)
             there = [
-                DeviceCounts(device.upload(counts.values), device.upload(counts.counts))
+                Counts(device.upload(counts.values), device.upload(counts.counts))
                 for counts in run.counts
             ]
-            counted = DeviceRun(run.rows, run.nulls, run.moments, there)
+            counted = SortedRun(run.rows, run.nulls, run.moments, there)
         else:
             counted = count_rows(device, rows, block, spec)
         device.synchronize()  # other streams read the counts
     return counted
 
 
-def count_rows(device: Device, rows: DeviceRows, block: Block, spec: FeatureSpec) -> DeviceRun:
+def count_rows(device: Device, rows: DeviceRows, block: Block, spec: FeatureSpec) -> SortedRun:
     """Count parsed rows of a block, on the current stream."""
     missing = count_missing(device, rows.missing[1], len(spec.categorical))
     names = [column.vocabulary_name for column in spec.categorical]
@@ -208,7 +190,7 @@ def count_rows(device: Device, rows: DeviceRows, block: Block, spec: FeatureSpec
         counted = [] if columns[0].hash_buckets else [rows.categorical[j] for j in members]
         counts.append(count_on_device(device, counted, absent))
         nulls.append(absent)
-    return DeviceRun(
+    return SortedRun(
         rows=len(rows),
         nulls=np.array(nulls, np.int64),
         moments=_moments(device, rows, block, spec)[np.newaxis],
@@ -250,7 +232,7 @@ def _raw_rows(
     )
 
 
-def merge_runs(card: Card, runs: list[DeviceRun]) -> SortedRun:
+def merge_runs(card: Card, runs: list[SortedRun]) -> SortedRun:
     """Merge the counts of consecutive blocks on the card, and copy them to the host."""
     device = card.device
     with card.lane():
