@@ -93,7 +93,7 @@ class RawRows:
         weight: float32 [n], finite and not negative; None if the spec has no weight, or the rows
             have no labels.
         key: int64 [n], what the split goes by: the hash of a text
-            (:func:`clicklog.text.derive.hash_texts`) or microseconds since 1970 UTC; None if the
+            (:func:`clicklog.text.assemble.hash_texts`) or microseconds since 1970 UTC; None if the
             split goes by no column, or the rows have no labels.
     """
 

@@ -2,7 +2,14 @@
 
 * ``DifferenceLag`` assigns None in a column of booleans, which is an error in pandas 3.
 * ``LogOp`` is log(1 + x): -1 becomes -inf, smaller values NaN. Here it warns of them.
-* ``Normalize`` turns a whole column into NaN for one infinite value. Here it raises an error.
+* ``Normalize`` turns a whole column into NaN for one infinite value. Here it raises an error. It
+  computes the variance as Σx² − (Σx)²/n: where values are large compared with their spread, or all
+  equal, the difference consists of rounding errors, and a column that was always missing got a
+  standard deviation of 3e-8, and its first present value became a feature of 3e7. Here chunks give
+  count, mean and the sum of squared deviations, which merge without cancellation (Chan, Golub,
+  LeVeque: Updating formulae and a pairwise algorithm for computing sample variances, 1979). The
+  mean is stored as an offset from the chunk's first value, so that the spread of equal values is 0
+  and that of close values is exact. Chunks are merged in order, whatever the workers.
 * ``FillMedian`` asks Dask for approximate quantiles: over several partitions it fills with values
   that are far from the median.
 * ``Bucketize`` puts a missing value into the top bucket. Here it raises an error.
@@ -83,6 +90,50 @@ def _refusing_infinity(fit_finalize):
         fit_finalize(self, dask_stats)
 
     return normalize
+
+
+def _chunkwise_moments(df) -> pd.DataFrame:
+    """Return count, origin, mean − origin and sum of squared deviations by column, in float64."""
+    from merlin.core.dispatch import flatten_list_column_values, is_list_dtype
+
+    rows = {}
+    for name in df.columns:
+        column = df[name]
+        if is_list_dtype(column):
+            column = flatten_list_column_values(column)
+        column = column.dropna().astype("float64")
+        if not len(column):
+            rows[name] = (0, 0.0, 0.0, 0.0)
+            continue
+        origin = float(column.iloc[0])
+        column = column - origin
+        offset = float(column.mean())
+        rows[name] = (len(column), origin, offset, float(((column - offset) ** 2).sum()))
+    names = ["count", "origin", "offset", "m2"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=names)
+
+
+def _tree_node_moments(inputs: list[pd.DataFrame]) -> pd.DataFrame:
+    merged = inputs[0]
+    for other in inputs[1:]:
+        count = merged["count"] + other["count"]
+        share = (other["count"] / count).where(count > 0, 0.0)
+        delta = other["origin"] - merged["origin"] + (other["offset"] - merged["offset"])
+        m2 = merged["m2"] + other["m2"] + delta**2 * merged["count"] * share
+        frame = merged.assign(count=count, offset=merged["offset"] + delta * share, m2=m2)
+        # where one of the two has no rows, the other is the result
+        frame = frame.where(other["count"] > 0, merged)
+        merged = frame.where(merged["count"] > 0, other)
+    return merged
+
+
+def _finalize_moments(inp: pd.DataFrame, ddof: int = 1) -> pd.DataFrame:
+    degrees = inp["count"] - ddof
+    variance = (inp["m2"] / degrees).where(degrees > 0, np.nan)
+    mean = (inp["origin"] + inp["offset"]).where(inp["count"] > 0, np.nan)
+    return pd.DataFrame(
+        {"count": inp["count"], "mean": mean, "var": variance, "std": np.sqrt(variance)}
+    )
 
 
 def _counted(column) -> pd.Series:
@@ -196,8 +247,9 @@ def _fill_missing(self, col_selector, inference_config) -> OnArrays | None:
 
 
 def apply() -> None:
-    """Replace methods of the operators."""
+    """Replace methods of the operators, and the three steps of their moments."""
     from nvtabular import ops
+    from nvtabular.ops import moments
 
     replace(ops.DifferenceLag, "transform", _difference_lag, expect="mask[mask == False] = None")
     log_op = _warning_of_nan(ops.LogOp.transform)
@@ -212,3 +264,9 @@ def apply() -> None:
     replace(ops.ListSlice, "transform", list_slice, expect="xp.append(v, padding)")
     for operator, function in ((ops.Categorify, _categorify), (ops.FillMissing, _fill_missing)):
         replace(operator, "inference_initialize", function, expect="nvtabular_cpp.inference")
+    for name, function, expect in (
+        ("_chunkwise_moments", _chunkwise_moments, "squaredsum"),
+        ("_tree_node_moments", _tree_node_moments, "squaredsum"),
+        ("_finalize_moments", _finalize_moments, "x2 - x**2 / n"),
+    ):
+        replace(moments, name, function, expect=expect)

@@ -21,11 +21,10 @@ from nvt_torchrec.formats.feature_spec.feature_spec import (
     DenseColumn,
     FeatureSpec,
 )
-from nvt_torchrec.formats.generations import Generation
 from nvt_torchrec.formats.manifest import PartFile
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.formats.vocabularies import VocabularyCounts, describe_vocabularies
+from nvt_torchrec.formats.vocabularies import Generation, VocabularyCounts, describe_vocabularies
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from tests.manifests import write_manifest
 from tests.nvt_loader.data import WRITER, make_columns, write_metadata

@@ -15,7 +15,7 @@ from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
 from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.vocabularies import Vocabulary
-from nvt_torchrec.formats.workflow_description import Identity, WorkflowDescription, identify
+from nvt_torchrec.formats.workflow_description import WorkflowDescription, identify
 from nvt_torchrec.workflows.description import inspect
 from tests.dlrm.generations import DIGESTS, REUSED, SPEC, VALUES, values_of, write_workflow
 from tests.mutations import edit_json, flip_bit
@@ -38,7 +38,8 @@ def test_generations(workflow):
     assert [generation.values for generation in description.lineage] == list(VALUES)
     assert description.lineage[-1].days == (4,)
     assert description.spec == SPEC
-    assert identify(workflow) == Identity(DIGESTS[2], 2)
+    assert identify(workflow) == description
+    assert (description.digest, description.generation) == (DIGESTS[2], 2)
     for number, digest in enumerate(DIGESTS):
         assert description.ancestor(digest) is description.lineage[number]
     assert description.ancestor("0" * 64) is None
@@ -97,7 +98,6 @@ def test_a_workflow_without_generations(tmp_path):
     workflow = tmp_path / "workflow"
     write_workflow(workflow, 0)
     change(workflow, lineage=[])
-    assert identify(workflow) == Identity(DIGESTS[0], None)
     description = WorkflowDescription.read(workflow)
     assert (description.generation, description.parent) == (None, None)
     assert description.ancestor(DIGESTS[0]) is None
@@ -111,9 +111,9 @@ def test_another_version_is_refused_by_everybody(workflow):
 
 
 def test_no_workflow(tmp_path):
-    assert identify(tmp_path) == Identity(None, None)
+    assert identify(tmp_path) is None
     (tmp_path / "metadata.json").write_text('{"versions": {"nvtabular": "23.8.0"}}')
-    assert identify(tmp_path) == Identity(None, None), "saved by NVTabular itself"
+    assert identify(tmp_path) is None, "saved by NVTabular itself"
     (tmp_path / "metadata.json").unlink()
     with pytest.raises(BadInputError, match=r"metadata\.json: no such file"):
         WorkflowDescription.read(tmp_path)

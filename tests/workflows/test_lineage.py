@@ -20,7 +20,7 @@ from nvt_torchrec.formats.feature_spec.feature_spec import (
     DenseColumn,
     FeatureSpec,
 )
-from nvt_torchrec.formats.generations import read_reused
+from nvt_torchrec.formats.vocabularies import read_reused
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.extension.state import read_state

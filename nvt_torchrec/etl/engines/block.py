@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvt_torchrec.base.files.atomic import Written
-from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.clicklog.readers.raw import read_block_chunks
+from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.etl.division.plan import Unit
 from nvt_torchrec.etl.engines.counting import Counts, count, merge
 from nvt_torchrec.etl.engines.moments import moments

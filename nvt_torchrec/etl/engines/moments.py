@@ -1,7 +1,7 @@
 """Moments of the dense columns of rows; :mod:`workflows.moments` merges them.
 
 The mean and the standard deviation that they give equal those of NVTabular's Normalize with
-``nvt_compat.moments`` up to the rounding of float64.
+``nvt_compat.operators`` up to the rounding of float64.
 """
 
 from __future__ import annotations

@@ -26,8 +26,7 @@ from merlin.core.utils import set_dask_client
 from merlin.dag import Graph
 from nvtabular.ops import Categorify
 
-from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.clicklog.readers.raw import read_block
+from nvt_torchrec.clicklog.readers.log_format import Block, read_block
 from nvt_torchrec.etl.division.plan import Unit
 from nvt_torchrec.etl.engines.cluster import readable_errors
 from nvt_torchrec.etl.engines.engine import Job, Report

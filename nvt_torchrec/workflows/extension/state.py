@@ -35,7 +35,7 @@ from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, c
 from nvt_torchrec.base.files.atomic import atomic_path, deferred, publish, remove
 from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.generations import read_columns
+from nvt_torchrec.formats.vocabularies import read_columns
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.moments import COUNT, normalized
 from nvt_torchrec.workflows.vocabulary import (

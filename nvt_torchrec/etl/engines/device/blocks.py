@@ -26,7 +26,7 @@ from nvt_torchrec.base.device import Device, DeviceArray
 from nvt_torchrec.base.files.atomic import Written
 from nvt_torchrec.clicklog.readers.lines import read_into
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.clicklog.text.device.tokenizer import DeviceRows, padded, parse_on_device
+from nvt_torchrec.clicklog.text.device import DeviceRows, padded, parse_on_device
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
 from nvt_torchrec.etl.division.plan import Unit
 from nvt_torchrec.etl.engines import block as host
