@@ -8,12 +8,11 @@ were wrong, and can be deleted alone once upstream does not need it:
 =================  =======================================================================
 this one           configuration of Dask and pandas that the old code needs
 ``dask_names``     names that were removed from ``dask.dataframe``, and collections with fixed keys
-``merlin_io``      merlin-core's reader and writer of datasets
+``merlin_io``      merlin-core's reader and writer of datasets, ``Workflow.load`` of ours
 ``cudf_names``     where cuDF is installed: names that were removed, and strings
 ``dispatch``       list columns of pandas frames, the same hash on the CPU and on the GPU
 ``values``         wrong values that the released Categorify returns silently
 ``operators``      operators that fail, or return wrong values, or need an extension for NumPy 1
-``saved``          ``Workflow.load`` of what ``python -m etl run`` saved
 =================  =======================================================================
 
 Raises:
@@ -64,9 +63,8 @@ dask_names.apply()
 cudf_names.apply()
 dispatch.apply()
 
-from nvt_torchrec.nvt_compat import merlin_io, operators, saved, values  # noqa: E402
+from nvt_torchrec.nvt_compat import merlin_io, operators, values  # noqa: E402
 
 merlin_io.apply()
 values.apply()
 operators.apply()
-saved.apply()

@@ -149,11 +149,9 @@ class LogFormat(abc.ABC):
 
     Attributes:
         by_rows: Whether positions are numbers of rows; otherwise they are bytes.
-        title: What the format is called in messages.
     """
 
     by_rows: ClassVar[bool] = False
-    title: ClassVar[str]
 
     def __init__(self, spec: FeatureSpec) -> None:
         self.spec = spec

@@ -216,13 +216,12 @@ def read_state(directory: Path, description: WorkflowDescription) -> ExtensionSt
             f"{description.digest[:12]}…",
             _COPY_AGAIN,
         )
-    spec = description.spec
-    with_pending, with_days = _with_files(spec, record.generation)
     _check_record(file, record, description)
+    with_pending, with_days = _with_files(description.spec, record.generation)
     check_sizes(directory, record.files, _COPY_AGAIN)
     check_digests(directory, record.files, _COPY_AGAIN)
     vocabularies = {}
-    for name, column in remembered(spec).items():
+    for name, column in remembered(description.spec).items():
         kind = pa.string() if RAW_TYPES[column.raw].is_text else pa.int64()
         pending, seen = no_values(column), None
         if name in with_pending:
