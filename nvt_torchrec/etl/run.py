@@ -26,7 +26,7 @@ from nvt_torchrec.etl.state import output
 from nvt_torchrec.etl.state.record import already_finished, plan_record
 from nvt_torchrec.etl.units.results import UnitResult
 from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.formats.workflow_description import WorkflowDescription

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nvt_torchrec.clicklog.in_memory.frames import Features
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, is_missing
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import mask_to_numpy, strings, to_arrow, to_numpy
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 

@@ -32,8 +32,8 @@ from nvt_torchrec.base.files.atomic import (
     removed_on_error,
     write_text,
 )
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID, PADDING_ID
-from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.vocabularies import (
     Generation,
     Vocabulary,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.etl.engines.counting import Counts, count, merge
 from nvt_torchrec.etl.engines.moments import moments
-from nvt_torchrec.formats.feature_spec.feature_spec import DenseColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec import DenseColumn, FeatureSpec
 from nvt_torchrec.formats.rows import add_missing, empty_mask
 from nvt_torchrec.workflows.moments import merge_moments, statistics
 from tests.logs import CRITEO

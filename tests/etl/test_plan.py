@@ -13,11 +13,7 @@ from nvt_torchrec.clicklog.readers.lines import read_bytes
 from nvt_torchrec.clicklog.readers.log_format import format_of, read_block
 from nvt_torchrec.etl.division.plan import make_plan
 from nvt_torchrec.etl.state.staging import decompress, estimate, staged
-from nvt_torchrec.formats.feature_spec.feature_spec import (
-    CategoricalColumn,
-    FeatureSpec,
-    InputFormat,
-)
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS

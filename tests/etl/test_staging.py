@@ -17,7 +17,7 @@ from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.state import staging
 from nvt_torchrec.etl.state.staging import estimate
-from nvt_torchrec.formats.feature_spec.columns import InputFormat
+from nvt_torchrec.formats.feature_spec import InputFormat
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from tests.etl.runs import QUARANTINE, assert_is, failing, settings
 from tests.logs import COMPRESS, ROWS, pack, random_rows, text_of, write_day, write_log

@@ -15,11 +15,7 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.formats.day_names import days_text
-from nvt_torchrec.formats.feature_spec.feature_spec import (
-    CategoricalColumn,
-    DenseColumn,
-    FeatureSpec,
-)
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.vocabularies import read_reused
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, SchemaError
 from nvt_torchrec.clicklog.text.remedies import value_remedy
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES, base
 from nvt_torchrec.formats.feature_spec.reading import Read
 

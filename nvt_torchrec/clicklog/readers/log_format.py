@@ -18,7 +18,7 @@ import pyarrow as pa
 from nvt_torchrec.base.errors import BadRowError
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.formats.day_names import DayName
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.rows import RawRows, describes

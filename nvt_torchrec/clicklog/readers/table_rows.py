@@ -22,7 +22,7 @@ from nvt_torchrec.clicklog.readers.log_format import Block, LogFormat, OpenDay, 
 from nvt_torchrec.clicklog.readers.parquet_values import convert_array, fits, type_remedy, wanted
 from nvt_torchrec.clicklog.text.assemble import assemble
 from nvt_torchrec.clicklog.text.remedies import similar_column
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
 
 #: The most bytes of a value in a typed column. Blocks are sized by it, because encoded pages may be

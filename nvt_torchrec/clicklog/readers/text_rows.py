@@ -39,7 +39,7 @@ from nvt_torchrec.clicklog.text.line_layout import (
 from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG
 from nvt_torchrec.clicklog.text.row_ends import row_begins
 from nvt_torchrec.clicklog.text.tokenizer import as_utf8, parse_rows
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types.base import MESSAGES, NOT_UTF8
 from nvt_torchrec.formats.feature_spec.reading import Read
 from nvt_torchrec.formats.rows import BadRow, RawRows, with_bad_rows

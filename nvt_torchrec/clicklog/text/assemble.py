@@ -14,9 +14,8 @@ from nvt_torchrec.base.hashing import mix
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.clicklog.text.convert import Converted, describe_value
 from nvt_torchrec.clicklog.text.remedies import correct_or, value_remedy
-from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS, Derivation
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.rows import (
     DESCRIBED_BAD_ROWS,

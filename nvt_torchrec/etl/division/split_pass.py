@@ -26,7 +26,7 @@ from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block_chunks
 from nvt_torchrec.etl.division.plan import Plan
 from nvt_torchrec.etl.state.output import TIMES
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 
 log = logging.getLogger(__name__)
 

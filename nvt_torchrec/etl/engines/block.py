@@ -21,7 +21,7 @@ from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.etl.units.results import UnitResult, count_missing
 from nvt_torchrec.etl.units.row_split import divide_rows
 from nvt_torchrec.etl.units.writing import Encoded, write_units
-from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.moments import merge_moments, normalized

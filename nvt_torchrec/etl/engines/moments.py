@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.transforms import LOG_SHIFT, TRANSFORMS
 from nvt_torchrec.formats.rows import RawRows, bit_of, word_of
 

@@ -35,8 +35,8 @@ from nvt_torchrec.etl.state.output import CATEGORIES
 from nvt_torchrec.etl.units.results import UnitResult
 from nvt_torchrec.etl.units.row_split import divide_rows
 from nvt_torchrec.etl.units.writing import Encoded, finish_units, write_units
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows, empty_rows
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.workflows.description import inspect

@@ -20,7 +20,7 @@ from nvt_torchrec.etl.engines.block import count_block, encode_block
 from nvt_torchrec.etl.engines.engine import Engine, Report, open_runs
 from nvt_torchrec.etl.units.results import UnitResult
 from nvt_torchrec.etl.units.writing import recording
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.workflows import compiled
 
 log = logging.getLogger(__name__)

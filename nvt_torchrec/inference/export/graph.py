@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_numpy
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID, CategoricalColumn
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID
 from nvt_torchrec.formats.feature_spec.derivations import CROSS_SEPARATOR, DAY, Derivation
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import number_of
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS, parse_iso

@@ -19,7 +19,7 @@ from torch import nn
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.atomic import new_directory
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
 from nvt_torchrec.formats.feature_spec.reading import Read

@@ -30,7 +30,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import Format
 from nvt_torchrec.base.files.atomic import atomic_path, output_errors, together
 from nvt_torchrec.base.threads import in_order
-from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.vocabularies import COPY_AGAIN
 from nvt_torchrec.formats.workflow_description import WorkflowDescription

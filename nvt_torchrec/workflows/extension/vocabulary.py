@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.schema import LARGEST_TABLE
 from nvt_torchrec.workflows.extension.state import SeenValues, VocabularyState
 from nvt_torchrec.workflows.vocabulary import (

@@ -11,7 +11,7 @@ import dataclasses
 import numpy as np
 
 from nvt_torchrec.base.device import Device, DeviceArray
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 
 _NEWLINE = 10
 

@@ -35,7 +35,7 @@ from nvt_torchrec.etl.engines.moments import moments
 from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.etl.units.results import LostRowsError, UnitResult
 from nvt_torchrec.etl.units.writing import Encoded, write_units
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import CategoryValues, RawRows
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.workflows.compiled import CompiledWorkflow, EncodedRows, to_table
