@@ -12,7 +12,7 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import blanked, mask_to_arrow, string_parts
 from nvt_torchrec.base.hashing import mix
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.clicklog.text.convert import Converted, describe_value
+from nvt_torchrec.clicklog.text.convert import Converted
 from nvt_torchrec.clicklog.text.remedies import correct_or, value_remedy
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS, Derivation
@@ -60,7 +60,9 @@ def assemble(
             first_wrong[wrong & (first_wrong < 0)] = index
     labels = [converted[index].values for index in plan.labels]
     weight = None if plan.weight is None else converted[plan.weight].values.astype(np.float32)
-    key = None if plan.key is None else _key(converted[plan.key].values)
+    key = None if plan.key is None else converted[plan.key].values
+    if isinstance(key, pa.Array):
+        key = hash_texts(key)
     dense: Any = np.zeros((len(spec.dense), rows), dense_dtype(spec))
     categorical: list[Any] = []
     missing = [empty_mask(len(spec.dense), rows), empty_mask(len(spec.categorical), rows)]
@@ -95,7 +97,7 @@ def assemble(
         value, code = column.show(row), int(column.code[row])
         if code:
             remedy = value_remedy(read, code, missing=bool(column.missing[row]))
-            what = describe_value(read, value, code)
+            what = f"column {read.source}: {value}: {RAW_TYPES[read.raw].message(code)}"
             return BadRow(row, what, read.source, text(row), correct_or(remedy))
         role = "weight" if index == plan.weight else "column by which rows are split"
         what = f"column {read.source}: {value}: the {role} must not be missing"
@@ -119,10 +121,6 @@ def feature(
     for source in sources[1:]:
         missing = missing | source.missing
     return derive(column.derive, [source.values for source in sources], missing), missing
-
-
-def _key(values: CategoryValues) -> np.ndarray:
-    return values if isinstance(values, np.ndarray) else hash_texts(values)
 
 
 def _take(values: CategoryValues, good: np.ndarray) -> CategoryValues:

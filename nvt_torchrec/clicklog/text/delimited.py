@@ -45,10 +45,6 @@ def parse_delimited(
     data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool | int = False
 ) -> RawRows:
     """Parse delimited text of any spec, as :func:`parse_rows` does; it is UTF-8."""
-    if not spec.input.delimiter:
-        raise SettingsError(
-            f"the spec describes {spec.input.format}, not text", "set format in its [input]"
-        )
     plan, names = spec.read_plan(label=layout.label), spec.sources(label=layout.label)
     places = {name: layout.fields.index(name) for name in names}
     wanted = sorted(places.values())

@@ -34,7 +34,7 @@ def parse_rows(
         reject: Describe every bad row in ``RawRows.bad``, not only the first ones.
 
     Raises:
-        SettingsError: The spec is one of parquet, or there are 2 GiB of text or more.
+        SettingsError: There are 2 GiB of text or more.
     """
     if spec.is_criteo_format:
         return parse_criteo(data, spec, label=layout.label, reject=reject)
