@@ -92,8 +92,6 @@ class Metric:
         return "-" if value is None else format(value * self.scale, self.form)
 
 
-#: What is measured of every run.
-_OF_PROCESSES = ("wall_s", "cpu_s", "peak_rss_mb")
 WALL = Metric("wall_s", "wall s", ".1f")
 #: With a ratio: on a busy machine it tells more than the clock.
 CPU = Metric("cpu_s", "CPU s", ".1f", ratio=True)
@@ -207,52 +205,17 @@ class Table:
         print(self.text(), flush=True)
 
     def write(self) -> Path:
-        """Write ``build/bench/NAME.json``."""
-        results = []
-        for system, case in self.runs:
-            for key in [metric.key for metric in self.metrics]:
-                values = self.values(system, case, key)
-                if not values:
-                    continue
-                results.append(
-                    {
-                        "system": system,
-                        "case": case,
-                        "metric": key,
-                        "median": statistics.median(values),
-                        "runs": values,
-                        "ratio": self.ratio(system, case, key),
-                        **{name: self.median(system, case, name) for name in _OF_PROCESSES},
-                    }
-                )
+        """Write ``build/bench/NAME.json``: the machine and every run, with what it printed."""
         path = BUILD / f"{self.name}.json"
-        write_json(
-            path,
-            {
-                "benchmark": self.name,
-                "title": self.title,
-                "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                "machine": machine(),
-                "versions": self._versions(),
-                "base": self.base,
-                "results": results,
-                "failed": [
-                    {"system": system, "case": case, "error": why}
-                    for (system, case), why in self.failed.items()
-                ],
-                "notes": self.notes,
-            },
-        )
+        results = [
+            {"system": system, "case": case, **dataclasses.asdict(run)}
+            for (system, case), runs in self.runs.items()
+            for run in runs
+        ]
+        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        facts = {"title": self.title, "date": date, "machine": machine(), "notes": self.notes}
+        write_json(path, {**facts, "results": results})
         return path
-
-    def _versions(self) -> dict[str, Any]:
-        """Per system, what its runs printed as ``versions``; and this interpreter."""
-        versions: dict[str, Any] = {"python": platform.python_version()}
-        for system, case in self.runs:
-            for output in self.outputs(system, case):
-                if "versions" in output:
-                    versions[system] = output["versions"]
-        return versions
 
     def _line(self, run: Run) -> str:
         if run.error:
@@ -286,6 +249,7 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": platform.platform(),
+        "python": platform.python_version(),
         "load_average": [round(value, 2) for value in os.getloadavg()],
     }
 
@@ -295,7 +259,7 @@ def describe_machine() -> str:
     facts = machine()
     return (
         f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']:.0f} GiB, "
-        f"Python {platform.python_version()}; {datetime.date.today().isoformat()}"
+        f"Python {facts['python']}; {datetime.date.today().isoformat()}"
     )
 
 

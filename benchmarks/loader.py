@@ -46,9 +46,8 @@ class BenchmarkSettings(Settings):
     rows: int = flag("rows of the data to make", 4_000_000, least=200_000)
     repeats: int = flag("runs of our loader and of Merlin's; the others run once", 2, least=1)
     seconds: float = flag("seconds that a run iterates", 2.0, above=0)
-    cases: str = flag("only the cases with this in their name", "")
+    cases: str = flag("only the lines with this, for example 'ours B=2048'", "")
     device: str = flag("cuda: batches on a GPU, without Merlin's", "cpu", choices=("cpu", "cuda"))
-    systems: tuple[str, ...] = flag(f"only these systems, for example '{OURS},{STOCK}'", ())
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -62,8 +61,7 @@ def _run(settings: BenchmarkSettings) -> int:
     chosen = [
         system
         for system in _systems(data, settings)
-        if settings.cases in system.case
-        and (not settings.systems or system.name in settings.systems)
+        if settings.cases in f"{system.name} {system.case}"
     ]
     title = f"Loading {settings.rows:,} Criteo-shaped rows"
     table = Table("loader", title, METRICS, base=STOCK)

@@ -33,7 +33,7 @@ class Run:
 
     Attributes:
         wall_s: Seconds from its start to its end.
-        cpu_s: User and system seconds of the process and its descendants.
+        cpu_s: User and system seconds of the process and of the descendants it waited for.
         peak_rss_mb: The largest sum of the resident memory of its processes at one moment, MB (10^6
             bytes), or the largest of one process if that is more. Pages that processes share
             count in each.
@@ -88,8 +88,7 @@ def run(
         finally:
             tree.kill()
         wall = time.perf_counter() - begin
-        waited_for = usage.ru_utime + usage.ru_stime  # its descendants, too
-        cpu, peak = max(waited_for, tree.cpu_s), tree.peak_bytes / 1e6
+        cpu, peak = usage.ru_utime + usage.ru_stime, tree.peak_bytes / 1e6
         value, error = {}, ""
         if status:
             stderr.seek(0)
@@ -129,28 +128,21 @@ def _last_object(text: str) -> tuple[dict[str, Any], str]:
 
 
 class _Tree:
-    """A process and its descendants: the memory they held at most, the CPU time they used."""
+    """A process and its descendants, and the memory that they held at most."""
 
     def __init__(self, pid: int) -> None:
         self._processes = {psutil.Process(pid)}
-        self._cpu: dict[int, float] = {}
         self._searched = 0.0
         self.peak_bytes = 0
 
-    @property
-    def cpu_s(self) -> float:
-        return sum(self._cpu.values())
-
     def look(self) -> None:
-        """Note memory and CPU time of every process; now and then look for new ones."""
+        """Note the memory of every process; now and then look for new ones."""
         if time.perf_counter() - self._searched > _SEARCH:
             self._searched = time.perf_counter()
             self._find_descendants()
         together = 0
         for process in self._processes:
             with contextlib.suppress(psutil.Error, OSError):  # it has ended
-                times = process.cpu_times()
-                self._cpu[process.pid] = times.user + times.system
                 together += process.memory_info().rss
                 self.peak_bytes = max(self.peak_bytes, together, high_water(process.pid))
 

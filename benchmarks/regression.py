@@ -126,7 +126,6 @@ class RegressionSettings(Settings):
     logs: tuple[str, ...] = flag("logs", tuple(LOGS), choices=tuple(LOGS))
     optimizers: tuple[str, ...] = flag("optimizers", OPTIMIZERS, choices=OPTIMIZERS)
     models: tuple[str, ...] = flag("models, as --model takes them", ("dlrm",))
-    seeds: int = flag("number of seeds, from 0 on", 1, least=1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -142,14 +141,11 @@ def _run(settings: RegressionSettings, flags: list[str]) -> int:
     for log in settings.logs:
         split, oracle = _make(log)
         beside = {"oracle": oracle, **fit_regression(split)}
-        for name, model, seed in itertools.product(
-            settings.optimizers, settings.models, range(settings.seeds)
-        ):
+        for name, model in itertools.product(settings.optimizers, settings.models):
             case = f"{log}, {model}" if len(settings.models) > 1 else log
-            case += f", seed {seed}" if settings.seeds > 1 else ""
             given = ["--binary_path", split, "--shuffle_training_set", "--optimizer", name]
             given += ["--model", model]
-            systems.append(_training_run(name, case, [*given, "--seed", seed, *flags], beside))
+            systems.append(_training_run(name, case, [*given, *flags], beside))
     table.measure(systems, repeats=1)
     table.print()
     print(f"written to {table.write()}")

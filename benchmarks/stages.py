@@ -27,9 +27,9 @@ from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.clicklog.text.device.tokenizer import parse_on_device
+from nvt_torchrec.clicklog.text.device import parse_on_device
 from nvt_torchrec.etl.units.plan import make_plan
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.log_format import OpenDay, format_of
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS, ISO
 from nvt_torchrec.formats.feature_spec.reading import Read
-from nvt_torchrec.formats.feature_spec.times import EPOCHS, ISO
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.rows import RawRows
 

@@ -19,12 +19,15 @@ from deltalake import DeltaTable, write_deltalake
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.clicklog.readers.log_format import format_of
-from nvt_torchrec.clicklog.readers.raw import read_block
+from nvt_torchrec.clicklog.readers.log_format import format_of, read_block
 from nvt_torchrec.etl.__main__ import main as etl
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+    InputFormat,
+)
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.manifest import Manifest

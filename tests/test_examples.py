@@ -18,6 +18,8 @@ import pytest
 import torch
 
 from nvt_torchrec import EtlSettings, KJTLoader, run
+from nvt_torchrec.dlrm.reporting.metrics_log import REGRESSION
+from nvt_torchrec.dlrm.reporting.page import read_events
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from tests.logs import write_log
@@ -58,7 +60,9 @@ def clicks(rows: int = 3000, users: int = 60, items: int = 40) -> pd.DataFrame:
         "device": rng.choice(["phone", "tablet", None], rows),
         "clicked": (rng.random(rows) < 1 / (1 + np.exp(-logits))).astype(int),
     }
-    return pd.DataFrame(frame)
+    of_pairs = rng.normal(0, 1, (users, items))[user, item]  # no regression learns these
+    bought = frame["clicked"] * (rng.random(rows) < 1 / (1 + np.exp(-of_pairs)))
+    return pd.DataFrame({**frame, "bought": bought})
 
 
 def passed(directory: Path, script: str) -> str:
@@ -96,12 +100,14 @@ def test_every_line_of_the_table(tmp_path: Path) -> None:
     frame.to_parquet(tmp_path / "clicks.parquet")
     (tmp_path / "train_torchrec.py").symlink_to(ROOT / "train_torchrec.py")
     shutil.copy(EXAMPLES / "deepfm.py", tmp_path / "my_model.py")
+    shutil.copy(EXAMPLES / "mmoe.py", tmp_path)
     python = [*_BEFORE, *(line for line in lines if line not in commands), *_AFTER]
     (tmp_path / "lines.py").write_text("\n".join(python))
     script += ["python lines.py", f"{_BUNDLE} --output BUNDLE"]
     script.append(f"python {EXAMPLES / 'encode_and_score.py'} BUNDLE clicks.csv")
     printed = passed(tmp_path, "\n".join(script))
     assert printed.count("test: AUROC 0.") == 3  # of OUT, my_model and DATA, which NVTabular wrote
+    assert re.search(r"test \(clicked\): AUROC 0\..*\n.*test \(bought\): AUROC 0\.", printed)
     assert re.search(r"^3000 rows, dense columns .*\n\w+: ids \[", printed, re.MULTILINE)
 
 
@@ -138,6 +144,24 @@ def test_two_towers_train_and_serve(tmp_path: Path) -> None:
     )
     [auroc] = re.findall(r'"auroc": (0\.\d+)', printed)
     assert 0.55 < float(auroc) < 1
+
+
+def test_two_labels_share_experts(tmp_path: Path) -> None:
+    """On both, the model is no worse than a regression of its own."""
+    clicks(20_000).to_parquet(tmp_path / "clicks.parquet")
+    shutil.copy(EXAMPLES / "mmoe.py", tmp_path)
+    (tmp_path / "train_torchrec.py").symlink_to(ROOT / "train_torchrec.py")
+    passed(
+        tmp_path,
+        "python -m etl guess clicks.parquet --output spec.toml\n"
+        "python -m etl run --spec spec.toml --input_path clicks.parquet --output_path OUT\n"
+        "python train_torchrec.py --binary_path OUT/criteo_binary/split --label clicked,bought"
+        " --model mmoe:build --log_path LOG --epochs 2",
+    )
+    last = [e for e in read_events(tmp_path / "LOG" / "metrics.jsonl") if e.get("split") == "test"]
+    areas = {(event["label"], event.get("name")): event["auroc"] for event in last}
+    for label in ("clicked", "bought"):
+        assert areas[label, None] > areas[label, REGRESSION] - 0.001
 
 
 def test_merlins_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

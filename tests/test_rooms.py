@@ -82,7 +82,7 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
 #: Arrows against the tables above, each with its reason.
 EXCEPTIONS = {
     # `nvtabular.Workflow.load` opens our workflows too; only a call of it imports `workflows`.
-    ("nvt_compat.saved", "workflows.store")
+    ("nvt_compat.merlin_io", "workflows.store")
 }
 #: Outside of ``nvt_compat`` and the measurements: the modules that import NVTabular or Merlin.
 NVTABULAR_MODULES = {"etl.engines.nvtabular", "nvt_loader.merlin", "workflows.store"}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS
+from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
 from nvt_torchrec.formats.feature_spec.split import SPLIT_BY, Split
-from nvt_torchrec.formats.feature_spec.times import EPOCHS
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec, shipped_specs
 
 ROOT = Path(__file__).parents[1]

@@ -38,8 +38,6 @@ class BenchmarkSettings(Settings):
 
     # fmt: off
     rows: int = flag("rows of the log to make", 4_000_000, least=1)
-    cardinality_scale: float = flag("cardinality_scale of the log to make", 0.05)
-    rare: float = flag("share of rare values in the largest columns of the log to make", 0.25)
     repeats: int = flag("runs of each system", 3, least=1)
     slow_repeats: int = flag("runs of the slow systems (nvtabular, dask)", 1, least=1)
     threads: int = flag("threads of every system", cores, least=1)
@@ -56,8 +54,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(settings: BenchmarkSettings) -> int:
     work = BUILD / "etl"
-    path = work / f"log-{settings.rows}-{settings.cardinality_scale:g}-{settings.rare:g}"
-    make_log(path, settings.rows, settings.cardinality_scale, settings.rare)
+    path = work / f"log-{settings.rows}"
+    make_log(path, settings.rows)
     out = work / "out"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()

@@ -32,6 +32,8 @@ DAYS = 8
 #: The columns with millions of values in MLPerf's list of cardinalities.
 _LARGEST = ("cat_0", "cat_9", "cat_10", "cat_19", "cat_20", "cat_21")
 _RARE_VALUES = 2_000_000
+#: The share of the rows that get one of these values, in each of these columns.
+_RARE = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,32 +97,25 @@ NVTABULAR = Peer(
 )
 
 
-def make_log(path: Path, rows: int, cardinality_scale: float, rare: float) -> None:
-    """Make ``day_0`` … in ``path``, unless they exist.
-
-    Args:
-        path: The directory of the log.
-        rows: The rows of all days together.
-        cardinality_scale: That of ``etl synthesize``.
-        rare: The share of the rows that get a rare value, in each of the largest columns.
-    """
+def make_log(path: Path, rows: int) -> None:
+    """Make ``day_0`` …, of so many rows together, in ``path``, unless they exist."""
     each = rows // DAYS
 
     def make() -> None:
-        synthesize(path, SyntheticSettings(DAYS, each, cardinality_scale=cardinality_scale))
+        synthesize(path, SyntheticSettings(DAYS, each, cardinality_scale=0.05))
         fields = [load_spec().columns.index(name) for name in _LARGEST]
         generator = np.random.default_rng(1)
         values = generator.integers(0, 2**32, (len(fields), _RARE_VALUES), np.uint32)
         for day in range(DAYS):
-            _add_rare(path / f"day_{day}", fields, values, rare, seed=day)
+            _add_rare(path / f"day_{day}", fields, values, seed=day)
 
     make_once(path, f"a log of {each * DAYS} rows", make)
 
 
-def _add_rare(path: Path, fields: list[int], values: np.ndarray, rare: float, seed: int) -> None:
+def _add_rare(path: Path, fields: list[int], values: np.ndarray, seed: int) -> None:
     lines = path.read_text().splitlines()
     generator = np.random.default_rng(seed)
-    chosen = generator.random((len(lines), len(fields))) < rare
+    chosen = generator.random((len(lines), len(fields))) < _RARE
     drawn = generator.integers(0, values.shape[1], chosen.shape)
     with open(path, "w") as out:
         for line, replaced, at in zip(lines, chosen, drawn, strict=True):

@@ -166,8 +166,8 @@ def _fill_tables(model: DistributedModelParallel, config: ModelConfig, seed: int
     rows = dict(zip(config.table_names, config.num_embeddings, strict=True))
     for table, shard, place in _shards(model):
         fill_table(shard, table, rows[table], config.embedding_dim, seed, place)
-        if config.first_order and place[1] == 0:
-            shard[:, 0] = 0
+        if config.first_order:
+            shard[:, : max(0, len(config.labels) - place[1])] = 0
 
 
 def _shards(model: DistributedModelParallel) -> Iterator[tuple[str, torch.Tensor, tuple[int, int]]]:
@@ -180,27 +180,39 @@ def _shards(model: DistributedModelParallel) -> Iterator[tuple[str, torch.Tensor
 
 
 def start_from(
-    regression: Regression, model: DistributedModelParallel, config: ModelConfig
+    regressions: Mapping[str, Regression], model: DistributedModelParallel, config: ModelConfig
 ) -> None:
-    """Let the first-order term be a logistic regression; values without a weight have 0.
+    """Let the first-order term be a logistic regression of each label, as far as they are fitted.
+
+    Values without a weight have 0.
 
     A model learns the weights of rare values slowly: with few rows an id, one that starts without
     them ends an epoch below the regression (``python -m benchmarks.regression``).
     """
+    for number, label in enumerate(config.labels):
+        if label in regressions:
+            _write_regression(regressions[label], number, model, config)
+
+
+@torch.no_grad()
+def _write_regression(
+    regression: Regression, number: int, model: DistributedModelParallel, config: ModelConfig
+) -> None:
+    """Write a regression to the first-order term of the label of this number."""
     of_tables = zip(regression.ids, regression.weights, strict=True)
     fitted = dict(zip(config.table_names, of_tables, strict=True))
     for table, shard, (row, column) in _shards(model):
-        if column == 0:
+        if column <= number < column + shard.shape[1]:
             ids, weights = fitted[table]
             part = slice(*np.searchsorted(ids, [row, row + len(shard)]))
             places = torch.from_numpy(ids[part] - row).to(shard.device)
-            shard[places, 0] = torch.from_numpy(weights[part] / config.first_order).to(shard)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("first_order.weight"):
-                parameter.copy_(torch.from_numpy(regression.dense))
-            elif name.endswith("first_order.bias"):
-                parameter.fill_(regression.bias)
+            values = torch.from_numpy(weights[part] / config.first_order).to(shard)
+            shard[places, number - column] = values
+    for name, parameter in model.named_parameters():
+        if name.endswith("first_order.weight"):
+            parameter[number].copy_(torch.from_numpy(regression.dense))
+        elif name.endswith("first_order.bias"):
+            parameter[number].fill_(regression.bias)
 
 
 def _log_plan(tables: list[TablePlan], hardware: Hardware, settings: TrainSettings) -> None:

@@ -45,7 +45,7 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
         categorical=schema.categorical,
         num_embeddings=_table_sizes(settings, schema),
         embedding_dim=settings.embedding_dim,
-        labels=(settings.label or schema.label,),
+        labels=settings.labels or (schema.label,),
         first_order=_first_order(settings, len(schema.categorical)),
         model=settings.model,
         settings=values,

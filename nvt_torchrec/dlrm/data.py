@@ -55,31 +55,32 @@ def read_schema(settings: TrainSettings) -> TableSchema:
 
 
 def choose_label(settings: TrainSettings, schema: TableSchema) -> TrainSettings:
-    """Return the settings with the label that the run trains or evaluates; None for the main one.
+    """Return the settings with the labels that the run trains or evaluates; None for the main one.
 
     So checkpoints of data with one label do not depend on its name.
 
-    A run that only evaluates a checkpoint takes the checkpoint's label unless it names one.
+    A run that only evaluates a checkpoint takes the checkpoint's labels unless it names some.
 
     Raises:
         SettingsError: The data have no such label, or the checkpoint that the run continues from
-            was trained on another one.
+            was trained on others.
         BadInputError, SchemaError: The checkpoint cannot be read.
     """
-    given = settings.label
-    if given is not None and given not in schema.labels:
-        raise SettingsError(
-            f"--label {given}: the data have no such label", did_you_mean(given, schema.labels)
-        )
-    label = None if given == schema.label else given
+    given = settings.labels
+    for name in given:
+        if name not in schema.labels:
+            raise SettingsError(
+                f"--label {name}: the data have no such label", did_you_mean(name, schema.labels)
+            )
+    labels = () if given == (schema.label,) else given
     # with one label there is nothing to choose
     path = _checkpoint_of(settings) if schema.more_labels else None
     if path is not None:
-        then = CheckpointRecord.read(path).label
-        if settings.mode != "train" and given is None:
-            label = then
-        if then != label:
-            before, now = then or schema.label, label or schema.label
+        then = CheckpointRecord.read(path).labels
+        if settings.mode != "train" and not given:
+            labels = then
+        if then != labels:
+            before, now = (",".join(names or (schema.label,)) for names in (then, labels))
             if settings.mode == "train" and settings.continue_from:
                 raise SettingsError(
                     f"--continue_from {path}: trained on label {before}, now it is {now}",
@@ -87,7 +88,7 @@ def choose_label(settings: TrainSettings, schema: TableSchema) -> TrainSettings:
                     "--load_checkpoint_path instead of --continue_from",
                 )
             log.warning("%s was trained on label %s, now the label is %s", path, before, now)
-    return dataclasses.replace(settings, label=label)  # type: ignore[call-arg]
+    return dataclasses.replace(settings, label=",".join(labels) or None)  # type: ignore[call-arg]
 
 
 def check_gauc_column(settings: TrainSettings, schema: TableSchema) -> None:
@@ -144,6 +145,9 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
             for name in _MODEL_SIZES
             if name in sizes
         }
+        if "over_arch_layer_sizes" in kept:  # with other labels it is refused as another model
+            *layers, _ = kept["over_arch_layer_sizes"]
+            kept["over_arch_layer_sizes"] = (*layers, settings.label_count)
         if resumed or settings.continue_from:
             batch = then.get("batch_size", 1) * record.world_size // ranks
             kept |= {"batch_size": max(1, batch), "eps": then.get("eps")}
@@ -162,7 +166,7 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
 
 def describe_data(settings: TrainSettings) -> dict[str, str]:
     """Return the names of the log, the label and the split, as pages show them."""
-    label = settings.label or TableSchema.read(settings.binary_path).label
+    label = ", ".join(settings.labels) or TableSchema.read(settings.binary_path).label
     try:
         manifest = Manifest.read(EtlOutput.of_splits(settings.binary_path).manifest)
     except ClickLogError:  # data made elsewhere
@@ -174,8 +178,10 @@ def read_oracle(settings: TrainSettings) -> dict[str, dict[str, float]] | None:
     """Return the best metrics that any model can reach, by split, for a synthetic log.
 
     ``python -m etl synthesize`` writes the metrics of the true click probabilities beside its
-    log. They hold for the ETL's splits if these have as many rows and clicks.
+    log. They hold for the main label, and the ETL's splits if these have as many rows and clicks.
     """
+    if settings.label:
+        return None
     output = EtlOutput.of_splits(settings.binary_path)
     try:
         manifest = Manifest.read(output.manifest)
@@ -220,7 +226,7 @@ def make_loader(
         "table_sizes": config.num_embeddings,
         "hash_indices": settings.hash_indices,
         "selection": selection,
-        "label": settings.label,
+        "label": config.labels if len(config.labels) > 1 else config.labels[0],
         "limit_batches": limits[split],
         "rank": group.rank,
         "world_size": group.world_size,

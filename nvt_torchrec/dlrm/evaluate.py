@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ import torch
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.build import Pipeline
 from nvt_torchrec.dlrm.launch.distributed import Group, gather_rows
-from nvt_torchrec.dlrm.metrics import Metrics, compute_metrics, groups_of
+from nvt_torchrec.dlrm.metrics import ByLabel, compute_metrics, groups_of
 from nvt_torchrec.dlrm.model import TrainBatch
 
 
@@ -18,10 +18,11 @@ def evaluate(
     pipeline: Pipeline,
     model: torch.nn.Module,
     batches: Iterator[TrainBatch],
+    labels: Sequence[str],
     group: Group,
     after_step: Callable[[], None],
     group_by: str | None = None,
-) -> Metrics | None:
+) -> ByLabel | None:
     """Compute the metrics of ``model`` over all rows of a pass on all ranks (collective).
 
     Args:
@@ -29,12 +30,13 @@ def evaluate(
             training would be evaluated instead of trained.
         model: The model in the pipeline; it is in training mode before and after.
         batches: The batches, in each step of the same size on all ranks.
+        labels: The names of the labels in the batches.
         group: This rank.
         after_step: A function that is called after each batch.
         group_by: The column whose ids group the rows for GAUC.
 
     Returns:
-        The metrics on rank 0, None on the others.
+        The metrics of each label on rank 0, None on the others.
 
     Raises:
         SettingsError: A prediction is not finite (on rank 0).
@@ -54,21 +56,24 @@ def evaluate(
             outputs.append([output.logits, output.labels.float(), *more])
             after_step()
     model.train()
-    rows = torch.zeros(0, 2)
+    count = len(labels)
+    rows = torch.zeros(0, 2 * count)
     if outputs:
-        rows = torch.stack([torch.cat(parts) for parts in zip(*outputs, strict=True)], dim=1)
+        rows = torch.column_stack([torch.cat(parts) for parts in zip(*outputs, strict=True)])
     all_rows = gather_rows(group, rows.cpu().numpy())
     all_groups = gather_rows(group, np.concatenate(groups)) if group_by else None
     if all_rows is None:
         return None
-    bad = np.count_nonzero(~np.isfinite(all_rows[:, 0]))
+    logits, truth, weights = (part.T for part in np.split(all_rows, [count, 2 * count], axis=1))
+    bad = np.count_nonzero(~np.isfinite(logits).all(0))
     if bad:
         raise SettingsError(
             f"{bad} of {len(all_rows)} predictions are not finite",
             "training diverged: lower --learning_rate; or the data hold values that are not finite",
         )
-    logits, labels, *weights = all_rows.T
-    return compute_metrics(logits, labels, weights[0] if weights else None, all_groups)
+    rest = weights[0] if len(weights) else None, all_groups
+    each = zip(labels, logits, truth, strict=True)
+    return {label: compute_metrics(scores, values, *rest) for label, scores, values in each}
 
 
 def _collect(

@@ -42,7 +42,7 @@ def find_order(settings: TrainSettings) -> str:
     Of several it is the one with the most values: a user, not the user's age. A column that only
     rises or falls, such as a row number, comes last.
     """
-    dataset = read_dataset(settings.split_path("train"), None, settings.label)
+    dataset = read_dataset(settings.split_path("train"))
     schema, groups = dataset.stored, np.flatnonzero(dataset.source.row_counts).tolist()
     names = [name for name in schema.columns if name not in (schema.weight, *schema.multi_hot)]
     samples = []

@@ -61,19 +61,19 @@ class Sample:
     Attributes:
         dense: The dense values, float32 [n, dense columns].
         columns: The categorical columns.
-        labels: The labels, float32 [n].
+        labels: The values of each label that is trained, by its name, float32 [n].
         weights: The weights of the rows, float32 [n]; None if they have none.
     """
 
     dense: np.ndarray
     columns: list[Column]
-    labels: np.ndarray
+    labels: dict[str, np.ndarray]
     weights: np.ndarray | None
 
-    @property
-    def click_rate(self) -> float:
-        """The (weighted) share of clicks; 0 without rows."""
-        return float(np.average(self.labels, weights=self.weights)) if len(self.labels) else 0.0
+    def click_rate(self, label: str) -> float:
+        """Return the (weighted) share of the rows with label 1; 0 without rows."""
+        labels = self.labels[label]
+        return float(np.average(labels, weights=self.weights)) if len(labels) else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,8 +118,9 @@ def read_sample(
     changes |= {"batch_size": BATCH, "test_batch_size": BATCH, "shuffle_training_set": True}
     settings = dataclasses.replace(settings, **changes)
     alone = Group(0, 1, 1, torch.device("cpu"), dist.GroupMember.WORLD)  # type: ignore[arg-type]
-    count = len(config.categorical)
-    dense, labels, weights = [np.zeros((0, len(config.dense)), np.float32)], [np.zeros(0)], []
+    count, names = len(config.categorical), config.labels
+    dense, weights = [np.zeros((0, len(config.dense)), np.float32)], []
+    labels = [np.zeros((0, len(names)))]
     ids, rows = ([[np.zeros(0, np.int64)] for _ in range(count)] for _ in range(2))
     read, single = 0, True
     for batch in make_loader(settings, config, split, alone, selection):
@@ -132,7 +133,7 @@ def read_sample(
             rows[j].append(np.repeat(np.arange(read, read + size), lengths[j].numpy()))
         read += size
         dense.append(batch.dense_features.numpy())
-        labels.append(batch.labels.numpy())
+        labels.append(batch.labels.numpy().reshape(size, len(names)))
         if batch.weights is not None:
             weights.append(batch.weights.numpy())
     columns = [
@@ -140,11 +141,12 @@ def read_sample(
         for j in range(count)
     ]
     of_rows = np.concatenate(weights) if weights else None
-    return Sample(np.concatenate(dense), columns, np.concatenate(labels), of_rows)
+    of_labels = dict(zip(names, np.concatenate(labels).T.copy(), strict=True))
+    return Sample(np.concatenate(dense), columns, of_labels, of_rows)
 
 
-def fit_regression(sample: Sample) -> Regression:
-    """Fit a regression to rows whose labels are not all the same."""
+def fit_regression(sample: Sample, label: str) -> Regression:
+    """Fit a regression to a label whose values are not all the same."""
     seen, places = [], []
     for column in sample.columns:
         known = np.zeros(column.ids.max(initial=0) + 1, bool)
@@ -153,7 +155,8 @@ def fit_regression(sample: Sample) -> Regression:
         places.append(np.cumsum(known)[column.ids] - 1)
     sizes = [len(ids) for ids in seen]
     ends = np.cumsum(sizes)
-    count, dense, labels = len(sample.labels), sample.dense.astype(np.float64), sample.labels
+    labels, dense = sample.labels[label], sample.dense.astype(np.float64)
+    count = len(labels)
     scale = np.ones(count)
     if sample.weights is not None:
         scale = sample.weights / sample.weights.mean()
@@ -173,7 +176,7 @@ def fit_regression(sample: Sample) -> Regression:
         ]
         return np.concatenate([*parts, (dense**power).T @ values, [values.sum()]])
 
-    rate = sample.click_rate
+    rate = sample.click_rate(label)
     curvature = rate * (1 - rate) * per_weight(scale, 2)
     chance = rate * (1 - rate) * per_weight(scale**2)
     slopes = per_weight(scale * (labels - rate))

@@ -39,7 +39,7 @@ from nvt_torchrec.dlrm.days import choose_days, log_days
 from nvt_torchrec.dlrm.evaluate import evaluate
 from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0, gathered
 from nvt_torchrec.dlrm.launch.preemption import EXIT_STATUS, StopRequests
-from nvt_torchrec.dlrm.metrics import Metrics
+from nvt_torchrec.dlrm.metrics import ByLabel, from_json, to_json
 from nvt_torchrec.dlrm.model import TrainBatch
 from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.models.own import load_build
@@ -82,7 +82,8 @@ def train(settings: TrainSettings, group: Group) -> TrainResult:
         if done:
             if group.rank == 0:
                 log.info("%s: this run has written it: done", settings.save_checkpoint_path)
-            metrics = {split: Metrics(**values) for split, values in done["metrics"].items()}
+            labels = settings.labels or (schema.label,)
+            metrics = {split: from_json(m, labels) for split, m in done["metrics"].items()}
             counts = done["steps"], done["samples"], 0.0
             return TrainResult("already done", settings.save_checkpoint_path, *counts, metrics)
         check_destination(settings.save_checkpoint_path)
@@ -130,7 +131,7 @@ class Trainer:
         }
         self.learning_rate = settings.learning_rate
         self.resumed = False
-        self.metrics: dict[str, Metrics] = {}
+        self.metrics: dict[str, ByLabel] = {}
         self.checkpoints: Checkpoints | None = None
         if settings.checkpoint_dir:
             self.checkpoints = Checkpoints(settings.checkpoint_dir, settings.keep, config, group)
@@ -157,12 +158,12 @@ class Trainer:
         profiler: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if settings.profile and self.events.directory:
             profiler = step_profiler(settings, self.events.directory, progress.total_steps)
-        regression = None
-        baselines: dict[tuple[str, str], Metrics] = {}
+        regressions: dict[str, Regression] = {}
+        baselines: dict[tuple[str, str], ByLabel] = {}
         if self.group.rank == 0:
-            regression, baselines = compute_baselines(settings, self.config, self.selection)
+            regressions, baselines = compute_baselines(settings, self.config, self.selection)
         if not self._resume():
-            self._start(regression)
+            self._start(regressions)
         kept = settings.checkpoint_dir or settings.save_checkpoint_path
         if self.group.rank == 0 and not kept:
             log.warning("no --save_checkpoint_path: the trained model will not be kept")
@@ -259,7 +260,7 @@ class Trainer:
         if step == self.progress.total_steps or step % self.epoch_steps % every == 0:
             self.learning.evaluated(step, self._evaluate("valid"))
 
-    def _evaluate(self, split: str) -> Metrics | None:
+    def _evaluate(self, split: str) -> ByLabel | None:
         """Evaluate a split; its metrics on rank 0. What is trained is kept if that fails."""
         begin = time.perf_counter()
         loader, group = self.loaders[split], self.group
@@ -269,8 +270,8 @@ class Trainer:
             if error := next(filter(None, changed), None):
                 raise error
             batches = padded_batches(loader, group)
-            groups, stop = self.settings.gauc_column, self._stop_if_asked
-            metrics = evaluate(self.pipeline, self.model, batches, group, stop, groups)
+            rest = group, self._stop_if_asked, self.settings.gauc_column
+            metrics = evaluate(self.pipeline, self.model, batches, self.config.labels, *rest)
             loader.check_epoch()
         except (BadInputError, SchemaError):
             # otherwise the other ranks may wait for this one in the middle of the evaluation
@@ -284,8 +285,8 @@ class Trainer:
             self.progress.report_evaluation(split, metrics, time.perf_counter() - begin)
         return metrics
 
-    def _start(self, regression: Regression | None = None) -> None:
-        """Load what a run starts from if it is not resumed: a checkpoint, or a regression."""
+    def _start(self, regressions: dict[str, Regression] | None = None) -> None:
+        """Load what a run starts from if it is not resumed: a checkpoint, or regressions."""
         settings, config, group = self.settings, self.config, self.group
         if settings.load_checkpoint_path:
             load_weights(Path(settings.load_checkpoint_path), self.model, config, group)
@@ -295,9 +296,7 @@ class Trainer:
             )
             self.events.write("continue", checkpoint=self.ancestor.checkpoint, **counts)
         elif config.first_order and not settings.load_checkpoint_path:
-            regression = from_rank_0(group, regression)
-            if regression:
-                start_from(regression, self.model, config)
+            start_from(from_rank_0(group, regressions) or {}, self.model, config)
 
     @property
     def _optimizer_steps(self) -> int:
@@ -352,7 +351,7 @@ class Trainer:
         """Write ``--save_checkpoint_path``, with the metrics that there are."""
         path, keep = self.settings.save_checkpoint_path, self.settings.keep
         if path:
-            metrics = {split: m.to_dict() for split, m in self.metrics.items()}
+            metrics = {split: to_json(m) for split, m in self.metrics.items()}
             state = training_state(self.model, self.optimizer, self.group)
             save_checkpoint(
                 path, state, self.config, {**self._record(), "metrics": metrics}, self.group

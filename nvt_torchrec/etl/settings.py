@@ -12,7 +12,7 @@ from typing import Any
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.day_names import OpenDays, parse_days
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 
 ENGINES = ("auto", "cpu", "dask")

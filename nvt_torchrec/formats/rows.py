@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import WORD_BITS
-from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 
 
@@ -93,7 +93,7 @@ class RawRows:
         weight: float32 [n], finite and not negative; None if the spec has no weight, or the rows
             have no labels.
         key: int64 [n], what the split goes by: the hash of a text
-            (:func:`clicklog.text.derive.hash_texts`) or microseconds since 1970 UTC; None if the
+            (:func:`clicklog.text.assemble.hash_texts`) or microseconds since 1970 UTC; None if the
             split goes by no column, or the rows have no labels.
     """
 
@@ -172,15 +172,16 @@ def dense_dtype(spec: FeatureSpec) -> type:
 
 def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
     """Return no rows, with the types that rows of this spec have."""
-    columns: np.ndarray | list[CategoryValues] = [_empty(column) for column in spec.categorical]
+    columns: list[Any] = []
+    for column in spec.categorical:
+        values = RAW_TYPES[column.raw].array([])
+        columns.append(Jagged(np.zeros(1, np.int64), values) if column.multi_hot else values)
     more = len(spec.labels) - 1
-    if spec.is_criteo_format:
-        columns = np.empty((len(spec.categorical), 0), np.uint32)
     return RawRows(
         label=np.empty(0, np.uint8) if label else None,
         dense=np.empty((len(spec.dense), 0), dense_dtype(spec)),
         dense_missing=empty_mask(len(spec.dense), 0),
-        categorical=columns,
+        categorical=np.stack(columns) if spec.is_criteo_format else columns,
         categorical_missing=empty_mask(len(spec.categorical), 0),
         line=np.empty(0, np.int64),
         bad=[],
@@ -213,8 +214,3 @@ def with_bad_rows(rows: RawRows, bad: Sequence[BadRow]) -> RawRows:
         bad_count=rows.bad_count + len(bad),
         lines=rows.lines + len(bad),
     )
-
-
-def _empty(column: CategoricalColumn) -> CategoryValues:
-    values = RAW_TYPES[column.raw].array([])
-    return Jagged(np.zeros(1, np.int64), values) if column.multi_hot else values

@@ -17,7 +17,7 @@ released versions pickle)::
                                    of its own
 
 ``lineage`` in ``metadata.json`` lists the generations of the workflow from 0, itself last
-(:class:`formats.generations.Generation`): number, digest, the days that were counted in it for
+(:class:`formats.vocabularies.Generation`): number, digest, the days that were counted in it for
 the first time, the number of values of each vocabulary and how many ids were reused. One that
 :func:`workflows.store.save` wrote has no such key: it encodes rows as any other, but cannot be
 extended. In generation 0 a vocabulary is ordered by falling count; what
@@ -38,16 +38,18 @@ import numpy as np
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
 from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
-from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.generations import Generation, check_lineage, read_reused
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.vocabularies import (
     COPY_AGAIN,
+    Generation,
     Vocabulary,
     VocabularyCounts,
+    check_lineage,
     describe_vocabularies,
+    read_reused,
 )
 
 if TYPE_CHECKING:
@@ -262,23 +264,8 @@ class WorkflowDescription:
         return FIRST_OOV_ID + (hashes % np.uint32(column.oov_ids)).astype(np.int64)
 
 
-@dataclasses.dataclass(frozen=True)
-class Identity:
-    """Which workflow made some data.
-
-    Attributes:
-        digest: The digest of the workflow; None if it is unknown.
-        generation: The number of its generation; None if it is unknown.
-    """
-
-    digest: str | None
-    generation: int | None
-
-
-def identify(path: Path) -> Identity:
-    """Return which workflow lies in a directory.
-
-    Nothing is known without a workflow, or of one that NVTabular itself has saved.
+def identify(path: Path) -> WorkflowDescription | None:
+    """Return which workflow lies in a directory; None for one that NVTabular itself has saved.
 
     Raises:
         BadInputError: The workflow is damaged.
@@ -286,12 +273,11 @@ def identify(path: Path) -> Identity:
     """
     file = path / METADATA_FILE
     if not file.is_file():
-        return Identity(None, None)
+        return None
     value = read_json(file, FORMAT.what)
     if isinstance(value, dict) and not {"format", "format_version"} & value.keys():
-        return Identity(None, None)
-    description = WorkflowDescription.read(path)
-    return Identity(description.digest, description.generation)
+        return None
+    return WorkflowDescription.read(path)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ import torch
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.clicklog.in_memory.values import read_as_text
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.reading import Read
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.inference import tensors

@@ -12,7 +12,7 @@ import torch
 from nvt_torchrec.base.versions import import_name
 from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError, with_remedy
 from nvt_torchrec.clicklog.in_memory.frames import read_columns, read_dicts
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import Jagged, RawRows
 from nvt_torchrec.inference.row_reader import RowReader, reads_plainly
 from nvt_torchrec.workflows import compiled

@@ -13,8 +13,7 @@ import torch
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError, of_fitted_spec
 from nvt_torchrec.clicklog.readers.log_format import format_of
-from nvt_torchrec.formats.feature_spec.columns import InputFormat
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.rows import Jagged, RawRows
 from nvt_torchrec.inference.encoder import Encoder

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from nvt_torchrec.clicklog.in_memory.errors import NOT_A_LIST, InvalidRowError, no_such_key
-from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import EMPTY_ITEM, MESSAGES, is_missing
 from nvt_torchrec.formats.feature_spec.reading import AS_IT_IS

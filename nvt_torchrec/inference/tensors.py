@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
 from nvt_torchrec.formats.feature_spec.reading import Read
-from nvt_torchrec.formats.feature_spec.times import EPOCHS
 
 #: What is served, by Triton and by our server, and its output.
 MODEL_NAME, OUTPUT = "click_probability", "probability"

@@ -8,14 +8,11 @@ were wrong, and can be deleted alone once upstream does not need it:
 =================  =======================================================================
 this one           configuration of Dask and pandas that the old code needs
 ``dask_names``     names that were removed from ``dask.dataframe``, and collections with fixed keys
-``merlin_io``      merlin-core's reader and writer of datasets
+``merlin_io``      merlin-core's reader and writer of datasets, ``Workflow.load`` of ours
 ``cudf_names``     where cuDF is installed: names that were removed, and strings
-``lists``          list columns of pandas frames
-``hashes``         the same hash on the CPU and on the GPU
+``dispatch``       list columns of pandas frames, the same hash on the CPU and on the GPU
 ``values``         wrong values that the released Categorify returns silently
-``moments``        variances that consist of rounding errors
 ``operators``      operators that fail, or return wrong values, or need an extension for NumPy 1
-``saved``          ``Workflow.load`` of what ``python -m etl run`` saved
 =================  =======================================================================
 
 Raises:
@@ -60,17 +57,14 @@ _preload = list(dask.config.get("distributed.worker.preload", None) or [])
 if __name__ not in _preload:
     dask.config.set({"distributed.worker.preload": [*_preload, __name__]})
 
-from nvt_torchrec.nvt_compat import cudf_names, dask_names, hashes, lists  # noqa: E402
+from nvt_torchrec.nvt_compat import cudf_names, dask_names, dispatch  # noqa: E402
 
 dask_names.apply()
 cudf_names.apply()
-lists.apply()
-hashes.apply()
+dispatch.apply()
 
-from nvt_torchrec.nvt_compat import merlin_io, moments, operators, saved, values  # noqa: E402
+from nvt_torchrec.nvt_compat import merlin_io, operators, values  # noqa: E402
 
 merlin_io.apply()
 values.apply()
-moments.apply()
 operators.apply()
-saved.apply()

@@ -88,7 +88,7 @@ def _read_csv_with_chunksize(read_csv):
 
 
 def patch_dispatch() -> None:
-    """Patch the functions on cuDF columns; :mod:`nvt_compat.lists` patches one more."""
+    """Patch the functions on cuDF columns; :mod:`nvt_compat.dispatch` patches more."""
     from merlin.core import dispatch
 
     edit(

@@ -2,23 +2,26 @@
 
 * ``DifferenceLag`` assigns None in a column of booleans, which is an error in pandas 3.
 * ``LogOp`` is log(1 + x): -1 becomes -inf, smaller values NaN. Here it warns of them.
-* ``Normalize`` turns a whole column into NaN for one infinite value. Here it raises an error.
+* ``Normalize`` turns a whole column into NaN for one infinite value. Here it raises an error. It
+  computes the variance as Σx² − (Σx)²/n: where values are large compared with their spread, or all
+  equal, the difference consists of rounding errors, and a column that was always missing got a
+  standard deviation of 3e-8, and its first present value became a feature of 3e7. Here chunks give
+  count, mean and the sum of squared deviations, which merge without cancellation (Chan, Golub,
+  LeVeque: Updating formulae and a pairwise algorithm for computing sample variances, 1979). The
+  mean is stored as an offset from the chunk's first value, so that the spread of equal values is 0
+  and that of close values is exact. Chunks are merged in order, whatever the workers.
 * ``FillMedian`` asks Dask for approximate quantiles: over several partitions it fills with values
   that are far from the median.
 * ``Bucketize`` puts a missing value into the top bucket. Here it raises an error.
 * ``HashBucket`` fails on lists of pandas frames.
 * ``ListSlice(pad=True)`` does not pad lists that are arrays, and drops the index of the frame.
-* ``Categorify`` and ``FillMissing`` on dictionaries of NumPy arrays, as Triton's servers call them,
-  use a C++ extension. The released one reads NumPy 1's dtypes ("unhandled dtype i0", "Unhandled
-  floating point width for FillTransform0"), imports a name that merlin-core never had, and ignores
-  ``num_buckets``: all out-of-vocabulary values get id 2. Here the operator's own ``transform`` is
-  used, so ids equal the workflow's.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 
 from nvt_torchrec.nvt_compat.patching import replace
 
@@ -41,48 +44,90 @@ def _difference_lag(self, col_selector, df):
     return type(df)(output)
 
 
-def _warning_of_nan(transform):
-    @functools.wraps(transform)
-    def log_op(self, col_selector, df):
-        for name in col_selector.names:
-            _warn_of_nan(name, df[name])
-        return transform(self, col_selector, df)
+def _checked(function: Callable, check: Callable) -> Callable:
+    """Return a method that first calls a check with its arguments."""
 
-    return log_op
+    @functools.wraps(function)
+    def method(self, *args):
+        check(*args)
+        return function(self, *args)
+
+    return method
 
 
-def _warn_of_nan(name: str, column) -> None:
+def _warn_of_nan(col_selector, df) -> None:
     from merlin.core.dispatch import flatten_list_column_values, is_list_dtype
 
-    if is_list_dtype(column):
-        column = flatten_list_column_values(column)
-    # rounded as LogOp does it
-    column = column.astype("float32")
-    if wrong := int((column <= -1).sum()):
-        warnings.warn(
-            f"LogOp: column {name}: {wrong} of {len(column)} values are -1 or less (smallest "
-            f"{float(column.min()):g}), so log(1 + x) is -inf or NaN. Put Clip(min_value=0) before "
-            "LogOp, or correct the values",
-            UserWarning,
-            stacklevel=2,
-        )
+    for name in col_selector.names:
+        column = df[name]
+        if is_list_dtype(column):
+            column = flatten_list_column_values(column)
+        # rounded as LogOp does it
+        column = column.astype("float32")
+        if wrong := int((column <= -1).sum()):
+            warnings.warn(
+                f"LogOp: column {name}: {wrong} of {len(column)} values are -1 or less (smallest "
+                f"{float(column.min()):g}), so log(1 + x) is -inf or NaN. Put Clip(min_value=0) "
+                "before LogOp, or correct the values",
+                UserWarning,
+                stacklevel=3,
+            )
 
 
-def _refusing_infinity(fit_finalize):
-    @functools.wraps(fit_finalize)
-    def normalize(self, dask_stats):
-        for name, count, mean in zip(
-            dask_stats.index, dask_stats["count"], dask_stats["mean"], strict=True
-        ):
-            if count and not np.isfinite(mean):
-                raise SchemaError(
-                    f"column {name}: the mean of its {count} values is {mean:g}, and Normalize "
-                    "would make all of them NaN: some are infinite, or too large to add",
-                    "bound them with Clip first; LogOp makes -inf of -1",
-                )
-        fit_finalize(self, dask_stats)
+def _refuse_infinity(dask_stats) -> None:
+    for name, count, mean in zip(
+        dask_stats.index, dask_stats["count"], dask_stats["mean"], strict=True
+    ):
+        if count and not np.isfinite(mean):
+            raise SchemaError(
+                f"column {name}: the mean of its {count} values is {mean:g}, and Normalize would "
+                "make all of them NaN: some are infinite, or too large to add",
+                "bound them with Clip first; LogOp makes -inf of -1",
+            )
 
-    return normalize
+
+def _chunkwise_moments(df) -> pd.DataFrame:
+    """Return count, origin, mean − origin and sum of squared deviations by column, in float64."""
+    from merlin.core.dispatch import flatten_list_column_values, is_list_dtype
+
+    rows = {}
+    for name in df.columns:
+        column = df[name]
+        if is_list_dtype(column):
+            column = flatten_list_column_values(column)
+        column = column.dropna().astype("float64")
+        if not len(column):
+            rows[name] = (0, 0.0, 0.0, 0.0)
+            continue
+        origin = float(column.iloc[0])
+        column = column - origin
+        offset = float(column.mean())
+        rows[name] = (len(column), origin, offset, float(((column - offset) ** 2).sum()))
+    names = ["count", "origin", "offset", "m2"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=names)
+
+
+def _tree_node_moments(inputs: list[pd.DataFrame]) -> pd.DataFrame:
+    merged = inputs[0]
+    for other in inputs[1:]:
+        count = merged["count"] + other["count"]
+        share = (other["count"] / count).where(count > 0, 0.0)
+        delta = other["origin"] - merged["origin"] + (other["offset"] - merged["offset"])
+        m2 = merged["m2"] + other["m2"] + delta**2 * merged["count"] * share
+        frame = merged.assign(count=count, offset=merged["offset"] + delta * share, m2=m2)
+        # where one of the two has no rows, the other is the result
+        frame = frame.where(other["count"] > 0, merged)
+        merged = frame.where(merged["count"] > 0, other)
+    return merged
+
+
+def _finalize_moments(inp: pd.DataFrame, ddof: int = 1) -> pd.DataFrame:
+    degrees = inp["count"] - ddof
+    variance = (inp["m2"] / degrees).where(degrees > 0, np.nan)
+    mean = (inp["origin"] + inp["offset"]).where(inp["count"] > 0, np.nan)
+    return pd.DataFrame(
+        {"count": inp["count"], "mean": mean, "var": variance, "std": np.sqrt(variance)}
+    )
 
 
 def _counted(column) -> pd.Series:
@@ -109,19 +154,14 @@ def _medians(self, col_selector, ddf):
     return delayed(pd.Series)(medians)
 
 
-def _refusing_missing(transform):
-    @functools.wraps(transform)
-    def bucketize(self, col_selector, df):
-        for name in col_selector.names:
-            if missing := int(df[name].isna().sum()):
-                raise SchemaError(
-                    f"Bucketize: column {name}: {missing} of {len(df)} values are missing, and "
-                    "would get the top bucket",
-                    "put FillMissing or FillMedian before Bucketize",
-                )
-        return transform(self, col_selector, df)
-
-    return bucketize
+def _refuse_missing(col_selector, df) -> None:
+    for name in col_selector.names:
+        if missing := int(df[name].isna().sum()):
+            raise SchemaError(
+                f"Bucketize: column {name}: {missing} of {len(df)} values are missing, and would "
+                "get the top bucket",
+                "put FillMissing or FillMedian before Bucketize",
+            )
 
 
 def _hash_bucket(self, col_selector, df):
@@ -162,53 +202,25 @@ def _padded(row, length: int, value: float):
     return [*row, *padding]
 
 
-class OnArrays:
-    """A fitted operator that transforms each column separately."""
-
-    def __init__(self, operator) -> None:
-        from merlin.dag import DataFormats, Supports
-
-        self._operator = operator
-        self.supports = Supports.CPU_DICT_ARRAY
-        self.supported_formats = DataFormats.NUMPY_DICT_ARRAY
-
-    def transform(self, col_selector, tensors: dict) -> dict:
-        """Transform ``{column: array [n], or for lists (values, offsets)}``."""
-        return {name: self._column(name, value) for name, value in tensors.items()}
-
-    def _column(self, name: str, value):
-        from merlin.dag import ColumnSelector
-
-        values, *offsets = value if isinstance(value, tuple) else (value,)
-        frame = pd.DataFrame({name: np.ravel(values)})
-        result = self._operator.transform(ColumnSelector([name]), frame)[name].to_numpy()
-        return (result, *offsets) if isinstance(value, tuple) else result
-
-
-def _categorify(self, columns, inference_config) -> OnArrays | None:
-    """Return None, to transform frames, for a combination of columns, which needs all of them."""
-    return None if self.encode_type == "combo" else OnArrays(self)
-
-
-def _fill_missing(self, col_selector, inference_config) -> OnArrays | None:
-    """Return None, to transform frames, where the result has more columns than arrays."""
-    return None if self.add_binary_cols else OnArrays(self)
-
-
 def apply() -> None:
-    """Replace methods of the operators."""
+    """Replace methods of the operators, and the three steps of their moments."""
     from nvtabular import ops
+    from nvtabular.ops import moments
 
     replace(ops.DifferenceLag, "transform", _difference_lag, expect="mask[mask == False] = None")
-    log_op = _warning_of_nan(ops.LogOp.transform)
+    log_op = _checked(ops.LogOp.transform, _warn_of_nan)
     replace(ops.LogOp, "transform", log_op, expect="self.output_dtype) + 1")
-    finalize = _refusing_infinity(ops.Normalize.fit_finalize)
+    finalize = _checked(ops.Normalize.fit_finalize, _refuse_infinity)
     replace(ops.Normalize, "fit_finalize", finalize, expect='dask_stats["std"]')
     replace(ops.FillMedian, "fit", _medians, expect='method="dask"')
-    bucketize = _refusing_missing(ops.Bucketize.transform)
+    bucketize = _checked(ops.Bucketize.transform, _refuse_missing)
     replace(ops.Bucketize, "transform", bucketize, expect="np.digitize")
     replace(ops.HashBucket, "transform", _hash_bucket, expect="is_list_dtype(df[col].dtype)")
     list_slice = _on_pandas(ops.ListSlice.transform)
     replace(ops.ListSlice, "transform", list_slice, expect="xp.append(v, padding)")
-    for operator, function in ((ops.Categorify, _categorify), (ops.FillMissing, _fill_missing)):
-        replace(operator, "inference_initialize", function, expect="nvtabular_cpp.inference")
+    for name, function, expect in (
+        ("_chunkwise_moments", _chunkwise_moments, "squaredsum"),
+        ("_tree_node_moments", _tree_node_moments, "squaredsum"),
+        ("_finalize_moments", _finalize_moments, "x2 - x**2 / n"),
+    ):
+        replace(moments, name, function, expect=expect)

@@ -204,16 +204,6 @@ class KJTLoader:
         return self._plan.rows
 
     @property
-    def epoch_rows(self) -> int:
-        """Rows of an epoch, over all ranks."""
-        return self._plan.epoch_rows
-
-    @property
-    def rows_delivered(self) -> int:
-        """Rows that the newest iterator has delivered on this rank."""
-        return self._current.rows if self._current else 0
-
-    @property
     def device(self) -> torch.device:
         """Device of the batches."""
         return self._device
@@ -342,12 +332,12 @@ class KJTLoader:
         rows at the end of its epoch.
 
         Raises:
-            SchemaError: On every rank, if the sum is not :attr:`epoch_rows` (without the rows that
+            SchemaError: On every rank, if the sum is not that of an epoch (without the rows that
                 were trained before a resume).
         """
-        plan, first = self._plan, self._current.first if self._current else 0
-        expected = plan.epoch_rows - min(first, plan.full_steps) * plan.global_batch
-        options.check_sum(self.rows_delivered, expected, self._order.world_size)
+        plan, current = self._plan, self._current or self._next
+        expected = plan.epoch_rows - min(current.first, plan.full_steps) * plan.global_batch
+        options.check_sum(current.rows, expected, self._order.world_size)
 
     def _finish(self, position: Position) -> None:
         order = self._order

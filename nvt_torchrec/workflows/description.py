@@ -31,15 +31,6 @@ def inspect(path: Path | str) -> WorkflowDescription:
         SchemaError: Its format has another version.
     """
     description = WorkflowDescription.read(Path(path))
-    directories = nodes.vocabulary_directories(description.spec)
-    for vocabulary in description.vocabularies.values():
-        file = f"{directories[vocabulary.name]}/unique.{vocabulary.name}.parquet"
-        if vocabulary.file != file:
-            raise BadInputError(
-                f"{description.path / METADATA_FILE}: damaged: its files are not those of its "
-                f"spec: {file!r} is missing",
-                COPY_AGAIN,
-            )
     description.check_sizes()
     _check_graph(description)
     return description

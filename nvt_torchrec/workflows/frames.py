@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from nvt_torchrec.clicklog.in_memory.frames import Features
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, is_missing
 
 if TYPE_CHECKING:
     import pandas as pd
+
+#: Of labels and weights, which are never missing.
+_NOT_MISSING = np.zeros(0, bool)
 
 
 def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False) -> pd.DataFrame:
@@ -33,7 +36,19 @@ def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False) -> pd.DataF
         spec: The columns.
         gpu: Return a ``cudf.DataFrame`` on the current device.
     """
-    return _frame(_columns(rows, spec, _to_arrow if gpu else _to_pandas), gpu)
+    unchanged = {} if rows.label is None else {spec.label: rows.label}
+    if rows.more_labels is not None:
+        unchanged |= dict(zip(spec.labels[1:], rows.more_labels, strict=True))
+    if rows.weight is not None:
+        unchanged[spec.weight] = rows.weight
+    features: Features = {name: (values, _NOT_MISSING) for name, values in unchanged.items()}
+    for names, values, missing in (
+        (spec.dense_names, rows.dense, rows.dense_missing),
+        (spec.categorical_names, rows.categorical, rows.categorical_missing),
+    ):
+        for j, name in enumerate(names):
+            features[name] = values[j], is_missing(missing, j)
+    return features_to_frame(features, unchanged, gpu=gpu)
 
 
 def features_to_frame(features: Features, unchanged: Collection[str], *, gpu: bool) -> pd.DataFrame:
@@ -49,10 +64,6 @@ def features_to_frame(features: Features, unchanged: Collection[str], *, gpu: bo
         name: np.asarray(values, np.float32) if name in unchanged else convert(values, missing)
         for name, (values, missing) in features.items()
     }
-    return _frame(columns, gpu)
-
-
-def _frame(columns: dict[str, Any], gpu: bool) -> pd.DataFrame:
     if gpu:
         import cudf
 
@@ -60,29 +71,6 @@ def _frame(columns: dict[str, Any], gpu: bool) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame(columns, copy=False)
-
-
-def to_table(rows: RawRows, spec: FeatureSpec) -> pa.Table:
-    """Return the columns of a cuDF frame as a table on the host; see :func:`to_frame`."""
-    return pa.table(_columns(rows, spec, _to_arrow))
-
-
-def _columns(rows: RawRows, spec: FeatureSpec, convert: Callable) -> dict[str, Any]:
-    columns = {}
-    if rows.label is not None:
-        columns[spec.label] = rows.label.astype(np.float32)
-    if rows.more_labels is not None:
-        more = rows.more_labels.astype(np.float32)
-        columns |= dict(zip(spec.labels[1:], more, strict=True))
-    if rows.weight is not None:
-        columns[spec.weight] = rows.weight
-    for names, values, missing in (
-        (spec.dense_names, rows.dense, rows.dense_missing),
-        (spec.categorical_names, rows.categorical, rows.categorical_missing),
-    ):
-        for j, name in enumerate(names):
-            columns[name] = convert(values[j], is_missing(missing, j))
-    return columns
 
 
 def _to_pandas(values: CategoryValues, absent: np.ndarray) -> np.ndarray:

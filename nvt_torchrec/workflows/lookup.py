@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from nvt_torchrec.base.arrays import strings, to_arrow
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID, PADDING_ID
-from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
@@ -44,8 +44,8 @@ def meaning_of(path: Path | str, column: str, number: int) -> Meaning:
         BadInputError: There is no saved workflow, or it is damaged.
         SettingsError: There is no such column, or its table has no such id.
     """
-    description = inspect(path)
-    spec, vocabulary = _column(description, column), description.vocabularies[column]
+    description, spec = _opened(path, column)
+    vocabulary = description.vocabularies[column]
     if not 0 <= number < vocabulary.table_size:
         raise SettingsError(
             f"column {column} has no id {number}", f"its ids are 0 to {vocabulary.table_size - 1}"
@@ -77,8 +77,7 @@ def id_of(path: Path | str, column: str, text: str) -> Meaning:
         SettingsError: There is no such column, the text is not a value of it, or the value has no
             id because a missing list is an empty list.
     """
-    description = inspect(path)
-    spec = _column(description, column)
+    description, spec = _opened(path, column)
     if not text:
         if spec.multi_hot:
             raise SettingsError(
@@ -101,10 +100,11 @@ def id_of(path: Path | str, column: str, text: str) -> Meaning:
     return meaning_of(path, column, FIRST_OOV_ID + int(hashed[0]) % spec.oov_ids)
 
 
-def _column(description: WorkflowDescription, name: str) -> CategoricalColumn:
+def _opened(path: Path | str, name: str) -> tuple[WorkflowDescription, CategoricalColumn]:
+    description = inspect(path)
     for column in description.spec.categorical:
         if column.name == name:
-            return column
+            return description, column
     raise SettingsError(
         f"the workflow has no categorical column {name!r}",
         f"one of {', '.join(description.spec.categorical_names)}",
@@ -113,8 +113,7 @@ def _column(description: WorkflowDescription, name: str) -> CategoricalColumn:
 
 def describe_meaning(path: Path | str, column: str, meaning: Meaning) -> str:
     """Return one line on what an id stands for."""
-    description = inspect(path)
-    spec = _column(description, column)
+    description, spec = _opened(path, column)
     buckets = spec.hash_buckets or spec.num_buckets
     hashed = f"hash bucket {meaning.id - FIRST_OOV_ID} of {buckets}" if buckets else ""
     what = {

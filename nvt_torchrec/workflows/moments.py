@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.transforms import TRANSFORMS
 
 #: One row of moments per dense column.

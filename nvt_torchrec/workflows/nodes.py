@@ -18,8 +18,7 @@ from itertools import chain, groupby
 from typing import Any
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.transforms import TRANSFORMS, DenseTransform
 from nvt_torchrec.formats.schema import embedding_dimension

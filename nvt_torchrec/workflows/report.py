@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nvt_torchrec.formats.day_names import days_text
-from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.workflow_description import FORMAT, WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.lookup import SavedWorkflow

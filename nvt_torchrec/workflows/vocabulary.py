@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import mask_to_numpy, strings, to_arrow, to_numpy
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
@@ -58,13 +58,6 @@ def concatenate(parts: Sequence[Values], column: str) -> Values:
             f"column {column}: {sum(map(len, parts))} different strings of more than 2 GiB in all",
             "set hash_buckets for this column in the spec, and fit again",
         ) from None
-
-
-def replaced(values: Values, indices: np.ndarray, others: Values, column: str) -> Values:
-    """Return the values with others in the place of those at the indices."""
-    place = np.arange(len(values))
-    place[indices] = len(values) + np.arange(len(others))
-    return take(concatenate([values, others], column), place)
 
 
 def order_by_value(values: Values) -> np.ndarray:
@@ -195,14 +188,11 @@ def apply_policy(
     values, counts = values[:keep], counts[:keep]
     unique = int(counts.sum())
     observed = {"null": int(nulls), "oov": total - unique, "unique": unique}
-    return FittedVocabulary(values, counts, observed), _pending(rest, column)
-
-
-def _pending(rest: list[tuple[Values, np.ndarray]], column: CategoricalColumn) -> PendingValues:
-    values = concatenate([some for some, _ in rest], column.name)
-    counts = np.concatenate([some for _, some in rest])
-    kept = kept_pending(values, [-counts])
-    return PendingValues(take(values, kept), counts[kept])
+    rare = concatenate([some for some, _ in rest], column.name)
+    times = np.concatenate([some for _, some in rest])
+    kept = kept_pending(rare, [-times])
+    pending = PendingValues(take(rare, kept), times[kept])
+    return FittedVocabulary(values, counts, observed), pending
 
 
 def kept_pending(values: Values, keys: list[np.ndarray]) -> np.ndarray:

@@ -32,25 +32,23 @@ from nvt_torchrec.base.files.atomic import (
     removed_on_error,
     write_text,
 )
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID, PADDING_ID
-from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
-from nvt_torchrec.formats.generations import Generation, reused_table
-from nvt_torchrec.formats.vocabularies import Vocabulary, VocabularyCounts, describe_vocabularies
+from nvt_torchrec.formats.vocabularies import (
+    Generation,
+    Vocabulary,
+    VocabularyCounts,
+    describe_vocabularies,
+    reused_table,
+)
 from nvt_torchrec.formats.workflow_description import GRAPH_FILE, METADATA_FILE, WorkflowDescription
 from nvt_torchrec.workflows.description import graph_of
 from nvt_torchrec.workflows.nodes import vocabulary_directories
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, arrow_values
 
 _VERSIONS_OF = (
-    "nvt-torchrec",
-    "nvtabular",
-    "merlin-core",
-    "dask",
-    "pandas",
-    "cudf",
-    "numpy",
-    "pyarrow",
-)
+    "nvt-torchrec", "nvtabular", "merlin-core", "dask", "pandas", "cudf", "numpy", "pyarrow",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

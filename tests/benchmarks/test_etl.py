@@ -23,12 +23,12 @@ from tests.logs import CRITEO, write_log
 
 def test_the_log_is_made_once_and_repeated(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    make_log(log, 800, 0.05, 0.25)
+    make_log(log, 800)
     before = (log / "day_0").stat().st_mtime_ns
-    make_log(log, 800, 0.05, 0.25)
+    make_log(log, 800)
     assert (log / "day_0").stat().st_mtime_ns == before
     (log / "done").unlink()  # interrupted: it is made again
-    make_log(log, 800, 0.05, 0.25)
+    make_log(log, 800)
     assert (log / "day_0").stat().st_mtime_ns != before
     repeat_head(log, tmp_path / "1x", 5000, 1)
     repeat_head(log, tmp_path / "3x", 5000, 3)

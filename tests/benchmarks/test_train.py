@@ -64,8 +64,8 @@ def test_regression_beside_the_trainer(
     monkeypatch.setattr("benchmarks.harness.start_logging", lambda: None)  # it handles signals
     small = ["--logs=tiny", "--optimizers=sgd"]
     assert regression.main([*small, "--", "--limit_train_batches=5"]) == 0
-    written = json.loads((tmp_path / "regression.json").read_text())
-    found = {result["metric"]: result["median"] for result in written["results"]}
+    [written] = json.loads((tmp_path / "regression.json").read_text())["results"]
+    found = written["output"]
     assert 0.6 < found["auroc"] < 0.9
     assert 0.6 < found["regression_auroc"] < found["oracle"] < 1
     assert 0.1 < found["regression_log_loss"] < 0.7

@@ -7,9 +7,13 @@ import datetime
 
 from hypothesis import strategies as st
 
-from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from nvt_torchrec.formats.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+    InputFormat,
+)
 from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS, Derivation
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.reading import LabelRule, Reading
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import Derivation
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types.time import parse_iso
 from nvt_torchrec.formats.feature_spec.reading import Read
-from nvt_torchrec.formats.feature_spec.times import parse_iso
 from nvt_torchrec.formats.rows import Jagged, RawRows, empty_rows, is_missing
 from tests.clicklog.reference_fields import BAD, LARGEST, expected
 

@@ -16,13 +16,8 @@ from hypothesis import strategies as st
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers import lines
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine, split_chunks
-from nvt_torchrec.clicklog.readers.log_format import format_of
-from nvt_torchrec.clicklog.readers.raw import read_block, read_block_chunks
-from nvt_torchrec.formats.feature_spec.feature_spec import (
-    CategoricalColumn,
-    FeatureSpec,
-    InputFormat,
-)
+from nvt_torchrec.clicklog.readers.log_format import format_of, read_block, read_block_chunks
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from tests.logs import CRITEO, random_rows, write_day
 from tests.spec_logs import open_file, stream_rows
 

@@ -14,16 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.readers.log_format import Block, format_of
-from nvt_torchrec.clicklog.readers.raw import read_block, read_block_chunks
+from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block, read_block_chunks
 from nvt_torchrec.clicklog.readers.table_rows import cut_rows
-from nvt_torchrec.formats.feature_spec.derivations import Derivation
-from nvt_torchrec.formats.feature_spec.feature_spec import (
+from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
     DenseColumn,
     FeatureSpec,
     InputFormat,
 )
+from nvt_torchrec.formats.feature_spec.derivations import Derivation
 from nvt_torchrec.formats.feature_spec.reading import LabelRule, Reading
 from tests.clicklog.reference_reader import LARGEST, as_lists
 from tests.clicklog.test_text import CSV

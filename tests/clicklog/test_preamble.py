@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from nvt_torchrec.base.errors import BadRowError
 from nvt_torchrec.clicklog.readers import lines
 from nvt_torchrec.clicklog.readers.lines import after_preamble, text_end, without_empty_lines
-from nvt_torchrec.clicklog.readers.log_format import format_of
-from nvt_torchrec.clicklog.readers.raw import read_block
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.clicklog.readers.log_format import format_of, read_block
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from tests.spec_logs import open_file, spec_of, stream_rows
 
 SPEC = """

@@ -9,12 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.text.derive import derive, hash_texts
+from nvt_torchrec.clicklog.text.assemble import derive, hash_texts
 from nvt_torchrec.clicklog.text.line_layout import layout_of, plain_layout, plain_layouts
 from nvt_torchrec.clicklog.text.tokenizer import parse_rows
-from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from nvt_torchrec.formats.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+    InputFormat,
+)
 from nvt_torchrec.formats.feature_spec.derivations import Derivation
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.reading import LabelRule, Reading
 from nvt_torchrec.formats.feature_spec.split import Split
 from tests.clicklog.random_logs import OF_TIME, random_logs, random_rows

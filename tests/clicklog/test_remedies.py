@@ -17,7 +17,7 @@ from nvt_torchrec.clicklog.readers.table_rows import check_columns
 from nvt_torchrec.clicklog.text.convert import convert
 from nvt_torchrec.clicklog.text.line_layout import layout_of
 from nvt_torchrec.clicklog.text.remedies import value_remedy
-from nvt_torchrec.formats.feature_spec.feature_spec import (
+from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
     DenseColumn,
     FeatureSpec,

@@ -14,7 +14,7 @@ from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
 from nvt_torchrec.clicklog.text.delimited import split_rows
 from nvt_torchrec.clicklog.text.line_layout import layout_of, plain_layout
 from nvt_torchrec.clicklog.text.tokenizer import parse_delimited, parse_rows
-from nvt_torchrec.formats.feature_spec.feature_spec import (
+from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
     DenseColumn,
     FeatureSpec,

@@ -14,14 +14,9 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine, split_chunks
-from nvt_torchrec.clicklog.readers.log_format import Block, format_of
-from nvt_torchrec.clicklog.readers.raw import read_block, read_block_chunks
+from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block, read_block_chunks
 from nvt_torchrec.clicklog.text.delimited import split_rows
-from nvt_torchrec.formats.feature_spec.feature_spec import (
-    CategoricalColumn,
-    FeatureSpec,
-    InputFormat,
-)
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from tests.clicklog.reference_reader import as_lists
 from tests.spec_logs import open_file, stream_rows
 

@@ -16,16 +16,11 @@ import pyarrow.parquet as pq
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.hashing import murmur3_int
 from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.formats.feature_spec.feature_spec import (
-    CategoricalColumn,
-    DenseColumn,
-    FeatureSpec,
-)
-from nvt_torchrec.formats.generations import Generation
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.manifest import PartFile
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.formats.vocabularies import VocabularyCounts, describe_vocabularies
+from nvt_torchrec.formats.vocabularies import Generation, VocabularyCounts, describe_vocabularies
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from tests.manifests import write_manifest
 from tests.nvt_loader.data import WRITER, make_columns, write_metadata

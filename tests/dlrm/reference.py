@@ -26,7 +26,11 @@ class Reference(nn.Module):
     """Naumov et al. 2019 with nn.Embedding; initial weights as the trainer's for this seed."""
 
     def __init__(
-        self, config: ModelConfig, regression: Regression, seed: int, sparse: bool = False
+        self,
+        config: ModelConfig,
+        regressions: dict[str, Regression],
+        seed: int,
+        sparse: bool = False,
     ) -> None:
         super().__init__()
         module = build_head(config, seed=seed).module
@@ -40,34 +44,37 @@ class Reference(nn.Module):
                 a.data.copy_(b.data)
         self.first_order = config.first_order
         if self.first_order:
-            self.linear = nn.Linear(len(config.dense), 1)
-            self.linear.weight.data[0] = torch.from_numpy(regression.dense)
-            self.linear.bias.data.fill_(regression.bias)
-        self.tables = nn.ModuleList()
-        fitted = zip(regression.ids, regression.weights, strict=True)
-        for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
+            self.linear = nn.Linear(len(config.dense), len(config.labels))
+            for number, regression in enumerate(regressions.values()):
+                self.linear.weight.data[number] = torch.from_numpy(regression.dense)
+                self.linear.bias.data[number] = regression.bias
+        self.tables, self.labels = nn.ModuleList(), len(config.labels)
+        for column, (name, rows) in enumerate(
+            zip(config.table_names, config.num_embeddings, strict=True)
+        ):
             self.tables.append(nn.Embedding(rows, config.embedding_dim, sparse=sparse))
             weight = self.tables[-1].weight.data
             fill_table(weight, name, rows, config.embedding_dim, seed, (0, 0))
             if self.first_order:
-                ids, values = next(fitted)
-                weight[:, 0] = 0
-                weight[torch.from_numpy(ids), 0] = torch.from_numpy(values).float()
-                weight[:, 0] /= self.first_order
+                weight[:, : self.labels] = 0
+                for number, regression in enumerate(regressions.values()):
+                    ids, values = regression.ids[column], regression.weights[column]
+                    weight[torch.from_numpy(ids), number] = torch.from_numpy(values).float()
+                weight[:, : self.labels] /= self.first_order
 
     def forward(self, dense: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         embedded = [table(column) for table, column in zip(self.tables, ids, strict=True)]
         term = 0.0
         if self.first_order:
-            term = self.first_order * torch.stack(embedded)[..., 0].sum(0)
-            term = term + self.linear(dense).squeeze(1)
-            embedded = [nn.functional.pad(vector[:, 1:], (1, 0)) for vector in embedded]
+            count = self.labels
+            term = self.first_order * torch.stack(embedded)[..., :count].sum(0) + self.linear(dense)
+            embedded = [nn.functional.pad(vector[:, count:], (count, 0)) for vector in embedded]
         dense = self.dense(dense)
         vectors = torch.stack([dense, *embedded], 1)
         products = vectors @ vectors.transpose(1, 2)
         upper = torch.triu_indices(*products.shape[1:], offset=1)
-        logits = self.over(torch.cat([dense, products[:, upper[0], upper[1]]], 1)).squeeze(1)
-        return logits + term
+        logits = self.over(torch.cat([dense, products[:, upper[0], upper[1]]], 1))
+        return (logits + term).squeeze(1)
 
 
 def _layers(width: int, sizes: tuple[int, ...]) -> list[nn.Module]:
@@ -132,8 +139,8 @@ def reference_losses(
     config = model_config(settings, TableSchema.read(data))
     settings = dataclasses.replace(settings, binary_path=str(data))
     with process_group():
-        regression, _ = compute_baselines(settings, config, None)
-    model = Reference(config, regression, settings.seed, sparse=optimizer == "adam")
+        regressions, _ = compute_baselines(settings, config, None)
+    model = Reference(config, regressions, settings.seed, sparse=optimizer == "adam")
     dense = [*model.dense.parameters(), *model.over.parameters()]
     dense += model.linear.parameters() if model.first_order else []
     tables = [table.weight for table in model.tables]
@@ -147,7 +154,8 @@ def reference_losses(
         step, by_hand = torch.optim.Adagrad(dense, **eps), RowWiseAdagrad(tables)
     else:
         step, by_hand = torch.optim.Adam(dense, **eps), LazyAdam(tables)
-    loader = KJTLoader(data / "train", 32, device="cpu", label=settings.label)
+    label = config.labels if len(config.labels) > 1 else settings.label
+    loader = KJTLoader(data / "train", 32, device="cpu", label=label)
     losses = []
     for _ in range(settings.epochs):
         for batch in loader:
@@ -156,6 +164,7 @@ def reference_losses(
             each = nn.functional.binary_cross_entropy_with_logits(
                 model(batch.dense_features, ids), batch.labels, reduction="none"
             )
+            each = each.view(len(each), -1).sum(1)
             loss = each.mean()
             if batch.weights is not None:
                 loss = (batch.weights * each).sum() / batch.weights.sum().clamp(min=1e-30)

@@ -31,10 +31,9 @@ def test_a_model_starts_as_the_regression(data):
     settings = with_sizes(parse_settings([*given, "--batch_size=8192"]), 0, 1)
     config = model_config(settings, read_schema(settings))
     with process_group() as group:
-        regression, _ = compute_baselines(settings, config, None)
-        assert regression is not None
+        regressions, _ = compute_baselines(settings, config, None)
         model, _, _ = build(settings, config, group)
-        start_from(regression, model, config)
+        start_from(regressions, model, config)
         for name, parameter in model.named_parameters():
             if ".top." in name:
                 parameter.data.zero_()
@@ -43,8 +42,9 @@ def test_a_model_starts_as_the_regression(data):
         _, output = model.eval()(TrainBatch.of(batch, size, size))
         sample = read_sample(settings, config, "train", 1)
     # of all rows, which the sample has in another order
-    assert len(sample.labels) == size > 500
-    assert np.sort(output.logits) == pytest.approx(np.sort(regression.logits(sample)), abs=1e-5)
+    assert len(sample.dense) == size > 500
+    expected = regressions["label"].logits(sample)
+    assert np.sort(output.logits) == pytest.approx(np.sort(expected), abs=1e-5)
 
 
 def test_a_first_training_ends_no_worse_than_the_regression(tmp_path, monkeypatch):
@@ -58,7 +58,8 @@ def test_a_first_training_ends_no_worse_than_the_regression(tmp_path, monkeypatc
         model = train_here(*begun, log, f"--save_checkpoint_path={tmp_path / name / 'end'}")
         beside = events(tmp_path / name, "baseline")
         found = {event["split"]: event["auroc"] for event in beside if event["name"] == REGRESSION}
-        return found["test"] - model.metrics["test"].auroc
+        (metrics,) = model.metrics["test"].values()
+        return found["test"] - metrics.auroc
 
     assert ends_below("started") < 0.001
     record = CheckpointRecord.read(tmp_path / "started" / "end")
@@ -93,12 +94,12 @@ def test_empty_lists_and_rows_of_weight_0():
 
     def sample(ids, labels, weights, lists):
         dense = np.zeros((len(labels), 0), np.float32)
-        return Sample(dense, [Column(ids, None), Column(*lists)], labels, weights)
+        return Sample(dense, [Column(ids, None), Column(*lists)], {"x": labels}, weights)
 
-    without = fit_regression(sample(ids, labels, np.ones(2_000, np.float32), (none, none)))
+    without = fit_regression(sample(ids, labels, np.ones(2_000, np.float32), (none, none)), "x")
     weights = np.append(np.ones(2_000), 0).astype(np.float32)
     more = np.append(ids, 99), np.append(labels, 1).astype(np.float32)
-    found = fit_regression(sample(*more, weights, (none, none)))
+    found = fit_regression(sample(*more, weights, (none, none)), "x")
     assert found.penalties[0] == pytest.approx(without.penalties[0], rel=0.01)
     assert found.penalties[0] < 10
     scored = sample(ids[:3], labels[:3], None, (np.array([7]), np.array([1])))

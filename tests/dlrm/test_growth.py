@@ -13,8 +13,8 @@ from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.base.hashing import murmur3_int
 from nvt_torchrec.dlrm.checkpoint.growth import GrownTable, grow_tables
 from nvt_torchrec.dlrm.models.config import ModelConfig
-from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
-from nvt_torchrec.formats.generations import Generation
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.vocabularies import Generation
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from tests.dlrm.shapes import dlrm
 

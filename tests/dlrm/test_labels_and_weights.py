@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,16 @@ import pytest
 import torch
 from sklearn import metrics as sklearn
 
-from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
+from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.model import TrainBatch, _Losses, _with_mean_1
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
+from nvt_torchrec.dlrm.train import train
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.reference import reference_losses
 from tests.dlrm.runs import (
+    assert_same,
     events,
     losses,
     model_of,
@@ -28,7 +33,9 @@ from tests.nvt_loader.weighted import write_weighted
 
 FLAGS = ["--epochs=2", "--learning_rate=0.1"]
 #: By label, so that there are runs of each kind.
-OPTIMIZERS = {"label": "rowwise_adagrad", "liked": "sgd"}
+OPTIMIZERS = {"label": "rowwise_adagrad", "liked": "sgd", "liked,label": "adagrad"}
+#: What a run of two labels needs: one starts from their regressions.
+TWO = ["--over_arch_layer_sizes=16,2", "--first_order=0.3"]
 LABELS = tuple(OPTIMIZERS)
 
 
@@ -44,7 +51,7 @@ def weighted(tmp_path_factory) -> Path:
 def flags_of(
     data: Path, path: Path, *other: str, batch_size: int = 32, label: str = ""
 ) -> list[str]:
-    flags = [f"--label={label}"] if label else []
+    flags = [f"--label={label}", *(TWO if "," in label else [])] if label else []
     flags += [f"--optimizer={OPTIMIZERS[label or 'label']}", *FLAGS]
     return small_run(data, path, *flags, *other, batch_size=batch_size)
 
@@ -84,9 +91,14 @@ def test_two_ranks_train_as_one(runs, label):
 def test_evaluations_are_weighted(runs, weighted, label, ranks):
     run = runs[ranks, label]
     model = model_of(run / "final")
-    for event in events(run / "log", "evaluation")[-2:]:
-        loader = KJTLoader(weighted / event["split"], 64, device="cpu", label=label)
-        logits, labels = score(model, loader)
+    names = label.split(",")
+    last = events(run / "log", "evaluation")[-2 * len(names) :]
+    found = [(event["split"], event.get("label", label)) for event in last]
+    assert found == [(split, name) for split in ("valid", "test") for name in names]
+    for event in last:
+        loader = KJTLoader(weighted / event["split"], 64, device="cpu", label=names)
+        scored = [values.reshape(-1, len(names)).T for values in score(model, loader)]
+        logits, labels = (values[names.index(event.get("label", label))] for values in scored)
         w = torch.cat([batch.weights for batch in loader]).numpy().astype(np.float64)
         p = 1 / (1 + np.exp(-logits.astype(np.float64)))
         assert event["samples"] == len(labels)
@@ -181,4 +193,69 @@ def test_an_evaluation_takes_the_label_of_its_checkpoint(runs, weighted, tmp_pat
     for name, label in (("a", []), ("b", ["--label=liked"]), ("c", ["--label=bought"])):
         flags = [f"--binary_path={weighted}", *load, *label, f"--log_path={tmp_path / name}"]
         result = train_here(*flags)
-        assert (result.metrics["test"].positives == expected["positives"]) == (name != "c")
+        (metrics,) = result.metrics["test"].values()
+        assert (metrics.positives == expected["positives"]) == (name != "c")
+
+
+def test_two_labels_resume_bitwise_on_two_ranks(weighted, tmp_path):
+    models = {"dlrm": TWO, "mmoe": ["--model=examples.mmoe:build", "--embedding_dim=8"]}
+    runs = []
+    for name, model in models.items():
+        common = ["--label=liked,bought", "--adagrad", "--shuffle_training_set", *FLAGS, *model]
+        steps = [f"--checkpoint_dir={tmp_path / name / 'steps'}", "--checkpoint_freq=4"]
+        for run, more in (
+            ("whole", []),
+            ("begun", [*steps, "--max_steps=18"]),
+            ("resumed", [*steps, "--resume"]),
+        ):
+            path = tmp_path / name / run
+            runs.append(small_run(weighted, path, *common, *more, batch_size=16))
+    train_many(runs, 2)
+    for name in models:
+        assert_same(tmp_path / name / "whole" / "final", tmp_path / name / "resumed" / "final")
+        (resumed,) = events(tmp_path / name / "resumed" / "log", "resume")
+        assert resumed["step"] == 16
+
+
+def test_two_labels_from_the_checkpoint_to_the_page(runs, weighted, tmp_path, caplog):
+    """A run that only evaluates, and one that is done already, have the metrics of each label."""
+    caplog.set_level("INFO", "nvt_torchrec")
+    run = runs[1, "liked,label"]
+    kept = CheckpointRecord.read(run / "final")
+    assert kept.labels == ("liked", "label")
+    assert list(kept.training["metrics"]["test"]) == ["liked", "label"]
+    load = [f"--load_checkpoint_path={run / 'final'}", "--mode=test", "--batch_size=64"]
+    settings = parse_settings([f"--binary_path={weighted}", *load, f"--log_path={tmp_path}"])
+    with process_group() as group:
+        tested = train(settings, group)
+    assert "test (liked): AUROC " in caplog.text
+    assert re.search(r"split +label +samples.*\n +test +liked .*\n +test +label ", caplog.text)
+    assert tested.to_dict()["metrics"]["test"] == {
+        label: pytest.approx(numbers, abs=1e-6)
+        for label, numbers in kept.training["metrics"]["test"].items()
+    }
+    again = train_here(*flags_of(weighted, run, label="liked,label"))
+    assert again.status == "already done"
+    assert again.to_dict()["metrics"] == kept.training["metrics"]
+    page = re.sub(r"<.*?>", "", (run / "log" / "training.html").read_text())
+    for label in ("liked", "label"):
+        assert f"On test ({label}), the model is" in page
+        assert f"test ({label}), logistic regression" in page
+
+
+def test_what_several_labels_cannot_do(runs, weighted, tmp_path):
+    steps = [f"--checkpoint_dir={tmp_path / 'steps'}", "--checkpoint_freq=5", "--max_steps=5"]
+    train_here(*flags_of(weighted, tmp_path / "a", *steps, label="liked,label"))
+    final = runs[1, "liked,label"] / "final"
+    turned = ["--label=label,liked", *TWO]
+    for flags, message in (
+        ([*turned, *steps, "--resume"], "label was liked,label, is label,liked"),
+        (["--label=bought", *steps, "--resume"], "another model: labels was 2, is 1"),
+        ([f"--continue_from={final}"], "trained on label liked,label, now it is label\n"),
+        ([f"--load_checkpoint_path={final}"], "another model: labels was 2, is 1"),
+        ([*turned, "--undersampling_rate=0.5"], "labels label, liked\n.*give one label"),
+        (["--label=label,label", *TWO], "one is named twice"),
+        (["--label=label,liked"], "ends with 1\n.*end with 2"),
+    ):
+        with pytest.raises((SettingsError, SchemaError), match=message):
+            train_here(*flags_of(weighted, tmp_path / "b", *flags))

@@ -100,14 +100,15 @@ class _Check(LearningCheck):
         super().__init__(settings, group, self, epoch_steps=10, remedies=Remedies("", "", "rates"))
         self._sorted_by = sorted_by
         for number, loss in enumerate(losses, start=1):
-            self.evaluated(10 * number, Metrics(9, 3, auroc=0.9, log_loss=loss))
+            self.evaluated(10 * number, {"label": Metrics(9, 3, auroc=0.9, log_loss=loss)})
 
     def write(self, event: str, **values) -> None:
         self.written.append(values)
 
     def at_end(self, model: Metrics, constant: Metrics, regression: Metrics) -> list[str]:
-        baselines = {("test", CLICK_RATE): constant, ("test", REGRESSION): regression}
-        warnings = self.finished(20, SHAPE, {"test": model}, baselines)
+        beside = {("test", CLICK_RATE): constant, ("test", REGRESSION): regression}
+        baselines = {key: {"label": metrics} for key, metrics in beside.items()}
+        warnings = self.finished(20, SHAPE, {"test": {"label": model}}, baselines)
         assert [
             f"WARNING: step 20: {e['text']}\n  -> {e['remedy']}" for e in self.written
         ] == warnings

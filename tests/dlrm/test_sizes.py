@@ -98,11 +98,12 @@ def test_baselines_are_those_of_scikit_learn(split):
     settings = with_sizes(parse_settings([f"--binary_path={split}"]), 0, 1)
     schema = read_schema(settings)
     with process_group():
-        regression, found = compute_baselines(settings, model_config(settings, schema), None)
+        regressions, found = compute_baselines(settings, model_config(settings, schema), None)
     train_rows, test_rows = (pq.read_table(split / part).to_pandas() for part in ("train", "test"))
     names = list(schema.categorical)
     encoder = OneHotEncoder(handle_unknown="ignore").fit(train_rows[names].to_numpy())
-    penalties = regression.penalties.repeat([len(values) for values in encoder.categories_])
+    sizes = [len(values) for values in encoder.categories_]
+    penalties = regressions["label"].penalties.repeat(sizes)
     assert 1 <= min(penalties) < max(penalties) <= 200
 
     def inputs(rows):
@@ -112,11 +113,12 @@ def test_baselines_are_those_of_scikit_learn(split):
     model = LogisticRegression(max_iter=1000).fit(inputs(train_rows), train_rows["label"])
     labels = test_rows["label"].to_numpy()
     expected = compute_metrics(model.decision_function(inputs(test_rows)), labels)
-    assert found["test", REGRESSION].auroc == pytest.approx(expected.auroc, abs=1e-3)
-    assert found["test", REGRESSION].log_loss == pytest.approx(expected.log_loss, abs=1e-3)
+    beside = found["test", REGRESSION]["label"]
+    assert beside.auroc == pytest.approx(expected.auroc, abs=1e-3)
+    assert beside.log_loss == pytest.approx(expected.log_loss, abs=1e-3)
     rate = train_rows["label"].mean()
     log_loss = -np.mean(np.where(labels > 0.5, np.log(rate), np.log(1 - rate)))
-    assert found["test", CLICK_RATE].log_loss == pytest.approx(log_loss)
+    assert found["test", CLICK_RATE]["label"].log_loss == pytest.approx(log_loss)
 
 
 def test_baselines_stand_beside_the_model(split, tmp_path, caplog):

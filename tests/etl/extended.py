@@ -13,8 +13,7 @@ from nvt_torchrec.etl.extend.run import extend
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.state.output import EXTENDING_FILE
-from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from tests.etl.findings import bad
 from tests.etl.runs import settings, tree
 from tests.logs import random_rows, write_day

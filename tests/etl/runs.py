@@ -25,7 +25,7 @@ from nvt_torchrec.etl.engines.host import Threads
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.units.plan import Plan
 from nvt_torchrec.etl.units.writing import UnitResult
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.etl.engines.counting import Counts, count, merge, moments
-from nvt_torchrec.formats.feature_spec.feature_spec import DenseColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec import DenseColumn, FeatureSpec
 from nvt_torchrec.formats.rows import add_missing, empty_mask
 from nvt_torchrec.workflows.moments import merge_moments, statistics
 from tests.logs import CRITEO

@@ -23,8 +23,12 @@ from nvt_torchrec.etl.engines.cluster import WorkerLostError, local_cluster
 from nvt_torchrec.etl.engines.engine import Job
 from nvt_torchrec.etl.engines.workers import Workers
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+    InputFormat,
+)
 from tests.etl.runs import parts, read_split, settings, tree, until
 from tests.logs import CRITEO, random_rows, write_day
 from tests.shell import ROOT, python

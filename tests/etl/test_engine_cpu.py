@@ -17,7 +17,7 @@ from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.engines import counting
 from nvt_torchrec.etl.engines import runs as cpu_runs
 from nvt_torchrec.etl.units.plan import Plan, make_plan
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.etl.runs import encode, fit
 from tests.logs import CRITEO, Reference, random_rows, write_day, write_log

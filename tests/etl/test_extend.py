@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, OutputError
-from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.clicklog.readers.raw import read_block
+from nvt_torchrec.clicklog.readers.log_format import Block, read_block
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.engines.nvtabular import transform_frame

@@ -19,8 +19,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.guess import guess
 from nvt_torchrec.etl.guess.sample import take_sample
-from nvt_torchrec.formats.feature_spec.columns import InputFormat
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from tests.etl.runs import etl_run
 from tests.logs import pack

@@ -10,11 +10,10 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import read_bytes
-from nvt_torchrec.clicklog.readers.log_format import format_of
-from nvt_torchrec.clicklog.readers.raw import read_block
+from nvt_torchrec.clicklog.readers.log_format import format_of, read_block
 from nvt_torchrec.etl.state.staging import staged
 from nvt_torchrec.etl.units.plan import make_plan
-from nvt_torchrec.formats.feature_spec.feature_spec import (
+from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
     FeatureSpec,
     InputFormat,

@@ -21,7 +21,7 @@ from nvt_torchrec.base.errors import (
     run_command,
 )
 from nvt_torchrec.base.files.atomic import atomic_path, read_json, write_json, write_text
-from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, DenseColumn
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec, shipped_specs
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import cut_last_day

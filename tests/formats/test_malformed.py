@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import pickle
 import random
 import re
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SettingsError
 from nvt_torchrec.base.files.atomic import read_json
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec, shipped_specs
 from nvt_torchrec.formats.schema import TableSchema
 from tests.mutations import broken_texts, expect_own_errors, mutated
@@ -95,25 +91,3 @@ def test_json_that_parsers_disagree_on(tmp_path: Path) -> None:
             continue
         with pytest.raises(ClickLogError, match="cannot be read as a value"):
             read_json(file, "a value")
-
-
-class _Attack:
-    """Makes a directory when it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = str(mark)
-
-    def __reduce__(self):
-        return os.mkdir, (self.mark,)
-
-
-def test_parquet_that_names_a_pickled_type(tmp_path: Path) -> None:
-    """pyarrow once made extension types of such; raw logs and vocabularies are read by it."""
-    metadata = {
-        b"ARROW:extension:name": b"arrow.py_extension_type",
-        b"ARROW:extension:metadata": pickle.dumps(_Attack(tmp_path / "attacked")),
-    }
-    schema = pa.schema([pa.field("x", pa.int64(), metadata=metadata)])
-    pq.write_table(pa.table([pa.array([1])], schema=schema), tmp_path / "x.parquet")
-    assert pq.read_table(tmp_path / "x.parquet").schema.field("x").type == pa.int64()
-    assert not (tmp_path / "attacked").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from tests.spec_logs import spec_of
 
 CENSUS = """

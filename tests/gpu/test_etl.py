@@ -21,11 +21,7 @@ from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.engines import cluster
 from nvt_torchrec.etl.engines.nvtabular import transform_frame
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.formats.feature_spec.feature_spec import (
-    CategoricalColumn,
-    DenseColumn,
-    FeatureSpec,
-)
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.rows import RawRows, empty_rows
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows.description import inspect

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 
 from nvt_torchrec.dlrm.models.head import build_head
-from nvt_torchrec.formats.feature_spec.columns import DenseColumn
-from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
-from nvt_torchrec.formats.generations import Generation
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.vocabularies import Generation
 from nvt_torchrec.inference.model.bundle import save_bundle
 from nvt_torchrec.inference.model.scoring import ServingModel, Table
 from nvt_torchrec.inference.model.weights import CheckpointOrigin, ModelShape, Origin

@@ -20,12 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS, Bucket, Derivation
-from nvt_torchrec.formats.feature_spec.feature_spec import (
-    CategoricalColumn,
-    DenseColumn,
-    FeatureSpec,
-)
 from nvt_torchrec.formats.feature_spec.reading import Reading
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.benchmark import first_rows

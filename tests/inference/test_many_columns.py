@@ -16,12 +16,13 @@ import pytest
 
 from nvt_torchrec.etl.__main__ import main as main_of_etl
 from nvt_torchrec.etl.run import EtlSettings, run
-from nvt_torchrec.formats.feature_spec.columns import DENSE_TRANSFORMS, InputFormat
-from nvt_torchrec.formats.feature_spec.feature_spec import (
+from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
     DenseColumn,
     FeatureSpec,
+    InputFormat,
 )
+from nvt_torchrec.formats.feature_spec.columns import DENSE_TRANSFORMS
 from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.inference.predictor import Predictor

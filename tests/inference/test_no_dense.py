@@ -9,11 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from nvt_torchrec.formats.feature_spec.feature_spec import (
-    CategoricalColumn,
-    FeatureSpec,
-    InputFormat,
-)
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.predictor import Predictor

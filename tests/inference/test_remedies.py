@@ -11,13 +11,13 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, SchemaError
 from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
-from nvt_torchrec.formats.feature_spec.derivations import Derivation
-from nvt_torchrec.formats.feature_spec.feature_spec import (
+from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
     DenseColumn,
     FeatureSpec,
     InputFormat,
 )
+from nvt_torchrec.formats.feature_spec.derivations import Derivation
 from nvt_torchrec.formats.feature_spec.reading import Reading
 from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.predictor import Predictor

@@ -18,7 +18,7 @@ from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
 from nvt_torchrec.clicklog.in_memory.frames import read_columns, read_dicts
 from nvt_torchrec.clicklog.text.line_layout import plain_layout
 from nvt_torchrec.clicklog.text.tokenizer import parse_delimited
-from nvt_torchrec.formats.feature_spec.feature_spec import (
+from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
     DenseColumn,
     FeatureSpec,

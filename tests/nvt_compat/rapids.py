@@ -149,9 +149,6 @@ def _absolute(module: str, node: ast.ImportFrom) -> str:
 def _class_member(found: Found, name: str, hops: int) -> Found | None:
     for node in found.node.body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
-            accessor = {"list": "lists.ListMethods", "str": "string.StringMethods"}.get(name)
-            if accessor and _is_property(node):
-                return resolve(f"cudf.core.accessors.{accessor}")
             return Found(found.module, node, "function")
         targets = getattr(node, "targets", [getattr(node, "target", None)])
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
@@ -182,11 +179,6 @@ def _base(module: str, node: ast.expr) -> Found | None:
     for part in parts[1:]:
         found = found and _member(found, part)
     return found
-
-
-def _is_property(node: ast.FunctionDef) -> bool:
-    names = {ast.unparse(decorator).split(".")[-1] for decorator in node.decorator_list}
-    return bool(names & {"property", "cached_property"})
 
 
 def takes(found: Found, positional: int, keywords: set[str]) -> str:

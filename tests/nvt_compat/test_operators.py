@@ -1,9 +1,8 @@
-"""Operators that failed on pandas 3 or made NaN silently, and operators on arrays."""
+"""Operators that failed on pandas 3 or made NaN silently."""
 
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 
 import nvt_torchrec.nvt_compat  # noqa: F401
 
@@ -12,7 +11,6 @@ import numpy as np
 import nvtabular
 import pandas as pd
 import pytest
-from merlin.dag import DataFormats
 from nvtabular import ops
 
 from nvt_torchrec.base.errors import SchemaError
@@ -62,62 +60,6 @@ def test_infinity_does_not_spread_over_a_column(values: list[float]) -> None:
         _fit(["x", "y"] >> ops.LogOp() >> ops.Normalize(), frame)
     missing = pd.DataFrame({"x": [np.nan] * 3})  # nothing to spread
     assert _fit(["x"] >> ops.Normalize(), missing).transform(missing)["x"].isna().all()
-
-
-_DTYPES = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float64"]
-
-
-@pytest.mark.parametrize("options", [{}, {"max_size": 9, "num_buckets": 4}], ids=str)
-def test_categorify_on_arrays(tmp_path: Path, options: dict) -> None:
-    """As Triton's servers call it: the ids are those of frames, hashed ones too."""
-    rng = np.random.default_rng(0)
-    arrays = {dtype: rng.integers(0, 9, 60).astype(dtype) for dtype in _DTYPES}
-    arrays["text"] = rng.choice(["a", "bé", "c"], 60)
-    node = list(arrays) >> ops.Categorify(out_path=str(tmp_path), **options)
-    workflow = _fit(node, pd.DataFrame(arrays))
-    operator = workflow.output_node.op.inference_initialize(node.input_columns, {})
-    assert operator.supported_formats & DataFormats.NUMPY_DICT_ARRAY
-    asked = {
-        name: rng.integers(0, 20, 40).astype(name) if name != "text" else rng.choice(["a", "z"], 40)
-        for name in arrays
-    }
-    asked["float64"][3] = np.nan
-    expected = workflow.transform(pd.DataFrame(asked))
-    found = operator.transform(node.input_columns, asked)
-    assert len({*found["int64"][found["int64"] < 6]}) > 1 or not options
-    for name in arrays:
-        assert found[name].dtype == np.int64
-        assert found[name].tolist() == expected[name].tolist()
-    assert found["float64"][3] == 1
-
-
-def test_lists_on_arrays(tmp_path: Path) -> None:
-    frame = pd.DataFrame({"l": [np.array([5, 5]), np.array([], int), np.array([7])]})
-    node = ["l"] >> ops.Categorify(out_path=str(tmp_path))
-    operator = _fit(node, frame).output_node.op.inference_initialize(node.input_columns, {})
-    values, offsets = operator.transform(
-        node.input_columns, {"l": (np.array([7, 5, 9]), np.array([0, 1, 1, 3]))}
-    )["l"]
-    assert values.tolist() == [4, 3, 2]
-    assert offsets.tolist() == [0, 1, 1, 3]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_fill_missing_on_arrays(dtype: str) -> None:
-    columns = nvtabular.ColumnSelector(["x", "n"])
-    operator = ops.FillMissing(7).inference_initialize(columns, {})
-    given = {"x": np.array([1, np.nan], dtype), "n": np.array([1, 2])}
-    found = operator.transform(columns, given)
-    assert found["x"].tolist() == [1, 7]
-    assert found["x"].dtype == dtype
-    assert found["n"].tolist() == [1, 2]
-    assert np.isnan(given["x"][1])
-
-
-def test_what_needs_more_than_a_column_is_transformed_as_a_frame() -> None:
-    columns = nvtabular.ColumnSelector(["x"])
-    assert ops.FillMissing(add_binary_cols=True).inference_initialize(columns, {}) is None
-    assert ops.Categorify(encode_type="combo").inference_initialize(columns, {}) is None
 
 
 @pytest.mark.parametrize("rows", [1, 40, 41])

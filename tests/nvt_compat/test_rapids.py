@@ -1,7 +1,7 @@
 """Every name of RAPIDS that we or Merlin call is in the wheels that requirements/gpu.txt names.
 
-Parsed, not imported: ``tests/nvt_compat/rapids.py`` says how to get the sources. What a parser
-cannot see, methods of frames and columns, is listed here by hand.
+Parsed, not imported: ``tests/nvt_compat/rapids.py`` says how to get the sources. Methods of frames
+and columns, which a parser cannot see, are called by ``tests/gpu``.
 """
 
 from __future__ import annotations
@@ -44,66 +44,6 @@ GONE = {
 }
 #: Supplied beside those: methods, which are not called by a module's name.
 METHODS_GONE = {"cudf.core.column.ListColumn.offsets", "dask_cudf.DataFrame.to_dask_dataframe"}
-
-#: Methods that NVTabular's operators on our path, merlin-core or we call on frames, series and
-#: columns: how many arguments by position, and which by keyword.
-METHODS = {
-    "cudf.DataFrame.copy": (0, {"deep"}),
-    "cudf.DataFrame.drop": (0, {"columns", "inplace"}),
-    "cudf.DataFrame.fillna": (1, set()),
-    "cudf.DataFrame.from_arrow": (1, set()),
-    "cudf.DataFrame.groupby": (1, {"dropna"}),
-    "cudf.DataFrame.isnull": (0, set()),
-    "cudf.DataFrame.memory_usage": (0, {"deep", "index"}),
-    "cudf.DataFrame.merge": (1, {"left_on", "right_on", "how"}),
-    "cudf.DataFrame.reset_index": (0, {"drop", "inplace"}),
-    "cudf.DataFrame.scatter_by_map": (1, {"map_size", "keep_index"}),
-    "cudf.DataFrame.set_index": (1, {"drop", "inplace"}),
-    "cudf.DataFrame.sort_values": (1, {"ascending", "na_position", "ignore_index"}),
-    "cudf.DataFrame.to_arrow": (0, {"preserve_index"}),
-    "cudf.DataFrame.to_parquet": (1, {"compression"}),
-    "cudf.DataFrame.to_pandas": (0, set()),
-    "cudf.DataFrame._constructor_sliced": (0, set()),
-    "cudf.Series._column": (0, set()),
-    "cudf.Series._from_column": (1, set()),
-    "cudf.Series.astype": (1, set()),
-    "cudf.Series.dropna": (0, set()),
-    "cudf.Series.fillna": (1, set()),
-    "cudf.Series.has_nulls": (0, set()),
-    "cudf.Series.hash_values": (0, set()),
-    "cudf.Series.iloc": (0, set()),
-    "cudf.Series.isna": (0, set()),
-    "cudf.Series.list.leaves": (0, set()),
-    "cudf.Series.list.len": (0, set()),
-    "cudf.Series.mean": (0, set()),
-    "cudf.Series.nans_to_nulls": (0, set()),
-    "cudf.Series.reindex": (1, set()),
-    "cudf.Series.str.htoi": (0, set()),
-    "cudf.Series.sum": (0, set()),
-    "cudf.Series.to_cupy": (0, set()),
-    "cudf.Series.transpose": (0, set()),
-    "cudf.Series.values": (0, set()),
-    "cudf.core.column.ColumnBase.astype": (1, {"copy"}),
-    "cudf.core.column.ColumnBase.create": (2, set()),
-    "cudf.core.column.ColumnBase.plc_column": (0, set()),
-    "cudf.core.column.ListColumn.elements": (0, set()),
-    "dask_cudf.DataFrame.map_partitions": (0, set()),
-    "dask_cudf.DataFrame.to_backend": (1, set()),
-    "pylibcudf.Column.list_view": (0, set()),
-    "pylibcudf.Column.null_count": (0, set()),
-    "pylibcudf.Column.offset": (0, set()),
-    "pylibcudf.Column.size": (0, set()),
-    "pylibcudf.Column.type": (0, set()),
-    "pylibcudf.DataType.id": (0, set()),
-    "pylibcudf.column.ListsColumnView.child": (0, set()),
-    "pylibcudf.column.ListsColumnView.offsets": (0, set()),
-    "pylibcudf.io.parquet.ParquetReaderOptions.set_column_names": (1, set()),
-    "pylibcudf.io.parquet.ParquetReaderOptions.set_row_groups": (1, set()),
-    "pylibcudf.io.parquet.ParquetReaderOptionsBuilder.build": (0, set()),
-    "pylibcudf.io.types.TableWithMetadata.column_names": (0, set()),
-    "pylibcudf.io.types.TableWithMetadata.columns": (0, set()),
-    "rmm.pylibrmm.stream.Stream.__cuda_stream__": (0, set()),
-}
 
 
 def _merlin_files() -> list[Path]:
@@ -191,15 +131,6 @@ def test_what_we_call_is_there() -> None:
     gone, wrong = _missing(_our_files())
     assert gone.keys() == {"cudf.DataFrame.from_pandas"} & gone.keys(), gone
     assert wrong == []
-
-
-@needs_sources
-@pytest.mark.parametrize("name", METHODS)
-def test_methods(name: str) -> None:
-    found = resolve(name)
-    assert found is not None
-    positional, keywords = METHODS[name]
-    assert takes(found, positional, keywords) == ""
 
 
 @needs_sources

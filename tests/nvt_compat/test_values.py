@@ -185,16 +185,6 @@ def test_categorify_integers_without_nulls_meet_floats_with(tmp_path: Path) -> N
     assert workflow.transform(frame)["c"].tolist() == [1, 4, 3, 2]
 
 
-def test_hash_does_not_see_the_row(client) -> None:
-    frame = pd.DataFrame({"a": [5, 5, 5, 7] * 5, "b": [1, 1, 2, 2] * 5})
-    bucket = _fit_transform(["a"] >> ops.HashBucket(1000), frame)["a"]
-    assert bucket.groupby(frame["a"]).nunique().tolist() == [1, 1]
-    assert bucket[0] != bucket[3]
-    crossed = _fit_transform(nvtabular.ColumnSelector(["a", "b"]) >> ops.HashedCross(1000), frame)
-    column = crossed[crossed.columns[0]]
-    assert column.groupby([frame["a"], frame["b"]]).nunique().tolist() == [1, 1, 1]
-
-
 @pytest.mark.parametrize(
     "values",
     [

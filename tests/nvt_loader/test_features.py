@@ -159,7 +159,6 @@ def test_memory_is_used_again(tmp_path):
 def test_accounts(train, monkeypatch):
     loader = KJTLoader(train, 64, device="cpu")
     list(loader)
-    assert loader.rows_delivered == loader.epoch_rows == ROWS
     loader.check_epoch()
     next(iter(loader))
     with pytest.raises(SchemaError, match=f"got 64 rows in this epoch, {ROWS} were planned"):

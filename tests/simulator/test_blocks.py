@@ -15,11 +15,7 @@ from nvt_torchrec.etl.engines import counting, host
 from nvt_torchrec.etl.engines.counting import merge
 from nvt_torchrec.etl.engines.device.blocks import LANES, Card, count_block, merge_runs
 from nvt_torchrec.etl.engines.runs import SortedRun
-from nvt_torchrec.formats.feature_spec.feature_spec import (
-    CategoricalColumn,
-    DenseColumn,
-    FeatureSpec,
-)
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.workflows.moments import merge_moments
 from tests.simulator.device import SimulatedDevice
 

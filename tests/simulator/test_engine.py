@@ -32,12 +32,8 @@ from nvt_torchrec.etl.engines.workers import Workers
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.units.plan import DividedBlock
 from nvt_torchrec.etl.units.writing import LostRowsError
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import DENSE_TRANSFORMS
-from nvt_torchrec.formats.feature_spec.feature_spec import (
-    CategoricalColumn,
-    DenseColumn,
-    FeatureSpec,
-)
 from nvt_torchrec.formats.splits import SPLITS, RowRule
 from tests.etl.extended import add, copy_of, make_base, write_days
 from tests.etl.runs import QUARANTINE, parts, settings, tree

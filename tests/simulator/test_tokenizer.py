@@ -7,13 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.clicklog.text.device.tokenizer import padded, parse_on_device
+from nvt_torchrec.clicklog.text.device import padded, parse_on_device
 from nvt_torchrec.clicklog.text.tokenizer import parse_criteo
-from nvt_torchrec.formats.feature_spec.feature_spec import (
-    CategoricalColumn,
-    DenseColumn,
-    FeatureSpec,
-)
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from tests.logs import CRITEO
 from tests.simulator.device import SimulatedDevice
 

@@ -11,12 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import DENSE_TRANSFORMS
-from nvt_torchrec.formats.feature_spec.feature_spec import (
-    CategoricalColumn,
-    DenseColumn,
-    FeatureSpec,
-)
 from nvt_torchrec.formats.feature_spec.raw_types import (
     CATEGORICAL_RAW_TYPES,
     DENSE_RAW_TYPES,

@@ -5,7 +5,10 @@ from __future__ import annotations
 import filecmp
 import json
 import math
+import sys
+import types
 from pathlib import Path
+from unittest import mock
 
 import nvt_torchrec.nvt_compat  # noqa: F401
 
@@ -18,10 +21,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows, empty_rows, is_missing
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.frames import to_frame, to_table
+from nvt_torchrec.workflows.frames import to_frame
 from nvt_torchrec.workflows.store import build, load, save
 from nvt_torchrec.workflows.vocabulary import finish
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
@@ -199,7 +202,9 @@ def _described(schema: list[dict]) -> dict:
 def test_frames_hold_what_was_read(spec: FeatureSpec, rows: int, seed: int) -> None:
     """pandas' columns and, as far as can be seen without a GPU, cuDF's."""
     raw = random_raw_rows(spec, rows, seed)
-    frame, table = to_frame(raw, spec), to_table(raw, spec)
+    cudf = types.SimpleNamespace(DataFrame=types.SimpleNamespace(from_arrow=lambda table: table))
+    with mock.patch.dict(sys.modules, cudf=cudf):
+        frame, table = (to_frame(raw, spec, gpu=gpu) for gpu in (False, True))
     assert list(frame.columns) == table.column_names == spec.columns
     for column, cells in zip(spec.categorical, Oracle(spec, []).cells(raw), strict=True):
         got = [x.tolist() if column.multi_hot else x for x in frame[column.name]]

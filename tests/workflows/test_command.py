@@ -12,11 +12,7 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
-from nvt_torchrec.formats.feature_spec.feature_spec import (
-    CategoricalColumn,
-    DenseColumn,
-    FeatureSpec,
-)
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.workflows.__main__ import main
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.lookup import Meaning, id_of, meaning_of

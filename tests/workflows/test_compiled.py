@@ -14,11 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.formats.feature_spec.feature_spec import (
-    CategoricalColumn,
-    DenseColumn,
-    FeatureSpec,
-)
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.rows import (
     Jagged,
@@ -29,7 +25,6 @@ from nvt_torchrec.formats.rows import (
     empty_rows,
     is_missing,
 )
-from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import tables
 from nvt_torchrec.workflows.frames import to_frame
@@ -283,13 +278,3 @@ def test_tables_are_views(tmp_path: Path) -> None:
         [*spec.dense_names, *spec.categorical_names], [*encoded.dense, *encoded.ids], strict=True
     ):
         assert table[name].chunk(0).buffers()[1].address == values.ctypes.data
-
-
-def test_arrow_schema() -> None:
-    schema = TableSchema("click", ("price",), ("user", "words"), (10, 20), ("words",))
-    assert list(map(str, schema.arrow)) == [
-        "pyarrow.Field<click: float not null>",
-        "pyarrow.Field<price: float not null>",
-        "pyarrow.Field<user: int32 not null>",
-        "pyarrow.Field<words: list<element: int32 not null> not null>",
-    ]

@@ -20,11 +20,7 @@ import pytest
 from nvtabular import ops
 
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError, SettingsError
-from nvt_torchrec.formats.feature_spec.feature_spec import (
-    CategoricalColumn,
-    DenseColumn,
-    FeatureSpec,
-)
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.rows import empty_rows
 from nvt_torchrec.workflows import compiled, nodes, vocabulary, writer
 from nvt_torchrec.workflows.description import inspect

@@ -11,15 +11,8 @@ from collections.abc import Iterator
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, SchemaError
 from nvt_torchrec.clicklog.text.remedies import value_remedy
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.feature_spec.raw_types.base import (
-    EMPTY_ITEM,
-    MESSAGES,
-    NULL_ITEM,
-    RANGE,
-    SYNTAX,
-)
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES, base
 from nvt_torchrec.formats.feature_spec.reading import Read
 
 #: The message for a value of a list column that is no list.
@@ -98,11 +91,11 @@ def _remedy(reason: str, read: Read) -> str:
     if reason.endswith(NOT_A_LIST):
         return "pass a list of its values"
     kind = RAW_TYPES[read.raw]
-    codes = {kind.syntax: SYNTAX, kind.range: RANGE}
-    codes |= {MESSAGES[code]: NULL_ITEM for code in (EMPTY_ITEM, NULL_ITEM)}
+    codes = {kind.syntax: base.SYNTAX, kind.range: base.RANGE}
+    codes |= {base.MESSAGES[code]: base.NULL_ITEM for code in (base.EMPTY_ITEM, base.NULL_ITEM)}
     code = next((code for message, code in codes.items() if reason.endswith(message)), 0)
     keys = say_fitted(value_remedy(read, code)) if code else ""
-    if code != SYNTAX:
+    if code != base.SYNTAX:
         return keys
     instead = f"{kind.syntax.replace('expected', 'pass', 1)} (null)"
     return instead if kind.is_text else f"{instead}, or {keys}"  # no key takes numbers for texts
@@ -110,4 +103,4 @@ def _remedy(reason: str, read: Read) -> str:
 
 def keys_of(read: Read) -> str:
     """Return the keys of the spec to try for a value of another type, and when they take effect."""
-    return say_fitted(value_remedy(read, SYNTAX))
+    return say_fitted(value_remedy(read, base.SYNTAX))

@@ -25,15 +25,15 @@ from nvt_torchrec.clicklog.in_memory.values import (
 )
 from nvt_torchrec.clicklog.readers.parquet_values import (
     conversion_remedy,
+    convert_column,
     fields_of_column,
     is_text,
     wanted,
 )
-from nvt_torchrec.clicklog.readers.table_rows import convert_column
 from nvt_torchrec.clicklog.text.assemble import assemble, feature
 from nvt_torchrec.clicklog.text.convert import Converted, convert_lists, fields_of
 from nvt_torchrec.clicklog.text.remedies import similar_column
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import is_missing
 from nvt_torchrec.formats.feature_spec.raw_types.integers import EXACT

@@ -22,18 +22,11 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.errors import NOT_A_LIST, InvalidRowError
-from nvt_torchrec.clicklog.readers.table_rows import convert_column
+from nvt_torchrec.clicklog.readers.parquet_values import convert_column
 from nvt_torchrec.clicklog.text.convert import Converted, convert, fields_of, of_items
-from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.feature_spec.raw_types.base import (
-    EMPTY_ITEM,
-    MESSAGES,
-    NOT_UTF8,
-    BadValueError,
-    is_missing,
-)
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES, base
+from nvt_torchrec.formats.feature_spec.raw_types.time import microseconds_of
 from nvt_torchrec.formats.feature_spec.reading import Read
-from nvt_torchrec.formats.feature_spec.times import microseconds_of
 
 #: Raw types whose values are mostly written as text.
 _TEXTS = ("string", "time")
@@ -75,7 +68,7 @@ def convert_values(values: list, read: Read, *, text: bool = False) -> Converted
     convert_all = _lists if read.multi_hot else _items
     try:
         return convert_all(values, read, text)
-    except BadValueError as error:
+    except base.BadValueError as error:
         value = values[error.index]
         raise InvalidRowError(error.index, read.source, f"{value!r:.60}: {error.reason}") from None
 
@@ -104,19 +97,19 @@ def _lists(values: list, read: Read, text: bool) -> Converted:
 
     try:
         items = _items(flat, dataclasses.replace(read, multi_hot=False), text)
-    except BadValueError as error:
-        raise BadValueError(row_of(error.index), error.reason) from None
+    except base.BadValueError as error:
+        raise base.BadValueError(row_of(error.index), error.reason) from None
     empty = np.flatnonzero(items.missing & (items.code == 0))
     if len(empty):
-        raise BadValueError(row_of(int(empty[0])), MESSAGES[EMPTY_ITEM])
+        raise base.BadValueError(row_of(int(empty[0])), base.MESSAGES[base.EMPTY_ITEM])
     return dataclasses.replace(of_items(offsets, items), show=_show(values))
 
 
 def _list(row: int, value: Any) -> Sequence:
-    if is_missing(value):
+    if base.is_missing(value):
         return ()
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise BadValueError(row, NOT_A_LIST)
+        raise base.BadValueError(row, NOT_A_LIST)
     return list(value)
 
 
@@ -154,7 +147,7 @@ def _part(kind: int, values: list, rows: list[int], read: Read) -> Converted:
 def _kind(value: Any, read: Read) -> int:
     if isinstance(value, np.datetime64):
         return _TEXT if np.isnat(value) else _TIMES
-    if isinstance(value, str | bytes) or is_missing(value):
+    if isinstance(value, str | bytes) or base.is_missing(value):
         return _TEXT
     if isinstance(value, datetime.date):  # also datetime.datetime and pandas' Timestamp
         return _TIMES
@@ -169,7 +162,7 @@ def _of_texts(values: list, rows: list[int], read: Read) -> Converted:
         try:
             text = value.encode() if isinstance(value, str) else value
         except UnicodeEncodeError:
-            raise BadValueError(row, MESSAGES[NOT_UTF8]) from None
+            raise base.BadValueError(row, base.MESSAGES[base.NOT_UTF8]) from None
         encoded.append(text if isinstance(text, bytes) else b"")
     return convert(fields_of(encoded), read)
 
@@ -186,7 +179,7 @@ def _array(values: list, rows: list[int], kind: int, read: Read) -> pa.Array:
         try:
             numbers.append(parse(value))
         except ValueError as error:
-            raise BadValueError(row, str(error)) from None
+            raise base.BadValueError(row, str(error)) from None
     integers = all(type(number) is int for number in numbers)
     return to_arrow(np.array(numbers, np.int64 if integers else np.float64))
 
@@ -209,7 +202,7 @@ def _of_array(array: pa.Array, rows: list[int], read: Read) -> Converted:
     try:
         return convert_column(array, read)
     except SchemaError:
-        raise BadValueError(rows[0], RAW_TYPES[read.raw].syntax) from None
+        raise base.BadValueError(rows[0], RAW_TYPES[read.raw].syntax) from None
 
 
 def _microseconds(value: Any) -> int:

@@ -27,7 +27,7 @@ from nvt_torchrec.clicklog.readers.table_rows import (
 from nvt_torchrec.clicklog.readers.text_rows import TextFormat
 from nvt_torchrec.clicklog.text.line_layout import HEAD_BYTES, LineLayout, is_json
 from nvt_torchrec.clicklog.text.remedies import similar_column
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import BadRow, RawRows, with_bad_rows
 
 #: Arrow's parser ends the process at some thousand objects or lists within each other.

@@ -17,7 +17,7 @@ from fsspec.utils import infer_compression
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.remote import filesystem_of
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine, fill, split_chunks
-from nvt_torchrec.formats.feature_spec.columns import InputFormat
+from nvt_torchrec.formats.feature_spec import InputFormat
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 #: With what a parquet file begins.

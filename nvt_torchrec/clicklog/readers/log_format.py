@@ -15,12 +15,13 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
+from nvt_torchrec.base.errors import BadRowError
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.formats.day_names import DayName
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.split import Split
-from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.rows import RawRows, describes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,14 +100,21 @@ class UnparsedRows(abc.ABC):
         """Return the same rows without the label, so that its values are not checked."""
         return dataclasses.replace(self, label=False)
 
-    @abc.abstractmethod
     def parse(self, *, reject: bool = False, describe: bool = True) -> RawRows:
         """Parse the rows; line numbers count from ``first``.
 
         Args:
             reject: Leave bad rows out instead of raising :class:`BadRowError`.
-            describe: Describe all of them, and not only the first ones of a text.
+            describe: Describe all of them, and not only the first ones.
         """
+        rows = self.parse_all(reject=(reject and describe) or int(reject))
+        if rows.bad_count and not reject:
+            raise self.format.bad_row_error(rows, self.path, self.first_line)
+        return rows
+
+    @abc.abstractmethod
+    def parse_all(self, *, reject: bool | int) -> RawRows:
+        """Parse the rows, whether there are bad ones or not; see :func:`.rows.describes`."""
 
     @abc.abstractmethod
     def names(self) -> Sequence[str]:
@@ -141,11 +149,9 @@ class LogFormat(abc.ABC):
 
     Attributes:
         by_rows: Whether positions are numbers of rows; otherwise they are bytes.
-        title: What the format is called in messages.
     """
 
     by_rows: ClassVar[bool] = False
-    title: ClassVar[str]
 
     def __init__(self, spec: FeatureSpec) -> None:
         self.spec = spec
@@ -179,6 +185,38 @@ class LogFormat(abc.ABC):
     def pinned(self, path: str) -> str:
         """Return a path under which the same rows are read later; of files it is the path."""
         return path
+
+    # ---- errors
+
+    def check_label(self, label: bool, source: str) -> None:
+        """Raise :class:`BadRowError` for a file whose rows have no label."""
+        if label:
+            return
+        features = self.spec.sources(label=False)
+        wanted = [name for name in self.spec.sources(label=True) if name not in features]
+        remedy = "correct the names in the spec, or pass data with labels to train on"
+        if any(f"/{name}=" in source for name in wanted):
+            remedy = (
+                "convert it to parquet: of text, values in the names of directories are no columns"
+            )
+        what = f"{source}: rows without {', '.join(wanted)}, which training reads"
+        raise BadRowError(what, remedy)
+
+    def bad_row_error(self, rows: RawRows, source: str, first: int) -> BadRowError:
+        """Return the error of the first of one or more bad rows.
+
+        Args:
+            rows: The rows.
+            source: Names the file.
+            first: The number of their first line in the file.
+        """
+        bad = rows.bad[0]
+        more = f" (and {rows.bad_count - 1} more rows near it)" if rows.bad_count > 1 else ""
+        remedy = bad.remedy or "correct the file"
+        return BadRowError(
+            f"{source}, {self.unit} {first + bad.line}: {bad.what}{more}",
+            f"{remedy}, or leave such rows out with --on_bad_rows quarantine",
+        )
 
     # ---- blocks
 
@@ -222,7 +260,7 @@ class LogFormat(abc.ABC):
     def read(
         self, block: Block, *, label: bool, reject: bool | int, chunk_bytes: int | None
     ) -> Iterator[RawRows]:
-        """Read and parse a block in chunks; see :func:`.raw.read_block_chunks`."""
+        """Read and parse a block in chunks; see :func:`read_block_chunks`."""
 
     @abc.abstractmethod
     def rates(self, last: OpenDay, block: Block) -> tuple[float, float]:
@@ -258,3 +296,54 @@ def format_of(spec: FeatureSpec) -> LogFormat:
     """Return what reads files as a spec says. Raises ImportError if it needs another package."""
     kind: type[LogFormat] = INPUT_FORMATS[spec.input.format].load()
     return kind(spec)
+
+
+def read_block(
+    block: Block, spec: FeatureSpec, *, label: bool = True, reject: bool | int = False
+) -> RawRows:
+    """Read and parse a block.
+
+    Args:
+        block: The rows.
+        spec: The columns, and the format of the file.
+        label: Whether rows have the label.
+        reject: Leave bad rows out (all are in ``RawRows.bad``) instead of raising an error.
+
+    Raises:
+        BadInputError: The file is missing or damaged, or lacks a column.
+        BadRowError: A row breaks the spec; names file, line, column and value.
+    """
+    (rows,) = read_block_chunks(block, spec, label=label, reject=reject, chunk_bytes=None)
+    return rows
+
+
+def read_block_chunks(
+    block: Block,
+    spec: FeatureSpec,
+    *,
+    label: bool = True,
+    reject: bool | int = False,
+    chunk_bytes: int | None = 8 << 20,
+) -> Iterator[RawRows]:
+    """:func:`read_block` in chunks of about ``chunk_bytes``, which bounds its memory.
+
+    Line numbers count from 0 in each chunk; ``RawRows.lines`` adds up to the block's. Small chunks
+    also stay in a processor's cache. ``None``: one chunk. ``reject`` may also be the number of bad
+    rows that are left out at most; more are an error.
+    """
+    reader = format_of(spec)
+    lines_before = bad = 0
+    for rows in reader.read(block, label=label, reject=reject, chunk_bytes=chunk_bytes):
+        bad += rows.bad_count
+        if rows.bad_count and (not reject or not describes(reject, bad)):
+            first = reader.first_line(block) + lines_before
+            error = reader.bad_row_error(rows, block.source, first)
+            if reject:  # the rest of the log cannot matter
+                raise BadRowError(
+                    f"{error.what}\n{bad:,} rows of this block are malformed, which is more than "
+                    "--max_bad_fraction allows of the whole input",
+                    "correct the file or the spec, or allow more with --max_bad_fraction",
+                )
+            raise error
+        lines_before += rows.lines
+        yield rows

@@ -26,11 +26,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import blanked, null_mask, to_numpy
+from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.text.convert import Converted, convert, convert_lists, of_items
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import EMPTY_ITEM, NULL_ITEM
+from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
 from nvt_torchrec.formats.feature_spec.reading import Read
-from nvt_torchrec.formats.feature_spec.times import EPOCHS
 
 
 def fits(held: pa.DataType, read: Read, separator: str = "") -> bool:
@@ -109,6 +110,24 @@ def convert_array(array: pa.Array, read: Read, separator: str = "") -> Converted
     if is_text(array.type):
         return convert_lists(fields_of_column(array), read, separator)
     return _lists(array, read)
+
+
+def convert_column(array: pa.Array, read: Read) -> Converted:
+    """Check and convert a column that is in memory, as those of a table are.
+
+    Args:
+        array: [n], of any type that can hold the values that are read.
+        read: How the column is read.
+
+    Raises:
+        SchemaError: The array is of another type.
+    """
+    if not fits(array.type, read):
+        raise SchemaError(
+            f"column {read.source} is of type {array.type}, not {wanted(read)}",
+            remedy_of_booleans(array.type, read) or conversion_remedy(read),
+        )
+    return convert_array(array, read)
 
 
 def is_text(held: pa.DataType) -> bool:

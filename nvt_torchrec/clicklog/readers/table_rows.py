@@ -16,23 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import as_bytes, to_arrow
-from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import Block, LogFormat, OpenDay, Sample, UnparsedRows
-from nvt_torchrec.clicklog.readers.parquet_values import (
-    conversion_remedy,
-    convert_array,
-    fits,
-    remedy_of_booleans,
-    type_remedy,
-    wanted,
-)
-from nvt_torchrec.clicklog.readers.raw import read_block
+from nvt_torchrec.clicklog.readers.parquet_values import convert_array, fits, type_remedy, wanted
 from nvt_torchrec.clicklog.text.assemble import assemble
-from nvt_torchrec.clicklog.text.convert import Converted
 from nvt_torchrec.clicklog.text.remedies import similar_column
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.reading import Read
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
 
 #: The most bytes of a value in a typed column. Blocks are sized by it, because encoded pages may be
@@ -114,9 +104,11 @@ class TableRows(UnparsedRows):
     format: TableFormat
     block: Block
 
-    def parse(self, *, reject: bool = False, describe: bool = True) -> RawRows:
-        """See :meth:`UnparsedRows.parse`."""
-        return read_block(self.block, self.spec, label=self.label, reject=reject)
+    def parse_all(self, *, reject: bool | int) -> RawRows:
+        """See :meth:`UnparsedRows.parse_all`."""
+        reads = self.format.read(self.block, label=self.label, reject=reject, chunk_bytes=None)
+        (rows,) = reads
+        return rows
 
     def names(self) -> Sequence[str]:
         """See :meth:`UnparsedRows.names`."""
@@ -325,24 +317,6 @@ def table_to_rows(
 
     converted = (convert_array(columns[read.source], read, separator) for read in plan.reads)
     return assemble(spec, converted, text or as_json, rows=len(table), label=label, reject=reject)
-
-
-def convert_column(array: pa.Array, read: Read) -> Converted:
-    """Check and convert a column that is in memory, as those of a table are.
-
-    Args:
-        array: [n], of any type that can hold the values that are read.
-        read: How the column is read.
-
-    Raises:
-        SchemaError: The array is of another type.
-    """
-    if not fits(array.type, read):
-        raise SchemaError(
-            f"column {read.source} is of type {array.type}, not {wanted(read)}",
-            remedy_of_booleans(array.type, read) or conversion_remedy(read),
-        )
-    return convert_array(array, read)
 
 
 def _readable(value: object) -> str:

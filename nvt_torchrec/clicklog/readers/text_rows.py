@@ -26,7 +26,6 @@ from nvt_torchrec.clicklog.readers.lines import (
     without_empty_lines,
 )
 from nvt_torchrec.clicklog.readers.log_format import Block, LogFormat, OpenDay, UnparsedRows
-from nvt_torchrec.clicklog.readers.raw import bad_row_error, check_label
 from nvt_torchrec.clicklog.text.convert import convert
 from nvt_torchrec.clicklog.text.delimited import parse_delimited, split_rows
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
@@ -40,7 +39,7 @@ from nvt_torchrec.clicklog.text.line_layout import (
 from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG
 from nvt_torchrec.clicklog.text.row_ends import row_begins
 from nvt_torchrec.clicklog.text.tokenizer import as_utf8, parse_rows
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types.base import MESSAGES, NOT_UTF8
 from nvt_torchrec.formats.feature_spec.reading import Read
 from nvt_torchrec.formats.rows import BadRow, RawRows, with_bad_rows
@@ -92,14 +91,10 @@ class TextRows(UnparsedRows):
             return self
         return dataclasses.replace(self, label=False, layout=self.layout.without_label())
 
-    def parse(self, *, reject: bool = False, describe: bool = True) -> RawRows:
-        """See :meth:`UnparsedRows.parse`."""
+    def parse_all(self, *, reject: bool | int) -> RawRows:
+        """See :meth:`UnparsedRows.parse_all`."""
         chunk = self.text if self.long is None else self.long
-        every = (reject and describe) or int(reject)
-        rows = self.format.parse_chunks([chunk], self.layout, reject=every)
-        if rows.bad_count and not reject:
-            raise bad_row_error(rows, self.path, self.first_line, self.format.unit)
-        return rows
+        return self.format.parse_chunks([chunk], self.layout, reject=reject)
 
     def names(self) -> Sequence[str]:
         """See :meth:`UnparsedRows.names`."""
@@ -345,7 +340,7 @@ class TextFormat(LogFormat):
         """See :meth:`LogFormat.check_head`."""
         unparsed = next(self.stream(day.path, HEAD_BYTES), None)
         if unparsed is not None:
-            check_label(unparsed.label, day.source, self.spec)
+            self.check_label(unparsed.label, day.source)
             unparsed.parse(reject=reject)
 
 

@@ -1,20 +1,22 @@
-"""Make rows of converted columns, and describe the bad rows."""
+"""Make rows of converted columns, derive columns, and describe the bad rows."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import mask_to_arrow
-from nvt_torchrec.clicklog.text.convert import Converted, describe_value
-from nvt_torchrec.clicklog.text.derive import derive, hash_texts
+from nvt_torchrec.base.arrays import blanked, mask_to_arrow, string_parts
+from nvt_torchrec.base.hashing import mix
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.clicklog.text.convert import Converted
 from nvt_torchrec.clicklog.text.remedies import correct_or, value_remedy
-from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS, Derivation
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.rows import (
     DESCRIBED_BAD_ROWS,
     BadRow,
@@ -58,7 +60,9 @@ def assemble(
             first_wrong[wrong & (first_wrong < 0)] = index
     labels = [converted[index].values for index in plan.labels]
     weight = None if plan.weight is None else converted[plan.weight].values.astype(np.float32)
-    key = None if plan.key is None else _key(converted[plan.key].values)
+    key = None if plan.key is None else converted[plan.key].values
+    if isinstance(key, pa.Array):
+        key = hash_texts(key)
     dense: Any = np.zeros((len(spec.dense), rows), dense_dtype(spec))
     categorical: list[Any] = []
     missing = [empty_mask(len(spec.dense), rows), empty_mask(len(spec.categorical), rows)]
@@ -93,7 +97,7 @@ def assemble(
         value, code = column.show(row), int(column.code[row])
         if code:
             remedy = value_remedy(read, code, missing=bool(column.missing[row]))
-            what = describe_value(read, value, code)
+            what = f"column {read.source}: {value}: {RAW_TYPES[read.raw].message(code)}"
             return BadRow(row, what, read.source, text(row), correct_or(remedy))
         role = "weight" if index == plan.weight else "column by which rows are split"
         what = f"column {read.source}: {value}: the {role} must not be missing"
@@ -117,10 +121,6 @@ def feature(
     for source in sources[1:]:
         missing = missing | source.missing
     return derive(column.derive, [source.values for source in sources], missing), missing
-
-
-def _key(values: CategoryValues) -> np.ndarray:
-    return values if isinstance(values, np.ndarray) else hash_texts(values)
 
 
 def _take(values: CategoryValues, good: np.ndarray) -> CategoryValues:
@@ -150,3 +150,41 @@ def take(rows: RawRows, mask: np.ndarray) -> RawRows:
 
 #: Fields of rows that only some specs have: [n] or [.., n].
 _OPTIONAL = tuple(field.name for field in dataclasses.fields(RawRows) if field.default is None)
+
+
+def derive(
+    how: Derivation, sources: Sequence[np.ndarray | pa.StringArray], missing: np.ndarray
+) -> np.ndarray | pa.StringArray:
+    """Compute a column; where it is missing, its values are 0 or "".
+
+    Args:
+        how: The rule.
+        sources: The values [n] of its sources, of the raw type that the rule reads.
+        missing: bool [n], where any source is missing.
+    """
+    values = DERIVATIONS[how.kind].compute(sources, how)
+    if isinstance(values, pa.Array):
+        return blanked(values, missing)
+    values[missing] = 0
+    return values.astype(RAW_TYPES[how.gives].dtype, copy=False)
+
+
+#: Of FNV-1a (Fowler, Noll and Vo), whose low bits are mixed once more, by MurmurHash3's finalizer.
+_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
+
+
+def hash_texts(values: pa.StringArray) -> np.ndarray:
+    """Hash strings [n]; int64 [n]. The hash of a text never changes between versions."""
+    offsets, data = string_parts(values)
+    return _hash_texts(offsets, data).view(np.int64)
+
+
+@compiled()
+def _hash_texts(offsets: np.ndarray, data: np.ndarray) -> np.ndarray:
+    hashes = np.empty(len(offsets) - 1, np.uint64)
+    for i in range(len(hashes)):
+        hashed = _BASIS
+        for at in range(offsets[i], offsets[i + 1]):
+            hashed = (hashed ^ np.uint64(data[at])) * _PRIME
+        hashes[i] = mix(hashed)
+    return hashes

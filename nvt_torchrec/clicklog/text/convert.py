@@ -40,11 +40,6 @@ class Converted:
     show: Callable[[int], str]
 
 
-def describe_value(read: Read, value: str, code: int) -> str:
-    """Return what is wrong with a value, which is as :attr:`Converted.show` returns it."""
-    return f"column {read.source}: {value}: {RAW_TYPES[read.raw].message(code)}"
-
-
 def describe_count(fields: int, wanted: int) -> str:
     """Return what is wrong with a line that has another number of fields."""
     return f"{fields} field{'s' * (fields != 1)} instead of {wanted}"

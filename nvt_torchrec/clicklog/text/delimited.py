@@ -27,14 +27,8 @@ from nvt_torchrec.clicklog.text.fast_rows import count_newlines
 from nvt_torchrec.clicklog.text.line_layout import LineLayout
 from nvt_torchrec.clicklog.text.remedies import line_remedy
 from nvt_torchrec.clicklog.text.row_ends import row_begins
-from nvt_torchrec.formats.feature_spec.columns import InputFormat
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.raw_types.base import (
-    AFTER_QUOTE,
-    FIELD_COUNT,
-    MESSAGES,
-    OPEN_QUOTE,
-)
+from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
+from nvt_torchrec.formats.feature_spec.raw_types import base as codes
 from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows, describes
 
 _NEWLINE, _RETURN, _BYTE_ORDER_MARK = 10, 13, b"\xef\xbb\xbf"
@@ -51,10 +45,6 @@ def parse_delimited(
     data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool | int = False
 ) -> RawRows:
     """Parse delimited text of any spec, as :func:`parse_rows` does; it is UTF-8."""
-    if not spec.input.delimiter:
-        raise SettingsError(
-            f"the spec describes {spec.input.format}, not text", "set format in its [input]"
-        )
     plan, names = spec.read_plan(label=layout.label), spec.sources(label=layout.label)
     places = {name: layout.fields.index(name) for name in names}
     wanted = sorted(places.values())
@@ -79,8 +69,8 @@ def parse_delimited(
     for line in (wrong if all_described else wrong[:DESCRIBED_BAD_ROWS]).tolist():
         code, where, text = int(split.code[line]), int(split.where[line]), split.row(line)
         what = describe_count(where, len(layout.fields))
-        if code != FIELD_COUNT:
-            what = f"field {where + 1}: {MESSAGES[code]}"
+        if code != codes.FIELD_COUNT:
+            what = f"field {where + 1}: {codes.MESSAGES[code]}"
         bad.append(BadRow(line, what, "", text, line_remedy(text, spec, code)))
     bad.sort(key=lambda row: row.line)
     return dataclasses.replace(
@@ -163,7 +153,7 @@ def split_rows(
     row_begins, counts = np.zeros(rows + 1, np.int32), np.empty(rows, np.int32)
     begins, ends = np.zeros((2, len(wanted), rows), np.int32)
     _find_fields(buffer, delimiter[0], slots, row_begins, counts, begins, ends)
-    code = np.where(counts == fields, 0, FIELD_COUNT).astype(np.uint8)
+    code = np.where(counts == fields, 0, codes.FIELD_COUNT).astype(np.uint8)
     line = np.flatnonzero(code == 0)
     if len(line) < rows:
         begins, ends = begins[:, line], ends[:, line]
@@ -244,7 +234,7 @@ def _split_quoted(
     if fields > 1:  # Arrow takes an empty line as a row of empty fields
         size = np.diff(begins)
         returns = (size == 2) & (np.frombuffer(text, np.uint8)[begins[:-1]] == _RETURN)
-        code[(size < 2) | returns] = FIELD_COUNT
+        code[(size < 2) | returns] = codes.FIELD_COUNT
     for row in np.flatnonzero(~_well_quoted(text, begins, delimiter)).tolist():
         code[row], where[row] = _quote_error(text[begins[row] : begins[row + 1]], delimiter)
     names = [str(place) for place in wanted]
@@ -281,10 +271,10 @@ def _quote_error(row: bytes, delimiter: bytes) -> tuple[int, int]:
         if row.startswith(b'"', at):
             match = _QUOTED.match(row, at)
             if match is None:
-                return OPEN_QUOTE, field
+                return codes.OPEN_QUOTE, field
             at = match.end()
             if at < len(row) and not row.startswith(delimiter, at):
-                return AFTER_QUOTE, field
+                return codes.AFTER_QUOTE, field
         else:
             at = row.index(delimiter, at)
         at, field = at + len(delimiter), field + 1
@@ -308,7 +298,7 @@ def _read(
 
     def skip(row: pyarrow.csv.InvalidRow) -> str:
         line = lines[row.number - 1]
-        code[line], where[line] = FIELD_COUNT, row.actual_columns
+        code[line], where[line] = codes.FIELD_COUNT, row.actual_columns
         return "skip"
 
     if not text:  # Arrow takes no empty file

@@ -11,7 +11,7 @@ import shlex
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG, FIRST_LINES, HEADER, similar_column
 from nvt_torchrec.clicklog.text.row_ends import row_begins
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 
 #: How much text tells which columns a file has and whether its rows have a label: of JSON, missing
 #: values may have no key.

@@ -16,7 +16,7 @@ from nvt_torchrec.clicklog.text.assemble import take
 from nvt_torchrec.clicklog.text.delimited import parse_delimited
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines, longest_row, parse_row
 from nvt_torchrec.clicklog.text.line_layout import LineLayout, plain_layout
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
 
 _NEWLINE = 10
@@ -34,7 +34,7 @@ def parse_rows(
         reject: Describe every bad row in ``RawRows.bad``, not only the first ones.
 
     Raises:
-        SettingsError: The spec is one of parquet, or there are 2 GiB of text or more.
+        SettingsError: There are 2 GiB of text or more.
     """
     if spec.is_criteo_format:
         return parse_criteo(data, spec, label=layout.label, reject=reject)

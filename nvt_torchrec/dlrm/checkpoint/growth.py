@@ -14,9 +14,9 @@ import numpy as np
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.dlrm.models.config import ModelConfig
+from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
-from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn
-from nvt_torchrec.formats.generations import Generation
+from nvt_torchrec.formats.vocabularies import Generation
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 

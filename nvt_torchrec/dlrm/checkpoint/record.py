@@ -9,6 +9,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from nvt_torchrec.base.command_line import words
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_sizes
 from nvt_torchrec.base.files.atomic import read_json
@@ -82,6 +83,11 @@ class CheckpointRecord:
         """The label that the model was trained on; None for the data's main one."""
         label = self.training["settings"].get("label")
         return None if label is None else str(label)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels that the model was trained on; () for the data's main one alone."""
+        return words(str(self.training["settings"].get("label") or ""))
 
     def write(self, directory: Path) -> None:
         """Write ``model.json``. Raises OutputError."""

@@ -152,9 +152,9 @@ def data_origin(settings: TrainSettings) -> dict[str, Any]:
     footers = settings.split_path("train") / "_metadata"
     digest = hashlib.blake2b(footers.read_bytes()).hexdigest() if footers.is_file() else None
     return {
-        "workflow_digest": workflow.digest,
+        "workflow_digest": workflow and workflow.digest,
         "data_digest": digest,
-        "generation": workflow.generation,
+        "generation": workflow and workflow.generation,
     }
 
 

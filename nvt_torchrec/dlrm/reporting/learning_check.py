@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 
 import torch
 
 from nvt_torchrec.base.auroc import TOO_GOOD
 from nvt_torchrec.dlrm.launch.distributed import Group, reduce_sum
-from nvt_torchrec.dlrm.metrics import Metrics
+from nvt_torchrec.dlrm.metrics import ByLabel, Metrics
 from nvt_torchrec.dlrm.model import StepOutput
 from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.optimizers import Remedies
 from nvt_torchrec.dlrm.order import find_order
 from nvt_torchrec.dlrm.reporting.baselines import best_column
-from nvt_torchrec.dlrm.reporting.metrics_log import REGRESSION, MetricsLog
+from nvt_torchrec.dlrm.reporting.metrics_log import REGRESSION, MetricsLog, name_of
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,8 @@ class LearningCheck:
         self._remedies = remedies
         self._warned: set[str] = set()
         self._at_end: list[str] = []
-        self._losses: list[tuple[float, int]] = []  # of valid, with their steps
+        # of valid by label, with their steps
+        self._losses: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
         self._sorted_by = ""
         if not group.rank and settings.mode == "train" and not settings.shuffle_training_set:
             self._sorted_by = find_order(settings)
@@ -85,7 +87,8 @@ class LearningCheck:
             )
         self._samples = 0
         # on the device, since the last check
-        self._loss, self._clicks = torch.zeros(2, dtype=torch.float64, device=group.device)
+        sums = torch.zeros(1 + settings.label_count, dtype=torch.float64, device=group.device)
+        self._loss, self._clicks = sums[0], sums[1:]
         self._epoch_steps = epoch_steps
         self._begin = max(math.ceil(_SHARE * epoch_steps), settings.lr_warmup_steps or 0)
 
@@ -93,30 +96,33 @@ class LearningCheck:
         """Add step ``step`` (from 1, over all epochs), and at some steps check (collective)."""
         self._samples += output.global_size
         self._loss.add_(output.loss, alpha=output.global_size)
-        labels, weights = output.labels, output.weights
-        self._clicks.add_((labels if weights is None else labels * weights).sum())
+        labels = output.labels.view(-1, len(self._clicks))
+        if output.weights is not None:
+            labels = labels * output.weights.unsqueeze(1)
+        self._clicks.add_(labels.sum(0))
         if step & (step - 1) == 0:
             self._check_loss(step)
 
-    def evaluated(self, step: int, valid: Metrics | None) -> None:
-        """Check an evaluation of valid; ``valid`` is None on ranks other than 0."""
-        if valid is None or valid.auroc is None or valid.log_loss is None:
-            return
-        self._losses.append((valid.log_loss, step))
-        if step > self._begin and _is_chance(valid.auroc, *valid.effective_counts):
-            self._warn(
-                "chance",
-                step,
-                f"AUROC {valid.auroc:.4f} of valid: nothing is learned yet",
-                self._remedies.at_chance,
-            )
+    def evaluated(self, step: int, metrics: ByLabel | None) -> None:
+        """Check an evaluation of valid; ``metrics`` is None on ranks other than 0."""
+        for label, valid in (metrics or {}).items():
+            if valid.auroc is None or valid.log_loss is None:
+                continue
+            self._losses[label].append((valid.log_loss, step))
+            if step > self._begin and _is_chance(valid.auroc, *valid.effective_counts):
+                name = self._name_of("valid", label)
+                problem = f"AUROC {valid.auroc:.4f} of {name}: nothing is learned yet"
+                self._warn(f"chance {label}", step, problem, self._remedies.at_chance)
+
+    def _name_of(self, split: str, label: str) -> str:
+        return name_of(split, label if len(self._clicks) > 1 else "")
 
     def finished(
         self,
         step: int,
         config: ModelConfig,
-        metrics: Mapping[str, Metrics],
-        baselines: Mapping[tuple[str, str], Metrics],
+        metrics: Mapping[str, ByLabel],
+        baselines: Mapping[tuple[str, str], ByLabel],
     ) -> list[str]:
         """Check the last evaluations beside the baselines', on rank 0.
 
@@ -124,51 +130,70 @@ class LearningCheck:
             step: The last step.
             config: The model's shape.
             metrics: The last metrics by split.
-            baselines: The metrics of the baselines by split and name.
+            baselines: Those of the baselines by split and name.
 
         Returns:
             The warnings, to be logged at the end.
         """
-        for split, result in metrics.items():
-            beside = [m for (of, _), m in baselines.items() if of == split]
-            if result.auroc is None:
-                continue
-            if result.gauc_samples == 0:
-                problem = f"no GAUC of {split}: no id of training is in rows of both labels"
-                column = self._settings.gauc_column
-                remedy = f"give column {column} of the spec hash_buckets, and run the ETL again"
-                self._warn("gauc", step, problem, remedy, last=True)
-            column, area = "", 0.0
-            if result.auroc > _SUSPICIOUS:
-                column, area = best_column(self._settings, config, split)
-            if result.auroc > _IMPOSSIBLE or area > TOO_GOOD:
-                problem = f"AUROC {result.auroc:.4f} of {split} is too good to be true"
-                remedy = (
-                    f"look at column {column}, alone {area:.3f}: leave out what is known only "
-                    "after the click"
-                )
-                self._warn("leak", step, problem, remedy, last=True)
-            regression = baselines.get((split, REGRESSION))
-            if regression and regression.auroc and result.auroc < _limit(result, regression):
-                problem = (
-                    f"AUROC {result.auroc:.4f} of {split} is worse than the {regression.auroc:.4f} "
-                    "of a logistic regression"
-                )
-                self._warn("worse", step, problem, self._cause(), last=True)
-            if _is_off(result):
-                problem = (
-                    f"calibration {result.calibration:.3f} of {split}: the mean prediction is "
-                    f"{result.mean_prediction:.4f}, the click rate {result.positive_rate:.4f}"
-                )
-                shifted = beside and all(map(_is_off, beside))
-                remedy = _SHIFTED % split if shifted else self._cause()
-                self._warn("calibration", step, problem, remedy, last=True)
+        for split, by_label in metrics.items():
+            beside = {name: m for (of, name), m in baselines.items() if of == split}
+            for label, result in by_label.items():
+                of_label = {name: m[label] for name, m in beside.items() if label in m}
+                self._check_last(step, config, split, label, result, of_label)
         return self._at_end
 
-    def _cause(self) -> str:
+    def _check_last(
+        self,
+        step: int,
+        config: ModelConfig,
+        split: str,
+        label: str,
+        result: Metrics,
+        baselines: Mapping[str, Metrics],
+    ) -> None:
+        """Check the last metrics of a label in a split beside the baselines', by their names."""
+        if result.auroc is None:
+            return
+        name = self._name_of(split, label)
+
+        def warn(kind: str, problem: str, remedy: str) -> None:
+            self._warn(f"{kind} {label}", step, problem, remedy, last=True)
+
+        if result.gauc_samples == 0:
+            problem = f"no GAUC of {name}: no id of training is in rows of both labels"
+            column = self._settings.gauc_column
+            remedy = f"give column {column} of the spec hash_buckets, and run the ETL again"
+            warn("gauc", problem, remedy)
+        column, area = "", 0.0
+        if result.auroc > _SUSPICIOUS:
+            column, area = best_column(self._settings, config, split, label)
+        if result.auroc > _IMPOSSIBLE or area > TOO_GOOD:
+            problem = f"AUROC {result.auroc:.4f} of {name} is too good to be true"
+            remedy = (
+                f"look at column {column}, alone {area:.3f}: leave out what is known only "
+                "after the click"
+            )
+            warn("leak", problem, remedy)
+        regression = baselines.get(REGRESSION)
+        if regression and regression.auroc and result.auroc < _limit(result, regression):
+            problem = (
+                f"AUROC {result.auroc:.4f} of {name} is worse than the {regression.auroc:.4f} "
+                "of a logistic regression"
+            )
+            warn("worse", problem, self._cause(label))
+        if _is_off(result):
+            problem = (
+                f"calibration {result.calibration:.3f} of {name}: the mean prediction is "
+                f"{result.mean_prediction:.4f}, the click rate {result.positive_rate:.4f}"
+            )
+            shifted = baselines and all(map(_is_off, baselines.values()))
+            warn("calibration", problem, _SHIFTED % split if shifted else self._cause(label))
+
+    def _cause(self, label: str) -> str:
         """Return the likely cause of a model that is worse than it should be, and the remedy."""
-        for last, step in self._losses[-1:]:
-            least, best = min(self._losses)
+        losses = self._losses[label]
+        for last, step in losses[-1:]:
+            least, best = min(losses)
             if step > self._epoch_steps and last > _RISEN * least:
                 return (
                     f"overfitting: the log loss of valid was {least:.4f} after step {best} and is "
@@ -182,21 +207,21 @@ class LearningCheck:
         return self._remedies.at_end
 
     def _check_loss(self, step: int) -> None:
-        loss, clicks = reduce_sum(self._group, self._loss, self._clicks)
+        loss, *clicks = reduce_sum(self._group, self._loss, *self._clicks)
         loss /= self._group.world_size * self._samples
         samples, self._samples = self._samples, 0
         self._loss.zero_()
         self._clicks.zero_()
-        if self._group.rank or not _FEW <= clicks <= samples - _FEW:
+        if self._group.rank or not all(_FEW <= count <= samples - _FEW for count in clicks):
             return
-        rate = clicks / samples
-        base = -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
+        rates = [count / samples for count in clicks]
+        base = -sum(rate * math.log(rate) + (1 - rate) * math.log1p(-rate) for rate in rates)
         if not loss <= TOO_MUCH_LOSS * base:  # NaN, too
             self._warn(
                 "loss",
                 step,
                 f"loss {loss:.4g}, where always predicting the click rate of "
-                f"{rate:.2%} gives {base:.3f}: training diverges",
+                f"{', '.join(f'{rate:.2%}' for rate in rates)} gives {base:.3f}: training diverges",
                 self._remedies.too_high,
             )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvt_torchrec.base.files.atomic import output_errors
-from nvt_torchrec.dlrm.metrics import Metrics
+from nvt_torchrec.dlrm.metrics import ByLabel, Metrics
 
 if TYPE_CHECKING:
     from tensorboardX import SummaryWriter
@@ -44,8 +44,9 @@ class MetricsLog:
     - ``train``: step, epoch, samples, loss, lr, samples_per_s (of all ranks) and
       samples_per_s_per_rank, data_wait (share of the time that ranks waited for their loaders),
       memory_bytes (rank 0), eta_s, train_seconds;
-    - ``evaluation``: step, epoch, split and the fields of :class:`dlrm.metrics.Metrics`, seconds;
-    - ``baseline``: split, name and the same fields (:mod:`dlrm.reporting.baselines`);
+    - ``evaluation``: step, epoch, split, label (if several are trained: an event for each) and the
+      fields of :class:`dlrm.metrics.Metrics`, seconds;
+    - ``baseline``: split, label, name and the same fields (:mod:`dlrm.reporting.baselines`);
     - ``warning``: step, text and remedy (:mod:`dlrm.reporting.learning_check`);
     - ``resume``: step and checkpoint;
     - ``end``: step, samples, train_seconds, samples_per_s, checkpoint.
@@ -76,7 +77,7 @@ class MetricsLog:
             with open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"event": event, **values}, allow_nan=False) + "\n")
         if self._tensorboard and event in ("train", "evaluation"):
-            prefix = values.get("split", event)
+            prefix = "/".join(filter(None, (values.get("split", event), values.get("label"))))
             for name, value in values.items():
                 if isinstance(value, int | float) and name not in ("step", "epoch"):
                     self._tensorboard.add_scalar(f"{prefix}/{name}", value, values["step"])
@@ -103,21 +104,30 @@ def train_line(values: Mapping[str, Any], total_steps: int, epoch: str) -> str:
     )
 
 
-def metrics_line(split: str, metrics: Metrics) -> str:
+def name_of(split: str, label: str = "") -> str:
+    """Return the name of an evaluation; ``label`` is "" where one is trained."""
+    return f"{split} ({label})" if label else split
+
+
+def metrics_line(name: str, metrics: Metrics) -> str:
     """Format an evaluation as one line."""
     values = (f"{title} {value}" for title, value in _values(metrics).items())
     counts = f"{metrics.samples:,} samples, {metrics.positives:,} clicks"
-    return f"{split}: {'  '.join(values)}  ({counts})"
+    return f"{name}: {'  '.join(values)}  ({counts})"
 
 
-def metrics_table(results: Mapping[str, Metrics]) -> str:
-    """Format the final metrics of all splits as a table."""
-    named = {split: _values(m) for split, m in results.items()}
-    heads = ["split", "samples", "clicks", *next(iter(named.values()), {})]
+def metrics_table(results: Mapping[str, ByLabel]) -> str:
+    """Format the final metrics of all splits as a table; of several labels in a row each."""
+    of_rows = [(split, *row) for split, metrics in results.items() for row in metrics.items()]
+    titles = _values(of_rows[0][2]) if of_rows else ()
+    heads = ["split", "label", "samples", "clicks", *titles]
     rows = [
-        [split, f"{m.samples:,}", f"{m.positives:,}", *named[split].values()]
-        for split, m in results.items()
+        [split, label, f"{m.samples:,}", f"{m.positives:,}", *_values(m).values()]
+        for split, label, m in of_rows
     ]
+    if len({label for _, label, _ in of_rows}) < 2:
+        for row in (heads, *rows):
+            del row[1]
     widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))

@@ -16,7 +16,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import write_text
 from nvt_torchrec.base.pages import render
 from nvt_torchrec.base.pages.charts import Chart, Series, lines
-from nvt_torchrec.dlrm.reporting.metrics_log import METRICS_FILE, REGRESSION
+from nvt_torchrec.dlrm.reporting.metrics_log import METRICS_FILE, REGRESSION, name_of
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 REPORT_FILE = "training.html"
@@ -97,8 +97,9 @@ def page(events: Events) -> str:
         for kind in ("train", "evaluation", "baseline", "warning", "end")
     }
     given, defaults = _split_settings(start["settings"])
-    last = {event["split"]: event for event in of_kind["evaluation"]}
-    baselines = {f"{event['split']}, {event['name']}": event for event in of_kind["baseline"]}
+    last = {_name_of(event): event for event in of_kind["evaluation"]}
+    final = [name for name, event in last.items() if event["split"] == "test"] or list(last)
+    baselines = {f"{_name_of(event)}, {event['name']}": event for event in of_kind["baseline"]}
     oracle = start.get("oracle") or {}
     best = {f"{split}, oracle": oracle[split] for split in last if split in oracle}
     return render(
@@ -109,6 +110,7 @@ def page(events: Events) -> str:
         end=of_kind["end"][0] if of_kind["end"] else None,
         train=of_kind["train"],
         last=last,
+        final=final,
         oracle=oracle,
         results=last | baselines | best,
         curves=curves(start, of_kind["train"], of_kind["evaluation"]),
@@ -118,39 +120,58 @@ def page(events: Events) -> str:
     )
 
 
+def _name_of(event: dict[str, Any]) -> str:
+    return name_of(event["split"], event.get("label", ""))
+
+
 def curves(start: dict[str, Any], train: Events, evaluations: Events) -> list[Chart]:
     """Return the charts of a run: loss, AUROC and calibration if evaluated, then speeds, sizes."""
     if not train:
         return []
-    valid = [event for event in evaluations if event["split"] == "valid"]
     oracle = (start.get("oracle") or {}).get("valid")
     last = train[-1]["step"]
+    loss = Series("train", _points(train, "loss"))
+    labels = dict.fromkeys(event.get("label", "") for event in evaluations)
+    charts = [] if len(labels) < 2 else [lines([loss], x="step", y="loss", form="number")]
+    for label in labels or [""]:
+        of_label = [event for event in evaluations if event.get("label", "") == label]
+        charts += _curves_of_label(of_label, [] if label else [loss], oracle, last)
+    train = [{**event, "memory_gib": event["memory_bytes"] / 2**30} for event in train]
+    for key, title, form, name in _CURVES:
+        series = [Series(name, _points(train, key))]
+        charts.append(lines(series, x="step", y=title, form=form, from_zero=True))
+    return charts
+
+
+def _curves_of_label(
+    evaluations: Events, loss: list[Series], oracle: dict[str, float] | None, last: int
+) -> list[Chart]:
+    """Return the charts of a label's evaluations, beside the loss of training; to step ``last``."""
+    valid = [event for event in evaluations if event["split"] == "valid"]
+    name = _name_of(valid[-1]) if valid else "valid"
 
     def of_oracle(metric: str) -> list[Series]:
         if not oracle:
             return []
         return [Series("oracle, valid", [(0, oracle[metric]), (last, oracle[metric])], "target")]
 
-    loss = [Series("train", _points(train, "loss"))]
     if valid:
-        loss.append(Series("valid", _points(valid, "log_loss"), "second", dots=True))
-    charts = [lines([*loss, *of_oracle("log_loss")], x="step", y="log loss", form="number")]
+        loss = [*loss, Series(name, _points(valid, "log_loss"), "second", dots=True)]
+    charts = []
+    if any(series.points for series in loss):
+        charts = [lines([*loss, *of_oracle("log_loss")], x="step", y="log loss", form="number")]
     if any(event["auroc"] is not None for event in valid):
-        auroc = Series("valid", _points(valid, "auroc"), "second", dots=True)
+        auroc = Series(name, _points(valid, "auroc"), "second", dots=True)
         charts.append(lines([auroc, *of_oracle("auroc")], x="step", y="AUROC", form="number"))
     if evaluations and (points := evaluations[-1].get("calibration_curve")):
         highest = max(map(max, points))
         series = [
-            Series(f"tenths of {evaluations[-1]['split']}", points, "second", dots=True),
+            Series(f"tenths of {_name_of(evaluations[-1])}", points, "second", dots=True),
             Series("perfect calibration", [(0, 0), (highest, highest)], "target"),
         ]
         charts.append(
             lines(series, x="mean prediction", y="click rate", form="share", from_zero=True)
         )
-    train = [{**event, "memory_gib": event["memory_bytes"] / 2**30} for event in train]
-    for key, title, form, name in _CURVES:
-        series = [Series(name, _points(train, key))]
-        charts.append(lines(series, x="step", y=title, form=form, from_zero=True))
     return charts
 
 

@@ -19,13 +19,14 @@ from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.atomic import write_json, write_text
 from nvt_torchrec.dlrm.data import describe_data, read_oracle
 from nvt_torchrec.dlrm.launch.distributed import Group, reduce_sum
-from nvt_torchrec.dlrm.metrics import Metrics
+from nvt_torchrec.dlrm.metrics import ByLabel, to_json
 from nvt_torchrec.dlrm.model import StepOutput
 from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.reporting.metrics_log import (
     MetricsLog,
     metrics_line,
     metrics_table,
+    name_of,
     train_line,
 )
 from nvt_torchrec.dlrm.reporting.page import REPORT_FILE, write_report
@@ -52,7 +53,7 @@ class TrainResult:
         steps: Trained steps, over all epochs.
         samples: Trained samples, over all epochs and ranks.
         train_seconds: Time spent on training steps, without evaluations.
-        metrics: The last metrics of each split. Empty on ranks other than 0.
+        metrics: The last metrics of each split and label. Empty on ranks other than 0.
     """
 
     status: str
@@ -60,11 +61,11 @@ class TrainResult:
     steps: int
     samples: int
     train_seconds: float
-    metrics: dict[str, Metrics]
+    metrics: dict[str, ByLabel]
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""
-        return {**vars(self), "metrics": {name: m.to_dict() for name, m in self.metrics.items()}}
+        return {**vars(self), "metrics": {split: to_json(m) for split, m in self.metrics.items()}}
 
 
 class Progress:
@@ -185,28 +186,35 @@ class Progress:
             log.info("%s", train_line(values, self.total_steps, text))
         self.begin()
 
-    def report_evaluation(self, split: str, metrics: Metrics, seconds: float) -> None:
+    def report_evaluation(self, split: str, metrics: ByLabel, seconds: float) -> None:
         """Report the metrics of a split after the last step, on rank 0."""
-        self._events.write(
-            "evaluation",
-            step=self.step,
-            epoch=self.step / max(self.epoch_steps, 1),
-            split=split,
-            **metrics.to_dict(),
-            calibration_curve=metrics.calibration_curve,
-            seconds=seconds,
-        )
-        log.info("%s", metrics_line(split, metrics))
+        for label, of_label in metrics.items():
+            named = self._named(label)
+            self._events.write(
+                "evaluation",
+                step=self.step,
+                epoch=self.step / max(self.epoch_steps, 1),
+                split=split,
+                **named,
+                **of_label.to_dict(),
+                calibration_curve=of_label.calibration_curve,
+                seconds=seconds,
+            )
+            log.info("%s", metrics_line(name_of(split, **named), of_label))
         directory = self._events.directory
         if directory and time.monotonic() - self._page_time > _PAGE_SECONDS:
             self._page_time = time.monotonic()
             with contextlib.suppress(BadInputError):  # a resumed run's events of another version
                 write_report(directory)
 
+    def _named(self, label: str) -> dict[str, str]:
+        """Return what an event says of its label: nothing where one is trained."""
+        return {"label": label} if self._settings.label_count > 1 else {}
+
     def report_end(
         self,
-        metrics: dict[str, Metrics],
-        baselines: Mapping[tuple[str, str], Metrics],
+        metrics: dict[str, ByLabel],
+        baselines: Mapping[tuple[str, str], ByLabel],
         warnings: Sequence[str],
     ) -> None:
         """Report the whole run and write its page, on rank 0.
@@ -219,8 +227,10 @@ class Progress:
         directory = self._events.directory
         if directory is None:
             return
-        for (split, name), values in baselines.items():
-            self._events.write("baseline", split=split, name=name, **values.to_dict())
+        for (split, name), by_label in baselines.items():
+            for label, values in by_label.items():
+                named = self._named(label)
+                self._events.write("baseline", split=split, **named, name=name, **values.to_dict())
         # none if a finished run is resumed
         speed = self._timed_samples / self._timed_seconds if self._timed_seconds else None
         path = self._settings.save_checkpoint_path

@@ -111,8 +111,8 @@ class TrainFields(Settings):
         choices=("kjt", "merlin"), needs="--mode train"
     )
     label: str | None = _data(
-        "label to train and evaluate, if the data have several (default: the main one)", None,
-        metavar="NAME"
+        "label to train and evaluate, if the data have several, or labels to train together "
+        "(default: the main one)", None, metavar="NAME[,NAME…]"
     )
     seed: int = _data(
         "seed of the initial weights and of the shuffling", 0, least=0, most=2**63 - 1
@@ -152,8 +152,8 @@ class TrainFields(Settings):
         least=1, needs="--model dlrm"
     )
     over_arch_layer_sizes: tuple[int, ...] | None = _model(
-        "layers above the interaction; ends with 1 (default: by --size)", None, least=1,
-        needs="--model dlrm"
+        "layers above the interaction; ends with the number of labels (default: by --size)", None,
+        least=1, needs="--model dlrm"
     )
     interaction_type: str = _model(
         "dot products of pairs (DLRM), a low-rank cross network (DCN v2), or two projections",

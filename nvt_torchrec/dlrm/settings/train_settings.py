@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nvt_torchrec.base.command_line import Parser, as_text, parse
+from nvt_torchrec.base.command_line import Parser, as_text, parse, words
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.models.interactions import INTERACTIONS, Interaction, sizes_of
 from nvt_torchrec.dlrm.settings.fields import LOGS, SIZES, TrainFields
@@ -59,6 +59,16 @@ class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
     def table_optimizer(self) -> str:
         """The optimizer of the tables: a key of ``OPTIMIZERS``."""
         return table_optimizer(vars(self))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels to train; () for the data's main one alone."""
+        return words(self.label or "")
+
+    @property
+    def label_count(self) -> int:
+        """The number of labels to train."""
+        return max(1, len(self.labels))
 
     @property
     def interaction(self) -> Interaction:
@@ -144,7 +154,8 @@ def with_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
     }
     if settings.model == "dlrm":
         chosen["dense_arch_layer_sizes"] = (*size.dense_arch_layer_sizes[:-1], dim)
-        chosen["over_arch_layer_sizes"] = size.over_arch_layer_sizes
+        last = settings.label_count
+        chosen["over_arch_layer_sizes"] = (*size.over_arch_layer_sizes[:-1], last)
     if settings.batch_size is None:
         chosen["test_batch_size"] = max(batch, _TEST_BATCH)
     return dataclasses.replace(settings.filled(chosen), **{"size": name})
@@ -171,10 +182,10 @@ def _check_layers(settings: TrainSettings) -> None:
         settings.interaction.check_width(dim)
     if over is None:
         return
-    if over[-1] != 1:
+    if over[-1] != settings.label_count:
         raise SettingsError(
             f"--over_arch_layer_sizes {as_text(over)} ends with {over[-1]}",
-            "the last layer is the logit of the click: end with 1",
+            f"the last layer is the logit of each label: end with {settings.label_count}",
         )
     if len(over) < 2:
         raise SettingsError(

@@ -8,8 +8,9 @@ import logging
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import as_called
 from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import DENSE_TRANSFORMS
-from nvt_torchrec.formats.feature_spec.feature_spec import POLICIES, FeatureSpec
+from nvt_torchrec.formats.feature_spec.feature_spec import POLICIES
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ Numbers are sorted and counted in one pass: numpy's vectorized sort takes 1–4 
 table 2–14 ns. Counts stay sorted by value, so those of two blocks are merged in one pass too.
 Sorting more values at once is cheaper than merging counts, so whole blocks are counted. Strings
 are counted by Arrow's hash tables. :mod:`workflows.moments` merges moments; the mean and the
-standard deviation that they give equal those of NVTabular's Normalize with ``nvt_compat.moments``
+standard deviation that they give equal those of NVTabular's Normalize with ``nvt_compat.operators``
 up to the rounding of float64. All of it releases the interpreter lock.
 """
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_arrow, to_numpy
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.transforms import LOG_SHIFT, TRANSFORMS
 from nvt_torchrec.formats.rows import RawRows, bit_of, word_of
 

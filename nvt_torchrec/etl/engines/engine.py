@@ -28,7 +28,7 @@ from nvt_torchrec.etl.settings import cores
 from nvt_torchrec.etl.state.output import FIT
 from nvt_torchrec.etl.units.plan import Unit
 from nvt_torchrec.etl.units.writing import NoTrainingRowsError, UnitResult
-from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.workflows.extension.workflow import DayCounts
 from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, Values, apply_policy

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvt_torchrec.base.files.atomic import Written, will_read
-from nvt_torchrec.clicklog.readers.log_format import Block, format_of
-from nvt_torchrec.clicklog.readers.raw import read_block_chunks
+from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block_chunks
 from nvt_torchrec.etl.engines import counting
 from nvt_torchrec.etl.engines.counting import Counts, count, merge, moments
 from nvt_torchrec.etl.engines.engine import Engine, Report, open_runs
@@ -34,7 +33,7 @@ from nvt_torchrec.etl.units.writing import (
     recording,
     write_units,
 )
-from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.moments import merge_moments, normalized

@@ -25,8 +25,7 @@ from merlin.core.utils import set_dask_client
 from merlin.dag import Graph
 from nvtabular.ops import Categorify
 
-from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.clicklog.readers.raw import read_block
+from nvt_torchrec.clicklog.readers.log_format import Block, read_block
 from nvt_torchrec.etl.engines.cluster import readable_errors
 from nvt_torchrec.etl.engines.engine import Job, Report
 from nvt_torchrec.etl.engines.workers import Workers
@@ -39,8 +38,8 @@ from nvt_torchrec.etl.units.writing import (
     finish_units,
     write_units,
 )
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows, empty_rows
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.workflows.description import inspect

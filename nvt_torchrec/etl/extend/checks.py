@@ -12,7 +12,7 @@ from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.state.record import content_digest, fingerprint
 from nvt_torchrec.formats import day_names
 from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.manifest import InputFile, Manifest
 from nvt_torchrec.workflows.description import inspect

@@ -20,7 +20,7 @@ from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.units.writing import LostRowsError, UnitResult, by_source, rejected_file
 from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.splits import SPLITS
 
 log = logging.getLogger(__name__)

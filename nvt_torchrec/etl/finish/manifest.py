@@ -10,7 +10,7 @@ import numpy as np
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.state.record import content_digest
 from nvt_torchrec.etl.units.writing import UnitResult, by_source
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.manifest import InputFile, Manifest, PartFile
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.formats.workflow_description import WorkflowDescription

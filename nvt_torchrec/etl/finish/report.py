@@ -23,8 +23,7 @@ from nvt_torchrec.base.pages.charts import size
 from nvt_torchrec.etl.finish.manifest import one_label_remedy, one_label_splits
 from nvt_torchrec.etl.parts.sample import count_ids, ids_and_rows, read_sample, values_of
 from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS

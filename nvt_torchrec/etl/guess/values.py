@@ -12,7 +12,7 @@ from typing import Any
 
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import LARGEST_FLOAT32
-from nvt_torchrec.formats.feature_spec.times import EPOCHS, ISO
+from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS, ISO
 
 #: Texts that mean a missing value in any column, and those that do so among numbers only.
 NULLS = ("?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "\\N", "None")

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import Block, OpenDay, format_of
-from nvt_torchrec.clicklog.readers.raw import check_label
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types.time import parse_iso
 from nvt_torchrec.formats.feature_spec.split import Split
-from nvt_torchrec.formats.feature_spec.times import parse_iso
 from nvt_torchrec.formats.splits import SPLITS, RowRule, cut_last_day, cuts_of_hash
 
 #: About how many rows are in each split where nothing else is known: for progress only.
@@ -255,7 +254,7 @@ def by_block(units: Iterable[Unit]) -> list[tuple[Unit, ...]]:
 def _opened(file: DayFile, spec: FeatureSpec, limit_rows: int | None) -> tuple[OpenDay, int]:
     """Open a day whose rows have a label; where its last row that is used ends."""
     day = format_of(spec).open(file)
-    check_label(day.label, file.source, spec)
+    day.format.check_label(day.label, file.source)
     return day, day.find_row(limit_rows, day.end) if limit_rows else day.end
 
 

@@ -23,11 +23,10 @@ from nvt_torchrec.base.files.atomic import atomic_path, read_json, write_json
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import in_order
-from nvt_torchrec.clicklog.readers.log_format import Block, format_of
-from nvt_torchrec.clicklog.readers.raw import read_block_chunks
+from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block_chunks
 from nvt_torchrec.etl.state.output import TIMES
 from nvt_torchrec.etl.units.plan import Plan
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from nvt_torchrec.base.arrays import strings
 from nvt_torchrec.formats.feature_spec.checks import check, check_registered
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.feature_spec.times import check_time_format, parse_iso
+from nvt_torchrec.formats.feature_spec.raw_types.time import check_time_format, parse_iso
 
 #: Microseconds.
 HOUR = 3_600_000_000
@@ -169,7 +169,7 @@ class Derivation:
 
     Attributes:
         kind: One of :data:`DERIVATIONS`.
-        time_format: Of the sources, where they are times; see :mod:`formats.feature_spec.times`.
+        time_format: Of the sources, where they are times; see :func:`check_time_format`.
             Parquet's own times need none.
         reference: Of an age with one source: the time from which it is counted backwards, as ISO
             8601. With two sources, the age is the time from the second to the first.

@@ -6,7 +6,7 @@ import dataclasses
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.checks import check, one_of
-from nvt_torchrec.formats.feature_spec.times import check_time_format, parse_iso
+from nvt_torchrec.formats.feature_spec.raw_types.time import check_time_format, parse_iso
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Split:
         test: Likewise for test; not by files.
         seed: Of the hash.
         column: By column or time, the name of a column of the file; it need not be a feature.
-        time_format: By time, see :mod:`formats.feature_spec.times`.
+        time_format: By time, see :func:`check_time_format`.
         valid_from: By time, instead of shares: when validation begins, as ISO 8601.
         test_from: By time: when test begins.
         train_files: By files, names or globs below the input directory.

@@ -18,14 +18,14 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_numpy
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID, CategoricalColumn
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID
 from nvt_torchrec.formats.feature_spec.derivations import CROSS_SEPARATOR, DAY, Derivation
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import number_of
+from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS, parse_iso
 from nvt_torchrec.formats.feature_spec.reading import Read
-from nvt_torchrec.formats.feature_spec.times import EPOCHS, parse_iso
-from nvt_torchrec.formats.generations import read_columns
+from nvt_torchrec.formats.vocabularies import read_columns
 from nvt_torchrec.formats.workflow_description import COPY_AGAIN, WorkflowDescription
 from nvt_torchrec.inference.export.operators import (
     Graph,
@@ -204,7 +204,7 @@ def _as_double(graph: Graph, value: ir.Value) -> ir.Value:
 def _feature(
     graph: Graph, how: Derivation | None, sources: list[tuple[ir.Value, Read]]
 ) -> ir.Value:
-    """Return a column, derived as :func:`clicklog.text.derive.derive` does."""
+    """Return a column, derived as :func:`clicklog.text.assemble.derive` does."""
     value, read = sources[0]
     if how is None:
         return value

@@ -19,10 +19,10 @@ from torch import nn
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.atomic import new_directory
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
 from nvt_torchrec.formats.feature_spec.reading import Read
-from nvt_torchrec.formats.feature_spec.times import EPOCHS
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.inference.export.graph import ML_OPSET, OPSET, Encoded, encode
 from nvt_torchrec.inference.export.operators import Graph, vocabulary_bytes

@@ -11,10 +11,10 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
-from nvt_torchrec.clicklog.text.derive import derive
+from nvt_torchrec.clicklog.text.assemble import derive
 from nvt_torchrec.formats.feature_spec.derivations import DAY, HOUR, LEAST_LOGARITHM, Derivation
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.feature_spec.raw_types.boolean import FALSE, TRUE
+from nvt_torchrec.formats.feature_spec.raw_types.integers import FALSE, TRUE
 from nvt_torchrec.inference.tensors import MISSING
 
 #: Days after which the calendar repeats: 400 years.

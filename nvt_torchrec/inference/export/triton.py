@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 from nvt_torchrec.base.files.atomic import new_directory
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.inference.export.onnx_file import write_model
 from nvt_torchrec.inference.tensors import MODEL_NAME, OUTPUT, inputs_of
 

@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry, Gauge, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.workflows.compiled.workflow import CompiledWorkflow, EncodedRows
 from nvt_torchrec.workflows.description import inspect

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from nvt_torchrec.clicklog.in_memory.values import read_as_text
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.reading import Read
 

@@ -15,7 +15,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from nvt_torchrec import __version__
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.bodies import (
     Parsed,

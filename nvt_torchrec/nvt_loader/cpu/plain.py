@@ -51,11 +51,10 @@ class KeyedJaggedTensor(JaggedTensor):
         keys: list[str],
         values: torch.Tensor,
         stride: int,
-        offset_per_key: list[int],
         **of: Any,
     ) -> None:
         super().__init__(values, **of)
-        self._keys, self._stride, self._offset_per_key = keys, stride, offset_per_key
+        self._keys, self._stride = keys, stride
 
     def keys(self) -> list[str]:
         """The names of the columns."""

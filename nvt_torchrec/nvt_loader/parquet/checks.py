@@ -14,9 +14,8 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_arrow, to_numpy
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.base.parquet_footer import Footer
+from nvt_torchrec.base.parquet_footer import Footer, columns_of_leaves
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
-from nvt_torchrec.nvt_loader.parquet.files import find_leaves
 from nvt_torchrec.nvt_loader.parquet.kernels import largest
 
 log = logging.getLogger(__name__)
@@ -51,9 +50,9 @@ class Checker:
         known, leaves = self._known
         if known is None or not known.equals(footer.schema):  # most files are alike
             leaves = {}
-            places = find_leaves(footer.schema, self._dataset.schema.columns)
-            for number, (name, leaf) in enumerate(places.items()):
-                kind = footer.schema.field(name).type
+            columns = columns_of_leaves(footer.schema)
+            for number, name in enumerate(self._dataset.schema.columns):
+                kind, leaf = footer.schema.field(name).type, columns.index(name)
                 if kind == pa.from_numpy_dtype(self.dtype(number)) and number not in self._lists:
                     levels = footer.metadata.schema.column(leaf).max_definition_level
                     leaves[number] = leaf, levels

@@ -259,9 +259,3 @@ def check_columns(
                 "write labels and dense features as float32, ids as int32, multi-hot ids as "
                 "list<int32>, and say in the schema which columns are lists",
             )
-
-
-def find_leaves(columns: pa.Schema, names: Iterable[str]) -> dict[str, int]:
-    """Return the number of the leaf that holds the values of each column, flat or a list."""
-    leaves = parquet_footer.columns_of_leaves(columns)
-    return {name: leaves.index(name) for name in names}

@@ -31,24 +31,6 @@ from nvt_torchrec.nvt_loader.parquet.row_chunks import Buffers, RowChunk, Target
 CODECS = {0: None, 1: "snappy", 6: "zstd"}
 
 
-@dataclasses.dataclass(frozen=True)
-class ColumnChunks:
-    """The column chunks of a row group that can be read here.
-
-    Attributes:
-        numbers: int64 [chunks], which of the schema's columns each is.
-        chunks: int64 [chunks, 6], see :data:`nvt_loader.parquet.pages.ADDRESS`, which here counts
-            from the first byte that is read.
-        byte_ranges: The parts of the file to read: first byte and number of bytes.
-        codecs: The codec of each chunk, None if it is not compressed.
-    """
-
-    numbers: np.ndarray
-    chunks: np.ndarray
-    byte_ranges: list[tuple[int, int]]
-    codecs: list[str | None]
-
-
 class PageReader:
     """Opens a split's row groups. Several threads may use it at the same time."""
 
@@ -65,29 +47,65 @@ class PageReader:
         Raises:
             OSError: The file cannot be read.
         """
-        columns = _column_chunks(self._files, self._checker, row_group, footer)
-        if columns is None:
+        numbers, chunks, byte_ranges, codecs = self._column_chunks(row_group, footer)
+        if not codecs:
             return None
         file = self._files.row_groups[row_group].file
-        memory = self._bytes.take(sum(size for _, size in columns.byte_ranges))
-        if not _read(self._files.path(file), columns.byte_ranges, memory):
+        memory = self._bytes.take(sum(size for _, size in byte_ranges))
+        if not _read(self._files.path(file), byte_ranges, memory):
             return None
-        chunks = columns.chunks
         chunks[:, pages.ADDRESS] += memory.ctypes.data
         table, first_page = _find_pages(chunks)
         if table is None or not _verify_checksums(table, memory):
             return None
-        owner: list[Any] = [] if all(columns.codecs) else [memory]
-        if any(columns.codecs) and not _decompress(table, first_page, columns.codecs, owner):
+        owner: list[Any] = [] if all(codecs) else [memory]
+        if any(codecs) and not _decompress(table, first_page, codecs, owner):
             return None
         cursors = np.empty((len(chunks), CURSOR_FIELDS), np.int64)
         largest = np.empty(len(chunks), np.uint64)
         if not open_columns(cursors, largest, table, first_page, chunks):
             return None
-        where = str(self._files.paths[file])
-        numbers, state = columns.numbers, (cursors, table, first_page, chunks)
+        where, state = str(self._files.paths[file]), (cursors, table, first_page, chunks)
         checked = largest >= self._checker.limits[numbers]
         return OpenRowGroup(self._checker, numbers, where, state, checked, owner, self._values)
+
+    def _column_chunks(
+        self, row_group: int, footer: Footer
+    ) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]], list[str | None]]:
+        """Return the column chunks of a row group that can be read here.
+
+        Returns:
+            int64 [chunks], which of the schema's columns each is; int64 [chunks, 6], see
+            :data:`nvt_loader.parquet.pages.ADDRESS`, which here counts from the first byte that is
+            read; the parts of the file to read, first byte and number of bytes; and the codec of
+            each chunk, None if it is not compressed.
+        """
+        files, checker = self._files, self._checker
+        group = files.row_groups[row_group]
+        described = []
+        for number, (leaf, optional) in checker.plain_leaves(footer).items():
+            codec, values, _, size, begin, dictionary = footer.chunks[group.index, leaf].tolist()
+            if dictionary > 0:
+                begin = min(begin, dictionary)
+            inside = 0 < begin <= begin + size <= files.status[group.file].st_size
+            if codec in CODECS and inside and values == group.rows:
+                signed = number < len(checker.signed) and checker.signed[number]
+                chunk = [begin, size, values, optional, signed, CODECS[codec] == "snappy"]
+                described.append((begin, number, chunk, CODECS[codec]))
+        described.sort()
+        byte_ranges: list[tuple[int, int]] = []
+        place = 0
+        for begin, _, chunk, _ in described:
+            if byte_ranges and begin == sum(byte_ranges[-1]):
+                byte_ranges[-1] = byte_ranges[-1][0], byte_ranges[-1][1] + chunk[pages.SIZE]
+            else:
+                byte_ranges.append((begin, chunk[pages.SIZE]))
+            chunk[pages.ADDRESS] = place
+            place += chunk[pages.SIZE]
+        numbers = np.array([number for _, number, _, _ in described])
+        chunks = np.array([chunk for _, _, chunk, _ in described], np.int64)
+        codecs = [codec for _, _, _, codec in described]
+        return numbers, chunks, byte_ranges, codecs
 
 
 @dataclasses.dataclass
@@ -163,38 +181,6 @@ class OpenRowGroup:
         """Call a kernel; return whether it could read its rows. After one failure none can."""
         self.broken = self.broken or not kernel(*arguments)
         return not self.broken
-
-
-def _column_chunks(
-    files: ParquetFiles, checker: Checker, row_group: int, footer: Footer
-) -> ColumnChunks | None:
-    group = files.row_groups[row_group]
-    described = []
-    for number, (leaf, optional) in checker.plain_leaves(footer).items():
-        codec, values, _, size, begin, dictionary = footer.chunks[group.index, leaf].tolist()
-        if dictionary > 0:
-            begin = min(begin, dictionary)
-        inside = 0 < begin <= begin + size <= files.status[group.file].st_size
-        if codec in CODECS and inside and values == group.rows:
-            signed = number < len(checker.signed) and checker.signed[number]
-            chunk = [begin, size, values, optional, signed, CODECS[codec] == "snappy"]
-            described.append((begin, number, chunk, CODECS[codec]))
-    if not described:
-        return None
-    described.sort()
-    byte_ranges: list[tuple[int, int]] = []
-    place = 0
-    for begin, _, chunk, _ in described:
-        if byte_ranges and begin == sum(byte_ranges[-1]):
-            byte_ranges[-1] = byte_ranges[-1][0], byte_ranges[-1][1] + chunk[pages.SIZE]
-        else:
-            byte_ranges.append((begin, chunk[pages.SIZE]))
-        chunk[pages.ADDRESS] = place
-        place += chunk[pages.SIZE]
-    numbers = np.array([number for _, number, _, _ in described])
-    chunks = np.array([chunk for _, _, chunk, _ in described], np.int64)
-    codecs = [codec for _, _, _, codec in described]
-    return ColumnChunks(numbers, chunks, byte_ranges, codecs)
 
 
 def _read(path: Path | RemoteFile, byte_ranges: list[tuple[int, int]], memory: np.ndarray) -> bool:

@@ -30,9 +30,8 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import Format
 from nvt_torchrec.base.files.atomic import atomic_path, output_errors, together
 from nvt_torchrec.base.threads import in_order
-from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.generations import read_columns
 from nvt_torchrec.formats.vocabularies import COPY_AGAIN
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.compiled import tables, text_tables
@@ -171,12 +170,9 @@ class _Table:
 
 def _make_table(column: CategoricalColumn, path: Path, description: WorkflowDescription) -> _Table:
     vocabulary, raw = description.vocabularies[column.name], RAW_TYPES[column.raw]
-    file, kind = path / vocabulary.file, pa.string() if raw.is_text else pa.int64()
-    (values,) = read_columns(file, {vocabulary.name: kind}, COPY_AGAIN)
-    where = f"{file}: column {column.name}"
-    if len(values) != vocabulary.values:
-        what = f"{where}: {len(values)} values instead of {vocabulary.values}"
-        raise BadInputError(what, COPY_AGAIN)
+    kind = pa.string() if raw.is_text else pa.int64()
+    (values,) = vocabulary.read(path, {vocabulary.name: kind})
+    where = f"{path / vocabulary.file}: column {column.name}"
     slots = tables.slots_for(len(values))
     if raw.is_text:
         words = np.zeros(tables.words_for(slots, wide=True), np.uint64)

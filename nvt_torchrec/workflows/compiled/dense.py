@@ -14,7 +14,7 @@ import numpy as np
 from numba import types
 
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.transforms import DenseTransform
 from nvt_torchrec.formats.rows import WORD_BITS, bit_of, word_of
 

@@ -13,27 +13,7 @@ from numba import types
 
 from nvt_torchrec.base.hashing import murmur3_of_bytes
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.workflows.compiled.tables import (
-    AHEAD,
-    IDS,
-    NULL_ID32,
-    OOV_ID32,
-    PLACE,
-    PLACE_BEGIN,
-    PLACE_FIRST_ID,
-    PLACE_OOV_IDS,
-    PLACE_SLOTS,
-    PLACE_TEXT,
-    PLACE_VALUES,
-    READ_WORDS,
-    TALLY,
-    WORDS,
-    eight_bytes,
-    mix64,
-    prefetch,
-    read_only,
-    slot_of,
-)
+from nvt_torchrec.workflows.compiled import tables
 
 BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 
@@ -42,7 +22,8 @@ BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 def _last_bytes(data, at, end):
     """The fewer than eight bytes ``data[at:end]`` as one word."""
     if at + 8 <= len(data):
-        return eight_bytes(data, at) & ((np.uint64(1) << np.uint64(8 * (end - at))) - np.uint64(1))
+        kept = (np.uint64(1) << np.uint64(8 * (end - at))) - np.uint64(1)
+        return tables.eight_bytes(data, at) & kept
     word = np.uint64(0)
     for k in range(end - at):
         word |= np.uint64(data[at + k]) << np.uint64(8 * k)
@@ -54,12 +35,12 @@ def _hash_text(data, begin, end):
     hashed = np.uint64(end - begin)
     at = begin
     while at + 8 <= end:
-        hashed = mix64(hashed ^ eight_bytes(data, at))
+        hashed = tables.mix64(hashed ^ tables.eight_bytes(data, at))
         at += 8
-    return mix64(hashed ^ _last_bytes(data, at, end))
+    return tables.mix64(hashed ^ _last_bytes(data, at, end))
 
 
-@compiled(types.void(WORDS, types.int64, read_only(types.int64), BYTES, types.int64))
+@compiled(types.void(tables.WORDS, types.int64, tables.read_only(types.int64), BYTES, types.int64))
 def insert_text(words, slots, begins, data, first_id):
     """As :func:`insert_narrow`, for strings ``data[begins[i]:begins[i + 1]]``.
 
@@ -68,7 +49,7 @@ def insert_text(words, slots, begins, data, first_id):
     size = np.uint64(slots)
     for i in range(len(begins) - 1):
         hashed = _hash_text(data, begins[i], begins[i + 1])
-        at = slot_of(hashed, size)
+        at = tables.slot_of(hashed, size)
         while words[np.uint64(2) * at + np.uint64(1)] != 0:
             at = at + np.uint64(1) if at + np.uint64(1) < size else np.uint64(0)
         words[np.uint64(2) * at] = hashed
@@ -85,7 +66,7 @@ def _same_text(data, begin, end, text_begins, text, which):
     if at < 0 or text_end < at or text_end > len(text) or text_end - at != end - begin:
         return False
     while begin + 8 <= end:
-        if eight_bytes(data, begin) != eight_bytes(text, at):
+        if tables.eight_bytes(data, begin) != tables.eight_bytes(text, at):
             return False
         begin += 8
         at += 8
@@ -93,37 +74,38 @@ def _same_text(data, begin, end, text_begins, text, which):
 
 
 @compiled(
-    types.void(read_only(types.int32), BYTES, read_only(types.uint64), types.int64,
-               READ_WORDS, PLACE, read_only(types.int64), BYTES, IDS, TALLY),
+    types.void(tables.read_only(types.int32), BYTES, tables.read_only(types.uint64), types.int64,
+               tables.READ_WORDS, tables.PLACE, tables.read_only(types.int64), BYTES,
+               tables.IDS, tables.TALLY),
 )  # fmt: skip
 def encode_text(begins, data, missing, bit, words, place, text_begins, text, out, tally):
     """As :func:`encode_hex`, of one column of strings ``data[begins[i]:begins[i + 1]]``.
 
     ``text[text_begins[k]:text_begins[k + 1]]`` is string k of all vocabularies.
     """
-    begin, size = np.uint64(place[PLACE_BEGIN]), np.uint64(place[PLACE_SLOTS])
+    begin, size = np.uint64(place[tables.PLACE_BEGIN]), np.uint64(place[tables.PLACE_SLOTS])
     end = begin + np.uint64(2) * size
-    oov_ids = np.uint32(place[PLACE_OOV_IDS])
-    first_id, ids = np.int32(place[PLACE_FIRST_ID]), np.uint32(place[PLACE_VALUES])
-    first_text = place[PLACE_TEXT] - place[PLACE_FIRST_ID]
+    oov_ids = np.uint32(place[tables.PLACE_OOV_IDS])
+    first_id, ids = np.int32(place[tables.PLACE_FIRST_ID]), np.uint32(place[tables.PLACE_VALUES])
+    first_text = place[tables.PLACE_TEXT] - place[tables.PLACE_FIRST_ID]
     shift, masked = np.uint64(bit), len(missing) > 0
     rows = len(begins) - 1
-    hashes = np.empty(min(rows, AHEAD), np.uint64)  # of the following rows, in a ring buffer
-    for i in range(min(rows, AHEAD)):
+    hashes = np.empty(min(rows, tables.AHEAD), np.uint64)  # of the following rows, in a ring buffer
+    for i in range(min(rows, tables.AHEAD)):
         hashes[i] = _hash_text(data, begins[i], begins[i + 1])
     nulls = 0
     oov = 0
     for i in range(rows):
-        hashed = hashes[i % AHEAD]
-        if i + AHEAD < rows:
-            later = _hash_text(data, begins[i + AHEAD], begins[i + AHEAD + 1])
-            hashes[i % AHEAD] = later
-            prefetch(words, begin + np.uint64(2) * slot_of(later, size))
+        hashed = hashes[i % tables.AHEAD]
+        if i + tables.AHEAD < rows:
+            later = _hash_text(data, begins[i + tables.AHEAD], begins[i + tables.AHEAD + 1])
+            hashes[i % tables.AHEAD] = later
+            tables.prefetch(words, begin + np.uint64(2) * tables.slot_of(later, size))
         if masked and (missing[i] >> shift) & np.uint64(1):
-            out[i] = NULL_ID32
+            out[i] = tables.NULL_ID32
             nulls += 1
             continue
-        home = begin + np.uint64(2) * slot_of(hashed, size)
+        home = begin + np.uint64(2) * tables.slot_of(hashed, size)
         at = home
         id_ = np.int32(0)
         while words[at + np.uint64(1)] != 0:
@@ -143,7 +125,7 @@ def encode_text(begins, data, missing, bit, words, place, text_begins, text, out
             if at == home:
                 break
         if id_ == 0:
-            id_ = OOV_ID32
+            id_ = tables.OOV_ID32
             if oov_ids > 1:
                 hashed32 = murmur3_of_bytes(data, begins[i], begins[i + 1])
                 id_ += np.int32(hashed32 % oov_ids)

@@ -33,9 +33,9 @@ from nvt_torchrec.base.arrays import to_arrow, to_numpy
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
 from nvt_torchrec.base.files.atomic import atomic_path, deferred, publish, remove
-from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.generations import read_columns
+from nvt_torchrec.formats.vocabularies import read_columns
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.moments import COUNT, normalized
 from nvt_torchrec.workflows.vocabulary import (
@@ -216,13 +216,12 @@ def read_state(directory: Path, description: WorkflowDescription) -> ExtensionSt
             f"{description.digest[:12]}…",
             _COPY_AGAIN,
         )
-    spec = description.spec
-    with_pending, with_days = _with_files(spec, record.generation)
     _check_record(file, record, description)
+    with_pending, with_days = _with_files(description.spec, record.generation)
     check_sizes(directory, record.files, _COPY_AGAIN)
     check_digests(directory, record.files, _COPY_AGAIN)
     vocabularies = {}
-    for name, column in remembered(spec).items():
+    for name, column in remembered(description.spec).items():
         kind = pa.string() if RAW_TYPES[column.raw].is_text else pa.int64()
         pending, seen = no_values(column), None
         if name in with_pending:

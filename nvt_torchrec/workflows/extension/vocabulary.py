@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.formats.feature_spec.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.schema import LARGEST_TABLE
 from nvt_torchrec.workflows.extension.state import SeenValues, VocabularyState
 from nvt_torchrec.workflows.vocabulary import (
@@ -17,7 +17,6 @@ from nvt_torchrec.workflows.vocabulary import (
     kept_pending,
     order_by,
     order_by_value,
-    replaced,
     take,
     unequal,
 )
@@ -109,7 +108,9 @@ def extend_vocabulary(
         gaining, losing = _exchanged(counts, last_days, pending, day - retire_after_days)
         retired = SeenValues(take(values, losing), counts[losing], last_days[losing])
         gained = pending.at(gaining)
-        values = replaced(values, losing, gained.values, column.name)
+        place = np.arange(len(values))
+        place[losing] = len(values) + np.arange(len(gained))
+        values = take(concatenate([values, gained.values], column.name), place)
         counts[losing], last_days[losing] = gained.counts, gained.days
         pending = pending.at(np.delete(np.arange(len(pending)), gaining))
         pending = pending.and_also(retired, column.name)

@@ -12,7 +12,7 @@ import pytest
 
 from nvt_torchrec.etl import drift as measure_module
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.formats.feature_spec.feature_spec import InputFormat
+from nvt_torchrec.formats.feature_spec import InputFormat
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.manifest import Manifest

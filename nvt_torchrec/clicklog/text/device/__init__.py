@@ -1,1 +1,91 @@
-"""Parsing of logs in Criteo's format on a card."""
+"""Text in Criteo's format → typed columns, on a card. This has never run on one.
+
+A text in which a line breaks a rule is left to :mod:`clicklog.text.tokenizer`, which parses it
+again: so there is one place that describes errors, and rows are left out of columns in one place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from nvt_torchrec.base.device import Device, DeviceArray
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+
+_NEWLINE = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceRows:
+    """``n`` rows on a card, of a text without malformed lines: the columns of ``RawRows``.
+
+    Attributes:
+        label: uint8 [n], 0 or 1.
+        dense: int32 [dense columns, n]; 0 where missing.
+        categorical: uint32 [categorical columns, n]; 0 where missing.
+        missing: uint64 [2, n], bit j set where dense column j (in the first row) or categorical
+            column j (in the second one) is missing.
+        ends: int64 [n], the place of each line's newline in the text.
+    """
+
+    label: DeviceArray
+    dense: DeviceArray
+    categorical: DeviceArray
+    missing: DeviceArray
+    ends: DeviceArray
+
+    def __len__(self) -> int:
+        return self.ends.shape[0]
+
+
+def padded(text: np.ndarray, size: int) -> np.ndarray:
+    """Return the first ``size`` bytes of a buffer as whole lines.
+
+    Args:
+        text: uint8, with room for a byte more than ``size``, which becomes a newline if the last
+            line has none.
+        size: How many bytes were read into it.
+    """
+    if size and text[size - 1] != _NEWLINE:
+        text[size] = _NEWLINE
+        size += 1
+    return text[:size]
+
+
+def parse_on_device(
+    device: Device, text: DeviceArray, spec: FeatureSpec, limit: int
+) -> DeviceRows | None:
+    """Parse whole lines that begin with the label.
+
+    Args:
+        device: The card.
+        text: uint8 [bytes] on the card, ending with a newline, or empty; see :func:`padded`.
+        spec: The columns, in order; its ``is_criteo_format`` is true.
+        limit: How many bytes a line may have, without its newline.
+
+    Returns:
+        The rows; None if a line is malformed or longer than the limit.
+    """
+    from nvt_torchrec.clicklog.text.device import kernels
+
+    arrays = device.arrays
+    counts = arrays.empty(-(-len(text) // kernels.SPAN_BYTES), np.int64)
+    device.launch(kernels.count_line_ends, len(counts), text, counts)
+    until = arrays.cumsum(counts)
+    lines = int(until[-1]) if len(until) else 0
+    ends = arrays.empty(lines, np.int64)
+    rows = DeviceRows(
+        label=arrays.empty(lines, np.uint8),
+        dense=arrays.empty((len(spec.dense), lines), np.int32),
+        categorical=arrays.empty((len(spec.categorical), lines), np.uint32),
+        missing=arrays.empty((2, lines), np.uint64),
+        ends=ends,
+    )
+    malformed = arrays.zeros(1, np.int32)
+    device.launch(kernels.note_line_ends, len(until), text, until, ends)
+    device.launch(
+        kernels.parse_lines, lines, text, ends, limit,
+        rows.label, rows.dense, rows.categorical, rows.missing, malformed,
+    )  # fmt: skip
+    return None if int(malformed[0]) else rows

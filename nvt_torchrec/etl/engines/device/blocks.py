@@ -25,14 +25,14 @@ from nvt_torchrec.base.device import Device, DeviceArray
 from nvt_torchrec.base.files.atomic import Written
 from nvt_torchrec.clicklog.readers.lines import read_into
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.clicklog.text.device.tokenizer import DeviceRows, padded, parse_on_device
+from nvt_torchrec.clicklog.text.device import DeviceRows, padded, parse_on_device
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
 from nvt_torchrec.etl.engines import counting, host
 from nvt_torchrec.etl.engines.counting import Counts, moments
 from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.etl.units.plan import Unit
 from nvt_torchrec.etl.units.writing import Encoded, LostRowsError, UnitResult, write_units
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import CategoryValues, RawRows
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.workflows.compiled import CompiledWorkflow, EncodedRows, to_table

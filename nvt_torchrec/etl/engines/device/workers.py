@@ -35,7 +35,7 @@ from nvt_torchrec.etl.engines.runs import FAN_IN, SortedRun, run_name, write_run
 from nvt_torchrec.etl.state.output import FIT, PARTS
 from nvt_torchrec.etl.units.plan import Unit
 from nvt_torchrec.etl.units.writing import UnitResult, recording
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import CompiledWorkflow
 from nvt_torchrec.workflows.compiled.device import DeviceWorkflow, vocabulary_bytes

@@ -6,8 +6,7 @@ A new raw type is a class and its line in :data:`RAW_TYPES`.
 from __future__ import annotations
 
 from nvt_torchrec.formats.feature_spec.raw_types.base import RawType
-from nvt_torchrec.formats.feature_spec.raw_types.boolean import Bool
-from nvt_torchrec.formats.feature_spec.raw_types.integers import Hex32, Int, Int32
+from nvt_torchrec.formats.feature_spec.raw_types.integers import Bool, Hex32, Int, Int32
 from nvt_torchrec.formats.feature_spec.raw_types.numbers import Float, Label, Weight
 from nvt_torchrec.formats.feature_spec.raw_types.string import String
 from nvt_torchrec.formats.feature_spec.raw_types.time import Time

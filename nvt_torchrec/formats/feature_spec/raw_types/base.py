@@ -78,6 +78,7 @@ class RawType:
             Arrow arrays.
         placeholder: The value that stands in ``RawRows`` where the column is missing.
         syntax: The error message for a value that is not of this type.
+        beyond: That for a number below ``least`` or above ``most``; "" for one that names both.
         least: The smallest value; 0 for strings, which have no limits.
         most: The largest value; 0 for strings.
         dense: Whether dense columns can have this type.
@@ -95,6 +96,7 @@ class RawType:
     dtype: ClassVar[str]
     placeholder: ClassVar[int | float | str] = 0
     syntax: ClassVar[str]
+    beyond: ClassVar[str] = ""
     least: ClassVar[int | float] = 0
     most: ClassVar[int | float] = 0
     dense: ClassVar[bool] = False
@@ -110,7 +112,8 @@ class RawType:
     @property
     def range(self) -> str:
         """The error message for a number that is too small or too large."""
-        return f"expected an integer from {self.least} to {self.most} or a missing value"
+        limits = f"expected an integer from {self.least} to {self.most} or a missing value"
+        return self.beyond or limits
 
     @property
     def is_text(self) -> bool:

@@ -15,13 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import mask_to_numpy, string_array, string_parts, to_numpy
-from nvt_torchrec.formats.feature_spec.raw_types.base import (
-    LARGEST_FLOAT32,
-    RANGE,
-    SYNTAX,
-    Parsed,
-    RawType,
-)
+from nvt_torchrec.formats.feature_spec.raw_types import base
 
 if TYPE_CHECKING:
     from nvt_torchrec.formats.feature_spec.reading import Read
@@ -48,7 +42,9 @@ _EXCHANGED = np.arange(256, dtype=np.uint8)
 _EXCHANGED[[ord(","), ord(".")]] = ord("."), ord(",")
 
 
-def parse_integers(texts: pa.Array, missing: np.ndarray, read: Read, kind: RawType) -> Parsed:
+def parse_integers(
+    texts: pa.Array, missing: np.ndarray, read: Read, kind: base.RawType
+) -> base.Parsed:
     """Parse ``-?D+``, where D is a digit; if the column is lenient, also +5, 260.0 and 2.6e2."""
     texts, wrong = _ungrouped(texts, read)
     texts = with_point(texts, read)
@@ -65,15 +61,15 @@ def parse_integers(texts: pa.Array, missing: np.ndarray, read: Read, kind: RawTy
             text = texts[row].as_py()
             number = exact(text) if read.lenient or re.fullmatch(rb"-?[0-9]+", text) else None
             if number is None or number != number.to_integral_value():
-                code[row] = SYNTAX
+                code[row] = base.SYNTAX
             elif kind.contains(number):
                 numbers[row] = int(number)
             else:
-                code[row] = RANGE
-    code[(numbers < kind.least) | (numbers > kind.most)] = RANGE
-    code[wrong] = SYNTAX
+                code[row] = base.RANGE
+    code[(numbers < kind.least) | (numbers > kind.most)] = base.RANGE
+    code[wrong] = base.SYNTAX
     numbers[code != 0] = 0
-    return Parsed(numbers.astype(kind.dtype), missing, code)
+    return base.Parsed(numbers.astype(kind.dtype), missing, code)
 
 
 def exact(text: bytes, shift: int = 0) -> decimal.Decimal | None:
@@ -83,7 +79,7 @@ def exact(text: bytes, shift: int = 0) -> decimal.Decimal | None:
     return _CONTEXT.scaleb(_CONTEXT.create_decimal(text.decode()), shift)
 
 
-def parse_floats(texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+def parse_floats(texts: pa.Array, missing: np.ndarray, read: Read) -> base.Parsed:
     """Parse ``-?(D+(.D*)?|.D+)([eE][+-]?D+)?``; if the column is lenient, also with a plus sign."""
     texts, wrong = _ungrouped(texts, read)
     texts = with_point(texts, read)
@@ -93,12 +89,12 @@ def parse_floats(texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
         if read.lenient:
             texts = pc.replace_substring_regex(texts, pattern=r"^\+([0-9.])", replacement=r"\1")
         plain = matches(texts, _FLOAT)
-        code[~plain & ~missing] = SYNTAX
+        code[~plain & ~missing] = base.SYNTAX
         numbers = cast(texts, ~plain, pa.float64())
-    code[np.abs(numbers) > LARGEST_FLOAT32] = RANGE
-    code[wrong] = SYNTAX
+    code[np.abs(numbers) > base.LARGEST_FLOAT32] = base.RANGE
+    code[wrong] = base.SYNTAX
     numbers[code != 0] = 0
-    return Parsed(numbers, missing, code)
+    return base.Parsed(numbers, missing, code)
 
 
 def _ungrouped(texts: pa.Array, read: Read) -> tuple[pa.Array, np.ndarray]:

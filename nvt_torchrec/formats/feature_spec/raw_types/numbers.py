@@ -13,17 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import is_one_of
-from nvt_torchrec.formats.feature_spec.raw_types.base import (
-    LABEL_NUMBER,
-    LARGEST_FLOAT32,
-    OTHER_LABEL,
-    SYNTAX,
-    Parsed,
-    RawType,
-    as_numbers,
-    is_missing,
-    is_number_of,
-)
+from nvt_torchrec.formats.feature_spec.raw_types import base
 from nvt_torchrec.formats.feature_spec.raw_types.integers import usual_numbers
 from nvt_torchrec.formats.feature_spec.raw_types.number_text import parse_floats, with_point
 
@@ -31,28 +21,24 @@ if TYPE_CHECKING:
     from nvt_torchrec.formats.feature_spec.reading import LabelRule, Read
 
 
-class Float(RawType):
+class Float(base.RawType):
     """Numbers that fit float32, held as float64."""
 
     name, dtype, placeholder, dense, has_point = "float", "float64", 0.0, True, True
     syntax = "expected a number or a missing value"
-    least, most = -LARGEST_FLOAT32, LARGEST_FLOAT32
+    beyond = "expected a finite number that fits float32"
+    least, most = -base.LARGEST_FLOAT32, base.LARGEST_FLOAT32
     arrow_kinds = ("integer", "floating", "boolean", "decimal")
     keys = "nulls, trim, lenient, thousands, or decimal in [input]"
     json_types = ({"type": "number"},)
     example = 0.5
 
-    @property
-    def range(self) -> str:
-        """The error message for a number that is too small or too large."""
-        return "expected a finite number that fits float32"
-
-    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.Parsed:
         return parse_floats(texts, missing, read)
 
     def from_python(self, value: Any) -> float | None:
         if type(value) is not float or value != value:
-            if is_missing(value):
+            if base.is_missing(value):
                 return None
             if not isinstance(value, int | float | np.number | np.bool_ | decimal.Decimal):
                 raise ValueError(self.syntax)
@@ -77,69 +63,66 @@ class Weight(Float):
     syntax = "expected a weight, a number of at least 0"
     keys = "decimal in [input]"
 
-    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.Parsed:
         parsed = super().from_text(texts, missing, read)
         # a number beyond float32 keeps its own message, as in other columns
-        parsed.code[missing | (parsed.values < 0)] = SYNTAX
+        parsed.code[missing | (parsed.values < 0)] = base.SYNTAX
         parsed.values[parsed.code != 0] = 0
         return parsed
 
-    def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
+    def from_arrow(self, array: pa.Array, read: Read) -> base.Parsed:
         parsed = super().from_arrow(array, read)
-        parsed.code[parsed.missing | (parsed.code != 0)] = SYNTAX
+        parsed.code[parsed.missing | (parsed.code != 0)] = base.SYNTAX
         return parsed
 
 
-class Label(RawType):
+class Label(base.RawType):
     """Labels of 0 and 1, by the rule of ``Read.label``; they may not be missing."""
 
     name, dtype, has_point = "label", "uint8", True
-    syntax = "expected a label of 0 or 1"
+    syntax = beyond = "expected a label of 0 or 1"
     least, most = 0, 1
     arrow_kinds = Float.arrow_kinds
     keys = "positive, threshold or trim in [label]"
 
-    @property
-    def range(self) -> str:
-        """The error message for a number that is too small or too large."""
-        return self.syntax
-
-    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.Parsed:
         rule = read.label
         if rule.positive:
             return _of_texts(rule, missing, partial(is_one_of, texts, trimmed=rule.trim))
         if rule.threshold is not None:
             parsed = parse_floats(texts, missing, read)
-            parsed.code[missing | (parsed.code == SYNTAX)] = LABEL_NUMBER
+            parsed.code[missing | (parsed.code == base.SYNTAX)] = base.LABEL_NUMBER
             values = (parsed.values >= rule.threshold) & (parsed.code == 0)
-            return Parsed(values.astype(np.uint8), missing, parsed.code)
+            return base.Parsed(values.astype(np.uint8), missing, parsed.code)
         texts = with_point(texts, read)
         values = is_one_of(texts, ("1", "1.0"))
         wrong = ~values & ~is_one_of(texts, ("0", "0.0"))
-        code = np.where(wrong, SYNTAX, 0).astype(np.uint8)
-        return Parsed(values.astype(np.uint8), missing, code)
+        code = np.where(wrong, base.SYNTAX, 0).astype(np.uint8)
+        return base.Parsed(values.astype(np.uint8), missing, code)
 
-    def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
+    def from_arrow(self, array: pa.Array, read: Read) -> base.Parsed:
         rule = read.label
         if not rule.positive and rule.threshold is None:
             parsed = super().from_arrow(array, read)
-            parsed.code[parsed.missing] = SYNTAX
+            parsed.code[parsed.missing] = base.SYNTAX
             return parsed
-        numbers, missing = as_numbers(array, read.nulls)
+        numbers, missing = base.as_numbers(array, read.nulls)
         if rule.positive:
             present = np.where(missing, np.nan, numbers)
-            return _of_texts(rule, missing, partial(is_number_of, present))
+            return _of_texts(rule, missing, partial(base.is_number_of, present))
         values = ((numbers >= rule.threshold) & ~missing).astype(np.uint8)
-        return Parsed(values, missing, np.where(missing, LABEL_NUMBER, 0).astype(np.uint8))
+        return base.Parsed(
+            values, missing, np.where(missing, base.LABEL_NUMBER, 0).astype(np.uint8)
+        )
 
 
 def _of_texts(
     rule: LabelRule, missing: np.ndarray, are: Callable[[Sequence[str]], np.ndarray]
-) -> Parsed:
+) -> base.Parsed:
     """Return labels by their texts; ``are`` returns which values are among some texts."""
     values = are(rule.positive)
     wrong = missing & ("" not in rule.negative)
     if rule.negative:
         wrong |= ~values & ~are(rule.negative) & ~missing
-    code = np.where(wrong, OTHER_LABEL, 0).astype(np.uint8)
-    return Parsed((values & ~wrong).astype(np.uint8), missing, code)
+    code = np.where(wrong, base.OTHER_LABEL, 0).astype(np.uint8)
+    return base.Parsed((values & ~wrong).astype(np.uint8), missing, code)

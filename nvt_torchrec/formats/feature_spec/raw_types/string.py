@@ -9,20 +9,14 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import blanked, string_array, string_parts, strings
-from nvt_torchrec.formats.feature_spec.raw_types.base import (
-    MESSAGES,
-    NOT_UTF8,
-    Parsed,
-    RawType,
-    is_missing,
-)
+from nvt_torchrec.formats.feature_spec.raw_types import base
 from nvt_torchrec.formats.feature_spec.raw_types.number_text import lengths
 
 if TYPE_CHECKING:
     from nvt_torchrec.formats.feature_spec.reading import Read
 
 
-class String(RawType):
+class String(base.RawType):
     """Categories of text."""
 
     name, dtype, placeholder, categorical = "string", "str", "", True
@@ -32,7 +26,7 @@ class String(RawType):
     example = "a"
     probes = ("never seen", "é")
 
-    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.Parsed:
         code = np.zeros(len(texts), np.uint8)
         offsets, data = string_parts(texts)
         values = string_array(offsets, data)
@@ -45,28 +39,28 @@ class String(RawType):
                     try:
                         text.decode()
                     except UnicodeDecodeError:
-                        code[row] = NOT_UTF8
+                        code[row] = base.NOT_UTF8
                 values = blanked(values, code != 0)
-        return Parsed(values, missing, code)
+        return base.Parsed(values, missing, code)
 
     def as_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
         return array.cast(pa.string()), read
 
     def from_python(self, value: Any) -> str | None:
         if type(value) is not str or not value:
-            if is_missing(value):
+            if base.is_missing(value):
                 return None
             if isinstance(value, bytes):
                 try:
                     value = value.decode()
                 except UnicodeDecodeError:
-                    raise ValueError(MESSAGES[NOT_UTF8]) from None
+                    raise ValueError(base.MESSAGES[base.NOT_UTF8]) from None
             if not isinstance(value, str):
                 raise ValueError(self.syntax)
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise ValueError(MESSAGES[NOT_UTF8]) from None
+            raise ValueError(base.MESSAGES[base.NOT_UTF8]) from None
         return value
 
     def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:

@@ -20,13 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import null_mask, string_array, string_parts, to_numpy
-from nvt_torchrec.formats.feature_spec.raw_types.base import (
-    RANGE,
-    SYNTAX,
-    Parsed,
-    RawType,
-    as_numbers,
-)
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.feature_spec.raw_types import base
 from nvt_torchrec.formats.feature_spec.raw_types.number_text import (
     cast,
     exact,
@@ -34,27 +29,76 @@ from nvt_torchrec.formats.feature_spec.raw_types.number_text import (
     matches,
     try_cast,
 )
-from nvt_torchrec.formats.feature_spec.times import DIRECTIVES, EPOCHS, ISO
 
 if TYPE_CHECKING:
     from nvt_torchrec.formats.feature_spec.reading import Read
 
+#: Numbers of seconds, milliseconds or microseconds since 1970-01-01 00:00 UTC.
+EPOCHS = {"epoch_s": 1_000_000, "epoch_ms": 1000, "epoch_us": 1}
+#: The directives of a format, as in ``strptime``, and the most digits that each takes; 0 for AM or
+#: PM, the first three letters of English months, and an offset from UTC (Z, +0200 or +02:00).
+DIRECTIVES = {"Y": 4, "y": 2, "m": 2, "d": 2, "H": 2, "M": 2, "S": 2, "f": 6, "I": 2}
+DIRECTIVES |= {"p": 0, "b": 0, "z": 0}
+#: "" stands for ISO 8601: a date, or a date and a time, with or without a fraction and "Z".
+ISO = ""
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _EXAMPLE = datetime.datetime(2014, 10, 30, 12, tzinfo=datetime.UTC)
 
 
-class Time(RawType):
+def check_time_format(format: str, where: str) -> None:
+    """Raise :class:`SettingsError` unless ``format`` is one of a time; errors begin with ``where``.
+
+    A format is :data:`ISO`, one of :data:`EPOCHS`, or a pattern such as ``%y%m%d%H``, with
+    :data:`DIRECTIVES` only, each at most once, and a year. Times are UTC.
+    """
+    if format == ISO or format in EPOCHS:
+        return
+    used = re.findall("%(.?)", format)
+    known = all(name in DIRECTIVES for name in used)
+    if not used or not known or len(set(used)) < len(used) or ("Y" in used) == ("y" in used):
+        raise SettingsError(
+            f"{where}time_format = {format!r}",
+            f"{', '.join(EPOCHS)}, or a pattern with a year, such as %Y-%m-%d %H:%M:%S; of "
+            f"%{' %'.join(DIRECTIVES)}, each at most once",
+        )
+    if ("I" in used) != ("p" in used) or {"I", "H"} <= set(used) or {"m", "b"} <= set(used):
+        raise SettingsError(
+            f"{where}time_format = {format!r}",
+            "an hour is %H, or %I with %p (AM or PM); a month is %m or %b",
+        )
+
+
+def parse_iso(text: str, where: str) -> int:
+    """Return the microseconds since 1970 of an ISO 8601 date or time, UTC unless it says otherwise.
+
+    Raises:
+        SettingsError: It is none; the message begins with ``where``.
+    """
+    try:
+        time = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise SettingsError(
+            f"{where} = {text!r}", "write a date or time such as 2014-10-30 12:00:00"
+        ) from None
+    return microseconds_of(time)
+
+
+def microseconds_of(time: datetime.datetime) -> int:
+    """Return the microseconds since 1970 of a time, UTC unless it has a time zone."""
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=datetime.UTC)
+    return (time - _EPOCH) // datetime.timedelta(microseconds=1)
+
+
+class Time(base.RawType):
     """Times."""
 
     name, dtype = "time", "int64"
     syntax = "expected a time or a missing value"
+    beyond = "expected a time of the years 1 to 9999 or a missing value"
     least, most = -62_135_596_800_000_000, 253_402_300_799_999_999
     keys = "time_format, nulls or trim"
     json_types = ({"type": "string"}, {"type": "integer"}, {"type": "number"})
-
-    @property
-    def range(self) -> str:
-        """The error message for a time that is too early or too late."""
-        return "expected a time of the years 1 to 9999 or a missing value"
 
     def example_of(self, read: Read) -> int | str:
         if read.time_format in EPOCHS:
@@ -63,7 +107,7 @@ class Time(RawType):
             return _EXAMPLE.strftime(read.time_format)
         return _EXAMPLE.isoformat(" ")
 
-    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.Parsed:
         return parse_times(texts, missing, read.time_format, self)
 
     def fits(self, held: pa.DataType, read: Read) -> bool:
@@ -82,7 +126,7 @@ class Time(RawType):
         width = sum(DIRECTIVES[name] for name in read.time_format[1::2])
         return pc.utf8_lpad(array.cast(pa.string()), width, "0"), read  # of a year such as 09
 
-    def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
+    def from_arrow(self, array: pa.Array, read: Read) -> base.Parsed:
         missing = null_mask(array)
         if pa.types.is_date(array.type):
             array = array.cast(pa.timestamp("ms"))
@@ -92,7 +136,7 @@ class Time(RawType):
             if not unit:  # nanoseconds
                 numbers, unit = numbers // 1000, 1
         else:
-            numbers, missing = as_numbers(array, read.nulls)
+            numbers, missing = base.as_numbers(array, read.nulls)
             unit = EPOCHS[read.time_format]
         wrong = (numbers < self.least // unit) | (numbers > self.most // unit)
         numbers = np.where(wrong, 0, numbers)
@@ -100,7 +144,7 @@ class Time(RawType):
             numbers = np.floor(numbers * unit).astype(np.int64)
         else:
             numbers = numbers.astype(np.int64) * unit
-        return Parsed(numbers, missing, np.where(wrong, RANGE, 0).astype(np.uint8))
+        return base.Parsed(numbers, missing, np.where(wrong, base.RANGE, 0).astype(np.uint8))
 
 
 def _is_digits(time_format: str) -> bool:
@@ -127,7 +171,7 @@ _PLAIN_ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-
 _LETTERS = {"p": "[aApP][mM]", "b": "[a-zA-Z]{3}", "z": "Z|[+-][0-9]{2}:?[0-9]{2}"}
 
 
-def parse_times(texts: pa.Array, missing: np.ndarray, time_format: str, kind: Time) -> Parsed:
+def parse_times(texts: pa.Array, missing: np.ndarray, time_format: str, kind: Time) -> base.Parsed:
     """Parse fields as times.
 
     A number since 1970 may have a fraction and an exponent. ISO 8601 is ``2014-10-30``, or with
@@ -147,11 +191,11 @@ def parse_times(texts: pa.Array, missing: np.ndarray, time_format: str, kind: Ti
         if values is None:
             values, good = _by_pattern(texts, pattern_of(time_format))
         fits = (values >= kind.least) & (values <= kind.most)  # not by its offset, perhaps
-    code = np.where(good, np.where(fits, 0, RANGE), SYNTAX).astype(np.uint8)
+    code = np.where(good, np.where(fits, 0, base.RANGE), base.SYNTAX).astype(np.uint8)
     values[code != 0] = 0
     values, code = values[places], code[places]
     code[missing] = 0
-    return Parsed(values, missing, code)
+    return base.Parsed(values, missing, code)
 
 
 def _plain_iso(texts: pa.Array) -> np.ndarray | None:

@@ -15,7 +15,7 @@ import dataclasses
 import numpy as np
 
 from nvt_torchrec.base.device import Device, DeviceArray
-from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.workflows.compiled.dense import DensePlan
 from nvt_torchrec.workflows.compiled.workflow import CompiledWorkflow

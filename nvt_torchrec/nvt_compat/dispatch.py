@@ -1,0 +1,107 @@
+"""``merlin.core.dispatch``: the same hash on the CPU and on the GPU, and lists of pandas frames.
+
+The hash is MurmurHash3 as in ``cudf.Series.hash_values()``. The released one uses pandas'
+on the CPU. Its buckets differ from cuDF's and between input types (5 and 5.0), it hashes the row
+index too (equal values in two rows get different buckets), and it fails on lists. HashBucket,
+HashedCross and Categorify's ``num_buckets`` use it.
+
+In list columns of pandas frames each row holds an array:
+
+* Flattening lost the type where all lists were empty, and gave a vocabulary of objects. Empty
+  arrays have a type.
+* A column whose first rows had empty lists was an error, because its type was unknown.
+* The result of ``encode_list_column`` had an index from 0, whatever the frame's index, so that rows
+  of a slice of a frame got the lists of other rows, or none.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from nvt_torchrec.nvt_compat.patching import edit, replace
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
+
+
+def _hash_series(ser) -> np.ndarray:
+    """Hash a series, or all elements of lists; uint32 [n], for a cuDF series a cuDF series.
+
+    Whole numbers are hashed as int64, whatever their dtype, because pandas stores integers with
+    missing values as float64. Strings are hashed as UTF-8. The hash of a missing value is
+    undefined.
+
+    Raises:
+        TypeError: A series of anything else.
+    """
+    from merlin.core import dispatch
+
+    if not isinstance(ser, pd.Series):
+        return _whole(ser.list.leaves if dispatch.is_list_dtype(ser) else ser).hash_values()
+    if dispatch.is_list_dtype(ser):
+        ser = dispatch.flatten_list_column_values(ser)
+    if pd.api.types.is_numeric_dtype(ser):
+        values = ser.to_numpy(np.float64, na_value=0) if ser.hasnans else ser.to_numpy()
+        if values.dtype.kind == "f":
+            whole = values.astype(np.int64)
+            if (whole != values).any():
+                raise TypeError(f"column {ser.name}: fractions are no categories to hash")
+            values = whole
+        return murmur3_int(values)
+    if ser.isna().all():
+        return np.zeros(len(ser), np.uint32)
+    if pd.api.types.infer_dtype(ser, skipna=True) != "string":
+        raise TypeError(f"column {ser.name}: {ser.dtype} values, expected numbers or strings")
+    return murmur3_string(pa.array(ser, pa.large_string(), from_pandas=True))
+
+
+def _whole(ser):
+    """Numbers of a cuDF series as int64; strings as they are."""
+    if ser.dtype.kind not in "iuf":
+        return ser
+    if ser.dtype.kind == "f":
+        ser = ser.nans_to_nulls()
+    whole = ser.astype("int64")
+    if ser.dtype.kind == "f" and bool((whole != ser).any()):
+        raise TypeError(f"column {ser.name}: fractions are no categories to hash")
+    return whole
+
+
+def flat_values(lists: pd.Series) -> pd.Series:
+    """Return the elements of all lists, one after the other."""
+    arrays = list(lists)
+    if arrays and all(isinstance(array, np.ndarray) for array in arrays):
+        return pd.Series(np.concatenate(arrays))
+    return pd.Series(list(itertools.chain(*arrays)))
+
+
+def apply() -> None:
+    """Patch ``merlin.core.dispatch`` before Merlin and NVTabular import its functions."""
+    from merlin.core import dispatch
+
+    replace(dispatch, "hash_series", _hash_series, expect="hash_object_dispatch(ser)")
+    dispatch.flat_values = flat_values
+    edit(
+        dispatch.flatten_list_column_values,
+        ("return pd.Series(itertools.chain(*s))", "return flat_values(s)"),
+    )
+    edit(
+        dispatch.encode_list_column,
+        (
+            "return pd.Series(new_data)",
+            "return pd.Series(new_data, index=original.index, dtype=object)",
+        ),
+        # cuDF's columns accept dtypes only as objects, not as names or types
+        ("encoded.astype(dtype, copy=False)", "encoded.astype(np.dtype(dtype), copy=False)"),
+        ("ListDtype(encoded.dtype if dtype is None else dtype)", "ListDtype(encoded.dtype)"),
+    )
+    edit(
+        dispatch.list_val_dtype,
+        (
+            "except StopIteration:\n                return None",
+            "except StopIteration:\n                return getattr(ser.iloc[0], 'dtype', None)",
+        ),
+    )
