@@ -54,7 +54,7 @@ def _train(argv: list[str]) -> None:
             with process_group() as group:
                 result = train(settings, group)
                 if settings.json and group.rank == 0:
-                    print(json.dumps(result.to_dict()))
+                    print(json.dumps(vars(result)))
         except RuntimeError as error:
             if _follows_from_another(error):
                 time.sleep(_REPORT_DELAY_S)

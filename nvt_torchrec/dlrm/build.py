@@ -23,8 +23,8 @@ from nvt_torchrec.dlrm.data import Loader
 from nvt_torchrec.dlrm.launch.distributed import Group
 from nvt_torchrec.dlrm.model import StepOutput, TrainBatch, TrainModel, build_model, fill_table
 from nvt_torchrec.dlrm.models.config import ModelConfig
+from nvt_torchrec.dlrm.models.contract import load_build
 from nvt_torchrec.dlrm.models.dlrm import align_inputs
-from nvt_torchrec.dlrm.models.own import load_build
 from nvt_torchrec.dlrm.optim.adam import leave_to_table_adam
 from nvt_torchrec.dlrm.optim.combined import combine_optimizers, fuse_table_optimizer, on_cpu_adam
 from nvt_torchrec.dlrm.planning import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -80,12 +80,6 @@ def to_json(metrics: Mapping[str, Metrics]) -> dict[str, Any]:
     """Return a JSON-ready form: the numbers of each label, or of the only one alone."""
     numbers = {label: of_label.to_dict() for label, of_label in metrics.items()}
     return numbers if len(numbers) > 1 else next(iter(numbers.values()))
-
-
-def from_json(numbers: Mapping[str, Any], labels: Sequence[str]) -> ByLabel:
-    """Return what :func:`to_json` made."""
-    several = len(labels) > 1
-    return {label: Metrics(**(numbers[label] if several else numbers)) for label in labels}
 
 
 def groups_of(ids: np.ndarray) -> np.ndarray:

@@ -27,8 +27,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from nvt_torchrec.base.device import use_device
 from nvt_torchrec.dlrm.models.config import ModelConfig
+from nvt_torchrec.dlrm.models.contract import Build
 from nvt_torchrec.dlrm.models.head import Head, build_head
-from nvt_torchrec.dlrm.models.own import Build
 from nvt_torchrec.nvt_loader.cpu.blocks import LoaderBatch
 
 #: The rows of a table that one generator initializes. The initial weights depend on it.

@@ -38,7 +38,7 @@ from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.data import choose_sizes
 from nvt_torchrec.dlrm.model import TrainModel, build_model
 from nvt_torchrec.dlrm.models.config import ModelConfig
-from nvt_torchrec.dlrm.models.own import load_build
+from nvt_torchrec.dlrm.models.contract import load_build
 from nvt_torchrec.dlrm.optim.combined import fuse_table_optimizer
 from nvt_torchrec.dlrm.optim.learning_rates import with_default_rates
 from nvt_torchrec.dlrm.settings.fields import SIZES

@@ -22,8 +22,8 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.validation import convert
 from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0
 from nvt_torchrec.dlrm.models.config import ModelConfig
+from nvt_torchrec.dlrm.models.contract import Build
 from nvt_torchrec.dlrm.models.head import build_head
-from nvt_torchrec.dlrm.models.own import Build
 from nvt_torchrec.dlrm.models.program import Program, make_program
 
 _ROWS, _TOLERANCE = 4, 1e-4

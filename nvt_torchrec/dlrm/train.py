@@ -39,10 +39,10 @@ from nvt_torchrec.dlrm.days import choose_days, log_days
 from nvt_torchrec.dlrm.evaluate import evaluate
 from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0, gathered
 from nvt_torchrec.dlrm.launch.preemption import EXIT_STATUS, StopRequests
-from nvt_torchrec.dlrm.metrics import ByLabel, from_json, to_json
+from nvt_torchrec.dlrm.metrics import ByLabel, to_json
 from nvt_torchrec.dlrm.model import TrainBatch
 from nvt_torchrec.dlrm.models.config import ModelConfig
-from nvt_torchrec.dlrm.models.own import load_build
+from nvt_torchrec.dlrm.models.contract import load_build
 from nvt_torchrec.dlrm.optim.combined import set_learning_rate, set_step
 from nvt_torchrec.dlrm.optim.learning_rates import (
     learning_rates,
@@ -82,10 +82,8 @@ def train(settings: TrainSettings, group: Group) -> TrainResult:
         if done:
             if group.rank == 0:
                 log.info("%s: this run has written it: done", settings.save_checkpoint_path)
-            labels = settings.labels or (schema.label,)
-            metrics = {split: from_json(m, labels) for split, m in done["metrics"].items()}
-            counts = done["steps"], done["samples"], 0.0
-            return TrainResult("already done", settings.save_checkpoint_path, *counts, metrics)
+            rest = done["steps"], done["samples"], 0.0, done["metrics"]
+            return TrainResult("already done", settings.save_checkpoint_path, *rest)
         check_destination(settings.save_checkpoint_path)
     if settings.dense_arch_layer_sizes and not schema.dense and group.rank == 0:
         log.warning("--dense_arch_layer_sizes has no effect: the data have no dense column")
@@ -351,11 +349,9 @@ class Trainer:
         """Write ``--save_checkpoint_path``, with the metrics that there are."""
         path, keep = self.settings.save_checkpoint_path, self.settings.keep
         if path:
-            metrics = {split: to_json(m) for split, m in self.metrics.items()}
+            record = {**self._record(), "metrics": self._metrics_as_json()}
             state = training_state(self.model, self.optimizer, self.group)
-            save_checkpoint(
-                path, state, self.config, {**self._record(), "metrics": metrics}, self.group
-            )
+            save_checkpoint(path, state, self.config, record, self.group)
             if keep and self.group.rank == 0:
                 remove_older(Path(path), keep)
 
@@ -383,8 +379,11 @@ class Trainer:
             steps=progress.step,
             samples=progress.samples,
             train_seconds=progress.train_seconds,
-            metrics=self.metrics,
+            metrics=self._metrics_as_json(),
         )
+
+    def _metrics_as_json(self) -> dict[str, Any]:
+        return {split: to_json(metrics) for split, metrics in self.metrics.items()}
 
     def _record(self) -> dict[str, Any]:
         """Return what a checkpoint records of the run."""

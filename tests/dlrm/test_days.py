@@ -102,7 +102,7 @@ def test_the_rows_that_a_run_trains(output, tmp_path):
     result, days = train(output, tmp_path / "replayed", "--days=new", "--replay=0.2")
     assert result.samples == ROWS[2] + round(0.2 * ROWS[0]) + round(0.2 * ROWS[1])
     assert days == [0, 1, 2]
-    assert result.metrics["test"]["label"].samples == 201, "evaluations read all rows"
+    assert result.metrics["test"]["samples"] == 201, "evaluations read all rows"
 
 
 def test_no_new_day(output, tmp_path):
@@ -127,7 +127,7 @@ def test_rows_split_by_share(tmp_path):
     result, days = train(data, tmp_path / "next", "--days=new")
     assert days == [0, 1, 2, 3]
     assert result.samples == manifest["by_day_and_split"]["3"]["train"]["rows"]
-    assert result.metrics["test"]["label"].samples == manifest["splits"]["test"]["rows"]
+    assert result.metrics["test"]["samples"] == manifest["splits"]["test"]["rows"]
 
 
 def test_days_that_there_are_not(output):

@@ -152,12 +152,6 @@ def test_padding_rows_have_no_weight(weighted):
     assert TrainBatch.of(batch, 5, 16).weights is batch.weights
 
 
-def test_padding_rows_of_several_labels(weighted):
-    (batch, *_) = KJTLoader(weighted / "train", 5, device="cpu", label=("label", "liked"))
-    padded = TrainBatch.of(batch, 8, 16)
-    assert padded.labels.tolist() == [*batch.labels.tolist(), *[[0, 0]] * 3]
-
-
 def test_a_label_that_is_not_there(weighted, tmp_path):
     with pytest.raises(SettingsError, match=r"--label likd: .*no such label\n.*mean 'liked'"):
         train_here(*flags_of(weighted, tmp_path, "--label=likd"))
@@ -193,8 +187,8 @@ def test_an_evaluation_takes_the_label_of_its_checkpoint(runs, weighted, tmp_pat
     for name, label in (("a", []), ("b", ["--label=liked"]), ("c", ["--label=bought"])):
         flags = [f"--binary_path={weighted}", *load, *label, f"--log_path={tmp_path / name}"]
         result = train_here(*flags)
-        (metrics,) = result.metrics["test"].values()
-        assert (metrics.positives == expected["positives"]) == (name != "c")
+        found = result.metrics["test"]["positives"]
+        assert (found == expected["positives"]) == (name != "c")
 
 
 def test_two_labels_resume_bitwise_on_two_ranks(weighted, tmp_path):
@@ -230,13 +224,13 @@ def test_two_labels_from_the_checkpoint_to_the_page(runs, weighted, tmp_path, ca
         tested = train(settings, group)
     assert "test (liked): AUROC " in caplog.text
     assert re.search(r"split +label +samples.*\n +test +liked .*\n +test +label ", caplog.text)
-    assert tested.to_dict()["metrics"]["test"] == {
+    assert tested.metrics["test"] == {
         label: pytest.approx(numbers, abs=1e-6)
         for label, numbers in kept.training["metrics"]["test"].items()
     }
     again = train_here(*flags_of(weighted, run, label="liked,label"))
     assert again.status == "already done"
-    assert again.to_dict()["metrics"] == kept.training["metrics"]
+    assert again.metrics == kept.training["metrics"]
     page = re.sub(r"<.*?>", "", (run / "log" / "training.html").read_text())
     for label in ("liked", "label"):
         assert f"On test ({label}), the model is" in page

@@ -74,7 +74,7 @@ def test_every_optimizer_learns_in_wide_layers(learnable, tmp_path, optimizer, b
         *WIDE,
     )
     assert max(losses(tmp_path)) < 1.5
-    assert result.metrics["test"]["label"].auroc > 0.65
+    assert result.metrics["test"]["auroc"] > 0.65
     warnings = [event["text"] for event in events(tmp_path, "warning")]
     assert not [text for text in warnings if "nothing is learned" in text or "diverges" in text]
 

@@ -18,10 +18,10 @@ from nvt_torchrec.dlrm.checkpoint.store import read_model
 from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.model import build_model
 from nvt_torchrec.dlrm.models.config import ModelConfig
+from nvt_torchrec.dlrm.models.contract import load_build
 from nvt_torchrec.dlrm.models.head import build_head
 from nvt_torchrec.dlrm.models.interactions import INTERACTIONS, Interaction
 from nvt_torchrec.dlrm.models.layers import joined
-from nvt_torchrec.dlrm.models.own import load_build
 from nvt_torchrec.dlrm.models.program import make_program
 from nvt_torchrec.dlrm.preflight import with_program
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings

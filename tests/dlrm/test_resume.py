@@ -236,9 +236,9 @@ def test_mode_test_evaluates_a_checkpoint(data, whole, tmp_path):
     final = events(whole / "log", "evaluation")[-1]
     load = f"--load_checkpoint_path={whole / 'final'}"
     result = train_here(f"--binary_path={data}", "--mode=test", load, "--batch_size=64")
-    assert result.metrics["test"]["label"].samples == final["samples"]
-    assert result.metrics["test"]["label"].auroc == final["auroc"]
-    assert result.metrics["test"]["label"].log_loss == pytest.approx(final["log_loss"], abs=1e-7)
+    assert result.metrics["test"]["samples"] == final["samples"]
+    assert result.metrics["test"]["auroc"] == final["auroc"]
+    assert result.metrics["test"]["log_loss"] == pytest.approx(final["log_loss"], abs=1e-7)
 
 
 def test_starting_from_the_weights_of_another_run(data, whole, tmp_path):

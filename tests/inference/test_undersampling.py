@@ -27,7 +27,7 @@ def test_scores_are_those_of_the_whole_log(tmp_path):
     assert result.samples < 0.7 * 4 * 2_400
     baselines = events(tmp_path, "baseline")
     assert {event["name"] for event in baselines} == {CLICK_RATE, REGRESSION}
-    found = [metrics.calibration for metrics in result.metrics.values()]
+    found = [metrics["calibration"] for metrics in result.metrics.values()]
     found += [event["calibration"] for event in baselines]
     assert max(abs(calibration - 1) for calibration in found) < 0.2, found
     write_bundle(tmp_path / "out" / "workflow", tmp_path / "end", tmp_path / "bundle")

@@ -8,7 +8,7 @@ from torch import nn
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.dlrm.models import dlrm
 from nvt_torchrec.dlrm.models.config import ModelConfig
-from nvt_torchrec.dlrm.models.own import Build
+from nvt_torchrec.dlrm.models.contract import Build
 
 #: The models of this project: their functions ``build``.
 MODELS: dict[str, Build] = {"dlrm": dlrm.build}

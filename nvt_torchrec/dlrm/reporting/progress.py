@@ -19,7 +19,7 @@ from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.atomic import write_json, write_text
 from nvt_torchrec.dlrm.data import describe_data, read_oracle
 from nvt_torchrec.dlrm.launch.distributed import Group, reduce_sum
-from nvt_torchrec.dlrm.metrics import ByLabel, to_json
+from nvt_torchrec.dlrm.metrics import ByLabel
 from nvt_torchrec.dlrm.model import StepOutput
 from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.reporting.metrics_log import (
@@ -53,7 +53,8 @@ class TrainResult:
         steps: Trained steps, over all epochs.
         samples: Trained samples, over all epochs and ranks.
         train_seconds: Time spent on training steps, without evaluations.
-        metrics: The last metrics of each split and label. Empty on ranks other than 0.
+        metrics: The last metrics of each split, JSON-ready; of several labels by label. Empty on
+            ranks other than 0.
     """
 
     status: str
@@ -61,11 +62,7 @@ class TrainResult:
     steps: int
     samples: int
     train_seconds: float
-    metrics: dict[str, ByLabel]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dict."""
-        return {**vars(self), "metrics": {split: to_json(m) for split, m in self.metrics.items()}}
+    metrics: dict[str, Any]
 
 
 class Progress:
