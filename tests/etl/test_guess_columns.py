@@ -17,7 +17,6 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.guess import guess
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.workflows.store import load
 from tests.etl.runs import etl_run, read_split
 from tests.etl.test_guess import guessed, guessed_with_text
 from tests.etl.test_guess_logs import ROWS, bit
@@ -129,16 +128,6 @@ def test_booleans_have_one_id_however_they_are_written(tmp_path: Path) -> None:
             (3, values.count(True)),
             (4, values.count(False)),
         ]
-    workflow = load(out / "workflow", label=False)
-    expected = [{True: 3, False: 4, None: 1}[value] for value in values]
-    for form in (
-        values,
-        pd.array(values, "boolean"),
-        written_as("True", "False"),
-        written_as(1, 0),
-    ):
-        frame = pd.DataFrame({"premium": form, "site_id": sites})
-        assert workflow.transform(frame)["premium"].tolist() == expected
 
 
 def test_a_log_of_events_alone_has_no_label(tmp_path: Path) -> None:

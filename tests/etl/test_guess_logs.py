@@ -88,16 +88,6 @@ VALUES: dict[str, Callable[[random.Random, int], object]] = {
     "classes": lambda rng, i: ["good", "good", "fair", "bad", "good", "fair"][i % 6],
 }
 SAMPLES = {
-    "census": Sample(
-        "age=17..90; class of worker=0..8; detailed industry code=0..51; "
-        "wage per hour=0|0|500|700|1250; sex=Male|Female; instance weight=.2f; "
-        "income=- 50000.|50000+.",
-        "income",
-        "age|wage per hour",
-        "class of worker=int; detailed industry code=int; sex=string",
-        ("also possible: sex", "instance weight: looks like the weight of a row"),
-        delimiter=", ",
-    ),
     "bank marketing": Sample(
         "age=18..90; job=admin|services|retired; default=yes|no; housing=yes|no; "
         "balance=-900..9000; subscription=yes|no|no",
@@ -114,15 +104,6 @@ SAMPLES = {
         comments=("propensity: looks like the weight", "conversion_timestamp: known only with the"),
         split="column",
     ),
-    "Tenrec": Sample(
-        "user_id=0..60; item_id=0..40; click=bit; follow=bit; like=bit; share=bit; "
-        "video_category=0..1; watching_times=0..30; gender=0..2; age=0..7",
-        "click|follow|like|share",
-        "age",
-        "user_id=int; item_id=int; video_category=int; gender=int",
-        ("watching_times: looks like a label, or is known only with it",),
-        split="column",
-    ),
     "KuaiRec": Sample(
         "user_id=0..60; video_id=0..90; play_duration=0..90000; video_duration=5000..60000; "
         "watch_ratio=.4f",
@@ -130,14 +111,6 @@ SAMPLES = {
         "video_duration",
         "user_id=int; video_id=int",
         ("choose the threshold", "play_duration: looks like a label"),
-        split="column",
-    ),
-    "RecBole": Sample(
-        "user_id:token=1..60; item_id:token=1..90; rating:float=float",
-        "rating:float",
-        raw="user_id:token=int; item_id:token=int",
-        comments=("choose the threshold",),
-        delimiter="\t",
         split="column",
     ),
     "Ali-CCP": Sample(  # names that are numbers

@@ -35,7 +35,8 @@ _MEASURES = re.compile(
     r"distance|length|width|height|total|number|num(_|$)|views|visits|days|hours|minutes)",
     re.IGNORECASE,
 )
-_WITH_UNIT = re.compile(r"[-+]?([$€£¥] ?[\d.,]*\d|[\d.,]*\d ?[%$€£¥])")
+#: A number with a unit, or with commas.
+_ODD_NUMBER = re.compile(r"[-+]?[$€£¥]? ?[\d.,]*\d ?[%$€£¥]?")
 _PRICES = re.compile(
     "price|amount|cost|fee|fare|revenue|income|salary|balance|spent", re.IGNORECASE
 )
@@ -182,6 +183,12 @@ def _features(column: Profile, labels: list[Profile], sample: SampledFile) -> li
         return column.unread or "no values in the rows that were read"
     if column.kind == "time":
         return _of_time(column, sample)
+    odd = column.kind == "string" and any(re.search("[$€£¥%,]", text) for text in column.counts)
+    if odd and all(map(_ODD_NUMBER.fullmatch, column.counts)):
+        return (
+            "numbers with a unit or with commas: write them without the unit, or give the keys "
+            "decimal and thousands, and add them as a dense column"
+        )
     if _names_rows(column):
         return "all values are distinct, so nothing can be learned from them"
     if column.distinct == 1 and column.rows > 1 and not column.missing:
@@ -256,8 +263,6 @@ def _categorical(column: Profile) -> Feature:
     raw, kind = column.kind, _WORDS.get(column.kind, "texts")
     if raw == "int" and not column.fits("int"):
         raw, kind = "string", "integers of more than 53 bits"
-    if raw == "string" and all(map(_WITH_UNIT.fullmatch, column.counts)):
-        kind = "texts (numbers with a unit, which is not read: without it, they could be dense)"
     options: dict[str, Any] = {"raw": raw, **column.reading}
     if raw == "string":
         options = {key: options[key] for key in ("raw", "nulls", "trim") if key in options}

@@ -18,7 +18,7 @@ from nvt_torchrec.clicklog.readers.lines import filesystem_of, read_stream
 from nvt_torchrec.clicklog.readers.table_rows import partition_values
 from nvt_torchrec.clicklog.text.line_layout import check_text
 from nvt_torchrec.etl.guess.dialect import Dialect, decode, find_dialect, has_header, split_rows
-from nvt_torchrec.etl.guess.values import Profile, has_decimal_commas, profile
+from nvt_torchrec.etl.guess.values import Profile, profile
 from nvt_torchrec.formats.day_names import name_of
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.split import ANY_FILES
@@ -154,20 +154,14 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile
     rows = rows[:HEAD_ROWS] + rows[HEAD_ROWS::step]
     even = [row for row in rows if len(row) == dialect.fields]
     columns = list(zip(*even, strict=True))
-    decimal = "," if has_decimal_commas(columns) else "."
     different = unique_names(names)
-    profiles = [
-        profile(values, name, decimal=decimal)
-        for name, values in zip(different, columns, strict=True)
-    ]
+    profiles = [profile(values, name) for name, values in zip(different, columns, strict=True)]
     by_name = header and different == names
     note = ""
     if header and not by_name:
         dialect = dataclasses.replace(dialect, skip_lines=dialect.skip_lines + 1)
         note = "The header repeats names, so columns are named by position here."
     keys = _input_keys(dialect, encoding, by_name, whole and head.endswith(_EMPTY_LINE))
-    if decimal != ".":
-        keys["decimal"] = decimal
     profiles, malformed = _one_separator(profiles, keys), len(rows) - len(even)
     return SampledFile(profiles, whole and step == 1, whole, keys, not by_name, note, malformed)
 

@@ -20,11 +20,10 @@ _NULLS_OF_NUMBERS = ("-", "--", "na", "none", ".", "nil", "unknown", "inf", "-in
 _INT = re.compile(r"-?\d+")
 _FLOAT = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _LENIENT_INT = re.compile(r"[-+]?\d+(\.0+)?")
-_GROUPED = re.compile(r"-?\d{1,3}(,\d{3})*(\.\d+)?")
 _HEX = re.compile("[0-9a-fA-F]{8}")
 _SHORT_HEX = re.compile("[0-9a-fA-F]{1,8}")
-_COMMA_NUMBER = re.compile(r"[-+]?(\d+|[1-9]\d{0,2}(\.\d{3})+)(,\d+)?")
-_EXCHANGED = str.maketrans(",.", ".,")
+#: 1,234.50 or 1.234,50: a number, and no list of numbers.
+_COMMA_NUMBER = re.compile(r"[-+]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?|[-+]?[\d.]*\d,\d+")
 #: An item of a list with spaces between, such as 17 or N55689; 017 may be part of a number.
 _CODE = re.compile(r"-?(0|[1-9]\d*)|[A-Za-z]+\d+")
 #: How programs write booleans, in lower case; 1 and 0 alone are numbers.
@@ -58,8 +57,7 @@ class Profile:
         rows: how many were seen.
         counts: how often each value was seen, without missing ones and spaces around.
         missing: how many values are missing.
-        reading: how values are written, as keys of the spec: nulls, trim, lenient, thousands.
-        decimal: the decimal point of the file's numbers.
+        reading: how values are written, as keys of the spec: nulls, trim, lenient.
         time_format: of times; "" for parquet's own.
         separator: of lists in text.
         floating: whether the file holds floats, though these are integers.
@@ -74,7 +72,6 @@ class Profile:
     counts: Counter[str]
     missing: int = 0
     reading: dict[str, Any] = dataclasses.field(default_factory=dict)
-    decimal: str = "."
     time_format: str = ""
     separator: str = ""
     floating: bool = False
@@ -118,8 +115,7 @@ class Profile:
         return max(self.numbers)
 
     def number(self, text: str) -> float:
-        """Return the number that a text is, which may group its digits."""
-        text = _with_point(text, self.decimal).replace(",", "")
+        """Return the number that a text is."""
         return int(text) if _INT.fullmatch(text) else float(text)
 
     def of_rows(self) -> list[str | None]:
@@ -137,27 +133,26 @@ class Profile:
         return to_time(text, self.time_format)
 
 
-def profile(values: Sequence[str], name: str, *, lists: bool = True, decimal: str = ".") -> Profile:
+def profile(values: Sequence[str], name: str, *, lists: bool = True) -> Profile:
     """Return what a column of texts is.
 
     Args:
         values: of each row; "" where missing.
         name: of the column; "" if it has none.
         lists: whether a text may be a list of values.
-        decimal: the decimal point of numbers.
     """
     raw = Counter(values)
     counts: Counter[str] = Counter()
     for value, often in raw.items():
         counts[value.strip(" \t")] += often
     counts.pop("", None)
-    nulls = _null_texts(counts, decimal)
+    nulls = _null_texts(counts)
     reading: dict[str, Any] = {"nulls": nulls} if nulls else {}
     if any(value != value.strip(" \t") for value in raw):
         reading["trim"] = True
     counts = Counter({text: often for text, often in counts.items() if text not in nulls})
     missing = len(values) - sum(counts.values())
-    texts = Profile(name, "empty", len(values), counts, missing, reading, decimal, texts=values)
+    texts = Profile(name, "empty", len(values), counts, missing, reading, texts=values)
     if not counts:
         return texts
     format = time_format(list(counts), name)
@@ -201,46 +196,21 @@ def items_of(text: str, separator: str) -> list[str]:
     return text.removesuffix(separator).split(separator) if text.strip() else []
 
 
-def has_decimal_commas(columns: Sequence[Sequence[str]]) -> bool:
-    """Whether the numbers of a file are written as 1,5: some columns are, and none as 1.5."""
-    some = False
-    for values in columns:
-        texts = {value.strip(" \t") for value in values} - {"", *NULLS, *_NULLS_OF_NUMBERS}
-        if not any("," in text or "." in text for text in texts):
-            continue
-        fractions = {text.partition(".")[2] for text in texts if "." in text}
-        if all(map(_FLOAT.fullmatch, texts)) and any(len(each) != 3 for each in fractions):
-            return False
-        # 1,234 alone may be a group of digits
-        grouped = all(map(_GROUPED.fullmatch, texts))
-        some = some or (not grouped and all(map(_COMMA_NUMBER.fullmatch, texts)))
-    return some
-
-
-def _with_point(text: str, decimal: str) -> str:
-    """Return a number with commas only between groups of digits."""
-    return text.translate(_EXCHANGED) if decimal == "," else text
-
-
-def _null_texts(counts: Counter[str], decimal: str) -> list[str]:
+def _null_texts(counts: Counter[str]) -> list[str]:
     """Return the texts among the values that mean a missing value."""
     codes = sum(bool(re.fullmatch("[A-Z]{2}", text)) for text in counts) > len(counts) / 2
     nulls = {text for text in NULLS if text in counts and not (text == "NA" and codes)}
     others = [text for text in counts if text not in nulls and text not in _NULLS_OF_NUMBERS]
-    numbers = [_with_point(text, decimal) for text in others]
-    if others and all(_LENIENT_INT.fullmatch(text) or _FLOAT.fullmatch(text) for text in numbers):
+    if others and all(_LENIENT_INT.fullmatch(text) or _FLOAT.fullmatch(text) for text in others):
         nulls |= {text for text in _NULLS_OF_NUMBERS if text in counts}
     return sorted(nulls)
 
 
 def _as_numbers(of: Profile) -> Profile | None:
     """Return the profile of a column of numbers, or None."""
-    texts = [_with_point(text, of.decimal) for text in of.counts]
+    texts = list(of.counts)
     if all(map(_INT.fullmatch, texts)) and any(re.fullmatch(r"-?0\d+", text) for text in texts):
         return None  # 00501 is not 501
-    grouped = any("," in text for text in texts) and all(map(_GROUPED.fullmatch, texts))
-    if grouped:
-        texts = [text.replace(",", "") for text in texts]
     whole = all(map(_LENIENT_INT.fullmatch, texts))
     if not whole and not all(_FLOAT.fullmatch(text.removeprefix("+")) for text in texts):
         return None
@@ -249,8 +219,6 @@ def _as_numbers(of: Profile) -> Profile | None:
     reading = dict(of.reading)
     if not all(map((_INT if whole else _FLOAT).fullmatch, texts)):
         reading["lenient"] = True
-    if grouped:
-        reading["thousands"] = of.decimal.translate(_EXCHANGED)
     return dataclasses.replace(of, kind="int" if whole else "float", reading=reading)
 
 
@@ -271,7 +239,8 @@ def _list_separator(counts: Counter[str]) -> str:
     Texts are lists if there are several in a tenth of them, no item is empty, and all items are
     integers, or fewer than the texts, because they come back in other lists.
     """
-    for separator in _SEPARATORS:
+    numbers_alone = all(map(_COMMA_NUMBER.fullmatch, counts))
+    for separator in _SEPARATORS.replace(",", "" if numbers_alone else ","):
         lists = [items_of(text, separator) for text in counts]
         if sum(len(each) > 1 for each in lists) < max(2, 0.1 * len(counts)):
             continue
