@@ -35,7 +35,6 @@ class Rules:
     above: float = -math.inf
     most: float = _LARGEST
     choices: tuple[str, ...] = ()
-    foreign: Mapping[str, str] = dataclasses.field(default_factory=dict)
     needs: str = ""
     excludes: tuple[str, ...] = ()
     group: str = ""
@@ -65,13 +64,12 @@ def flag(text: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
         text: The help. The default is appended to it, unless it names one.
         default: The default, or a function that returns it. Without one the argument is required.
         rules: ``least``, ``above``, ``most``: bounds of a number, or of each number of a tuple
-            (``most=math.inf`` allows infinity, too). ``choices``: the values allowed. ``foreign``:
-            values that another program allows → a sentence that names what to use instead.
-            ``needs``: the flag, or flag and value, without which this one has no effect
-            (``--mode train``). ``excludes``: the names of the fields that must not be set beside
-            this one. ``group``: the heading in the help. ``metavar``: the name of the value in the
-            help. ``parse``: makes the value of the text, if the type of the field does not.
-            ``positional``: the argument is recognized by its position.
+            (``most=math.inf`` allows infinity, too). ``choices``: the values allowed. ``needs``:
+            the flag, or flag and value, without which this one has no effect (``--mode train``).
+            ``excludes``: the names of the fields that must not be set beside this one. ``group``:
+            the heading in the help. ``metavar``: the name of the value in the help. ``parse``:
+            makes the value of the text, if the type of the field does not. ``positional``: the
+            argument is recognized by its position.
     """
     given = {"default_factory" if callable(default) else "default": default}
     return dataclasses.field(**given, metadata={"rules": Rules(text, **rules)})
@@ -81,8 +79,8 @@ class Settings:
     """Base of dataclasses that check themselves against the declarations of their fields.
 
     Attributes:
-        HINTS: Flags that a user may know from another program, and a sentence for each that names
-            what to use instead.
+        HINTS: Flags, or flags and values, that a user may know from another program, and a sentence
+            for each that names what to use instead.
 
     Raises:
         SettingsError: A value is not allowed, or has no effect beside the other values.
@@ -96,7 +94,10 @@ class Settings:
             value = _read(getattr(self, field.name), field, rules)
             object.__setattr__(self, field.name, value)
             if value is not None and not isinstance(value, dict):
-                _check_value(f"{rules.name(field)} {as_text(value)}", value, rules)
+                written = f"{rules.name(field)} {as_text(value)}"
+                if written in self.HINTS:
+                    raise SettingsError(f"{written} is unknown", self.HINTS[written])
+                _check_value(written, value, rules)
         given = {
             field.name: rules.name(field) + ("" if value is True else f" {as_text(value)}")
             for field, rules in fields
@@ -130,9 +131,6 @@ def _read(value: Any, field: dataclasses.Field, rules: Rules) -> Any:
 def _check_value(given: str, value: Any, rules: Rules) -> None:
     many = isinstance(value, tuple)
     values = value if many else (value,)
-    for value in values:
-        if value in rules.foreign:
-            raise SettingsError(f"{given} is unknown", rules.foreign[value])
     if rules.choices and not set(values) <= set(rules.choices):
         raise SettingsError(given, f"{'some' if many else 'one'} of {', '.join(rules.choices)}")
     numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
@@ -244,10 +242,8 @@ def _add(group: Any, field: dataclasses.Field, rules: Rules, hint: Any) -> None:
     options: dict[str, Any] = {"help": text, "type": rules.parse or parse}
     if hint == Mapping[str, Any]:
         options |= {"nargs": "+", "action": _Collect}
-    if rules.foreign:  # the dataclass refuses them, with their sentences
+    if rules.choices and hint is str:  # the dataclass refuses others
         options["metavar"] = f"{{{','.join(rules.choices)}}}"
-    elif rules.choices and hint is str:
-        options["choices"] = rules.choices
     else:
         options["metavar"] = rules.metavar or metavar
     required = default is field.default_factory is dataclasses.MISSING

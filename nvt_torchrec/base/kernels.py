@@ -8,7 +8,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numba
@@ -18,6 +18,7 @@ from numba.core.caching import FunctionCache
 
 log = logging.getLogger(__name__)
 
+_MISSING = object()
 _CONSTANTS = (bool, int, float, str, tuple, np.generic, np.ndarray)
 
 
@@ -118,13 +119,21 @@ def _collect(function: FunctionType, seen: set[FunctionType], parts: set[str]) -
 
 
 def named(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the globals that a function names, also in functions and loops within it."""
+    """Yield the globals that a function names, also in functions and loops within it.
+
+    Of a module of the function's own package, what it names of that module.
+    """
     codes = [function.__code__]
     for code in codes:
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    for name in sorted({name for code in codes for name in code.co_names}):
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
+    names = sorted({name for code in codes for name in code.co_names})
+    package = function.__module__.partition(".")[0]
+    for name in names:
+        value = function.__globals__.get(name, _MISSING)
+        if isinstance(value, ModuleType) and value.__name__.startswith(f"{package}."):
+            yield from ((inner, vars(value)[inner]) for inner in names if inner in vars(value))
+        elif value is not _MISSING:
+            yield name, value
 
 
 @functools.cache

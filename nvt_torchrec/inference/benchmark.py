@@ -28,7 +28,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.reading import Read
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.inference import tensors
-from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.inference.predictor import Predictor, of_labels
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.frames import to_frame
 
@@ -113,7 +113,7 @@ class Stock:
         return to_frame(rows, self._spec)
 
     def predict(self, frame: pd.DataFrame, timed: Timed) -> np.ndarray:
-        """Return probabilities float32 [n]; ``timed`` runs a stage and measures its time."""
+        """Return probabilities; ``timed`` runs a stage and measures its time."""
         features = timed("  Workflow.transform", lambda: self._workflow.transform(frame))
         return timed("  plain model", lambda: self._score(features))
 
@@ -192,8 +192,8 @@ def measure(
             timed("  dense", lambda: _done(predictor.model.logits(encoded.dense, embedded)))
         if onnx is not None:
             given = tensors.to_tensors(inputs, batch)
-            (other,) = timed(_ONNX, lambda: onnx.run([tensors.OUTPUT], given))
-            np.testing.assert_allclose(other, score, atol=atol)
+            others = timed(_ONNX, lambda: onnx.run(outputs, given))
+            np.testing.assert_allclose(np.stack(others), np.atleast_2d(score.T), atol=atol)
         return score
 
     def stocks(batch: list[dict]) -> np.ndarray:
@@ -202,7 +202,7 @@ def measure(
         return timed(_STOCK, lambda: stock.predict(frame, timed))
 
     atol = 1e-5 if predictor.model.table.kind == "float32" else 0.1
-    inputs = tensors.inputs_of(predictor.spec)
+    inputs, outputs = tensors.inputs_of(predictor.spec), of_labels(tensors.OUTPUT, predictor.labels)
     for batch in itertools.islice(batches, 5):  # caches, compiled code
         ours(batch)
     if stock is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import hashlib
 import itertools
 import json
@@ -37,10 +38,9 @@ from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.clicklog.in_memory.errors import of_fitted_spec, say_fitted
 from nvt_torchrec.clicklog.readers.lines import filesystem_of
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
-from nvt_torchrec.dlrm.metrics import Metrics, compute_metrics
+from nvt_torchrec.dlrm.metrics import ByLabel, Metrics, compute_metrics
 from nvt_torchrec.formats.rows import RawRows
-from nvt_torchrec.inference.id_columns import check_id_columns
-from nvt_torchrec.inference.predictor import Predictor, input_spec
+from nvt_torchrec.inference.predictor import Predictor, input_spec, of_labels
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,8 @@ def predict_file(
 
     The output has a row for each row of the input, in its order: ``row`` int64 (from 0, without
     the header), ``id_columns``, ``probability`` float32, and, if the input has them, ``label``
-    uint8, the one that the model predicts, and ``weight`` float32.
+    uint8, the one that the model predicts, and ``weight`` float32. A model of several labels gives
+    ``probability_NAME`` and ``label_NAME`` of each.
 
     Args:
         predictor: The workflow and the model.
@@ -110,7 +111,7 @@ def predict_file(
         first = next(pieces)
     if need_label and not first.label:
         raise SchemaError(f"{input_path}: no column {spec.label}", "leave --evaluate out")
-    check_id_columns(id_columns, first)
+    _check_id_columns(id_columns, first, predictor.labels)
     pieces = itertools.chain([first], pieces)
     workers = workers or len(os.sched_getaffinity(0))
     filesystem, name = filesystem_of(input_path)
@@ -150,6 +151,37 @@ def predict_file(
     if rejected:
         log.warning("%s: %d malformed rows left out: %s", input_path, rejected, rejected_file)
     return Scored(rows, rejected, rejected_file)
+
+
+def _check_id_columns(names: tuple[str, ...], first: UnparsedRows, labels: tuple[str, ...]) -> None:
+    """Check the names of columns to copy.
+
+    Args:
+        names: The names.
+        first: The first piece of the file.
+        labels: The labels that the model predicts.
+
+    Raises:
+        SchemaError: The file has no such column.
+        SettingsError: A name occurs twice, or is in the output anyway.
+    """
+    taken = {"row", *of_labels("probability", labels), *of_labels("label", labels)}
+    taken |= {"weight"} if first.spec.weight else set()
+    for name in names:
+        if name in taken or names.count(name) > 1:
+            raise SettingsError(
+                f"--id_columns {','.join(names)}: {name!r} is in the output already", "leave it out"
+            )
+    available = list(first.names()) if names else []
+    for name in names:
+        if available.count(name) != 1:
+            close = difflib.get_close_matches(name, available, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise SchemaError(
+                f"{first.path}: column {name} of --id_columns is "
+                f"{'ambiguous' if name in available else 'missing'}",
+                f"{hint}it has {', '.join(available[:50])}",
+            )
 
 
 def _finished(output: Path, settings: dict[str, Any], rejected_file: Path) -> Scored:
@@ -285,10 +317,11 @@ def _score(
         rows = piece.parse(reject=reject)
     columns: dict[str, Any] = {"row": to_arrow(piece.first + rows.line)}
     columns |= piece.columns(id_columns, rows.line) if id_columns else {}
-    columns["probability"] = to_arrow(predictor.predict_rows(rows, piece.first))
-    labels = predictor.labels_of(rows)
+    scores = predictor.predict_rows(rows, piece.first).reshape(len(rows), -1)
+    names, labels = predictor.labels, predictor.labels_of(rows)
+    columns |= zip(of_labels("probability", names), map(to_arrow, scores.T), strict=True)
     if labels is not None:
-        columns["label"] = to_arrow(labels)
+        columns |= zip(of_labels("label", names), map(to_arrow, labels), strict=True)
     if rows.weight is not None:
         columns["weight"] = to_arrow(rows.weight)
     return pa.table(columns), _describe(piece, rows)
@@ -337,20 +370,27 @@ def metrics_of(
     return compute_metrics(np.log(x) - np.log1p(-x), labels, weights)
 
 
-def evaluate_file(path: Path, *, weighted: bool = False) -> Metrics:
-    """Return the metrics of a file that :func:`predict_file` wrote, with 60 bytes of memory a row.
+def evaluate_file(path: Path, labels: tuple[str, ...], *, weighted: bool = False) -> ByLabel:
+    """Return the metrics by label of a file that :func:`predict_file` wrote.
+
+    It takes 60 bytes of memory a row.
 
     Args:
         path: The file.
+        labels: The labels that its model predicts.
         weighted: Whether its rows have weights.
 
     Raises:
         SettingsError: The file has no labels.
     """
     with pq.ParquetFile(path) as file:
-        if "label" not in file.schema_arrow.names:
+        if of_labels("label", labels)[0] not in file.schema_arrow.names:
             raise SettingsError(f"{path}: no labels", "leave out --evaluate")
-        names = ["probability", "label", *(["weight"] if weighted else [])]
-        table = file.read(columns=names)
-    columns = (np.concatenate([to_numpy(c) for c in table[name].chunks]) for name in names)
-    return metrics_of(*columns)
+        metrics: ByLabel = {}
+        pairs = (of_labels(what, labels) for what in ("probability", "label"))
+        for label, *pair in zip(labels, *pairs, strict=True):
+            names = [*pair, *(["weight"] if weighted else [])]
+            table = file.read(columns=names)
+            columns = (np.concatenate([to_numpy(c) for c in table[name].chunks]) for name in names)
+            metrics[label] = metrics_of(*columns)
+    return metrics

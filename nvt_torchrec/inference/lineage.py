@@ -27,7 +27,7 @@ class Lineage:
     """The line of descent of a bundle.
 
     Attributes:
-        bundle: Path, digest, type of the tables, bytes.
+        bundle: Path, digest, type of the tables, bytes, labels that it predicts.
         checkpoint: What the bundle records of the checkpoint.
         workflow: Digest and generations.
         days: Every day that the workflow counted or that the checkpoint was trained on:
@@ -85,6 +85,7 @@ def read_lineage(
             "digest": bundle_digest(bundle),
             "tables": description.tables,
             "bytes": sum(entry.bytes for entry in description.files.values()),
+            "labels": list(description.model.labels),
         },
         checkpoint=dataclasses.asdict(description.origin),
         workflow={
@@ -122,7 +123,7 @@ def _check_checkpoint(
     inner: WorkflowDescription,
     checkpoint: Path | None,
 ) -> None:
-    trained_with = description.model.workflow_digest
+    trained_with = description.origin.checkpoint.workflow_digest
     if trained_with:
         what = "checkpoint: trained on the data of this workflow"
         lineage.compare(what, trained_with, description.workflow_digest)
@@ -184,7 +185,7 @@ def text_of(lineage: Lineage) -> str:
         checkpoint += f", continued from {record['continued_from'][:12]}"
     lines = [
         f"bundle      {bundle['path']}: {bundle['digest'][:12]}, {bundle['tables']}, "
-        f"{bundle['bytes'] / 2**20:.1f} MiB",
+        f"{bundle['bytes'] / 2**20:.1f} MiB, predicts {', '.join(bundle['labels'])}",
         f"checkpoint  {checkpoint}",
         f"workflow    {workflow['digest'][:12]}, generation {workflow['generation']}",
         generations_table(inspect(Path(bundle["path"]) / WORKFLOW)),

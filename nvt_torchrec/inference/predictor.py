@@ -17,7 +17,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.rows import Jagged, RawRows
 from nvt_torchrec.inference.encoder import Encoder
-from nvt_torchrec.inference.model.bundle import describe, is_bundle, read_bundle
+from nvt_torchrec.inference.model.bundle import is_bundle, read_bundle
 from nvt_torchrec.inference.model.scoring import KINDS, ServingModel
 from nvt_torchrec.inference.model.weights import check_pair, read_checkpoint, usable
 from nvt_torchrec.workflows import compiled
@@ -37,15 +37,14 @@ class Predictor:
     Attributes:
         workflow: Encodes rows, on the CPU.
         model: Scores encoded rows.
-        label: The label whose probability it predicts.
+        labels: The names of the labels whose probabilities it predicts.
     """
 
-    def __init__(
-        self, workflow: compiled.CompiledWorkflow, model: ServingModel, label: str = ""
-    ) -> None:
-        """Score with these; ``label`` is "" for the workflow's main one."""
-        self.workflow, self.model = workflow, model
-        self.label = label or workflow.spec.label
+    def __init__(self, workflow: compiled.CompiledWorkflow, model: ServingModel) -> None:
+        """Score with these."""
+        self.workflow, self.model, self.labels = workflow, model, model.config.labels
+        several = self.labels[1:] and [len(self.labels)]
+        self._no_scores = np.empty((0, *several), np.float32)
         self._encoder = Encoder(workflow)
 
     @classmethod
@@ -84,15 +83,14 @@ class Predictor:
                     f"{path}: a saved workflow, not a bundle", "also pass a checkpoint"
                 )
             workflow, model = read_bundle(path, device, check=check)
-            label = describe(path).model.label
         else:
             if check:
                 inspect(path).verify()
             workflow = compiled.load(path, verify=check)
-            model, shape = read_checkpoint(checkpoint, device)
-            check_pair(workflow.schema, workflow.digest, shape, path, checkpoint)
-            label = shape.label
-        return cls(workflow, model.convert(tables or model.table.kind), label)
+            model, origin = read_checkpoint(checkpoint, device)
+            pair = workflow.schema, workflow.digest, model.config, origin.workflow_digest
+            check_pair(*pair, path, checkpoint)
+        return cls(workflow, model.convert(tables or model.table.kind))
 
     @property
     def spec(self) -> FeatureSpec:
@@ -113,7 +111,7 @@ class Predictor:
                 time_format says. Strings that the spec trims or reads leniently are read so.
 
         Returns:
-            Float32 [rows], in their order.
+            Float32 [rows], in their order; of several :attr:`labels` [rows, labels].
 
         Raises:
             SchemaError: A column is missing, or has a type that cannot hold its raw type.
@@ -128,15 +126,15 @@ class Predictor:
         """Convert rows in memory to typed columns; see :meth:`predict`."""
         return self._encoder.read(rows)
 
-    def labels_of(self, rows: RawRows) -> np.ndarray | None:
-        """Return the values uint8 [n] of the predicted label; None for rows without labels."""
-        number = self.spec.labels.index(self.label)
-        if not number or rows.more_labels is None:
-            return rows.label
-        return rows.more_labels[number - 1]
+    def labels_of(self, rows: RawRows) -> list[np.ndarray] | None:
+        """Return the values uint8 [n] of each of :attr:`labels`; None for rows without labels."""
+        if rows.label is None:
+            return None
+        values = [rows.label, *(() if rows.more_labels is None else rows.more_labels)]
+        return [values[self.spec.labels.index(label)] for label in self.labels]
 
     def predict_rows(self, rows: RawRows, first: int = 0) -> np.ndarray:
-        """Return the probabilities float32 [n] of parsed rows, with or without labels.
+        """Return the probabilities of parsed rows, with or without labels; see :meth:`predict`.
 
         Args:
             rows: The rows.
@@ -152,10 +150,12 @@ class Predictor:
 
     @torch.inference_mode()
     def predict_encoded(self, dense: np.ndarray, ids: np.ndarray | list[Ids]) -> np.ndarray:
-        """Return the probabilities float32 [n] of dense and ids of EncodedRows, not checked."""
+        """Return the probabilities of dense and ids of EncodedRows, not checked."""
         count = dense.shape[1]
+        if not count:
+            return self._no_scores
         if count <= MODEL_ROWS:
-            return self._score(dense, ids) if count else np.empty(0, np.float32)
+            return self._score(dense, ids)
         scores = [
             self._score(dense[:, at : at + MODEL_ROWS], cut_ids(ids, at, at + MODEL_ROWS))
             for at in range(0, count, MODEL_ROWS)
@@ -173,14 +173,14 @@ class Predictor:
                 self.predict_rows(piece.without_label().parse(), piece.first)
                 for piece in format_of(spec).stream(str(path), _BLOCK_BYTES)
             ]
-        return np.concatenate(pieces) if pieces else np.empty(0, np.float32)
+        return np.concatenate([self._no_scores, *pieces])
 
 
 def check_finite(probabilities: np.ndarray, rows: np.ndarray | None = None) -> None:
     """Refuse probabilities that are NaN.
 
     Args:
-        probabilities: The probabilities [n].
+        probabilities: The probabilities [n], or [n, labels].
         rows: The numbers of their rows [n], for errors; None: from 0 on.
 
     Raises:
@@ -188,7 +188,7 @@ def check_finite(probabilities: np.ndarray, rows: np.ndarray | None = None) -> N
     """
     finite = np.isfinite(probabilities)
     if not finite.all():
-        at = int(finite.argmin())
+        at = int(finite.reshape(len(finite), -1).all(1).argmin())
         raise InvalidRowError(
             at if rows is None else int(rows[at]),
             "",
@@ -196,6 +196,16 @@ def check_finite(probabilities: np.ndarray, rows: np.ndarray | None = None) -> N
             "a dense value of the row is too large, or the model's weights are: correct the row or "
             "leave it out, or take an earlier checkpoint",
         )
+
+
+def of_labels(what: str, labels: tuple[str, ...]) -> list[str]:
+    """Return the name of ``what`` of each label, which is "what" itself if there is one label."""
+    return [what] if len(labels) == 1 else [f"{what}_{label}" for label in labels]
+
+
+def by_label(values: dict[str, Any]) -> Any:
+    """Return values by label as JSON shows them: of one label, its value; None of no label."""
+    return values if len(values) > 1 else next(iter(values.values()), None)
 
 
 def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> FeatureSpec:

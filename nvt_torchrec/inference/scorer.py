@@ -29,11 +29,13 @@ class Scorer:
 
     Attributes:
         schema: The columns, in order, and the rows of their tables.
+        labels: The names of the labels whose probabilities it predicts.
     """
 
     def __init__(self, predictor: Predictor) -> None:
         """Score with the model of a predictor."""
         self._predictor, self.schema = predictor, predictor.workflow.schema
+        self.labels = predictor.labels
 
     @classmethod
     def load(cls, path: Path | str, checkpoint: Path | str | None = None, **options: Any) -> Scorer:
@@ -41,7 +43,7 @@ class Scorer:
         return cls(Predictor.load(path, checkpoint, **options))
 
     def predict(self, dense: Any, ids: KeyedJaggedTensor | Any) -> np.ndarray:
-        """Return the probabilities of a click, float32 [rows].
+        """Return the probabilities of a click, float32 [rows]; of several labels [rows, labels].
 
         Args:
             dense: Normalized values [rows, dense columns], a tensor or an array.

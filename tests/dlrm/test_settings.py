@@ -63,7 +63,7 @@ def test_defaults_are_those_of_the_example_but_for_rates_and_sizes():
         ("--dense_arch_layer_sizes 5,x", "'5,x' is not a comma-separated list of integers"),
         ("--batch_size 0", "--batch_size 0\n.*at least 1"),
         ("--learning_rate 0", "--learning_rate 0.0\n.*above 0"),
-        ("--optimizer lamb", "invalid choice: 'lamb'"),
+        ("--optimizer lamb", r"--optimizer lamb\n.*one of sgd"),
         ("--adagrad --optimizer sgd", "--adagrad and --optimizer are both set"),
         ("--lr_decay_start 5", "no effect without --lr_decay_steps"),
         (

@@ -89,7 +89,7 @@ def test_bad_input_is_found_before_anything_is_written(tmp_path: Path, capsys) -
             "--policy and --max_table_size are both set",
         ),
         (["--resume", "--restart"], "--resume and --restart are both set"),
-        (["--on_bad_rows", "x"], "argument --on_bad_rows: invalid choice: 'x'"),
+        (["--on_bad_rows", "x"], "--on_bad_rows x\n  -> one of error, quarantine"),
         (["--on_bad_row", "error"], "did you mean --on_bad_rows?"),  # no silent abbreviations
         (["--seed", "-1"], "--seed -1\n  -> it must be at least 0"),
     ):

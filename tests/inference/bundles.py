@@ -20,7 +20,7 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, Fe
 from nvt_torchrec.formats.vocabularies import Generation
 from nvt_torchrec.inference.model.bundle import save_bundle
 from nvt_torchrec.inference.model.scoring import ServingModel, Table
-from nvt_torchrec.inference.model.weights import CheckpointOrigin, ModelShape, Origin
+from nvt_torchrec.inference.model.weights import CheckpointOrigin, Origin
 from nvt_torchrec.inference.publish import PublishSettings, steps
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary
@@ -123,10 +123,11 @@ def make_bundle(
     }
     head = build_head(config)
     head.module.load_state_dict(weights)
-    model = ServingModel.make(Table(integers(sum(sizes), DIM)), sizes, head)
-    shape = ModelShape(config, inspect(workflow).digest)
+    model = ServingModel.make(Table(integers(sum(sizes), DIM)), config, head)
     origin = origin or make_origin(generation, (generation or 0,))
-    save_bundle(path, workflow, model, shape, origin=origin)
+    digest = inspect(workflow).digest
+    made_from = dataclasses.replace(origin.checkpoint, workflow_digest=digest)
+    save_bundle(path, workflow, model, dataclasses.replace(origin, checkpoint=made_from))
     return path
 
 
@@ -134,7 +135,7 @@ def make_origin(generation: int | None, days: tuple[int, ...]) -> Origin:
     """The origin of a bundle whose checkpoint is not at hand."""
     settings, versions = {"learning_rate": 0.1, "batch_size": 64}, {"torch": "2.13.0"}
     checkpoint = CheckpointOrigin(
-        "c" * 128, 120, 7680, generation, days, "b" * 128, settings, versions
+        "c" * 128, 120, 7680, "", generation, days, "b" * 128, settings, versions
     )
     return Origin(checkpoint, {"nvt-torchrec": "0.1"})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import nvt_torchrec.nvt_compat  # noqa: F401
@@ -36,6 +37,7 @@ def make_scorer(schema, seed: int) -> tuple[ModelWithTables, ModelConfig]:
         seed = 1  # of a single vector there are no products
     first_order = (0.0, 0.7)[seed % 2]
     config = dlrm(*columns, 4, bottom, (8, 4, 1), first_order, INTERACTIONS[seed % 3])
+    config = dataclasses.replace(config, labels=schema.labels[:1])
     model = with_tables(config, seed)
     bags = model.sparse_arch.embedding_bag_collection.embedding_bags
     for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
@@ -50,7 +52,7 @@ def to_serve(model: ModelWithTables, config: ModelConfig) -> ServingModel:
     """The same weights, arranged for scoring."""
     bags = model.sparse_arch.embedding_bag_collection.embedding_bags
     rows = torch.cat([bags[name].weight for name in config.table_names])
-    return ServingModel.make(Table(rows), config.num_embeddings, model.head)
+    return ServingModel.make(Table(rows), config, model.head)
 
 
 def scores(scorer: ModelWithTables, workflow: Path, rows: RawRows) -> np.ndarray:

@@ -124,11 +124,10 @@ def test_descriptions_that_are_wrong(bundle: Path, tmp_path: Path) -> None:
 
     def settings(**change: object) -> dict:
         model = value["model"]
-        config = model["config"] | {"settings": model["config"]["settings"] | change}
-        return {"model": model | {"config": config}}
+        return {"model": model | {"settings": model["settings"] | change}}
 
     for change, error, message in (
-        ({"version": 9}, SchemaError, "version 9, this program reads 3"),
+        ({"version": 9}, SchemaError, "version 9, this program reads 4"),
         ({"workflow_digest": "0" * 64}, SchemaError, "the workflow in it is another one"),
         (settings(over_arch_layer_sizes=[16, 1, 1]), BadInputError, r"module.top.*\.npy"),
         (settings(over_arch_layer_sizes=[8, 1]), BadInputError, r"\[16, \d+\] instead of \[8"),

@@ -29,9 +29,7 @@ from nvt_torchrec.inference.export import onnx_file
 from nvt_torchrec.inference.export.graph import encode
 from nvt_torchrec.inference.export.onnx_file import Scores, assemble, export_onnx
 from nvt_torchrec.inference.export.operators import Graph
-from nvt_torchrec.inference.model.bundle import describe as describe_bundle
 from nvt_torchrec.inference.model.bundle import save_bundle, write_bundle
-from nvt_torchrec.inference.model.weights import ModelShape
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.tensors import inputs_of, to_tensors
 from nvt_torchrec.workflows import compiled
@@ -51,9 +49,8 @@ def random_bundle(workflow: Path, path: Path, seed: int) -> Predictor:
     """Write a bundle of a saved workflow and a model of random weights; return its predictor."""
     opened = compiled.load(workflow)
     scorer, config = make_scorer(opened.schema, seed)
-    shape = ModelShape(config, opened.digest)
     model = to_serve(scorer, config)
-    save_bundle(path, workflow, model, shape, origin=make_origin(0, (0,)))
+    save_bundle(path, workflow, model, make_origin(0, (0,)))
     return Predictor(opened, model)
 
 
@@ -106,7 +103,9 @@ def test_a_file_that_scores_otherwise_is_not_written(
     bundle: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = Scores.forward
-    monkeypatch.setattr(Scores, "forward", lambda self, columns: original(self, columns) * 0.99)
+    monkeypatch.setattr(
+        Scores, "forward", lambda self, columns: (original(self, columns)[0] * 0.99,)
+    )
     flags = ["--bundle", str(bundle), "--output", str(tmp_path / "export")]
     assert main(["export", *flags]) == 2
     assert "model.onnx: its probabilities differ from the bundle's by" in capsys.readouterr().err
@@ -165,10 +164,8 @@ def test_lists_hashes_and_small_tables(
 ) -> None:
     monkeypatch.setattr(onnx_file, "_WEIGHTS_APART", 1)
     predictor = untrained(tmp_path, LISTS, 4)
-    small, shape = predictor.model.convert(kind), describe_bundle(tmp_path / "bundle").model
-    save_bundle(
-        tmp_path / "small", tmp_path / "workflow", small, shape, origin=make_origin(0, (0,))
-    )
+    small = predictor.model.convert(kind)
+    save_bundle(tmp_path / "small", tmp_path / "workflow", small, make_origin(0, (0,)))
     export_onnx(tmp_path / "small", tmp_path / "export")
     assert (tmp_path / "export" / "model.onnx.data").is_file()
     (tmp_path / "export").rename(tmp_path / "moved")
@@ -199,6 +196,7 @@ def test_any_spec_scores_as_the_predictor(
         value.dtype = ir.DataType.INT64
     if spec.dense:
         outputs[0].dtype = ir.DataType.DOUBLE
+    outputs = {str(k): value for k, value in enumerate(outputs)}
     model = assemble(encoded.inputs, outputs, [*graph.nodes], [*graph.initializers])
     ir.save(model, directory / "model.onnx")
     rows = odd_rows(spec, count, np.random.default_rng(seed))
@@ -210,7 +208,7 @@ def test_any_spec_scores_as_the_predictor(
     if single:
         np.testing.assert_array_equal(columns[bool(spec.dense)].T, [ids[j] for j in single])
     with torch.no_grad(), np.errstate(over="ignore", invalid="ignore"):
-        got = Scores(description, predictor.model)([*map(torch.from_numpy, columns)]).numpy()
+        (got,) = Scores(description, predictor.model)([*map(torch.from_numpy, columns)])
         expected = predictor.predict_encoded(encoded_rows.dense, ids)
     np.testing.assert_allclose(got, expected, atol=1e-6)
 

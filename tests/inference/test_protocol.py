@@ -62,7 +62,7 @@ def test_tritons_client(
     assert client.is_server_ready()
     assert client.is_model_ready(MODEL)
     assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
-    described = client.get_model_metadata(MODEL, "1")["inputs"]
+    described = client.get_model_metadata(MODEL)["inputs"]
     assert {tensor["name"] for tensor in described} == tensors.keys()
     inputs = []
     for tensor in described:

@@ -62,8 +62,7 @@ class TrainFields(Settings):
 
     # fmt: off
     mode: str = flag(
-        "train, or evaluate the test set", "train", group="what to do", choices=("train", "test"),
-        foreign={"inference_benchmark": "measure scoring with `python -m inference benchmark`"}
+        "train, or evaluate the test set", "train", group="what to do", choices=("train", "test")
     )
 
     binary_path: str = _data(

@@ -42,8 +42,9 @@ _LEFT_OUT = (
     "--warmup_factor"
 )
 LEFT_OUT = set(_LEFT_OUT.split())
-#: Each of these flags → what to do instead, in one sentence.
+#: Each of these flags, or flags and values → what to do instead, in one sentence.
 HINTS = {
     **{flag: f"it is called {name} here" for flag, name in RENAMED.items()},
     **dict.fromkeys(LEFT_OUT, "leave it out: docs/flags.md says why, or what to use"),
+    "--mode inference_benchmark": "measure scoring with `python -m inference benchmark`",
 }

@@ -45,6 +45,7 @@ SETTINGS = (ModelSettings, PredictSettings)
 def run(model: ModelSettings, settings: PredictSettings) -> None:
     """Score the rows; print how many there were, and perhaps metrics."""
     predictor = model.load()
+    from nvt_torchrec.dlrm.metrics import to_json
     from nvt_torchrec.inference.bulk import evaluate_file, predict_file
 
     begin = time.perf_counter()
@@ -63,5 +64,6 @@ def run(model: ModelSettings, settings: PredictSettings) -> None:
     rejected = f", {scored.rejected} rejected" if scored.rejected else ""
     print(f"{scored.rows} rows scored{rejected} in {seconds:.1f} s: {settings.output}")
     if settings.evaluate:
-        metrics = evaluate_file(settings.output, weighted=bool(predictor.spec.weight))
-        print(json.dumps(metrics.to_dict()))
+        weighted = bool(predictor.spec.weight)
+        metrics = evaluate_file(settings.output, predictor.labels, weighted=weighted)
+        print(json.dumps(to_json(metrics)))

@@ -31,11 +31,13 @@ SETTINGS = (PublishSettings,)
 def run(settings: PublishSettings) -> int:
     """Publish or roll back; print the comparison and what is served. Return the exit status."""
     prepare()
+    from nvt_torchrec.inference.predictor import by_label
     from nvt_torchrec.inference.publish.steps import publish, rollback
 
     done = rollback(settings.to) if settings.rollback else publish(settings)
     if settings.json:
-        print(json.dumps(dataclasses.asdict(done)))
+        content = dataclasses.asdict(done)
+        print(json.dumps(content | {"metrics": by_label(content["metrics"]) or {}}))
     else:
         _print(done, settings)
     return REFUSED if done.refusals else 0
@@ -44,8 +46,8 @@ def run(settings: PublishSettings) -> int:
 def _print(done: Published, settings: PublishSettings) -> None:
     from nvt_torchrec.inference.publish.steps import table
 
-    if done.metrics:
-        print(table(done.metrics))
+    for label, models in done.metrics.items():
+        print(table(models, label if len(done.metrics) > 1 else ""))
     for why in done.refusals:
         log.error("refused: %s", why)
     served: str | None = done.name

@@ -28,7 +28,7 @@ from nvt_torchrec.inference.export.graph import ML_OPSET, OPSET, Encoded, encode
 from nvt_torchrec.inference.export.operators import Graph, vocabulary_bytes
 from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest
 from nvt_torchrec.inference.model.scoring import ServingModel
-from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.inference.predictor import Predictor, of_labels
 from nvt_torchrec.inference.tensors import DTYPES, MISSING_OF, OUTPUT, inputs_of, to_columns
 from nvt_torchrec.workflows.compiled.dense import normalization
 from nvt_torchrec.workflows.description import inspect
@@ -48,7 +48,7 @@ _TOLERANCE = 1e-5
 
 
 class Scores(nn.Module):
-    """Dense values and ids → probabilities float32 [rows]; see :class:`.graph.Encoded`."""
+    """Dense values and ids → for each label probabilities [rows]; see :class:`.graph.Encoded`."""
 
     def __init__(self, description: WorkflowDescription, model: ServingModel) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Scores(nn.Module):
         self.first_singles = model.first[~torch.tensor(lists)]
         self.first_lists = model.first[torch.tensor(lists)]
 
-    def forward(self, columns: list[torch.Tensor]) -> torch.Tensor:
+    def forward(self, columns: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Return the probabilities of :attr:`Encoded.columns`."""
         columns = [*columns]
         dense = columns.pop(0) if self.transforms else None
@@ -75,7 +75,7 @@ class Scores(nn.Module):
             present = torch.arange(ids.shape[1]) < length.unsqueeze(1)
             embedded.append((self.rows(ids + first) * present.unsqueeze(-1)).sum(1, keepdim=True))
         vectors = embedded[0] if len(embedded) == 1 else torch.cat(embedded, 1)[:, self.order]
-        return torch.sigmoid(self.head(self._dense(dense, vectors), vectors).squeeze(-1))
+        return torch.sigmoid(self.head(self._dense(dense, vectors), vectors)).unbind(1)
 
     def _dense(self, x: torch.Tensor | None, vectors: torch.Tensor) -> torch.Tensor:
         if x is None:
@@ -101,8 +101,8 @@ def export_onnx(bundle: Path, output: Path) -> None:
         write_model(bundle, temporary)
 
 
-def write_model(bundle: Path, directory: Path) -> FeatureSpec:
-    """Write ``model.onnx``, and perhaps its tables, into a directory; return the columns."""
+def write_model(bundle: Path, directory: Path) -> Predictor:
+    """Write ``model.onnx``, and perhaps its tables, into a directory; return the bundle's model."""
     predictor = Predictor.load(bundle, check=True)
     description = inspect(bundle / WORKFLOW)
     graph = Graph()
@@ -113,19 +113,21 @@ def write_model(bundle: Path, directory: Path) -> FeatureSpec:
             f"{bundle}: vocabularies of {size >> 20} MiB, and a file of ONNX has less than 2 GiB",
             "train with smaller ones: max_table_size, freq_threshold or hash_buckets",
         )
-    model = _spliced(graph, encoded, Scores(description, predictor.model))
+    names = of_labels(OUTPUT, predictor.labels)
+    model = _spliced(graph, encoded, Scores(description, predictor.model), names)
     model.metadata_props.update({
-        "bundle": bundle_digest(bundle), "workflow": description.digest, "label": predictor.label,
+        "bundle": bundle_digest(bundle), "workflow": description.digest,
+        "label": ",".join(predictor.labels),
     })  # fmt: skip
     weights = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
     apart = f"{FILE}.data" if weights >= _WEIGHTS_APART else None
     ir.save(model, directory / FILE, external_data=apart)
     _check(directory / FILE, predictor, encoded.known)
-    return predictor.spec
+    return predictor
 
 
-def _spliced(graph: Graph, encoded: Encoded, scores: Scores) -> ir.Model:
-    """Return a model of the nodes that encode, followed by those that score."""
+def _spliced(graph: Graph, encoded: Encoded, scores: Scores, names: list[str]) -> ir.Model:
+    """Return a model of the nodes that encode, followed by those that score, with named outputs."""
     rows, lists = torch.export.Dim("rows", min=1), len(encoded.lists)
     integers = torch.zeros(2, 3, dtype=torch.int64)
     columns, shapes = [], [{0: rows} for _ in encoded.columns]
@@ -153,8 +155,9 @@ def _spliced(graph: Graph, encoded: Encoded, scores: Scores) -> ir.Model:
     body.initializers.clear()
     body.outputs.clear()
     body.remove(nodes)
+    of_names = dict(zip(names, outputs, strict=True))
     return assemble(
-        encoded.inputs, outputs, [*graph.nodes, *nodes], [*graph.initializers, *initializers]
+        encoded.inputs, of_names, [*graph.nodes, *nodes], [*graph.initializers, *initializers]
     )
 
 
@@ -183,16 +186,20 @@ def _gather_rows(body: ir.Graph, node: ir.Node) -> None:
 
 
 def assemble(
-    inputs: list[ir.Value], outputs: list[ir.Value], nodes: list[ir.Node], constants: list[ir.Value]
+    inputs: list[ir.Value],
+    outputs: dict[str, ir.Value],
+    nodes: list[ir.Node],
+    constants: list[ir.Value],
 ) -> ir.Model:
     """Return a model of nodes; what is between inputs and outputs is named as no column is."""
     for k, value in enumerate([*constants, *(value for n in nodes for value in n.outputs)]):
         value.name = f"/{k}"
-    outputs[0].name = OUTPUT
+    for name, value in outputs.items():
+        value.name = name
     for k, node in enumerate(nodes):  # of two graphs
         node.name = f"{k}: {node.name or node.op_type}"
     whole = ir.Graph(
-        inputs, outputs, nodes=nodes, initializers=constants, name=PRODUCER,
+        inputs, [*outputs.values()], nodes=nodes, initializers=constants, name=PRODUCER,
         opset_imports={"": OPSET, "ai.onnx.ml": ML_OPSET},
     )  # fmt: skip
     return ir.Model(whole, ir_version=IR_VERSION, producer_name=PRODUCER)
@@ -209,8 +216,8 @@ def _check(file: Path, predictor: Predictor, known: dict[str, list]) -> None:
         some = {name: values[:count] for name, values in probes.items()}
         encoded = predictor.workflow.transform(predictor.read(to_columns(inputs, some)))
         expected = predictor.predict_encoded(encoded.dense, encoded.ids)
-        (got,) = session.run([OUTPUT], some)
-        difference = float(np.abs(got - expected).max())
+        got = np.stack(session.run(of_labels(OUTPUT, predictor.labels), some))
+        difference = float(np.abs(got - np.atleast_2d(expected.T)).max())
         if not difference <= _TOLERANCE:
             raise SettingsError(
                 f"{FILE}: its probabilities differ from the bundle's by {difference:g}, at most "

@@ -2,7 +2,8 @@
 
 Layout::
 
-    click_probability/config.pbtxt     inputs: a tensor for each column; output: probability
+    click_probability/config.pbtxt     inputs: a tensor for each column; a probability
+                                       of each label
     click_probability/1/model.onnx     :mod:`inference.export.onnx_file`
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.inference.export.onnx_file import write_model
+from nvt_torchrec.inference.predictor import of_labels
 from nvt_torchrec.inference.tensors import MODEL_NAME, OUTPUT, inputs_of
 
 _MAX_BATCH = 4096
@@ -34,14 +36,16 @@ def export_triton(bundle: Path, output: Path) -> None:
     with new_directory(output) as temporary:
         version = temporary / MODEL_NAME / "1"
         version.mkdir(parents=True)
-        spec = write_model(bundle, version)
-        (temporary / MODEL_NAME / "config.pbtxt").write_text(config(spec))
+        predictor = write_model(bundle, version)
+        text = config(predictor.spec, predictor.labels)
+        (temporary / MODEL_NAME / "config.pbtxt").write_text(text)
 
 
-def config(spec: FeatureSpec) -> str:
+def config(spec: FeatureSpec, labels: tuple[str, ...]) -> str:
     """Return the text of ``config.pbtxt``."""
     tensors = {name: found for column in inputs_of(spec) for name, found in column.tensors.items()}
     inputs = ",\n".join(_tensor(name, _TYPES[kind], rank) for name, (kind, rank) in tensors.items())
+    outputs = ",\n".join(_tensor(name, "TYPE_FP32", 1) for name in of_labels(OUTPUT, labels))
     return f"""name: "{MODEL_NAME}"
 backend: "onnxruntime"
 max_batch_size: {_MAX_BATCH}
@@ -49,7 +53,7 @@ input [
 {inputs}
 ]
 output [
-{_tensor(OUTPUT, "TYPE_FP32", 1)}
+{outputs}
 ]
 dynamic_batching {{ max_queue_delay_microseconds: 500 }}
 instance_group [ {{ kind: KIND_CPU, count: 1 }} ]

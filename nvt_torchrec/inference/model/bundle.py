@@ -8,7 +8,7 @@ Layout::
     workflow/              the saved workflow, with its compiled form
     .merlin/schema.json    columns and table sizes
     weights/table.npy      [rows of all tables, embedding dim], one table after the other: float32,
-                           float16, or uint8 with weights/ranges.npy, float32 [rows, 2 or 3]; see
+                           float16, or uint8 with weights/ranges.npy, float32 [rows, 2 or more]; see
                            :mod:`inference.model.scoring`
     weights/NAME.npy       the weights of the layers, by their names in
                            :class:`dlrm.models.head.Head`
@@ -41,18 +41,16 @@ from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
 from nvt_torchrec.inference.model.scoring import KINDS, ServingModel, Table
 from nvt_torchrec.inference.model.weights import (
-    ModelShape,
     Origin,
     check_pair,
     read_checkpoint,
-    read_checkpoint_origin,
 )
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
 
 FORMAT = Format(
     "nvt-torchrec bundle",
-    3,
+    4,
     "a bundle of `python -m inference bundle`",
     version_key="version",
     foreign=SchemaError,
@@ -98,19 +96,18 @@ def write_bundle(
             "choose another --output, or remove it first",
         )
     description.verify()
-    model, shape = read_checkpoint(checkpoint, torch.device("cpu"))
-    _check_generation(description, shape, workflow, checkpoint)
+    model, made_from = read_checkpoint(checkpoint, torch.device("cpu"))
+    trained_on = made_from.workflow_digest
+    _check_generation(description, trained_on, workflow, checkpoint)
     opened = compiled.load(workflow, verify=True)
-    check_pair(opened.schema, opened.digest, shape, workflow, checkpoint)
-    model = model.convert(tables)
+    check_pair(opened.schema, opened.digest, model.config, trained_on, workflow, checkpoint)
     versions = {
         "nvt-torchrec": __version__,
         "torch": str(torch.__version__),
         "numpy": np.__version__,
     }
-    origin = Origin(read_checkpoint_origin(checkpoint), versions)
     trained = (Path(checkpoint) / MODEL_FILE).stat().st_mtime
-    save_bundle(path, workflow, model, shape, origin=origin, trained=trained)
+    save_bundle(path, workflow, model.convert(tables), Origin(made_from, versions), trained)
     return True
 
 
@@ -124,13 +121,13 @@ def _is_made_from(
 
 
 def _check_generation(
-    description: WorkflowDescription, shape: ModelShape, workflow: Path, checkpoint: Path | str
+    description: WorkflowDescription, trained_on: str, workflow: Path, checkpoint: Path | str
 ) -> None:
     """Refuse a checkpoint of an earlier generation of the workflow, with a remedy of its own."""
-    trained_on = description.ancestor(shape.workflow_digest)
-    if trained_on is not None and trained_on.digest != description.digest:
+    ancestor = description.ancestor(trained_on)
+    if ancestor is not None and ancestor.digest != description.digest:
         raise SchemaError(
-            f"{checkpoint} was trained on generation {trained_on.number} of the workflow, and "
+            f"{checkpoint} was trained on generation {ancestor.number} of the workflow, and "
             f"{workflow} is at generation {description.generation}",
             f"train with --continue_from {checkpoint} on the data of generation "
             f"{description.generation}, and bundle the new checkpoint",
@@ -141,8 +138,6 @@ def save_bundle(
     path: Path,
     workflow: Path,
     model: ServingModel,
-    shape: ModelShape,
-    *,
     origin: Origin,
     trained: float | None = None,
 ) -> None:
@@ -162,7 +157,7 @@ def save_bundle(
             "workflow_digest": description.digest,
             "generation": description.generation,
             "origin": dataclasses.asdict(origin),
-            "model": dataclasses.asdict(shape),
+            "model": model.config.to_dict(),
             "tables": model.table.kind,
             "files": {
                 str(file.relative_to(temporary)): FileEntry.of(file).to_dict() for file in files
@@ -212,12 +207,12 @@ def read_bundle(
             f"was made with ({value.workflow_digest[:12]}…)",
             _AGAIN,
         )
-    config = value.model.config
-    check_pair(workflow.schema, workflow.digest, value.model, path / WORKFLOW, path)
+    config, trained_on = value.model, value.origin.checkpoint.workflow_digest
+    check_pair(workflow.schema, workflow.digest, config, trained_on, path / WORKFLOW, path)
     try:
         head = _load_head(path / WEIGHTS, config, device)
         table = _load_table(path / WEIGHTS, value.tables, config).to(device)
-        model = ServingModel.make(table, config.num_embeddings, head)
+        model = ServingModel.make(table, config, head)
         for name in (f"{WEIGHTS}/{tensor}.npy" for tensor in _weights(model)):
             if name not in value.files:  # comparing digests would say nothing of it
                 raise ValueError(f"{name} is not among its files")
@@ -225,7 +220,7 @@ def read_bundle(
         raise BadInputError(f"{path}: damaged: {error}", _AGAIN) from error
     _check_finite(path, model, tables=check)
     try:
-        model.check_scores(path, len(config.dense), tables=check)
+        model.check_scores(path, tables=check)
     except (RuntimeError, TypeError, LookupError, ValueError) as error:  # of a program
         raise BadInputError(f"{path}: damaged: {str(error).splitlines()[0]}", _AGAIN) from error
     return workflow, model
@@ -264,7 +259,7 @@ class BundleDescription:
     """
 
     workflow_digest: str
-    model: ModelShape
+    model: ModelConfig
     files: dict[str, FileEntry]
     tables: str
     generation: int | None
@@ -306,7 +301,8 @@ def bundle_name(digest: str) -> str:
 
 def _load_table(weights: Path, kind: str, config: ModelConfig) -> Table:
     """Map the table."""
-    rows, ranges = sum(config.num_embeddings), 2 + bool(config.first_order)
+    rows = sum(config.num_embeddings)
+    ranges = 2 + (len(config.labels) if config.first_order else 0)
     values = _map(weights / "table.npy", _NUMPY_KINDS[kind], (rows, config.embedding_dim))
     if kind != "int8":
         return Table(torch.from_numpy(values.values), mapped=(values,))

@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.mapping import MappedArray
+from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.models.head import Head
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.workflows.compiled.workflow import Ids
@@ -38,8 +39,8 @@ class Table:
 
     Attributes:
         values: [rows, embedding dim], of a type of :data:`KINDS`.
-        ranges: Float32 [rows, 2 or 3], scale and minimum of each row, for int8; else None. The
-            third is the first value of the row, if that is a weight of the first-order term.
+        ranges: Float32 [rows, 2 or more], scale and minimum of each row, for int8; else None. Any
+            further ones are the first values of the row, weights of the first-order term.
         mapped: The mapped files that hold them; empty if they are in memory.
     """
 
@@ -70,8 +71,8 @@ class Table:
         if self.ranges is not None:
             ranges = functional.embedding(index, self.ranges)
             values = torch.addcmul(ranges[..., 1:2], values.float(), ranges[..., :1])
-            if ranges.shape[-1] == 3:
-                values[..., 0] = ranges[..., 2]
+            if exact := ranges.shape[-1] - 2:
+                values[..., :exact] = ranges[..., 2:]
             return values
         return values.float()
 
@@ -87,10 +88,10 @@ class Table:
             rows, index = self.rows(index), torch.arange(len(index), device=index.device)
         return functional.embedding_bag(index, rows, begins, mode="sum")
 
-    def convert(self, kind: str, *, first_order: bool = False) -> Table:
+    def convert(self, kind: str, exact: int = 0) -> Table:
         """Return the table in another type; this one if it is of that type already.
 
-        ``first_order``: the first value of each row is a weight of the first-order term.
+        The first ``exact`` values of each row, weights of the first-order term, stay float32.
 
         Raises:
             SettingsError: The table is not float32, or has values that the type cannot hold.
@@ -106,7 +107,7 @@ class Table:
         values = torch.empty(rows, width, dtype=KINDS[kind], device=self.device)
         ranges = None
         if kind == "int8":
-            ranges = torch.empty(rows, 2 + first_order, device=self.device)
+            ranges = torch.empty(rows, 2 + exact, device=self.device)
         for at in range(0, rows, _CHUNK_ROWS):
             rows_here = slice(at, at + _CHUNK_ROWS)
             chunk = self.values[rows_here]
@@ -118,9 +119,9 @@ class Table:
             if ranges is None:
                 values[rows_here] = chunk
             else:
-                if first_order:
-                    ranges[rows_here, 2] = chunk[:, 0]
-                    chunk = functional.pad(chunk[:, 1:], (1, 0))
+                if exact:
+                    ranges[rows_here, 2:] = chunk[:, :exact]
+                    chunk = functional.pad(chunk[:, exact:], (exact, 0))
                 values[rows_here], ranges[rows_here, :2] = _quantize(chunk)
         return Table(values, ranges)
 
@@ -133,34 +134,35 @@ class ServingModel:
         table: The rows of all tables.
         first: Int64 [categorical columns], the first row of each column in ``table``.
         head: What follows the lookup, as in training.
+        config: The columns, labels and layers.
     """
 
     table: Table
     first: torch.Tensor
     head: Head
+    config: ModelConfig
 
     @classmethod
-    def make(cls, table: Table, sizes: tuple[int, ...], head: Head) -> ServingModel:
-        """Make a model of its parts; ``sizes`` are the numbers of rows of each column's table."""
-        first = torch.tensor([0, *sizes[:-1]], dtype=torch.int64).cumsum(0)
+    def make(cls, table: Table, config: ModelConfig, head: Head) -> ServingModel:
+        """Make a model of its parts."""
+        first = torch.tensor([0, *config.num_embeddings[:-1]], dtype=torch.int64).cumsum(0)
         head.eval().requires_grad_(False)
         for module in head.modules():  # PyTorch finds these in a third of the time
             vars(module).update({**module._parameters, **module._buffers, **module._modules})
-        return cls(table, first.to(table.device), head)
+        return cls(table, first.to(table.device), head, config)
 
     def convert(self, kind: str) -> ServingModel:
         """Return the model with its table in another type, see :meth:`Table.convert`."""
-        table = self.table.convert(kind, first_order=self.head.first_order is not None)
-        return dataclasses.replace(self, table=table)
+        exact = len(self.config.labels) if self.config.first_order else 0
+        return dataclasses.replace(self, table=self.table.convert(kind, exact))
 
-    def check_scores(self, path: Path | str, dense: int, *, tables: bool = True) -> None:
+    def check_scores(self, path: Path | str, *, tables: bool = True) -> None:
         """Check that the logits of two rows are finite: their dense values are 1, and -1.
 
         Weights that are finite may be so large that sums of them are not.
 
         Args:
             path: Where the model comes from, for errors.
-            dense: The number of dense columns.
             tables: Read all embeddings, and score those with the largest value of each column; else
                 the first ones.
 
@@ -173,7 +175,7 @@ class ServingModel:
             low, high = (self.table.values if ranges is None else ranges).aminmax(dim=1)
             columns = torch.maximum(high, -low).tensor_split(index[1:].cpu())
             index = index + torch.stack([column.argmax() for column in columns])
-        x = torch.tensor([[1.0], [-1.0]], device=self.device).expand(2, dense)
+        x = torch.tensor([[1.0], [-1.0]], device=self.device).expand(2, len(self.config.dense))
         if not self.head(x, self.table.rows(index).repeat(2, 1, 1)).isfinite().all():
             raise BadInputError(
                 f"{path}: the model's scores are not finite: its weights are too large",
@@ -214,7 +216,10 @@ class ServingModel:
         return sums.view(len(ids), n, -1).transpose(0, 1)
 
     def logits(self, dense: np.ndarray, embedded: torch.Tensor) -> torch.Tensor:
-        """Return logits float32 [n] of dense columns float32 [dense columns, n] and embeddings."""
+        """Return logits float32 [n], of several labels [n, labels].
+
+        ``dense`` is float32 [dense columns, n]; ``embedded`` is what :meth:`lookup` returns.
+        """
         return self.head(torch.from_numpy(dense).to(self.device).T, embedded).squeeze(-1)
 
 

@@ -19,21 +19,6 @@ from nvt_torchrec.inference.model.scoring import ServingModel, Table
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelShape:
-    """A model, and what must match a workflow beside its columns and tables.
-
-    Attributes:
-        config: The model.
-        workflow_digest: Digest of the workflow whose data the model was trained on; "" if unknown.
-        label: The label that it predicts; "" for the workflow's main one.
-    """
-
-    config: ModelConfig
-    workflow_digest: str
-    label: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
 class CheckpointOrigin:
     """What a bundle records of the checkpoint that it was made from.
 
@@ -42,6 +27,7 @@ class CheckpointOrigin:
             of the other files.
         steps: The number of training steps.
         samples: The number of samples trained on.
+        workflow_digest: The digest of the workflow whose data it was trained on; "" if unknown.
         generation: The generation of the workflow whose data it was trained on, if known.
         days: The days it was trained on, those of the checkpoints before it included, if known.
         continued_from: The digest of the checkpoint that its training continued from, if any.
@@ -52,6 +38,7 @@ class CheckpointOrigin:
     digest: str
     steps: int | None
     samples: int | None
+    workflow_digest: str
     generation: int | None
     days: tuple[int, ...] | None
     continued_from: str | None
@@ -83,7 +70,9 @@ def usable(device: torch.device | str) -> torch.device:
     return chosen
 
 
-def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingModel, ModelShape]:
+def read_checkpoint(
+    path: Path | str, device: torch.device
+) -> tuple[ServingModel, CheckpointOrigin]:
     """Read the model of a training checkpoint of any world size and sharding plan.
 
     Raises:
@@ -92,22 +81,15 @@ def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingMode
     """
     from nvt_torchrec.dlrm.checkpoint.store import read_model  # imports torch.distributed
 
-    record = CheckpointRecord.read(path)
+    origin = _read_origin(Path(path))
     rows, head, config = read_model(path, device)
-    digest, label = str(record.training.get("workflow_digest") or ""), record.label or ""
-    model = ServingModel.make(Table(rows), config.num_embeddings, head)
-    model.check_scores(path, len(config.dense))
-    return model, ModelShape(config, digest, label)
+    model = ServingModel.make(Table(rows), config, head)
+    model.check_scores(path)
+    return model, origin
 
 
-def read_checkpoint_origin(path: Path | str) -> CheckpointOrigin:
-    """Return what a bundle records of a checkpoint.
-
-    Raises:
-        BadInputError: The checkpoint is missing or damaged.
-        SchemaError: It is not a checkpoint of this program.
-    """
-    file, record = Path(path) / MODEL_FILE, CheckpointRecord.read(path)
+def _read_origin(path: Path) -> CheckpointOrigin:
+    file, record = path / MODEL_FILE, CheckpointRecord.read(path)
     remedy = "the checkpoint is damaged: copy it again"
     before, settings = (
         parse(dict[str, Any], record.training.get(key) or {}, file, remedy)
@@ -117,6 +99,7 @@ def read_checkpoint_origin(path: Path | str) -> CheckpointOrigin:
     value = {
         **known,
         "digest": digest_of(path),
+        "workflow_digest": record.training.get("workflow_digest") or "",
         "continued_from": before.get("digest"),
         "settings": {  # without paths, which mean nothing on another machine
             key: item
@@ -129,14 +112,20 @@ def read_checkpoint_origin(path: Path | str) -> CheckpointOrigin:
 
 
 def check_pair(
-    schema: TableSchema, digest: str, shape: ModelShape, workflow: Path | str, model: Path | str
+    schema: TableSchema,
+    digest: str,
+    config: ModelConfig,
+    trained_on: str,
+    workflow: Path | str,
+    model: Path | str,
 ) -> None:
     """Check that a model was trained on the data of a workflow.
 
     Args:
         schema: The schema of the data that the workflow writes.
         digest: The workflow's digest.
-        shape: The model's shape.
+        config: The model.
+        trained_on: The digest of the workflow whose data it was trained on; "" if unknown.
         workflow: Name of the workflow in errors.
         model: Name of the model in errors.
 
@@ -144,27 +133,28 @@ def check_pair(
         SchemaError: It was trained on other data.
     """
     remedy = "pass the workflow whose data the model was trained on"
-    if shape.workflow_digest and shape.workflow_digest != digest:
+    if trained_on and trained_on != digest:
         raise SchemaError(
             f"{model} was trained on data of another workflow (digest "
-            f"{shape.workflow_digest[:12]}…) than {workflow} (digest {digest[:12]}…)",
+            f"{trained_on[:12]}…) than {workflow} (digest {digest[:12]}…)",
             "pass the OUT/workflow beside the OUT/criteo_binary it was trained on",
         )
-    if shape.label and shape.label not in schema.labels:
+    if not {*config.labels} <= {*schema.labels}:
         raise SchemaError(
-            f"{model} predicts label {shape.label}, {workflow} has {', '.join(schema.labels)}",
+            f"{model} predicts {', '.join(config.labels)}; {workflow} has the labels "
+            f"{', '.join(schema.labels)}",
             remedy,
         )
     for what, ours, theirs in (
-        ("dense columns", schema.dense, shape.config.dense),
-        ("categorical columns", schema.categorical, shape.config.categorical),
+        ("dense columns", schema.dense, config.dense),
+        ("categorical columns", schema.categorical, config.categorical),
     ):
         if ours != theirs:
             raise SchemaError(
                 f"{what} of {workflow}: {', '.join(ours)}; of {model}: {', '.join(theirs)}", remedy
             )
     for name, needed, rows in zip(
-        schema.categorical, schema.table_sizes, shape.config.num_embeddings, strict=True
+        schema.categorical, schema.table_sizes, config.num_embeddings, strict=True
     ):
         if needed > rows:
             raise SchemaError(
@@ -174,17 +164,31 @@ def check_pair(
             )
 
 
-def check_same_columns(now: FeatureSpec, new: FeatureSpec, what: str) -> None:
-    """Check that a bundle takes the rows that clients send already.
+def check_same_interface(
+    now: FeatureSpec,
+    new: FeatureSpec,
+    labels: tuple[tuple[str, ...], tuple[str, ...]],
+    what: str,
+) -> None:
+    """Check that a bundle takes the rows that clients send already, and answers in the same form.
 
     Args:
         now: The spec of the bundle that is served.
         new: The spec of the bundle that is to replace it.
+        labels: The labels that the one and the other predict.
         what: The new bundle, in errors.
 
     Raises:
-        SchemaError: A column is missing, new, in another place, of another type or read otherwise.
+        SchemaError: A column is missing, new, in another place, of another type or read otherwise;
+            or the labels are others, and either predicts several.
     """
+    if labels[0] != labels[1] and any(len(names) > 1 for names in labels):
+        raise SchemaError(
+            f"{what}: it predicts {', '.join(labels[1])}, the bundle that is served "
+            f"{', '.join(labels[0])}",
+            "answers would have another form: serve it at another address, from a directory of its "
+            "own",
+        )
     here, there = (_as_clients_see(spec) for spec in (now, new))
     if here == there:
         return

@@ -14,10 +14,10 @@ from tqdm import tqdm
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
 from nvt_torchrec.clicklog.readers.log_format import format_of
-from nvt_torchrec.dlrm.metrics import Metrics
+from nvt_torchrec.dlrm.metrics import Metrics, to_json
 from nvt_torchrec.inference.bulk import metrics_of
 from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest, bundle_name, describe
-from nvt_torchrec.inference.model.weights import check_same_columns
+from nvt_torchrec.inference.model.weights import check_same_interface
 from nvt_torchrec.inference.predictor import Predictor, input_spec
 from nvt_torchrec.inference.publish import PublishSettings
 from nvt_torchrec.inference.publish.store import PUBLISH, ROLLBACK, Entry, Store, open_store
@@ -35,14 +35,15 @@ class Published:
     Attributes:
         name: The name of the bundle.
         before: The name of the bundle that was served before; None if none was.
-        metrics: The metrics on the sample of the bundle that was served, if any, and the new one.
+        metrics: By label, the metrics on the sample of the bundle that was served, if any, and of
+            the new one.
         refusals: Why the bundle is not served; empty if it is.
         removed: The names of the bundles that were removed.
     """
 
     name: str
     before: str | None
-    metrics: dict[str, Metrics] = dataclasses.field(default_factory=dict)
+    metrics: dict[str, dict[str, Metrics]] = dataclasses.field(default_factory=dict)
     refusals: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
 
@@ -62,7 +63,7 @@ def publish(settings: PublishSettings) -> Published:
     with open_store(settings.to, create=True) as store:
         before, name = store.served_name(), bundle_name(digest)
         new = Predictor.load(bundle, check=True)
-        metrics: dict[str, Metrics] = {}
+        metrics: dict[str, dict[str, Metrics]] = {}
         if before == name:
             with _errors_of_served():
                 describe(store.path(name), check=True)
@@ -76,7 +77,8 @@ def publish(settings: PublishSettings) -> Published:
             del new
             if bundle_digest(store.add(bundle)) != digest:
                 raise BadInputError(f"{bundle}: has changed meanwhile", "publish it again")
-            measured = metrics["new"].to_dict() if metrics else None
+            of_new = {label: models["new"] for label, models in metrics.items()}
+            measured = to_json(of_new) if of_new else None
             store.switch(Entry.now(PUBLISH, digest, generation=generation, metrics=measured))
         removed = () if settings.keep is None else tuple(store.prune(settings.keep))
         return Published(name, before, metrics, removed=removed)
@@ -120,10 +122,11 @@ def _check_successor(
     """Check that a bundle has the columns of the one that is served; return why it is too old."""
     try:
         served = inspect(store.path(before) / WORKFLOW)
+        labels = describe(store.path(before)).model.labels
     except ClickLogError as error:  # it cannot be compared; servers have it in memory
         log.warning("the bundle is not compared with %s, which is served: %s", before, error.what)
         return []
-    check_same_columns(served.spec, new.spec, str(settings.bundle))
+    check_same_interface(served.spec, new.spec, (labels, new.labels), str(settings.bundle))
     ancestor = served.ancestor(new.workflow.digest)
     if ancestor is None or ancestor.digest == served.digest or settings.allow_older:
         return []
@@ -135,27 +138,34 @@ def _check_successor(
 
 def _compare(
     store: Store, before: str | None, new: Predictor, settings: PublishSettings
-) -> dict[str, Metrics]:
+) -> dict[str, dict[str, Metrics]]:
     predictors = {"new": new}
     if before is not None:
         with _errors_of_served():
             predictors = {"served": Predictor.load(store.path(before), check=True), **predictors}
     sample = settings.sample or ""
     metrics = score_labelled(predictors, sample, settings.format, settings.sample_rows)
-    if metrics["new"].auroc is None:
-        raise BadInputError(
-            f"{sample}: its first {metrics['new'].samples} rows have the same label: they tell "
-            "nothing about a model",
-            "pass more rows (--sample_rows), or others",
-        )
+    for label, models in metrics.items():
+        if models["new"].auroc is None:
+            raise BadInputError(
+                f"{sample}: its first {models['new'].samples} rows have the same label {label}: "
+                "they tell nothing about a model",
+                "pass more rows (--sample_rows), or others",
+            )
     return metrics
 
 
-def _refusals(metrics: dict[str, Metrics], settings: PublishSettings) -> list[str]:
+def _refusals(metrics: dict[str, dict[str, Metrics]], settings: PublishSettings) -> list[str]:
     """Say by what the new bundle breaks the limits; nothing if it does not."""
-    if "served" not in metrics:
-        return []
-    served, new = metrics["served"], metrics["new"]
+    return [
+        f"of {label}, {refusal}" if len(metrics) > 1 else refusal
+        for label, models in metrics.items()
+        if "served" in models
+        for refusal in _worse(models["served"], models["new"], settings)
+    ]
+
+
+def _worse(served: Metrics, new: Metrics, settings: PublishSettings) -> list[str]:
     drop = (served.auroc or 0.0) - (new.auroc or 0.0)
     growth = abs((new.calibration or 0.0) - 1) - abs((served.calibration or 0.0) - 1)
     limits = (
@@ -171,8 +181,8 @@ def _refusals(metrics: dict[str, Metrics], settings: PublishSettings) -> list[st
 
 def score_labelled(
     predictors: Mapping[str, Predictor], path: str, file_format: str | None, most: int
-) -> dict[str, Metrics]:
-    """Return the metrics of several predictors of one label on the same labelled rows, by name.
+) -> dict[str, dict[str, Metrics]]:
+    """Return the metrics of predictors of the same labels on the same labelled rows.
 
     It takes about 60 bytes of memory a row.
 
@@ -182,16 +192,20 @@ def score_labelled(
         file_format: Its format; None for that of the training log, or parquet if the path ends so.
         most: The number of rows to read, from the first on.
 
+    Returns:
+        The metrics by label and name.
+
     Raises:
         SchemaError: The log has no labels, or the predictors predict different ones.
         BadInputError, BadRowError: It has no rows, or malformed ones.
     """
     first = next(iter(predictors.values()))
     for name, predictor in predictors.items():
-        if predictor.label != first.label:
+        if predictor.labels != first.labels:
             raise SchemaError(
-                f"model {name} predicts label {predictor.label}, the first one {first.label}",
-                "compare models of the same label",
+                f"model {name} predicts {', '.join(predictor.labels)}, the first one "
+                f"{', '.join(first.labels)}",
+                "compare models of the same labels",
             )
     spec = input_spec(first.spec, path, file_format)
     pieces = format_of(spec).stream(path, _BLOCK_BYTES)
@@ -205,7 +219,7 @@ def score_labelled(
                 raise SchemaError(f"{path}: no column {spec.label}", "pass rows with labels")
             rows = piece.parse()
             count = min(most - taken, len(rows))
-            labels.append(first.labels_of(rows)[:count])  # type: ignore[index]
+            labels.append(np.stack(first.labels_of(rows) or [])[:, :count])
             if rows.weight is not None:
                 weights.append(rows.weight[:count])
             for name, predictor in predictors.items():
@@ -214,12 +228,15 @@ def score_labelled(
             taken += count
     if not taken:
         raise BadInputError(f"{path}: no rows", "pass rows with labels")
-    truth = np.concatenate(labels)
-    weight = np.concatenate(weights) if weights else None
-    return {name: metrics_of(np.concatenate(p), truth, weight) for name, p in scores.items()}
+    truth, weight = np.concatenate(labels, 1), np.concatenate(weights) if weights else None
+    of_labels = {name: np.atleast_2d(np.concatenate(p).T) for name, p in scores.items()}
+    return {
+        label: {name: metrics_of(p[t], truth[t], weight) for name, p in of_labels.items()}
+        for t, label in enumerate(first.labels)
+    }
 
 
-def table(metrics: Mapping[str, Metrics]) -> str:
+def table(metrics: Mapping[str, Metrics], title: str = "") -> str:
     """Format a line for each model by its name, and one for each change from the one before."""
 
     def line(name: str, rows: str, values: Sequence[float | None], sign: str = "") -> str:
@@ -227,7 +244,7 @@ def table(metrics: Mapping[str, Metrics]) -> str:
         return f"{name:8}{rows:>12}{cells[0]:>12}{cells[1]:>12}{cells[2]:>14}"
 
     figures = [(model.auroc, model.log_loss, model.calibration) for model in metrics.values()]
-    lines = [f"{'':8}{'rows':>12}{'AUROC':>12}{'log loss':>12}{'calibration':>14}"]
+    lines = [f"{title:8}{'rows':>12}{'AUROC':>12}{'log loss':>12}{'calibration':>14}"]
     for (name, model), values in zip(metrics.items(), figures, strict=True):
         lines.append(line(name, f"{model.samples:,}", values))
     for before, after in itertools.pairwise(figures):

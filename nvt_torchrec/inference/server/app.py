@@ -10,13 +10,12 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import RedirectResponse
-from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.requests import ClientDisconnect
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from nvt_torchrec import __version__
@@ -26,7 +25,6 @@ from nvt_torchrec.inference.server import protocol
 from nvt_torchrec.inference.server.batching import Batcher
 from nvt_torchrec.inference.server.bodies import Parsed, Parser, RefusedError, parse_body
 from nvt_torchrec.inference.server.metrics import ServerMetrics
-from nvt_torchrec.inference.server.openapi import ERRORS, Probabilities, request_body
 from nvt_torchrec.inference.server.reload import Reloader, Served
 from nvt_torchrec.inference.server.settings import ServerSettings, Source
 
@@ -43,7 +41,7 @@ class Service:
     """A model that is served over HTTP.
 
     A model that is put in its place later has the same columns
-    (:func:`inference.model.weights.check_same_columns`). All else may differ, so a request
+    (:func:`inference.model.weights.check_same_interface`). All else may differ, so a request
     takes ``served`` once, and nothing here keeps the first one.
 
     Args:
@@ -59,13 +57,14 @@ class Service:
 
     def __init__(self, served: Served, settings: ServerSettings) -> None:
         self.served, self._settings, self.draining = served, settings, False
-        self.metrics = ServerMetrics(tuple(served.predictor.spec.categorical_names))
+        columns = tuple(served.predictor.spec.categorical_names)
+        self.metrics = ServerMetrics(columns, served.predictor.labels)
         watch, workflow = self.metrics.drift.watch, served.predictor.workflow
         threading.Thread(target=watch, args=(workflow,), name="drift", daemon=True).start()
         self.batcher = Batcher(self.metrics.observe)
         self._parsers = ThreadPoolExecutor(_PARSER_THREADS, "parser")
         self._reloader: Reloader | None = None
-        self._fastapi = _endpoints(self)
+        self._endpoints = _endpoints(self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, as ASGI defines it; while draining, close its connection after it."""
@@ -75,7 +74,7 @@ class Service:
                 message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             await send(message)
 
-        await self._fastapi(scope, receive, send_last)
+        await self._endpoints(scope, receive, send_last)
 
     def follow(self, source: Source) -> Reloader:
         """Serve each further bundle that is put in the place of the one that is served."""
@@ -98,7 +97,7 @@ class Service:
         asyncio.get_running_loop().call_later(seconds, end)
 
     @asynccontextmanager
-    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Run until the server has answered its last request."""
         setting = asyncio.create_task(self._set_gauges())
         yield
@@ -195,60 +194,38 @@ async def _refuse(request: Request, error: Exception) -> Response:
     return error.answer()
 
 
-def _endpoints(service: Service) -> FastAPI:
-    app = FastAPIOffline(
-        title="Click probabilities",
-        description="Raw rows → probabilities, by the workflow and the model of one training run.",
-        lifespan=service.lifespan,
-        redoc_url=None,
-        swagger_ui_parameters={"validatorUrl": None},
-        exception_handlers={RefusedError: _refuse},
-    )
-
-    @app.post(
-        "/predict",
-        summary="Score raw rows",
-        response_model=Probabilities,
-        response_description="A probability for each row, in their order",
-        responses=ERRORS,
-        openapi_extra={"requestBody": request_body(service.served.predictor.spec)},
-    )
+def _endpoints(service: Service) -> Starlette:
     async def predict(request: Request) -> Response:
-        """Missing values are null. Columns that the model does not use are ignored.
-
-        Rows are a list of objects (`rows`), or an object with a list for each column (`columns`),
-        which is faster for many rows.
-        """
         return await service.answer(request, parse_body)
 
-    @app.get("/version", summary="What answers")
-    async def version(response: Response) -> dict[str, Any]:
+    async def version(request: Request) -> Response:
         now = service.served
-        response.headers.update(now.headers)
-        return {
+        about = {
             "nvt-torchrec": __version__,
             "bundle": now.bundle or None,
             "generation": now.generation,
             "workflow": now.predictor.workflow.digest,
         }
+        return JSONResponse(about, headers=now.headers)
 
-    @app.get("/health", summary="Whether the process answers")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
 
-    @app.get("/ready", summary="Whether to send requests")
-    async def ready(response: Response) -> dict[str, str]:
-        if service.draining:
-            response.status_code = 503
-        return {"status": "draining" if service.draining else "ready"}
+    async def ready(request: Request) -> Response:
+        status = "draining" if service.draining else "ready"
+        return JSONResponse({"status": status}, 503 if service.draining else 200)
 
-    @app.get("/metrics", summary="Metrics for Prometheus")
-    async def metrics_page() -> Response:
+    async def metrics_page(request: Request) -> Response:
         return Response(service.metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/", include_in_schema=False)
-    async def root() -> RedirectResponse:
-        return RedirectResponse("docs")
-
-    app.include_router(protocol.router(service))
-    return app
+    routes = [
+        Route("/predict", predict, methods=["POST"]),
+        Route("/version", version),
+        Route("/health", health),
+        Route("/ready", ready),
+        Route("/metrics", metrics_page),
+        *protocol.routes(service),
+    ]
+    return Starlette(
+        routes=routes, lifespan=service.lifespan, exception_handlers={RefusedError: _refuse}
+    )

@@ -33,7 +33,7 @@ BATCH_ROWS = 1024
 #: Requests of up to so many rows are small: even 16 of them make one batch.
 _SMALL_ROWS = 64
 
-#: Takes dense and ids of :class:`EncodedRows`, returns probabilities float32 [n].
+#: Takes dense and ids of :class:`EncodedRows`, returns probabilities float32 [n] or [n, labels].
 Model: TypeAlias = Callable[[np.ndarray, np.ndarray | list[Ids]], np.ndarray]
 
 
@@ -87,9 +87,9 @@ class Batcher:
         return self._rows
 
     async def score(self, model: Model, rows: EncodedRows) -> np.ndarray:
-        """Return the probabilities float32 [n] of rows; raise what the model raises."""
+        """Return the probabilities of rows; raise what the model raises."""
         if not len(rows):
-            return np.empty(0, np.float32)
+            return model(rows.dense, rows.ids)
         loop, now = asyncio.get_running_loop(), time.perf_counter()
         parts = [
             _Waiting(model, part, loop.create_future(), now)

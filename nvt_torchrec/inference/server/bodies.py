@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
-from fastapi import Response
+from starlette.responses import Response
 
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.files.validation import strict_json
 from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError, MissingColumnError
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.inference.predictor import Predictor, by_label
 from nvt_torchrec.workflows.compiled.workflow import EncodedRows
 
 #: The rows of a request, and a function of their probabilities that makes its answer.
@@ -56,8 +56,9 @@ def parse_body(
     may_have_booleans = b"true" in body or b"false" in body
 
     def respond(probabilities: np.ndarray) -> Response:
-        content = json.dumps({"probabilities": probabilities.tolist()}, allow_nan=False)
-        return Response(content, media_type="application/json")
+        of_labels = zip(predictor.labels, np.atleast_2d(probabilities.T).tolist(), strict=True)
+        content = {"probabilities": by_label(dict(of_labels))}
+        return Response(json.dumps(content, allow_nan=False), media_type="application/json")
 
     return encode(rows, predictor, may_have_booleans=may_have_booleans), respond
 

@@ -25,6 +25,7 @@ class ServerMetrics:
 
     Args:
         columns: Names of the categorical columns.
+        labels: Names of the labels whose probabilities are predicted.
 
     Attributes:
         registry: The registry of the metrics.
@@ -36,7 +37,7 @@ class ServerMetrics:
         queue_rows: The rows that wait for the model.
     """
 
-    def __init__(self, columns: tuple[str, ...]) -> None:
+    def __init__(self, columns: tuple[str, ...], labels: tuple[str, ...]) -> None:
         self.registry = registry = CollectorRegistry()
         self.drift = DriftMetrics(registry, _DRIFT_WINDOW_S)
         counter = functools.partial(Counter, registry=registry)
@@ -54,9 +55,10 @@ class ServerMetrics:
         self._batch_rows = Histogram(
             "inference_batch_rows", "Rows of a batch", buckets=_ROWS, registry=registry)
         self._rows = counter("inference_rows", "Rows scored")
-        self._sum = counter(
+        probability_sum = counter(
             "inference_probability_sum",
-            "Sum of all probabilities; divided by the rows, the mean prediction")
+            "Sum of the probabilities of a label; divided by the rows, the mean prediction",
+            ["label"])
         self._null = counter(
             "inference_null_values", "Missing values by categorical column", ["column"])
         self._oov = counter(
@@ -82,6 +84,7 @@ class ServerMetrics:
         self.queue_rows = gauge("inference_queue_rows", "Rows waiting for the model")
         # fmt: on
         self._columns = columns
+        self._sums = [probability_sum.labels(label) for label in labels]
         for column in columns:  # so that they are there from the beginning
             self._null.labels(column)
             self._oov.labels(column)
@@ -119,8 +122,10 @@ class ServerMetrics:
         self._model_seconds.observe(batch.seconds)
         self._batch_rows.observe(len(batch.probabilities))
         self._rows.inc(len(batch.probabilities))
-        finite = batch.probabilities[np.isfinite(batch.probabilities)]
-        self._sum.inc(float(finite.sum(dtype=np.float64)))
+        of_each = batch.probabilities.reshape(len(batch.probabilities), -1)
+        sums = np.where(np.isfinite(of_each), of_each, 0).sum(0, dtype=np.float64)
+        for of_label, value in zip(self._sums, sums.tolist(), strict=True):
+            of_label.inc(value)
         for counter, values in (
             (self._null, functools.reduce(np.add, (rows.null for rows in batch.requests))),
             (self._oov, functools.reduce(np.add, (rows.oov for rows in batch.requests))),

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from nvt_torchrec import __version__
-from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.inference.predictor import Predictor, of_labels
 from nvt_torchrec.inference.server.bodies import (
     Parsed,
     RefusedError,
@@ -28,60 +29,59 @@ from nvt_torchrec.inference.tensors import DTYPES, MODEL_NAME, OUTPUT, inputs_of
 
 #: Of a body whose first bytes are JSON and the rest tensors, the number of the first.
 BINARY_HEADER = "inference-header-content-length"
-_JSON = "application/json"
 _DATATYPES = {"string": "BYTES", "int64": "INT64", "float64": "FP64"}
 
 
-def router(service: Any) -> APIRouter:
+def routes(service: Any) -> list[Route]:
     """Return the endpoints of the protocol, for the ``Service`` of :mod:`inference.server.app`."""
-    routes = APIRouter(tags=["Open Inference Protocol"])
 
-    async def model(name: str, version: str = "1") -> Response:
-        _check_name(name, version)
-        return Response(json.dumps(metadata(service.served.predictor.spec)), media_type=_JSON)
-
-    async def ready(name: str = MODEL_NAME, version: str = "1") -> Response:
-        _check_name(name, version)
-        return Response(status_code=503 if service.draining else 200)
-
-    async def infer(request: Request, name: str, version: str = "1") -> Response:
-        _check_name(name, version)
-        return await service.answer(request, parse_tensors)
-
-    @routes.get("/v2")
-    async def server() -> dict[str, Any]:
+    async def server(request: Request) -> Response:
         extensions = ["binary_tensor_data"]
-        return {"name": "nvt-torchrec", "version": __version__, "extensions": extensions}
+        about = {"name": "nvt-torchrec", "version": __version__, "extensions": extensions}
+        return JSONResponse(about)
 
-    @routes.get("/v2/health/live")
-    async def live() -> Response:
+    async def live(request: Request) -> Response:
         return Response()
 
-    @routes.get("/v2/health/ready")
-    async def server_ready() -> Response:
-        return await ready()
+    async def ready(request: Request) -> Response:
+        _check_name(request)
+        return Response(status_code=503 if service.draining else 200)
 
-    for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
-        routes.add_api_route(path, model, methods=["GET"])
-        routes.add_api_route(f"{path}/ready", ready, methods=["GET"])
-        routes.add_api_route(f"{path}/infer", infer, methods=["POST"])
-    return routes
+    async def model(request: Request) -> Response:
+        _check_name(request)
+        return JSONResponse(metadata(service.served.predictor))
+
+    async def infer(request: Request) -> Response:
+        _check_name(request)
+        return await service.answer(request, parse_tensors)
+
+    path = "/v2/models/{name}"
+    return [
+        Route("/v2", server),
+        Route("/v2/health/live", live),
+        Route("/v2/health/ready", ready),
+        Route(path, model),
+        Route(f"{path}/ready", ready),
+        Route(f"{path}/infer", infer, methods=["POST"]),
+    ]
 
 
-def _check_name(name: str, version: str) -> None:
-    if (name, version) != (MODEL_NAME, "1"):
-        raise RefusedError(404, f"no model {name!r} of version {version!r}", remedy=MODEL_NAME)
+def _check_name(request: Request) -> None:
+    name = request.path_params.get("name", MODEL_NAME)
+    if name != MODEL_NAME:
+        raise RefusedError(404, f"no model {name!r}", remedy=MODEL_NAME)
 
 
-def metadata(spec: FeatureSpec) -> dict[str, Any]:
-    """Return the description of the model: its inputs and its output."""
+def metadata(predictor: Predictor) -> dict[str, Any]:
+    """Return the description of the model: its inputs and its outputs."""
     inputs = [
         {"name": name, "datatype": _DATATYPES[kind], "shape": [-1, 1 if rank == 1 else -1]}
-        for column in inputs_of(spec)
+        for column in inputs_of(predictor.spec)
         for name, (kind, rank) in column.tensors.items()
     ]
-    outputs = [{"name": OUTPUT, "datatype": "FP32", "shape": [-1, 1]}]
-    about = {"name": MODEL_NAME, "versions": ["1"], "platform": "nvt-torchrec"}
+    names = of_labels(OUTPUT, predictor.labels)
+    outputs = [{"name": name, "datatype": "FP32", "shape": [-1, 1]} for name in names]
+    about = {"name": MODEL_NAME, "platform": "nvt-torchrec"}
     return about | {"inputs": inputs, "outputs": outputs}
 
 
@@ -102,10 +102,15 @@ def parse_tensors(
             given[tensor["name"]] = tensor, binary[at : at + length]
             at += length
         asked = {output["name"]: output for output in request.get("outputs", ())}
-        as_binary = request.get("parameters", {}).get("binary_data_output", False)
-        as_binary = asked.get(OUTPUT, {}).get("parameters", {}).get("binary_data", as_binary)
-        if asked.keys() - {OUTPUT}:
-            raise ValueError(f"outputs {', '.join(asked)}: there is only {OUTPUT}")
+        names = of_labels(OUTPUT, predictor.labels)
+        if asked.keys() - {*names}:
+            raise ValueError(f"outputs {', '.join(asked)}: there is only {', '.join(names)}")
+        all_binary = request.get("parameters", {}).get("binary_data_output", False)
+        as_binary = {
+            name: asked.get(name, {}).get("parameters", {}).get("binary_data", all_binary)
+            for name in names
+            if name in asked or not asked
+        }
         columns = inputs_of(predictor.spec)
         tensors = {
             name: _tensor(name, kind, rank, *given[name])
@@ -121,18 +126,24 @@ def parse_tensors(
         raise RefusedError(400, f"not a request of tensors with the same rows: {error}") from None
 
     def respond(probabilities: np.ndarray) -> Response:
-        shape = [len(probabilities), 1]
-        output: dict[str, Any] = {"name": OUTPUT, "datatype": "FP32", "shape": shape}
-        answer = {"model_name": MODEL_NAME, "model_version": "1", "outputs": [output]}
+        columns = dict(zip(names, np.atleast_2d(probabilities.T), strict=True))
+        outputs, binary = [], b""
+        for name, binary_output in as_binary.items():
+            values = columns[name]
+            output: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": [len(values), 1]}
+            if binary_output:
+                output["parameters"] = {"binary_data_size": values.nbytes}
+                binary += values.tobytes()
+            else:
+                output["data"] = values.tolist()
+            outputs.append(output)
+        answer = {"model_name": MODEL_NAME, "outputs": outputs}
         answer |= {"id": request["id"]} if "id" in request else {}
-        if not as_binary:
-            output["data"] = probabilities.tolist()
-            return Response(json.dumps(answer), media_type=_JSON)
-        data = probabilities.tobytes()
-        output["parameters"] = {"binary_data_size": len(data)}
         head = json.dumps(answer).encode()
+        if not binary:
+            return Response(head, media_type="application/json")
         headers = {BINARY_HEADER: str(len(head))}
-        return Response(head + data, media_type="application/octet-stream", headers=headers)
+        return Response(head + binary, media_type="application/octet-stream", headers=headers)
 
     return encoded, respond
 

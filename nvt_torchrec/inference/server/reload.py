@@ -25,7 +25,7 @@ from typing import TypeAlias
 
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name
-from nvt_torchrec.inference.model.weights import check_same_columns
+from nvt_torchrec.inference.model.weights import check_same_interface
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.settings import Source
 from nvt_torchrec.workflows.description import inspect
@@ -198,7 +198,10 @@ class Reloader:
     def _switch(self) -> None:
         begin, before = time.monotonic(), self._served
         new = open_served(self._source)
-        check_same_columns(before.predictor.spec, new.predictor.spec, str(self._source.bundle))
+        was, now = before.predictor, new.predictor
+        labels, what = (was.labels, now.labels), str(self._source.bundle)
+        check_same_interface(was.spec, now.spec, labels, what)
+        del was
         if self._closed:
             return
         self._served, self._seen = new, new.stamp

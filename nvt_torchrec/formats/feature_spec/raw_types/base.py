@@ -87,8 +87,7 @@ class RawType:
         arrow_kinds: The kinds of Arrow types, besides text, from which values are read.
         keys: The keys of the specification to try for a text that is not of this type.
         wider: The raw type that holds numbers beyond the limits; "" for none.
-        json_types: The JSON schemas of what a request may hold.
-        example: A value of a request.
+        takes_text: Whether a request may hold strings.
         probes: Values at the limits, with which exported models are tried.
     """
 
@@ -105,8 +104,7 @@ class RawType:
     arrow_kinds: ClassVar[tuple[str, ...]] = ("integer",)
     keys: ClassVar[str] = "nulls or trim"
     wider: ClassVar[str] = ""
-    json_types: tuple[dict[str, Any], ...] = ()
-    example: ClassVar[Any] = None
+    takes_text: ClassVar[bool] = False
     probes: ClassVar[tuple[Any, ...]] = ()
 
     @property
@@ -119,11 +117,6 @@ class RawType:
     def is_text(self) -> bool:
         """Whether values are strings; otherwise they are numbers."""
         return self.dtype == "str"
-
-    @property
-    def takes_text(self) -> bool:
-        """Whether a request may hold strings."""
-        return any(schema["type"] == "string" for schema in self.json_types)
 
     @property
     def is_whole(self) -> bool:
@@ -145,10 +138,6 @@ class RawType:
     def from_log_text(self, text: str) -> Any:
         """Return the value of a text of a log that is not missing. Raises ``ValueError``."""
         return text
-
-    def example_of(self, read: Read) -> Any:
-        """Return a value of a request for a column that is read in this way."""
-        return self.example
 
     # Text and Arrow
 

@@ -23,7 +23,6 @@ EXACT = {2: 2**11, 4: 2**24}
 _HEX = re.compile("[0-9a-fA-F]{1,8}").fullmatch
 #: In lower case; the numbers are what NumPy and pandas make of booleans.
 TRUE, FALSE = ("true", "t", "yes", "y", "1", "1.0"), ("false", "f", "no", "n", "0", "0.0")
-_JSON_HEX = {"type": "string", "pattern": "^[0-9a-fA-F]{0,8}$"}
 
 
 class Integer(RawType):
@@ -32,9 +31,6 @@ class Integer(RawType):
     syntax = "expected an integer or a missing value"
     has_point = True
     arrow_kinds = ("integer", "floating", "boolean", "decimal")
-
-    def __init__(self) -> None:
-        self.json_types = ({"type": "integer", "minimum": self.least, "maximum": self.most},)
 
     def from_log_text(self, text: str) -> int:
         if not re.fullmatch("[+-]?[0-9]+", text):
@@ -81,7 +77,6 @@ class Int32(Integer):
     least, most = -(2**31), 2**31 - 1
     keys = 'nulls, trim, lenient, thousands or raw = "float"'
     wider = "float"
-    example = 1
 
 
 class Int(Integer):
@@ -91,7 +86,6 @@ class Int(Integer):
     least, most = -(2**53), 2**53
     keys = 'nulls, trim, lenient, thousands or raw = "string"'
     wider = "string"
-    example = 7
     probes = (least, most, -1, 0)
 
 
@@ -103,12 +97,8 @@ class Hex32(Integer):
     least, most = 0, 2**32 - 1
     keys = 'nulls, trim, raw = "int" or raw = "string"'
     wider = "int"
-    example = "68fd1e64"
+    takes_text = True
     probes: ClassVar[tuple[Any, ...]] = (least, most, 0x9E3779B9)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.json_types = (_JSON_HEX, *self.json_types)
 
     def log_text(self, value: Any) -> str:
         return f"{value:08x}"
@@ -152,12 +142,8 @@ class Bool(Integer):
     syntax = beyond = "expected true or false (also 1 or 0), or a missing value"
     least, most = 0, 1
     keys = 'nulls, trim or raw = "string"'
-    example = True
+    takes_text = True
     probes = (0, 1)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.json_types = ({"type": "boolean"}, *self.json_types, {"type": "string"})
 
     def log_text(self, value: Any) -> str:
         return "true" if value else "false"

@@ -30,8 +30,6 @@ class Float(base.RawType):
     least, most = -base.LARGEST_FLOAT32, base.LARGEST_FLOAT32
     arrow_kinds = ("integer", "floating", "boolean", "decimal")
     keys = "nulls, trim, lenient, thousands, or decimal in [input]"
-    json_types = ({"type": "number"},)
-    example = 0.5
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.Parsed:
         return parse_floats(texts, missing, read)

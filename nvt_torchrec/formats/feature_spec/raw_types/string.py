@@ -22,8 +22,7 @@ class String(base.RawType):
     name, dtype, placeholder, categorical = "string", "str", "", True
     syntax = "expected a string or a missing value"
     arrow_kinds = ("integer", "decimal")
-    json_types = ({"type": "string"},)
-    example = "a"
+    takes_text = True
     probes = ("never seen", "é")
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.Parsed:

@@ -98,14 +98,7 @@ class Time(base.RawType):
     beyond = "expected a time of the years 1 to 9999 or a missing value"
     least, most = -62_135_596_800_000_000, 253_402_300_799_999_999
     keys = "time_format, nulls or trim"
-    json_types = ({"type": "string"}, {"type": "integer"}, {"type": "number"})
-
-    def example_of(self, read: Read) -> int | str:
-        if read.time_format in EPOCHS:
-            return int(_EXAMPLE.timestamp()) * 1_000_000 // EPOCHS[read.time_format]
-        if read.time_format:
-            return _EXAMPLE.strftime(read.time_format)
-        return _EXAMPLE.isoformat(" ")
+    takes_text = True
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.Parsed:
         return parse_times(texts, missing, read.time_format, self)
@@ -330,3 +323,12 @@ def _offset(text: str) -> int:
         return _NO_OFFSET
     seconds = (hour * 60 + minute) * 60
     return -seconds if text[0] == "-" else seconds
+
+
+def example_of(read: Read) -> int | str:
+    """Return a time as it is written in a column that is read in this way."""
+    if read.time_format in EPOCHS:
+        return int(_EXAMPLE.timestamp()) * 1_000_000 // EPOCHS[read.time_format]
+    if read.time_format:
+        return _EXAMPLE.strftime(read.time_format)
+    return _EXAMPLE.isoformat(" ")
