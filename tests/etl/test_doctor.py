@@ -45,7 +45,7 @@ def test_on_this_machine() -> None:
     states = [line.split()[0] for line in done.stdout.splitlines() if not line.startswith(" ")]
     assert set(states) <= {OK, NOTE, WRONG}
     assert done.returncode == int(WRONG in states)
-    for subject in ("training", "ETL", "PyTorch", "FBGEMM", "RAPIDS"):
+    for subject in ("training", "ETL", "PyTorch, FBGEMM", "RAPIDS"):
         assert subject in done.stdout
     if "GPU " in done.stdout.splitlines()[0]:  # without one, nothing is wrong
         assert done.returncode == 0
@@ -99,8 +99,7 @@ def test_packages_are_tried(program: str, gpus: int, state: str, what: str, reme
 
 
 def test_builds_for_cpus_are_wrong_where_there_is_a_gpu() -> None:
-    assert "not compiled with CUDA" in doctor.try_package("", doctor._TORCH, 1).what
-    assert "a build for CPUs" in doctor.try_package("", doctor._FBGEMM, 1).what
+    assert "not compiled with CUDA" in doctor.try_package("", doctor._TRAINING, 1).what
 
 
 def test_rapids_and_shared_memory(machine, monkeypatch: pytest.MonkeyPatch) -> None:

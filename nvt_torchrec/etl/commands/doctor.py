@@ -40,25 +40,20 @@ _DRIVER = "install NVIDIA's driver 580 or later: sudo apt install nvidia-driver-
 
 # Programs that try a package. The last line that they print is reported; after an error the last
 # line on stderr. `GPUS` is the number that the driver lists.
-_TORCH = """
-import torch
-print(f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}", flush=True)
-if GPUS:  # a build for CPUs raises an error that says so
-    torch.ones(8, device="cuda").sum().item()
-"""
-_FBGEMM = """
+_TRAINING = """
 import torch
 from nvt_torchrec.base.versions import FBGEMM_CPU, installed_version
-kind = FBGEMM_CPU if installed_version(FBGEMM_CPU) else "fbgemm-gpu"
-print(f"{kind} {installed_version(kind)}", flush=True)
-if GPUS and kind == FBGEMM_CPU:
-    raise SystemExit("a build for CPUs")
+print(f"PyTorch {torch.__version__}, CUDA {torch.version.cuda or 'none'}", flush=True)
+torch.ones(8, device="cuda" if GPUS else "cpu").sum().item()
+if GPUS and installed_version(FBGEMM_CPU):
+    raise SystemExit(f"{FBGEMM_CPU} is a build for CPUs")
 try:
     import fbgemm_gpu
 except OSError as error:  # torch says which library it loads, the cause what that lacks
     raise SystemExit(str(error.__cause__ or error))
 ones = torch.ones(2, dtype=torch.int32, device="cuda" if GPUS else "cpu")
 torch.ops.fbgemm.asynchronous_complete_cumsum(ones).tolist()
+print(f"PyTorch {torch.__version__}, FBGEMM {fbgemm_gpu.__version__}")
 """
 _CUDF = """
 import nvt_torchrec.nvt_compat, cudf
@@ -152,8 +147,7 @@ def examine() -> list[Diagnosis]:
     lines += [
         check_stack(check_training_stack, "training"),
         check_stack(check_etl_stack, "ETL"),
-        try_package("PyTorch", _TORCH, gpus),
-        try_package("FBGEMM", _FBGEMM, gpus),
+        try_package("PyTorch, FBGEMM", _TRAINING, gpus),
     ]
     if not gpus:
         lines.append(Diagnosis("RAPIDS", NOTE, "not needed without a GPU"))

@@ -14,21 +14,8 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.journal import changes
 from nvt_torchrec.base.files.validation import path_inside
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.etl.extend.checks import (
-    check_extendable,
-    check_not_repeated,
-    check_row_count,
-    new_days,
-)
+from nvt_torchrec.etl.extend import checks, stage
 from nvt_torchrec.etl.extend.claim import NEXT, Claim, claimed, switch
-from nvt_torchrec.etl.extend.stage import (
-    files_of_days,
-    left_out,
-    link_files,
-    link_parts,
-    next_manifest,
-    renamed_parts,
-)
 from nvt_torchrec.etl.finish.accounting import check_rows, without_empty_parts
 from nvt_torchrec.etl.finish.manifest import make_manifest
 from nvt_torchrec.etl.settings import ExtendSettings
@@ -66,10 +53,10 @@ def extend(settings: ExtendSettings) -> Manifest:
         manifest = Manifest.read(paths.manifest)
         if settings.undo:
             return _undo(paths, manifest, claim, settings.threads)
-        split = check_extendable(paths, manifest).split
+        split = checks.check_extendable(paths, manifest).split
         if not settings.input_path and (begun := claim.unfinished_day()):
             settings = dataclasses.replace(settings, input_path=begun.path)
-        days = new_days(settings, manifest) if settings.input_path else []
+        days = checks.new_days(settings, manifest) if settings.input_path else []
         for day in days:
             _Day(settings, day, split.by == "days", manifest, claim).add()
             manifest = Manifest.read(paths.manifest)
@@ -92,7 +79,7 @@ def _undo(paths: EtlOutput, manifest: Manifest, claim: Claim, threads: int) -> M
             f"{paths.root}: the generation before generation {manifest.generation} is not there",
             f"one is kept when a day is added: {remedy}",
         )
-    check_extendable(previous, before)
+    checks.check_extendable(previous, before)
     _check_undamaged(previous, paths, before, threads)
     claim.end()
     switch(paths.root, claim.begin_undoing(), before.generation, undo=True)
@@ -149,7 +136,7 @@ class _Day:
     def add(self) -> None:
         """Add the day: make the next generation, and switch the output to it."""
         if not self.settings.allow_repeated_day:
-            check_not_repeated(self.day, self.manifest)
+            checks.check_not_repeated(self.day, self.manifest)
         record = plan_record(self._described(), [self.day])
         begun = self.claim.unfinished_day()
         if begun and (changed := changes(before_resuming(begun, record), record)):
@@ -162,10 +149,10 @@ class _Day:
         renamed: dict[str, str] = {}
         first_parts = self.manifest["next_parts"]
         if self.by_days:
-            renamed, first_parts = renamed_parts(self.manifest["files"], first_parts)
+            renamed, first_parts = stage.renamed_parts(self.manifest["files"], first_parts)
         plan = self.stages.read([self.day], halved=self.by_days)
         factor = self.settings.max_rows_factor
-        check_row_count(self.day, plan.estimated_rows(), self.manifest, factor)
+        checks.check_row_count(self.day, plan.estimated_rows(), self.manifest, factor)
         plan = self.stages.divide(plan)
         log.info(
             "%s: %.1f MB in %d blocks for %s",
@@ -263,17 +250,19 @@ class _Day:
                 "correct the file, and begin again with --restart",
             )
         with self.stages.timer("describe"), named_errors(self.next.splits):
-            dropped = left_out(before, day, self.settings.keep_days)
+            dropped = stage.left_out(before, day, self.settings.keep_days)
             files = [part.file for part in before.files if part.day not in dropped]
-            splits = link_parts(self.output, self.stages.work, files, renamed, new)
-            without = files_of_days(self.paths.rejected, before.inputs, dropped)
-            link_files(self.paths.rejected, self.next.rejected, without)
-            link_files(self.paths.drift, self.next.drift, without)
+            splits = stage.link_parts(self.output, self.stages.work, files, renamed, new)
+            without = stage.files_of_days(self.paths.rejected, before.inputs, dropped)
+            stage.link_files(self.paths.rejected, self.next.rejected, without)
+            stage.link_files(self.paths.drift, self.next.drift, without)
             of_day = make_manifest(
                 self.stages.record, [day], results, check_rows(results, splits), description,
                 generation=before.generation + 1,
             )  # fmt: skip
-            manifest = next_manifest(before, of_day, self.by_days, renamed, first_parts, dropped)
+            manifest = stage.next_manifest(
+                before, of_day, self.by_days, renamed, first_parts, dropped
+            )
             for split, counts in manifest["splits"].items():
                 if not counts["rows"]:
                     raise BadInputError(
