@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -37,8 +38,7 @@ def test_the_image_for_cpus_has_the_locked_versions_and_compiled_code(tmp_path: 
     (command,) = re.findall(r"(sed .*) > /tmp/versions", text)
     versions = subprocess.check_output(["bash", "-c", command], cwd=ROOT, text=True).splitlines()
     assert len(versions) == (ROOT / "requirements" / "cpu.txt").read_text().count("==")
-    (program,) = re.findall(r"python /opt/nvt-torchrec/(\S+)", text)
-    done = subprocess.run(
-        [sys.executable, str(ROOT / program)], cwd=tmp_path, capture_output=True, text=True
-    )
+    (program,) = re.findall(r"USER 1000\n(?s:.*)^RUN python (.*)$", text, re.MULTILINE)
+    command = [sys.executable, *shlex.split(program)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
