@@ -1,8 +1,8 @@
 """Training: DLRM model, sharding plan, optimizers, training and evaluation loops, checkpoints.
 
 Importing this package imports neither torch nor TorchRec; its modules do so where they need them.
-Without TorchRec, as on a machine that only scores with bundles, :mod:`dlrm.metrics` and
-:mod:`dlrm.launch.startup` work.
+Without TorchRec, as on a machine that only serves, checkpoints can be read, and :mod:`dlrm.models`,
+:mod:`dlrm.metrics` and :mod:`dlrm.launch.startup` work.
 """
 
 from nvt_torchrec.base.versions import check_training_stack, installed_version

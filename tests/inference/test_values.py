@@ -26,7 +26,7 @@ from nvt_torchrec.formats.feature_spec import (
 )
 from nvt_torchrec.formats.feature_spec.raw_types import CATEGORICAL_RAW_TYPES, DENSE_RAW_TYPES
 from nvt_torchrec.formats.rows import Jagged, RawRows
-from nvt_torchrec.inference.row_reader import RowReader, reads_plainly
+from nvt_torchrec.inference.encoder import RowReader, reads_plainly
 from tests.clicklog.reference_fields import KINDS
 
 #: A column of each raw type, and one of lists of each category; names where they differ.

@@ -140,7 +140,7 @@ def _convert_reads(columns: Any, reads: Sequence[Read], spec: FeatureSpec) -> li
 
 
 def read_dicts(rows: Sequence[Mapping[str, Any]], spec: FeatureSpec) -> RawRows:
-    """Do the same as :meth:`inference.row_reader.RowReader.read`, faster for many rows."""
+    """Do the same as :meth:`inference.encoder.RowReader.read`, faster for many rows."""
     columns = {}
     for name in spec.sources(label=False):
         try:

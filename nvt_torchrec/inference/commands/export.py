@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.base.errors import OutputError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,15 +27,7 @@ SETTINGS = (ExportSettings,)
 
 
 def run(settings: ExportSettings) -> None:
-    """Export the bundle.
-
-    Raises:
-        OutputError: The output exists.
-    """
-    if settings.output.exists():
-        raise OutputError(
-            f"{settings.output} exists", "choose another --output, or remove it first"
-        )
+    """Export the bundle."""
     from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
     prepare_torch()

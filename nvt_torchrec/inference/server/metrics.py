@@ -101,8 +101,8 @@ class ServerMetrics:
     def serves(self, now: Served, before: Served | None = None) -> None:
         """Record which bundle is served from now on, and that the one before is not."""
         if before is not None:  # set, as a value that processes share cannot be removed
-            self._bundle_info.labels(*before.labels).set(0)
-        self._bundle_info.labels(*now.labels).set(1)
+            self._bundle_info.labels(*before.metric_labels).set(0)
+        self._bundle_info.labels(*now.metric_labels).set(1)
         self._trained.set(now.trained)
         self._published.set(now.published)
 

@@ -77,7 +77,7 @@ class Served:
         return bundle_name(self.bundle)
 
     @property
-    def labels(self) -> tuple[str, str]:
+    def metric_labels(self) -> tuple[str, str]:
         """The labels that tell bundles apart in metrics: name and generation."""
         return self.name, "" if self.generation is None else str(self.generation)
 
