@@ -18,8 +18,8 @@ from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.nvt_loader.cpu import plain
 from tests.etl.runs import settings
-from tests.etl.test_derived_columns import SPEC, line
 from tests.inference.conftest import Trained
+from tests.inference.test_derived import SPEC, line_of
 from tests.inference.test_predictor import read_dicts
 from tests.logs import CRITEO
 from tests.spec_logs import spec_of
@@ -75,11 +75,12 @@ def test_columns_that_are_read_by_rules(tmp_path: Path) -> None:
     spec, rng = spec_of(SPEC, tmp_path), random.Random(1)
     (tmp_path / "raw").mkdir()
     for day in range(3):
-        rows = "".join(f"{line(rng)}\n" for _ in range(90))
+        rows = "".join(f"{line_of(rng)}\n" for _ in range(90))
         (tmp_path / "raw" / f"day_{day}.csv").write_text(rows)
     run(settings(tmp_path / "raw", tmp_path / "out", spec))
     file, names = tmp_path / "raw" / "day_2.csv", spec.file_columns(label=True)
-    frame = pd.read_csv(file, sep=";", names=names, dtype=str)
+    frame = pd.read_csv(file, names=names, dtype=str)
+    frame["tags"] = frame["tags"].fillna("").map(lambda text: [x for x in text.split("|") if x])
     table = last_day(EtlOutput(tmp_path / "out").splits)
     for form in (frame, pa.Table.from_pandas(frame)):
         assert_encodes(Encoder.load(tmp_path / "out" / "workflow"), form, table)
