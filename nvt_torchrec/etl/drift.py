@@ -67,7 +67,7 @@ class Drift:
         name: The name of the file of this result, ``day_24``.
         input: Path of the raw file.
         rows: Well-formed rows that were compared.
-        generation: The workflow's; None for a workflow without generations.
+        generation: The workflow's.
         workflow_digest: The digest of the workflow.
         baseline_days: The days that were counted.
         thresholds: The :class:`Thresholds`; None for infinity.
@@ -79,7 +79,7 @@ class Drift:
     name: str
     input: str
     rows: int
-    generation: int | None
+    generation: int
     workflow_digest: str
     baseline_days: list[int]
     thresholds: dict[str, Any]

@@ -70,7 +70,7 @@ def check_lineage(lineage: Sequence[Generation], digest: str, values: Mapping[st
     """Check that generations are a line of descent that ends with a workflow.
 
     Args:
-        lineage: The generations; none for a workflow without a line of descent.
+        lineage: The generations.
         digest: The digest of the workflow.
         values: By vocabulary, how many values it has.
 
@@ -90,13 +90,14 @@ def check_lineage(lineage: Sequence[Generation], digest: str, values: Mapping[st
         for name, count in before.values.items():
             if after.values[name] < count:
                 raise ValueError(f"generation {after.number} has fewer values of {name!r:.80}")
-    if lineage:
-        if any(lineage[0].reused.values()):
-            raise ValueError("generation 0 reused ids")
-        if lineage[-1].digest != digest:
-            raise ValueError("the digest of the last generation is not that of the workflow")
-        if lineage[-1].values != dict(values):
-            raise ValueError("the last generation has other numbers of values than the workflow")
+    if not lineage:
+        raise ValueError("lineage is empty")
+    if any(lineage[0].reused.values()):
+        raise ValueError("generation 0 reused ids")
+    if lineage[-1].digest != digest:
+        raise ValueError("the digest of the last generation is not that of the workflow")
+    if lineage[-1].values != dict(values):
+        raise ValueError("the last generation has other numbers of values than the workflow")
 
 
 def reused_table(reused: Mapping[str, np.ndarray]) -> pa.Table:

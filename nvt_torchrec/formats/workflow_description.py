@@ -18,9 +18,8 @@ released versions pickle)::
 
 ``lineage`` in ``metadata.json`` lists the generations of the workflow from 0, itself last
 (:class:`formats.vocabularies.Generation`): number, digest, the days that were counted in it for
-the first time, the number of values of each vocabulary and how many ids were reused. One that
-:func:`workflows.store.save` wrote has no such key: it encodes rows as any other, but cannot be
-extended. In generation 0 a vocabulary is ordered by falling count; what
+the first time, the number of values of each vocabulary and how many ids were reused.
+In generation 0 a vocabulary is ordered by falling count; what
 later generations add follows behind. ``<vocabulary>_size`` and the observed rows are those of all
 days counted. Neither they nor the lineage are part of the digest.
 
@@ -73,8 +72,7 @@ class WorkflowDescription:
         digest: The SHA-256 of spec (but for file format and split), statistics and vocabulary
             values: equal for equal transforms.
         files: Size and SHA-256 of the other files, by relative path.
-        lineage: The generations it descends from and, last, itself; () for a workflow of
-            :func:`workflows.store.save`.
+        lineage: The generations it descends from and, last, itself.
     """
 
     path: Path = dataclasses.field(compare=False)
@@ -84,7 +82,7 @@ class WorkflowDescription:
     versions: dict[str, str]
     digest: str
     files: dict[str, FileEntry]
-    lineage: tuple[Generation, ...] = ()
+    lineage: tuple[Generation, ...]
 
     @classmethod
     def read(cls, path: Path) -> WorkflowDescription:
@@ -141,9 +139,8 @@ class WorkflowDescription:
                 for vocabulary in self.vocabularies.values()
             },
             "files": {name: entry.to_dict() for name, entry in self.files.items()},
+            "lineage": [dataclasses.asdict(generation) for generation in self.lineage],
         }
-        if self.lineage:
-            content["lineage"] = [dataclasses.asdict(generation) for generation in self.lineage]
         FORMAT.write(self.path / METADATA_FILE, content)
 
     def check_sizes(self) -> None:
@@ -162,9 +159,9 @@ class WorkflowDescription:
         return self.path / name
 
     @property
-    def generation(self) -> int | None:
-        """The number of its generation; None without a lineage."""
-        return self.lineage[-1].number if self.lineage else None
+    def generation(self) -> int:
+        """The number of its generation."""
+        return self.lineage[-1].number
 
     @property
     def parent(self) -> str | None:
@@ -290,7 +287,7 @@ class _Metadata:
     statistics: dict[str, dict[str, float]]
     vocabularies: dict[str, VocabularyCounts]
     files: dict[str, FileEntry]
-    lineage: tuple[Generation, ...] = ()
+    lineage: tuple[Generation, ...]
 
     def __post_init__(self) -> None:
         for name in self.spec.normalized_names:

@@ -46,8 +46,6 @@ def _head(path: Path, description: WorkflowDescription) -> str:
 
 def generations_table(description: WorkflowDescription) -> str:
     """Return a line for each generation, with what it added to the one before."""
-    if not description.lineage:
-        return "  none: `workflows.store.save` wrote it"
     rows = [["generation", "digest", "days", "values", "added", "ids reused"]]
     before = 0
     for generation in description.lineage:

@@ -1,4 +1,4 @@
-"""NVTabular Workflows: made of records of operators (:mod:`workflows.nodes`), saved and loaded.
+"""NVTabular Workflows: made of records of operators (:mod:`workflows.nodes`), fitted and loaded.
 
 :mod:`formats.workflow_description` describes the files.
 """
@@ -27,16 +27,14 @@ from nvtabular import ColumnSelector, Workflow, ops
 from nvtabular.ops.operator import Operator
 from nvtabular.workflow.node import WorkflowNode
 
-from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.frames import check_columns, read_features
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import functions, nodes
 from nvt_torchrec.workflows.description import graph_of, inspect
 from nvt_torchrec.workflows.frames import features_to_frame
 from nvt_torchrec.workflows.vocabulary import OBSERVED, FittedVocabulary, finish
-from nvt_torchrec.workflows.writer import Fitted, write_workflow
+from nvt_torchrec.workflows.writer import Fitted
 
 
 def build(spec: FeatureSpec, categories_path: Path | str = "./") -> nvtabular.Workflow:
@@ -149,37 +147,6 @@ _OPERATORS: dict[str, Callable[[nodes.Record], object]] = {
     nodes.NORMALIZE: lambda params: ops.Normalize(out_dtype=np.dtype(params["out_dtype"]["name"])),
 }
 
-#: Parameters of Categorify that do not change its ids; fitting sets some.
-_NOT_OF_VALUES = {"cat_cache", "on_host", "cardinality_memory_limit", "split_out", "split_every"}
-
-
-def save(workflow: Workflow, spec: FeatureSpec, path: Path | str) -> WorkflowDescription:
-    """Write a fitted workflow that :func:`workflows.store.build` made from ``spec``.
-
-    Raises:
-        SchemaError: The workflow is another one or not fitted, or a statistic is not finite.
-        OutputError: The directory cannot be written.
-    """
-    records = nodes.unfitted(spec)
-    names = {name for record in records for name in record["op_params"]} - _NOT_OF_VALUES
-    expected, found = (_structure(w.output_node, names) for w in (realize(records), workflow))
-    if found != expected:
-        raise SchemaError(
-            "the workflow has other columns, operators or parameters than the spec's",
-            "save the workflow that build(spec) makes; one of your own has a method save",
-        )
-    return write_workflow(path, spec, fitted_state(workflow, spec))
-
-
-def _structure(node: WorkflowNode, names: set[str]) -> tuple:
-    """Return the operators of a node and of those before it, with the parameters in ``names``."""
-    params = {name: getattr(node.op, name, None) for name in names}
-    before = [
-        [_structure(other, names) for other in others]
-        for others in (node.parents, node.dependencies)
-    ]
-    return type(node.op), params, before
-
 
 def load(path: Path | str, *, label: bool = True, raw: bool = True) -> Workflow:
     """Load a fitted Workflow, which can ``transform`` frames or Datasets.
@@ -188,7 +155,7 @@ def load(path: Path | str, *, label: bool = True, raw: bool = True) -> Workflow:
     functions are those of the spec, which ``graph.json`` has to agree with.
 
     Args:
-        path: Directory that :func:`save` wrote.
+        path: Directory that :func:`workflows.writer.write_workflow` wrote.
         label: Whether labels and weight are passed through (training), or there are none
             (inference).
         raw: Whether it takes columns of the raw log, as text or as typed values, which its first

@@ -96,13 +96,17 @@ class Descent:
         return (*self.ancestors, Generation(number, digest, self.days, values, reused))
 
 
+#: Of a workflow that no run of the ETL fitted.
+DAY_0 = Descent((0,))
+
+
 def write_workflow(
     path: Path | str,
     spec: FeatureSpec,
     fitted: Fitted,
     *,
     threads: int = 1,
-    descent: Descent | None = None,
+    descent: Descent = DAY_0,
 ) -> WorkflowDescription:
     """Write a fitted workflow and its compiled form.
 
@@ -115,8 +119,7 @@ def write_workflow(
         fitted: Their statistics and vocabularies.
         threads: Number of threads that write and compile vocabularies and compute digests; the
             bytes do not depend on it.
-        descent: The days it was fitted on, and what it descends from. None for a workflow that
-            cannot be extended, such as one of :func:`workflows.store.save`.
+        descent: The days it was fitted on, and what it descends from.
 
     Raises:
         SchemaError: A vocabulary or a statistic is missing, or a statistic is not finite.
@@ -151,12 +154,11 @@ def write_workflow(
             versions=_versions(),
             digest=digest.result(),
             files=files,
-            lineage=descent.lineage(digest.result(), values) if descent else (),
+            lineage=descent.lineage(digest.result(), values),
         )
         with deferred() as others:
             write_text(path / GRAPH_FILE, _graph_text(graph_of(description)))
-            if descent:
-                files.update(_write_reused(path, description, descent))
+            files.update(_write_reused(path, description, descent))
         publish([*others, *waiting])
     files[GRAPH_FILE] = FileEntry.of(path / GRAPH_FILE)
     compiled.build(path, description, threads=threads)

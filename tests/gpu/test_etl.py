@@ -26,7 +26,8 @@ from nvt_torchrec.formats.rows import RawRows, empty_rows
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.frames import to_frame
-from nvt_torchrec.workflows.store import build, load, save
+from nvt_torchrec.workflows.store import build, fitted_state, load
+from nvt_torchrec.workflows.writer import write_workflow
 from tests.etl.runs import assert_is, parts, read_split, settings, tree
 from tests.logs import CRITEO, write_log
 from tests.workflows.random_specs import Oracle, random_raw_rows
@@ -73,7 +74,8 @@ def test_every_policy_by_plain_python(
     oracle = Oracle(spec, parts)
     set_dask_client(None)
     try:
-        save(fit(spec, parts, tmp_path / "fit", gpu=rapids), spec, tmp_path / "workflow")
+        fitted = fitted_state(fit(spec, parts, tmp_path / "fit", gpu=rapids), spec)
+        write_workflow(tmp_path / "workflow", spec, fitted)
         loaded = load(tmp_path / "workflow")
         schema = inspect(tmp_path / "workflow").table_schema
         for rows in (random_raw_rows(spec, 30, 99), parts[0]):
@@ -92,7 +94,8 @@ def test_lists_of_strings_travel_between_workers(rapids: bool, client, tmp_path:
     """Frames with them are sent to the scheduler, to workers and back."""
     spec = every_kind("string", multi_hot=True)
     parts = [random_raw_rows(spec, rows, seed) for seed, rows in enumerate((40, 25))]
-    save(fit(spec, parts, tmp_path / "fit", gpu=rapids), spec, tmp_path / "workflow")
+    fitted = fitted_state(fit(spec, parts, tmp_path / "fit", gpu=rapids), spec)
+    write_workflow(tmp_path / "workflow", spec, fitted)
     oracle, loaded = Oracle(spec, parts), load(tmp_path / "workflow")
     schema = inspect(tmp_path / "workflow").table_schema
     rows = random_raw_rows(spec, 30, 99)

@@ -45,7 +45,7 @@ def make_workflow(
     path: Path,
     *,
     seed: int = 0,
-    generation: int | None = 0,
+    generation: int = 0,
     equal: int = 1,
     columns: int = 2,
     parent: str = "",
@@ -66,15 +66,13 @@ def make_workflow(
     statistics = {name: {"mean": 1.0, "std": 2.0} for name in SPEC.dense_names}
     fitted = Fitted(statistics, vocabularies)
     digest = write_workflow(path, spec, fitted).digest
-    if generation is not None:
-        digests = [hashlib.sha256(bytes([number])).hexdigest() for number in range(generation)]
-        digests[generation + 1 - equal :] = [digest] * (equal - 1)
-        if parent:
-            digests[-1] = parent
-        counts = {name: len(vocabulary) for name, vocabulary in vocabularies.items()}
-        ancestors = [Generation(n, other, (n,), counts, {}) for n, other in enumerate(digests)]
-        descent = Descent((generation,), tuple(ancestors))
-        write_workflow(path, spec, fitted, descent=descent)
+    digests = [hashlib.sha256(bytes([number])).hexdigest() for number in range(generation)]
+    digests[generation + 1 - equal :] = [digest] * (equal - 1)
+    if parent:
+        digests[-1] = parent
+    counts = {name: len(vocabulary) for name, vocabulary in vocabularies.items()}
+    ancestors = [Generation(n, other, (n,), counts, {}) for n, other in enumerate(digests)]
+    write_workflow(path, spec, fitted, descent=Descent((generation,), tuple(ancestors)))
     return path
 
 
@@ -82,7 +80,7 @@ def make_bundle(
     path: Path,
     *,
     seed: int = 0,
-    generation: int | None = 0,
+    generation: int = 0,
     equal: int = 1,
     rows: int = VALUES + 3 + 5 + 3,
     columns: int = 2,
@@ -94,7 +92,7 @@ def make_bundle(
     Args:
         path: The directory to make; the workflow is put beside it.
         seed: Makes it another bundle.
-        generation: The generation of the workflow; None: one without.
+        generation: The generation of the workflow.
         equal: How many of the last generations are equal.
         rows: The number of rows of its tables, for a larger file.
         columns: The number of categorical columns, 1 or 2.
@@ -124,7 +122,7 @@ def make_bundle(
     head = build_head(config)
     head.module.load_state_dict(weights)
     model = ServingModel.make(Table(integers(sum(sizes), DIM)), config, head)
-    origin = origin or make_origin(generation, (generation or 0,))
+    origin = origin or make_origin(generation, (generation,))
     digest = inspect(workflow).digest
     made_from = dataclasses.replace(origin.checkpoint, workflow_digest=digest)
     save_bundle(path, workflow, model, dataclasses.replace(origin, checkpoint=made_from))

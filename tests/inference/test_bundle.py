@@ -21,7 +21,7 @@ from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary
-from nvt_torchrec.workflows.writer import Descent, Fitted, write_workflow
+from nvt_torchrec.workflows.writer import DAY_0, Descent, Fitted, write_workflow
 from tests.inference.bundles import with_full_disk
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import criteo_dicts
@@ -145,7 +145,7 @@ def rewritten(
     *,
     dense: int = 13,
     another: int | None = None,
-    descent: Descent | None = None,
+    descent: Descent = DAY_0,
 ) -> Path:
     """The same workflow with fewer dense columns, or with another value in cat_4's vocabulary."""
     description = inspect(source)

@@ -16,7 +16,8 @@ from nvtabular import ops
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from nvt_torchrec.workflows.store import build, load, save
+from nvt_torchrec.workflows.store import build, fitted_state, load
+from nvt_torchrec.workflows.writer import write_workflow
 
 SPEC = FeatureSpec("label", (DenseColumn("x"),), (CategoricalColumn("c", raw="int"),))
 FRAME = pd.DataFrame({"label": [0.0, 1.0], "x": [1.0, 2.0], "c": [8.0, 7.0]})
@@ -26,7 +27,7 @@ FRAME = pd.DataFrame({"label": [0.0, 1.0], "x": [1.0, 2.0], "c": [8.0, 7.0]})
 def saved(tmp_path: Path) -> Path:
     workflow = build(SPEC, tmp_path / "fit")
     workflow.fit(nvtabular.Dataset(pd.concat([FRAME, FRAME[1:]]), cpu=True))
-    save(workflow, SPEC, tmp_path / "workflow")
+    write_workflow(tmp_path / "workflow", SPEC, fitted_state(workflow, SPEC))
     return tmp_path / "workflow"
 
 

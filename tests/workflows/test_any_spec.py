@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows, empty_rows, is_missing
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.frames import to_frame
-from nvt_torchrec.workflows.store import build, load, save
+from nvt_torchrec.workflows.store import build, fitted_state, load
 from nvt_torchrec.workflows.vocabulary import finish
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.workflows.random_specs import (
@@ -45,6 +46,10 @@ def fit(spec: FeatureSpec, parts: list[RawRows], directory: Path) -> nvtabular.W
     frame = dd.from_map(to_frame, parts, spec=spec, meta=meta, enforce_metadata=False)
     workflow = build(spec, directory)
     return workflow.fit(nvtabular.Dataset(frame, cpu=True))
+
+
+def save(workflow: nvtabular.Workflow, spec: FeatureSpec, path: Path) -> WorkflowDescription:
+    return write_workflow(path, spec, fitted_state(workflow, spec))
 
 
 def check(frame: pd.DataFrame, expected: dict[str, list], spec: FeatureSpec) -> None:

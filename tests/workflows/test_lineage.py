@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from pathlib import Path
@@ -17,14 +16,13 @@ from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.formats.day_names import days_text
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.vocabularies import read_reused
-from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.extension.state import read_state
 from nvt_torchrec.workflows.extension.workflow import DayCounts
 from nvt_torchrec.workflows.lookup import describe_meaning, id_of, meaning_of
 from nvt_torchrec.workflows.report import report
 from nvt_torchrec.workflows.vocabulary import apply_policy
-from nvt_torchrec.workflows.writer import Fitted, write_workflow
+from nvt_torchrec.workflows.writer import Fitted
 from tests.mutations import edit_json, expect_own_errors, flip_bit
 from tests.workflows.random_specs import as_columns
 from tests.workflows.test_extension import extend, write_base
@@ -198,18 +196,6 @@ def _expect_refusal(copy: Path, message: str, error: type[ClickLogError] = BadIn
     """Extend the workflow by a day, which must fail."""
     with pytest.raises(error, match=message):
         extend(copy, copy / "next", day(9, item={"b": 1}))
-
-
-def test_a_workflow_without_a_line_of_descent(tmp_path: Path) -> None:
-    write_base(tmp_path, SPEC, fitted(), [3])
-    edit_json(tmp_path / "workflow" / "metadata.json", lambda value: value.pop("lineage"))
-    description = inspect(tmp_path / "workflow")
-    assert (description.generation, description.parent, description.lineage) == (None, None, ())
-    assert compiled.load(tmp_path / "workflow").digest == description.digest
-    _expect_refusal(tmp_path, r"does not say which days.*\n.*fit it again with")
-    assert "line of descent\n  none: `workflows.store.save`" in report(tmp_path / "workflow")
-    assert write_workflow(tmp_path / "saved", SPEC, fitted()).lineage == ()
-    assert "lineage" not in json.loads((tmp_path / "saved" / "metadata.json").read_text())
 
 
 def test_the_state_of_another_generation(copy: Path, line: Path) -> None:

@@ -28,7 +28,7 @@ from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0
 from nvt_torchrec.dlrm.models.config import ModelConfig, differences
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, table_optimizer
 from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 log = logging.getLogger(__name__)
 
@@ -250,11 +250,6 @@ def read_growth(
             "train from scratch, on data that lie beside their workflow as the ETL writes them",
         )
     description = WorkflowDescription.read(workflow)
-    if not description.lineage:
-        raise SchemaError(
-            f"{workflow / METADATA_FILE}: names no generations: `workflows.store.save` wrote it",
-            "fit it again with `python -m etl run`",
-        )
     generation = description.ancestor(ancestor.workflow_digest)
     if generation is None:
         number = "" if ancestor.generation is None else f" (generation {ancestor.generation})"

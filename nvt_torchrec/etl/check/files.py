@@ -295,7 +295,7 @@ def _check_generations(
     if description.generation != manifest.generation:
         what = f"generation {description.generation}, the manifest says {manifest.generation}"
         output.add("generations", paths.workflow, what, _SAME_COPY)
-    elif description.generation is not None and manifest.settings.get("engine") != "nvtabular":
+    elif manifest.settings.get("engine") != "nvtabular":
         from nvt_torchrec.workflows.extension.state import read_state
 
         try:

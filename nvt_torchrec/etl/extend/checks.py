@@ -33,9 +33,6 @@ def check_extendable(paths: EtlOutput, manifest: Manifest) -> FeatureSpec:
         SchemaError: NVTabular's own operators made the output.
         SettingsError: Its rows are split in a way to which days cannot be added.
     """
-    # compiles loops, which --help does without
-    from nvt_torchrec.workflows.extension.workflow import check_extensible
-
     if manifest.settings.get("engine") == "nvtabular":
         raise SchemaError(
             f"{paths.manifest}: made with --engine nvtabular, which keeps no counts to go on from",
@@ -43,7 +40,6 @@ def check_extendable(paths: EtlOutput, manifest: Manifest) -> FeatureSpec:
         )
     description = inspect(paths.workflow)
     _check_split(paths, description.spec.split, manifest.split or {})
-    check_extensible(paths.workflow, description)
     if description.digest != manifest["workflow_digest"]:
         raise BadInputError(
             f"{paths.workflow}: digest {description.digest[:12]}…, the data were made with "

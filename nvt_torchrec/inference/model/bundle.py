@@ -254,7 +254,7 @@ class BundleDescription:
         model: The model.
         files: Size and SHA-256 of the other files, by relative path.
         tables: The type of the embeddings.
-        generation: The generation of the workflow; None for one that cannot be extended.
+        generation: The generation of the workflow.
         origin: Where the weights come from.
     """
 
@@ -262,7 +262,7 @@ class BundleDescription:
     model: ModelConfig
     files: dict[str, FileEntry]
     tables: str
-    generation: int | None
+    generation: int
     origin: Origin
 
     def __post_init__(self) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.formats.day_names import day_text
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import compiled
@@ -123,12 +122,11 @@ def extend_workflow(
         The description of the extended workflow.
 
     Raises:
-        BadInputError: Workflow or state are damaged, or the workflow cannot be extended.
+        BadInputError: Workflow or state are damaged.
         SchemaError: The state belongs to another workflow, or a vocabulary becomes too large.
         OutputError: A directory cannot be written.
     """
     description = inspect(workflow)
-    check_extensible(workflow, description)
     description.verify()
     before = read_state(state, description)
     encoder = compiled.load(workflow, verify=True)
@@ -170,23 +168,12 @@ def extend_workflow(
     }
     descent = Descent((counts.day,), description.lineage, reused, workflow)
     after = write_workflow(to_workflow, spec, fitted, threads=threads, descent=descent)
-    assert after.generation is not None
     states = {name: vocabulary.state for name, vocabulary in extended.items()}
     write_state(
         to_state, spec, ExtensionState(after.digest, after.generation, counts.day, states, moments)
     )
     _log(description, after, extended, retire_after_days)
     return after
-
-
-def check_extensible(workflow: Path, description: WorkflowDescription) -> None:
-    """Raise :class:`BadInputError` for a workflow without a line of descent."""
-    if not description.lineage:
-        raise BadInputError(
-            f"{workflow}: this workflow does not say which days it was fitted on: "
-            "`workflows.store.save` wrote it",
-            "fit it again with `python -m etl run`; until then it encodes rows as before",
-        )
 
 
 def _log(

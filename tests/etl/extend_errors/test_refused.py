@@ -17,7 +17,6 @@ from nvt_torchrec.base.errors import (
 )
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.__main__ import main
-from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.state.output import EXTENDING_FILE
@@ -180,12 +179,6 @@ def test_a_run_that_did_not_finish(raw, output, tmp_path: Path) -> None:
     (output / "manifest.json").write_bytes(manifest)
     assert add(output, raw / "day_4")["generation"] == 2
     assert not (output / ".unfinished").exists()
-
-
-def test_a_workflow_without_generations(raw, output) -> None:
-    change_json(output / "workflow" / "metadata.json", lambda content: content.pop("lineage"))
-    refused(output, raw / "day_4", r"does not say which days(.|\n)*etl run")
-    assert any("generation None" in str(finding) for finding in check(output))
 
 
 @pytest.mark.parametrize(
