@@ -29,8 +29,13 @@ _RAW = {
     "hex": ("hex32", "string"),
     "word": ("string",),
     "time": ("string",),
-    "list": ("string",),
+    "words": ("string",),
+    "integers": ("int",),
+    "hexes": ("hex32",),
 }
+_LISTS = ("words", "integers", "hexes")
+_WRONG = """- +1 1_0 0x1 nan inf -Infinity 1e999 3.5e38 e5 1e 1e+ . -. 1.2.3 1.5.0 123456789 + //
+a//b 1/ 1/x 2147483648 -2147483649 9007199254740993 99999999999999999999999999999 2014-02-30 ٣ x"""
 #: Derivations of one column that become categories, by what they read.
 _NUMERIC, OF_TIME = (
     [name for name, kind in DERIVATIONS.items() if (kind.reads, kind.gives) == (reads, "int")]
@@ -172,15 +177,16 @@ def _add(
         kind = draw(st.sampled_from(_NUMERIC))
         how = Derivation(kind, boundaries=(-2.5, 0, 2, 40) if kind == "bucket" else ())
         categorical.append(CategoricalColumn(name, raw="int", reading=plain, derive=how))
-    elif derived and source.kind != "list":
-        other = draw(st.sampled_from([item for item in sources.values() if item.kind != "list"]))
+    elif derived and source.kind not in _LISTS:
+        others = [item for item in sources.values() if item.kind not in _LISTS]
+        other = draw(st.sampled_from(others))
         reading = _from(source, other)
         how = Derivation("cross")
         categorical.append(CategoricalColumn(name, raw="string", reading=reading, derive=how))
     elif raw in ("int32", "float"):
         dense.append(DenseColumn(name, raw=raw, reading=plain))
     else:
-        lists = source.kind == "list"
+        lists = source.kind in _LISTS
         categorical.append(CategoricalColumn(name, raw=raw, reading=plain, multi_hot=lists))
 
 
@@ -220,8 +226,7 @@ def random_rows(draw: st.DrawFn, log: RandomLog, *, most: int = 12) -> list[list
     for row in rows:
         if draw(st.integers(0, 9)) == 0:
             at = draw(st.integers(0, len(row) - 1))
-            wrong = ["x y", "1.5.0", "+", "99999999999999999999", "2014-02-30"]
-            row[at] = draw(st.sampled_from(wrong))
+            row[at] = draw(st.sampled_from(["x y", " 1", "1 ", *_WRONG.split()]))
     return rows
 
 
@@ -253,21 +258,27 @@ def _field(name: str, log: RandomLog) -> st.SearchStrategy[str]:
 def _texts(source: Source) -> st.SearchStrategy[str]:
     if source.kind == "time":
         return st.integers(-(10**9), 2 * 10**9).map(lambda s: time_text(s, source.time_format))
-    if source.kind == "list":
-        items = st.sampled_from(["a", "b", "é", "NA"])
+    if source.kind in _LISTS:
+        items = {
+            "words": st.sampled_from(["a", "b", "é", "NA"]),
+            "integers": st.integers(-(2**53), 2**53).map(str),
+            "hexes": st.integers(0, 2**32 - 1).map("{:x}".format),
+        }[source.kind]
         return st.lists(items, min_size=1, max_size=3).map("/".join)
     if source.kind in ("integer", "number"):
         texts = [st.integers(-5, 60).map(str), st.integers(-(2**31), 2**31 - 1).map(str)]
         if source.kind == "number":
             texts.append(st.floats(-1e6, 1e6).map(repr))
+            texts.append(st.sampled_from(["1.", ".5", "-0", "0.1E-3", "00012.50", "1e-400"]))
         if source.reading.lenient:
             texts += [st.integers(0, 99).map("+{}".format), st.integers(-9, 99).map("{}.0".format)]
         if source.reading.thousands:
             texts.append(st.integers(-(10**7), 10**7).map("{:_}".format))
         return st.one_of(*texts)
     if source.kind == "hex":
-        return st.integers(0, 2**32 - 1).map("{:08x}".format)
-    return st.sampled_from(["a", "b", "été", "日本", "A b", "0", "x"])
+        return st.integers(0, 2**32 - 1).map("{:x}".format)
+    text = st.characters(codec="utf-8", exclude_characters='\n\r"/\t')
+    return st.sampled_from(["a", "b", "été", "日本", "A b", "0", "x"]) | st.text(text, min_size=1)
 
 
 def time_text(seconds: int, time_format: str) -> str:

@@ -65,12 +65,6 @@ def _split_quoted(line: str, delimiter: str) -> list[str]:
         left = left[len(delimiter) :]
 
 
-def raw_types(spec: FeatureSpec) -> list[tuple[str, bool]]:
-    """Of the label, the dense and the categorical columns: raw type, and whether it is a list."""
-    dense = [(column.raw, False) for column in spec.dense]
-    return [("label", False), *dense, *((c.raw, c.multi_hot) for c in spec.categorical)]
-
-
 def parse(
     fields: list[str], spec: FeatureSpec, names: list[str] | None = None, *, label: bool = True
 ) -> list:

@@ -25,16 +25,19 @@ from tests.clicklog.random_logs import OF_TIME, random_logs, random_rows
 from tests.clicklog.reference_reader import as_lists, check_rows, derived, key_of
 
 
-def line_of(fields: list[str], spec: FeatureSpec) -> str:
-    """A line of text; fields of csv are quoted where they must be."""
+def line_of(fields: list[str], spec: FeatureSpec, *, quoted: bool = False) -> str:
+    """A line of text; fields of csv are quoted where they must be, or all of them."""
     if spec.input.format == "csv":
         first = spec.input.delimiter[0]
-        fields = [f'"{text}"' if first in text or '"' in text else text for text in fields]
+        fields = [f'"{text}"' if first in text or quoted else text for text in fields]
     return spec.input.delimiter.join(fields)
 
 
-def check(lines: list[str], spec: FeatureSpec, layout, *, label: bool) -> None:
-    rows = parse_rows("".join(f"{line}\n" for line in lines).encode(), spec, layout, reject=True)
+def check(lines: list[str], spec: FeatureSpec, layout, *, label: bool, end: str = "\n") -> None:
+    text = "".join(line + end for line in lines)
+    if lines and lines[-1] and end == "\r\n":
+        text = text.removesuffix(end)
+    rows = parse_rows(text.encode(), spec, layout, reject=True)
     check_rows(rows, lines, spec, list(layout.fields), label=label)
 
 
@@ -44,15 +47,18 @@ def test_text_is_read_as_the_spec_says(data) -> None:
     log = data.draw(random_logs())
     spec = log.spec
     rows = data.draw(random_rows(log))
-    lines = [line_of(row, spec) for row in rows]
+    quoted, end = data.draw(st.booleans()), data.draw(st.sampled_from(["\n", "\r\n"]))
+    lines = []
+    for row in rows:
+        fields = data.draw(st.sampled_from([row, row, row, row[:-1], [*row, "1"]]))
+        lines.append(line_of(fields, spec, quoted=quoted))
     if not spec.input.header:
         layout = plain_layout(spec, label=True)
-        check(lines, spec, layout, label=True)
     else:
         head = line_of(log.names, spec).encode() + b"\n"
         layout = layout_of(head, "x", spec)
-        assert layout.label
-        check(lines, spec, layout, label=True)
+    assert layout.label
+    check(lines, spec, layout, label=True, end=end)
     # the same without what only training reads, which is not checked either
     check(lines, spec, layout.without_label(), label=False)
     if not spec.input.header:

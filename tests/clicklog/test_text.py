@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import io
 
 import pytest
 from hypothesis import example, given, settings
@@ -22,11 +21,8 @@ from nvt_torchrec.formats.feature_spec import (
 )
 from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS
 from tests.clicklog.reference_reader import (
-    LARGEST,
     BadFieldError,
     as_lists,
-    check_rows,
-    raw_types,
     split,
 )
 
@@ -43,48 +39,6 @@ CSV = FeatureSpec(
     ),
     input=InputFormat("csv"),
 )
-TSV = FeatureSpec(CSV.label, CSV.dense, CSV.categorical, input=InputFormat("tsv"))
-
-_TEXT = st.text(st.characters(codec="utf-8", exclude_characters='\n\r"|,\t'), max_size=8)
-_GOOD = {
-    "label": st.sampled_from(["0", "1"]),
-    "int32": st.integers(-(2**31), 2**31 - 1).map(str),
-    "int": st.integers(-(2**53), 2**53).map(str),
-    "hex32": st.integers(0, 2**32 - 1).map("{:x}".format),
-    "float": st.one_of(
-        st.floats(-LARGEST, LARGEST).map(repr),
-        st.sampled_from(["1.", ".5", "-0", "1e5", "0.1E-3", "00012.50", "4.9e-324", "1e-400"]),
-    ),
-    "string": _TEXT.filter(bool),
-}
-
-
-_WORDS = """- +1 1_0 0x1 nan inf -Infinity 1e999 3.5e38 -1e400 e5 1e 1e+ . -. 1.2.3 123456789 | a||b
-1| 1|x 2147483648 -2147483649 9007199254740993 -9007199254740993 99999999999999999999999999999 ٣"""
-_ODD = st.sampled_from(["", " 1", "1 ", *_WORDS.split()]) | _TEXT
-
-
-def _field(raw: str, multi_hot: bool) -> st.SearchStrategy[str]:
-    item = _GOOD[raw]
-    if multi_hot:
-        item = st.lists(item, min_size=1, max_size=4).map("|".join)
-    return item if raw == "label" else st.one_of(st.just(""), item)
-
-
-@st.composite
-def _rows(draw, spec: FeatureSpec) -> list[list[str]]:
-    good = st.tuples(*(_field(*kind) for kind in raw_types(spec))).map(list)
-    rows = draw(st.lists(good, max_size=12))
-    for _ in range(draw(st.integers(0, 4)) if rows else 0):  # break some
-        row = rows[draw(st.integers(0, len(rows) - 1))]
-        kind = draw(st.sampled_from(["field", "field", "field", "less", "more"]))
-        if kind == "field":
-            row[draw(st.integers(0, len(row) - 1))] = draw(_ODD)
-        elif kind == "less":
-            row.pop()
-        else:
-            row.append(draw(_ODD))
-    return rows
 
 
 @settings(deadline=None, max_examples=300)
@@ -111,25 +65,6 @@ def check_split(line: str, input_format: InputFormat, expected: list[str] | None
     assert bool(actual.code.any()) == (expected is None)
     if expected is not None:
         assert [column.to_pylist() for column in actual.columns] == [[f.encode()] for f in expected]
-
-
-def _csv_line(row: list[str], quoting: int) -> str:
-    buffer = io.StringIO()
-    csv.writer(buffer, quoting=quoting, lineterminator="").writerow(row)
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize("spec", [CSV, TSV], ids=["csv", "tsv"])
-@settings(deadline=None, max_examples=200)
-@given(st.data(), st.sampled_from(["\n", "\r\n"]), st.booleans())
-def test_text_is_what_plain_python_reads(spec, data, newline, last_newline) -> None:
-    lines = []
-    for row in data.draw(_rows(spec)):
-        quoting = data.draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
-        lines.append(_csv_line(row, quoting) if spec is CSV else "\t".join(row))
-    text = newline.join(lines) + (newline if lines and (last_newline or not lines[-1]) else "")
-    rows = parse_rows(text.encode(), spec, plain_layout(spec, label=True), reject=True)
-    check_rows(rows, lines, spec)
 
 
 @pytest.mark.parametrize(
