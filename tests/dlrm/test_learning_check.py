@@ -93,10 +93,10 @@ def _metrics(calibration=1.0, signal=0.0, labels=LABELS, weights=None) -> Metric
 class _Check(LearningCheck):
     """A check on one rank, and the warnings that it gives at the end."""
 
-    def __init__(self, *losses: float, sorted_by: str = "") -> None:
+    def __init__(self, *losses: float, sorted_by: str = "", labels: str = "label") -> None:
         self.written: list[dict] = []
         group = Group(0, 1, 1, torch.device("cpu"), None)
-        settings = parse_settings(["--shuffle_training_set"])
+        settings = parse_settings(["--shuffle_training_set", f"--label={labels}"])
         super().__init__(settings, group, self, epoch_steps=10, remedies=Remedies("", "", "rates"))
         self._sorted_by = sorted_by
         for number, loss in enumerate(losses, start=1):
@@ -148,6 +148,20 @@ def test_worse_than_the_regression_by_more_than_chance():
     few = LABELS[:200]
     few_worse, few_good = (_metrics(signal=signal, labels=few) for signal in (0.19, 0.2))
     assert not _Check().at_end(few_worse, _metrics(), few_good), "chance"
+
+
+def test_of_several_labels_the_bad_one_is_named():
+    worse, good, off = _metrics(signal=0.1), _metrics(signal=0.2), _metrics(1.2, signal=0.2)
+    check = _Check(labels="a,b,c")
+    baselines = {("test", REGRESSION): dict.fromkeys("ab", good)}  # c had no regression
+    results = {"test": {"a": good, "b": worse, "c": off}}
+    first, second = check.finished(20, SHAPE, results, baselines)
+    assert f"AUROC {worse.auroc:.4f} of test (b) is worse than the {good.auroc:.4f}" in first
+    assert "calibration 1.2" in second
+    assert "of test (c): " in second
+    noise = compute_metrics(np.random.default_rng(2).normal(0, 0.1, len(LABELS)), LABELS)
+    check.evaluated(30, {"a": good, "b": noise, "c": good})
+    assert check.written[-1]["text"].endswith(" of valid (b): nothing is learned yet")
 
 
 @pytest.mark.parametrize("kind", ["id", "number", "noisy id"])
