@@ -14,6 +14,7 @@ class MMoE(nn.Module):
     def __init__(self, columns, experts, width):
         super().__init__()
         inputs = len(columns.dense) + len(columns.categorical) * columns.embedding_dim
+        self.norm = nn.LayerNorm(inputs)  # vectors begin small, and so would all gradients
         self.experts = nn.ModuleList(nn.Linear(inputs, width) for _ in range(experts))
         self.gates = nn.ModuleList(nn.Linear(inputs, experts) for _ in columns.labels)
         self.towers = nn.ModuleList(
@@ -22,7 +23,7 @@ class MMoE(nn.Module):
         )
 
     def forward(self, dense, vectors):
-        x = torch.cat([dense, vectors.flatten(1)], 1)
+        x = self.norm(torch.cat([dense, vectors.flatten(1)], 1))
         experts = torch.stack([expert(x).relu() for expert in self.experts], 1)
         logits = []
         for gate, tower in zip(self.gates, self.towers, strict=True):

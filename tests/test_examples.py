@@ -60,7 +60,7 @@ def clicks(rows: int = 3000, users: int = 60, items: int = 40) -> pd.DataFrame:
         "device": rng.choice(["phone", "tablet", None], rows),
         "clicked": (rng.random(rows) < 1 / (1 + np.exp(-logits))).astype(int),
     }
-    of_pairs = rng.normal(0, 1, (users, items))[user, item]  # no regression learns these
+    of_pairs = np.where(user % 2 == item % 2, 2, -2)  # no regression learns these
     bought = frame["clicked"] * (rng.random(rows) < 1 / (1 + np.exp(-of_pairs)))
     return pd.DataFrame({**frame, "bought": bought})
 
@@ -147,7 +147,7 @@ def test_two_towers_train_and_serve(tmp_path: Path) -> None:
 
 
 def test_two_labels_share_experts(tmp_path: Path) -> None:
-    """On both, the model is no worse than a regression of its own."""
+    """On both, the model is no worse than a regression of its own; on one it has to be better."""
     clicks(20_000).to_parquet(tmp_path / "clicks.parquet")
     shutil.copy(EXAMPLES / "mmoe.py", tmp_path)
     (tmp_path / "train_torchrec.py").symlink_to(ROOT / "train_torchrec.py")
@@ -156,12 +156,12 @@ def test_two_labels_share_experts(tmp_path: Path) -> None:
         "python -m etl guess clicks.parquet --output spec.toml\n"
         "python -m etl run --spec spec.toml --input_path clicks.parquet --output_path OUT\n"
         "python train_torchrec.py --binary_path OUT/criteo_binary/split --label clicked,bought"
-        " --model mmoe:build --log_path LOG --epochs 2",
+        " --model mmoe:build --log_path LOG --epochs 5",
     )
     last = [e for e in read_events(tmp_path / "LOG" / "metrics.jsonl") if e.get("split") == "test"]
     areas = {(event["label"], event.get("name")): event["auroc"] for event in last}
-    for label in ("clicked", "bought"):
-        assert areas[label, None] > areas[label, REGRESSION] - 0.001
+    assert areas["clicked", None] > areas["clicked", REGRESSION] - 0.002
+    assert areas["bought", None] > areas["bought", REGRESSION] + 0.05
 
 
 def test_merlins_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -79,12 +79,6 @@ class CheckpointRecord:
         return record
 
     @property
-    def label(self) -> str | None:
-        """The label that the model was trained on; None for the data's main one."""
-        label = self.training["settings"].get("label")
-        return None if label is None else str(label)
-
-    @property
     def labels(self) -> tuple[str, ...]:
         """The labels that the model was trained on; () for the data's main one alone."""
         return words(str(self.training["settings"].get("label") or ""))
