@@ -104,6 +104,25 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         yield client
 
 
+def test_the_fit_reads_each_block_once(raw: Path, whole, tmp_path: Path, dask_client) -> None:
+    """However many of NVTabular's operators want its rows; it samples the first block twice."""
+    from merlin.core.utils import set_dask_client
+
+    dask_client.run_on_scheduler(_forget_events)
+    set_dask_client(None)  # as another user of Merlin in this process may have left it
+    scheduler = dask_client.scheduler.address
+    run(settings(raw, tmp_path / "out", engine="nvtabular", block_mb=1, scheduler=scheduler))
+    read = [rows for _, rows in dask_client.get_events("etl-rows")]
+    assert len(read) > 3
+    assert sum(read) == 300 * (30 + 20) + 2 * read[0]
+    found, expected = (read_split(output, "train") for output in (tmp_path / "out", whole[0]))
+    pd.testing.assert_frame_equal(found, expected, rtol=1e-6)
+
+
+def _forget_events(dask_scheduler) -> None:
+    dask_scheduler._broker.truncate("etl-rows")
+
+
 def test_workers_read_the_next_log_by_its_own_spec(tmp_path: Path, dask_client) -> None:
     """The same cluster, output and values, but another delimiter."""
     expected = None

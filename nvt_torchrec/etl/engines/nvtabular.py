@@ -20,7 +20,8 @@ import nvtabular
 import pyarrow as pa
 import pyarrow.compute as pc
 from dask import delayed
-from distributed import Client
+from distributed import Client, get_worker
+from distributed.client import ClosedClientError
 from merlin.core.utils import set_dask_client
 from merlin.dag import Graph
 from nvtabular.ops import Categorify
@@ -49,6 +50,7 @@ from nvt_torchrec.workflows.writer import Fitted
 
 log = logging.getLogger(__name__)
 
+_PROGRESS = "etl-rows"
 #: Vocabularies up to this size stay on a worker's GPU; an entry is a value and its id.
 VOCABULARY_BYTES, _ENTRY = 2 << 30, 16
 
@@ -60,7 +62,7 @@ class NVTabular(Workers):
         """Fit a Workflow on blocks, and return its state.
 
         Partial counts and sums are merged in a tree over the blocks in their order, so the result
-        does not depend on the number of workers.
+        does not depend on the number of workers. The rows of the first block are reported twice.
         """
         job, client, gpu = self.job, self.client, self.gpu
         empty = to_frame(empty_rows(job.spec, label=True), job.spec, gpu=gpu)
@@ -71,8 +73,13 @@ class NVTabular(Workers):
         frame = dd.from_delayed([read(block) for block in blocks], meta=empty, verify_meta=False)
         with readable_errors(client):
             dataset = nvtabular.Dataset(frame, cpu=not gpu)
-            with _merlin_client(client):
-                workflow = build(job.spec, str(job.work / CATEGORIES)).fit(dataset)
+            client.subscribe_topic(_PROGRESS, lambda event: report(event[1]))
+            try:
+                with _merlin_client(client):
+                    workflow = build(job.spec, str(job.work / CATEGORIES)).fit(dataset)
+            finally:
+                with contextlib.suppress(ClosedClientError):
+                    client.unsubscribe_topic(_PROGRESS)
         return fitted_state(workflow, job.spec)
 
     def _on_cards(self, blocks: Iterable[Block]) -> bool:
@@ -100,6 +107,8 @@ def _read_frame(block: Block, job: Job, gpu: bool) -> Any:
     """Read the training rows of a block as a frame."""
     read = read_block(block, job.spec, reject=job.reject)
     ((rows,),) = divide_rows([read], block, ["train"])
+    with contextlib.suppress(ValueError):  # not in a worker
+        get_worker().log_event(_PROGRESS, len(rows))
     return to_frame(rows, job.spec, gpu=gpu)
 
 
