@@ -36,6 +36,18 @@ MODEL = [
 ]
 
 
+#: The flags of each interaction, with small sizes.
+INTERACTIONS = {
+    "original": [],
+    "dcn": ["--interaction_type=dcn", "--dcn_num_layers=2", "--dcn_low_rank_dim=4"],
+    "projection": [
+        "--interaction_type=projection",
+        "--interaction_branch1_layer_sizes=12,16",
+        "--interaction_branch2_layer_sizes=24",
+    ],
+}
+
+
 def train_here(*flags: str) -> TrainResult:
     """Train as the only rank, in this process."""
     settings = parse_settings(with_model(flags))

@@ -22,7 +22,7 @@ from nvt_torchrec.dlrm.models.layers import PairProducts
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings, with_sizes
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
-from tests.dlrm.runs import config_of, events, losses, model_of, score, train_here
+from tests.dlrm.runs import INTERACTIONS, config_of, events, losses, model_of, score, train_here
 
 
 def _train(data, log, *flags: str):
@@ -84,17 +84,9 @@ def test_pooled_vectors_are_torchrecs_sparse_arch(order):
     assert shares == (order == [0, 1, 2])
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--interaction_type=dcn", "--dcn_num_layers=2", "--dcn_low_rank_dim=5"],
-        ["--interaction_type=projection", "--interaction_branch1_layer_sizes=12,16"]
-        + ["--interaction_branch2_layer_sizes=24"],
-    ],
-    ids=["dcn", "projection"],
-)
-def test_another_model_is_trained_kept_and_loaded(flags, data, tmp_path):
-    result = _train(data, tmp_path, *flags, f"--save_checkpoint_path={tmp_path / 'c'}")
+@pytest.mark.parametrize("name", [name for name in INTERACTIONS if INTERACTIONS[name]])
+def test_another_model_is_trained_kept_and_loaded(name, data, tmp_path):
+    result = _train(data, tmp_path, *INTERACTIONS[name], f"--save_checkpoint_path={tmp_path / 'c'}")
     _train(data, tmp_path / "plain")
     plain = events(tmp_path / "plain", "evaluation")[-1]
     assert result.metrics["test"]["log_loss"] != plain["log_loss"]

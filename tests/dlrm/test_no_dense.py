@@ -18,6 +18,7 @@ from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, parse_setti
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.runs import (
+    INTERACTIONS,
     MODEL,
     assert_same,
     config_of,
@@ -33,15 +34,6 @@ from tests.dlrm.runs import (
 from tests.dlrm.shapes import dlrm
 from tests.nvt_loader.data import write_split
 
-INTERACTIONS = {
-    "original": [],
-    "dcn": ["--interaction_type=dcn", "--dcn_num_layers=2", "--dcn_low_rank_dim=4"],
-    "projection": [
-        "--interaction_type=projection",
-        "--interaction_branch1_layer_sizes=12,16",
-        "--interaction_branch2_layer_sizes=24",
-    ],
-}
 SIZES = (10, 50, 200)
 
 
