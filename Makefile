@@ -99,13 +99,14 @@ bench-gpu: $(LINKED) ## checks, tests, and figures beside their limits on a GPU,
 	@export $(ON_PATH); step() { echo "== $$*"; timeout "$$@" || echo "== failed, status $$?: $$*"; }; \
 	step 90 python -m etl doctor; \
 	step 900 make test-gpu; \
-	step 300 python -m benchmarks.stages $(BENCH_FLAGS); \
 	step 600 python -m benchmarks.train $(MLPERF) --batch_sizes 65536,8192 -- --amp; \
 	step 300 python -m benchmarks.train $(MLPERF) --batch_sizes 8192 -- --amp --compile_dense; \
 	step 300 python -m benchmarks.train $(MLPERF) --batch_sizes 65536 -- --allow_tf32; \
 	step 300 python -m benchmarks.train $(MLPERF) --batch_sizes 65536; \
 	step 300 python -m benchmarks.train $(MLPERF) --batch_sizes 65536 -- --amp --table_precision fp16; \
 	step 300 python -m benchmarks.loader --device cuda --cases B=65536 --repeats 1; \
+	[ -e build/bench/gpu-log ] || \
+	    step 240 python -m etl synthesize --output_path build/bench/gpu-log --days 3 --rows_per_day 1000000; \
 	for engine in cpu dask; do \
 	    step 240 python -m etl run --engine $$engine --restart \
 	        --input_path build/bench/gpu-log --output_path build/bench/gpu-$$engine; \
