@@ -122,20 +122,25 @@ class _Workers(Multiprocess):
     _started = False
 
     def keep_subprocess_alive(self) -> None:
+        if self._started:
+            self._replace_ended()
+        elif any(worker.exitcode is not None for worker in self.processes):
+            # if nobody ended it, another one would fail in the same way
+            if not self.signal_queue and not self.should_exit.is_set():
+                self.status = 2
+                self.should_exit.set()
+        elif all(worker.is_ready() for worker in self.processes):
+            self._started = True
+            _print_address(self.sockets[0])
+
+    def _replace_ended(self) -> None:
         from prometheus_client.multiprocess import mark_process_dead
 
         before = {worker.pid for worker in self.processes}
         super().keep_subprocess_alive()
         for pid in before - {worker.pid for worker in self.processes}:
             mark_process_dead(pid)
-            if self._started:
-                log.warning("worker %d ended; another one was started", pid)
-            elif not self.signal_queue:  # nobody ended it: another one would fail in the same way
-                self.status = 2
-                self.should_exit.set()
-        if not self._started and all(worker.is_ready() for worker in self.processes):
-            self._started = True
-            _print_address(self.sockets[0])
+            log.warning("worker %d ended; another one was started", pid)
 
     def terminate_all(self) -> None:
         for listener in self.sockets:  # so that it is closed when the last worker closes it
