@@ -321,9 +321,10 @@ def test_a_wheel_of_pytorch_that_pip_refuses_ends_make(
         ("echo 'no such option' >&2; exit 2", 2, "no such option"),
     ],
 )
-def test_an_audit_says_what_it_could_not_check(run, bin_dir, audit, status, said):
+def test_an_audit_says_what_it_could_not_check(run, bin_dir, tmp_path, audit, status, said):
     program(bin_dir / "pip-audit", audit)
-    done = run("make", "audit", "TOOLS=Makefile", "AUDIT=pip-audit")
+    (tmp_path / "built").touch()
+    done = run("make", "audit", f"TOOLS={tmp_path / 'built'}", "AUDIT=pip-audit")
     assert done.returncode == status
     assert said in done.stdout
 
