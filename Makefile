@@ -138,7 +138,7 @@ audit: $(TOOLS) ## known vulnerabilities of the locked versions, where they can 
 	    echo "audit: $$(wc -l <build/pins.txt) packages: no known vulnerabilities;" \
 	        "$$(cat build/audit.txt 2>/dev/null | grep -c 'could not be audited') could not be looked up"; \
 	elif [ -s build/audit.txt ]; then cat build/audit.txt; exit 1; \
-	else tail -n 1 build/audit.log; grep -q 'ConnectionError\|Timeout\|Could not connect' build/audit.log && \
+	else tail -n 1 build/audit.log; grep -q 'ConnectionError\|ProxyError\|SSLError\|Timeout\|Could not connect' build/audit.log && \
 	    echo 'audit: NOTHING WAS CHECKED: the advisories cannot be reached from here'; fi
 
 sbom: $(TOOLS) $(LINKED) ## what is installed, as CycloneDX, in build/sbom.json
