@@ -203,11 +203,6 @@ def of_labels(what: str, labels: tuple[str, ...]) -> list[str]:
     return [what] if len(labels) == 1 else [f"{what}_{label}" for label in labels]
 
 
-def by_label(values: dict[str, Any]) -> Any:
-    """Return values by label as JSON shows them: of one label, its value; None of no label."""
-    return values if len(values) > 1 else next(iter(values.values()), None)
-
-
 def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> FeatureSpec:
     """Return the spec for a file, which may have another format than the training log.
 

@@ -31,7 +31,7 @@ SETTINGS = (PublishSettings,)
 def run(settings: PublishSettings) -> int:
     """Publish or roll back; print the comparison and what is served. Return the exit status."""
     prepare()
-    from nvt_torchrec.inference.predictor import by_label
+    from nvt_torchrec.dlrm.metrics import by_label
     from nvt_torchrec.inference.publish.steps import publish, rollback
 
     done = rollback(settings.to) if settings.rollback else publish(settings)

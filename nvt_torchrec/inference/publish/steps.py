@@ -78,7 +78,7 @@ def publish(settings: PublishSettings) -> Published:
             if bundle_digest(store.add(bundle)) != digest:
                 raise BadInputError(f"{bundle}: has changed meanwhile", "publish it again")
             of_new = {label: models["new"] for label, models in metrics.items()}
-            measured = to_json(of_new) if of_new else None
+            measured = to_json(of_new)
             store.switch(Entry.now(PUBLISH, digest, generation=generation, metrics=measured))
         removed = () if settings.keep is None else tuple(store.prune(settings.keep))
         return Published(name, before, metrics, removed=removed)

@@ -49,7 +49,12 @@ class Integer(RawType):
     def from_python(self, value: Any) -> int | None:
         if type(value) is int and self.least <= value <= self.most:
             return value
-        return None if is_missing(value) else self.whole(value)
+        if is_missing(value):
+            return None
+        if self.takes_text and isinstance(value, str | bytes):
+            text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
+            return self.from_log_text(text)
+        return self.whole(value)
 
     def whole(self, value: Any) -> int:
         """Return a number without a fraction, within the limits. Raises ``ValueError``."""
@@ -116,11 +121,7 @@ class Hex32(Integer):
     def from_python(self, value: Any) -> int | None:
         if type(value) is str and _HEX(value):
             return int(value, 16)
-        if is_missing(value):
-            return None
-        if isinstance(value, bytes):
-            value = value.decode("ascii", "replace")
-        return self.from_log_text(value) if isinstance(value, str) else self.whole(value)
+        return super().from_python(value)
 
     def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
         if kinds != {str}:
@@ -158,13 +159,6 @@ class Bool(Integer):
         values, false = is_one_of(lower, TRUE), is_one_of(lower, FALSE)
         code = np.where(missing | values | false, 0, SYNTAX).astype(np.uint8)
         return Parsed(values.astype(self.dtype), missing, code)
-
-    def from_python(self, value: Any) -> int | None:
-        if is_missing(value):
-            return None
-        if isinstance(value, bytes):
-            value = value.decode("ascii", "replace")
-        return self.from_log_text(value) if isinstance(value, str) else self.whole(value)
 
     def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
         usual = kinds and kinds <= {int, bool}
