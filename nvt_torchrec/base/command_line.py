@@ -344,7 +344,7 @@ def run_subcommand(
         except ModuleNotFoundError as error:
             from nvt_torchrec.base.versions import missing_package
 
-            raise missing_package(error) from error
+            raise missing_package(error, path) from error
     parser = Parser(prog=prog, description=description)
     listed = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (_, text) in commands.items():

@@ -42,7 +42,10 @@ _APART = "torchrec==1.8.0 nvtabular==23.8.0 merlin-core==23.8.0 merlin-dataloade
 #: Packages of a single feature, with the extra that asks for them.
 _EXTRAS = {
     **dict.fromkeys(("onnx", "onnx_ir", "onnxruntime", "onnxscript"), "onnx"), "deltalake": "delta",
+    **dict.fromkeys(("httptools", "prometheus_client", "starlette", "uvicorn"), "serve"),
 }  # fmt: skip
+#: The extra that has torch, by the room that needs it.
+_TORCH_EXTRAS = {"inference": "serve", "nvt_loader": "loader"}
 #: RAPIDS, checked where it is installed.
 RAPIDS = {"cudf-cu13": "26.10", "dask-cudf-cu13": "26.10", "dask-cuda": "26.10"}
 
@@ -68,15 +71,21 @@ def import_name(module: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
-        raise missing_package(error) from None
+        raise missing_package(error, module) from None
 
 
-def missing_package(error: ModuleNotFoundError) -> ImportError:
-    """Return the error for a package that is not installed; for a module of ours, the same one."""
+def missing_package(error: ModuleNotFoundError, module: str) -> ImportError:
+    """Return the error for a package that is not installed; for a module of ours, the same one.
+
+    Args:
+        error: Names the package.
+        module: The module of this project that was imported.
+    """
     package = (error.name or "").partition(".")[0]
     if package in ("", "nvt_torchrec"):
         return error
-    if (extra := _EXTRAS.get(package)) and not IS_CHECKOUT:  # whose lock files have all of them
+    extras = _EXTRAS | {"torch": _TORCH_EXTRAS.get(module.split(".")[1], "")}
+    if (extra := extras.get(package)) and not IS_CHECKOUT:  # whose lock files have all of them
         remedy = f"run `pip install '{_own_package(extra)}'`"
     else:
         remedy = f"run `{_install(installed_version)}`"

@@ -116,17 +116,20 @@ def test_the_remedy_for_a_wheel_names_no_files_of_a_checkout(monkeypatch, origin
 
 
 @pytest.mark.parametrize(
-    ("blocked", "code"),
+    ("blocked", "extra", "code"),
     [
-        ("torch", "from nvt_torchrec import KJTLoader"),
-        ("torch", "from nvt_torchrec.nvt_loader import KJTLoader"),
-        ("torch", "from nvt_torchrec import Predictor"),
-        ("uvicorn", "from nvt_torchrec.inference.__main__ import main; "
+        ("torch", "loader", "from nvt_torchrec.nvt_loader import KJTLoader"),
+        ("torch", "serve", "from nvt_torchrec import Predictor"),
+        ("torchrec", "cpu", "from nvt_torchrec import Encoder; Encoder.encode(None, [])"),
+        ("uvicorn", "serve", "from nvt_torchrec.inference.__main__ import main; "
          "sys.exit(main(['serve', '--bundle', 'x']))"),
     ],
 )  # fmt: skip
-def test_a_missing_package_is_named_with_what_installs_it(blocked, code):
-    result = python("-c", f"import sys; sys.modules[{blocked!r}] = None; {code}")
+def test_a_missing_package_is_named_with_the_smallest_extra_that_has_it(blocked, extra, code):
+    """Where only the wheel is installed."""
+    wheel = "from nvt_torchrec.base import versions; versions.IS_CHECKOUT = False"
+    result = python("-c", f"import sys; {wheel}; sys.modules[{blocked!r}] = None; {code}")
     assert result.returncode
-    assert f"the package {blocked} is not installed\n  -> run `pip install" in result.stderr
+    remedy = f"run `pip install 'nvt-torchrec[{extra}] @"
+    assert f"the package {blocked} is not installed\n  -> {remedy}" in result.stderr
     assert "ModuleNotFoundError" not in result.stderr

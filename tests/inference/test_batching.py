@@ -170,6 +170,9 @@ def test_small_requests_and_parts_of_large_ones_take_turns(batches: list) -> Non
     assert len(sums) == 1 + 20 + 2
 
 
+JSON = {"content-type": "application/json"}
+
+
 async def _predict(
     service: Service, body: bytes, more: tuple[bytes, ...] = (), complete: bool = True
 ) -> tuple[int, dict, dict]:
@@ -313,7 +316,7 @@ def test_any_json_is_scored_or_refused(
         value = data.draw(_VALUES)
     refused = []
     try:
-        encoded, _ = parse_body(json.dumps(value).encode(), {}, shop_predictor, 200)
+        encoded, _ = parse_body(json.dumps(value).encode(), JSON, shop_predictor, 200)
     except RefusedError as error:
         refused.append((error.status, json.dumps(error.details)))
     if refused:

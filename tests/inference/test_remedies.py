@@ -83,8 +83,9 @@ def test_what_is_said_of_a_value(predictor: Predictor, column: str, value, remed
         assert str(pickle.loads(pickle.dumps(error))) == str(error)
     if value == float("inf"):  # JSON has no such value
         return
+    body = json.dumps({"rows": rows}).encode()
     with pytest.raises(RefusedError) as refused:
-        parse_body(json.dumps({"rows": rows}).encode(), {}, predictor, 100)
+        parse_body(body, {"content-type": "application/json"}, predictor, 100)
     where = {"error": "invalid row", "row": 1, "column": column, "reason": error.reason}
     assert refused.value.details == where | ({"remedy": error.remedy} if remedy else {})
 

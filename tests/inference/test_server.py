@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.predictor import Predictor
@@ -121,6 +122,11 @@ def test_other_bad_requests(server: Server) -> None:
 def test_pages(server: Server) -> None:
     assert server.ask("/health")[:2] == (200, b'{"status":"ok"}')
     assert server.ask("/ready")[:2] == (200, b'{"status":"ready"}')
+    # as `promtool check metrics` has it: these endings are of counters, histograms and summaries
+    page = server.ask("/metrics")[1].decode()
+    gauges = [f.name for f in text_string_to_metric_families(page) if f.type == "gauge"]
+    assert "inference_queue_rows" in gauges
+    assert [name for name in gauges if name.endswith(("_sum", "_count", "_bucket", "_total"))] == []
 
 
 def test_values_of_columns_are_counted(server: Server) -> None:

@@ -51,8 +51,12 @@ def parse_body(
     """Return the rows of a request of ``POST /predict``.
 
     Raises:
-        RefusedError: The body is not valid, breaks the feature spec, or has more than ``max_rows``.
+        RefusedError: The body is not JSON by its header or content, breaks the feature spec, or has
+            more than ``max_rows``.
     """
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise RefusedError(415, f"content type {kind!r}", remedy="send application/json")
     rows = _rows(read_json(body), max_rows)
     may_have_booleans = b"true" in body or b"false" in body
 

@@ -158,7 +158,9 @@ class DriftMetrics:
         )
         self._rows = gauge("inference_window_rows", "Rows in the sliding window")
         self._sums = gauge(
-            "inference_window_dense_sum", "Sum of the normalized values in the window", ["column"]
+            "inference_window_dense_accumulated",
+            "Sum of the normalized values in the window",
+            ["column"],
         )
 
     def watch(self, workflow: CompiledWorkflow) -> None:
@@ -210,7 +212,7 @@ def _indices(window: Window, metrics: list[Metric]) -> list[Metric]:
     rows = values["inference_window_rows", None, None]
     means, indices, limits = {}, {}, {}
     for name in window.dense:
-        means[name] = values["inference_window_dense_sum", name, None] / max(rows, 1)
+        means[name] = values["inference_window_dense_accumulated", name, None] / max(rows, 1)
     for name, buckets in window.buckets.items():
         counts = [values["inference_window_values", name, bucket] for bucket in _BUCKET_NAMES]
         then, now = buckets.counts, np.array(counts, np.int64)

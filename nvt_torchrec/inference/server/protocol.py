@@ -1,7 +1,8 @@
 """The Open Inference Protocol over HTTP, with its binary tensors, as Triton and KServe answer it.
 
 The tensors are those of ``model.onnx`` (:mod:`inference.tensors`) as Triton shows them: [rows, 1]
-for [rows], which is taken as well. A NaN of JSON is ``null``.
+for [rows], which is taken as well. A NaN of JSON is ``null``. As with Triton, the content type of a
+request does not matter: its clients send none, or another one.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from nvt_torchrec.inference.tensors import DTYPES, MODEL_NAME, OUTPUT, inputs_of
 
 #: Of a body whose first bytes are JSON and the rest tensors, the number of the first.
 BINARY_HEADER = "inference-header-content-length"
+#: The only version of the model, as in the repository of :mod:`inference.export.triton`.
+_VERSION = "1"
 _DATATYPES = {"string": "BYTES", "int64": "INT64", "float64": "FP64"}
 
 
@@ -55,21 +58,27 @@ def routes(service: Any) -> list[Route]:
         _check_name(request)
         return await service.answer(request, parse_tensors)
 
-    path = "/v2/models/{name}"
-    return [
+    of_server = [
         Route("/v2", server),
         Route("/v2/health/live", live),
         Route("/v2/health/ready", ready),
-        Route(path, model),
-        Route(f"{path}/ready", ready),
-        Route(f"{path}/infer", infer, methods=["POST"]),
     ]
+    of_model = [
+        route
+        for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
+        for route in (
+            Route(path, model),
+            Route(f"{path}/ready", ready),
+            Route(f"{path}/infer", infer, methods=["POST"]),
+        )
+    ]
+    return of_server + of_model
 
 
 def _check_name(request: Request) -> None:
-    name = request.path_params.get("name", MODEL_NAME)
-    if name != MODEL_NAME:
-        raise RefusedError(404, f"no model {name!r}", remedy=MODEL_NAME)
+    for what, known in (("name", MODEL_NAME), ("version", _VERSION)):
+        if (given := request.path_params.get(what, known)) != known:
+            raise RefusedError(404, f"no model of {what} {given!r}", remedy=known)
 
 
 def metadata(predictor: Predictor) -> dict[str, Any]:
@@ -81,7 +90,7 @@ def metadata(predictor: Predictor) -> dict[str, Any]:
     ]
     names = of_labels(OUTPUT, predictor.labels)
     outputs = [{"name": name, "datatype": "FP32", "shape": [-1, 1]} for name in names]
-    about = {"name": MODEL_NAME, "platform": "nvt-torchrec"}
+    about = {"name": MODEL_NAME, "versions": [_VERSION], "platform": "nvt-torchrec"}
     return about | {"inputs": inputs, "outputs": outputs}
 
 
@@ -105,6 +114,9 @@ def parse_tensors(
         names = of_labels(OUTPUT, predictor.labels)
         if asked.keys() - {*names}:
             raise ValueError(f"outputs {', '.join(asked)}: there is only {', '.join(names)}")
+        for name, output in asked.items():
+            if unknown := output.get("parameters", {}).keys() - {"binary_data"}:
+                raise ValueError(f"output {name} has the unknown parameter {min(unknown)!r}")
         all_binary = request.get("parameters", {}).get("binary_data_output", False)
         as_binary = {
             name: asked.get(name, {}).get("parameters", {}).get("binary_data", all_binary)
@@ -137,7 +149,7 @@ def parse_tensors(
             else:
                 output["data"] = values.tolist()
             outputs.append(output)
-        answer = {"model_name": MODEL_NAME, "outputs": outputs}
+        answer = {"model_name": MODEL_NAME, "model_version": _VERSION, "outputs": outputs}
         answer |= {"id": request["id"]} if "id" in request else {}
         head = json.dumps(answer).encode()
         if not binary:
