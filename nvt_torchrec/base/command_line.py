@@ -18,11 +18,12 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
 from nvt_torchrec.base.errors import SettingsError, as_called
 from nvt_torchrec.base.files.validation import strict_json
 
+T = TypeVar("T")
 _LARGEST = sys.float_info.max
 
 
@@ -55,6 +56,21 @@ class Rules:
             f"at most {self.most}": self.most < _LARGEST,
         }
         return " and ".join(text for text, is_set in bounds.items() if is_set)
+
+
+class Parsed(Generic[T]):
+    """The type of a field that holds a T and takes text, too, for type checkers; else T itself."""
+
+    if TYPE_CHECKING:
+
+        def __get__(self, instance: object, owner: Any) -> T: ...
+
+        def __set__(self, instance: object, value: T | str) -> None: ...
+
+    else:
+
+        def __class_getitem__(cls, kind: Any) -> Any:
+            return kind
 
 
 def flag(text: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:

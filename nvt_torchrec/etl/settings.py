@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.command_line import Parsed, Settings, flag
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.day_names import OpenDays, parse_days
 from nvt_torchrec.formats.feature_spec import FeatureSpec
@@ -106,12 +106,12 @@ class EtlSettings(ReadSettings):
         "directory of day_0, day_1 … or of other numbered or dated files, a glob, or one file; "
         "local or URL", metavar="RAW"
     )
-    output_path: Path = flag("local directory, absent or empty", metavar="OUT")
-    spec: FeatureSpec = flag(
+    output_path: Parsed[Path] = flag("local directory, absent or empty", metavar="OUT")
+    spec: Parsed[FeatureSpec] = flag(
         "feature spec, a file or a name (default: that of Criteo's log)", load_spec,
         parse=load_spec, metavar="TOML"
     )
-    days: frozenset[int] | None = flag(
+    days: Parsed[frozenset[int] | None] = flag(
         "use these days only, for example 0-3,7 or 2024-10-28..2024-10-31 or 2024-10-28.. "
         "(default: all, which must have no gap)", None, parse=_days_or_since, metavar="LIST"
     )

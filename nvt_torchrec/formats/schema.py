@@ -169,7 +169,11 @@ class TableSchema:
             if tag == "categorical":
                 size = int(feature.get("intDomain", {}).get("max", -1)) + 1
                 if size < 1:
-                    raise SchemaError(f"{path}: column {name} has no table size (intDomain.max)")
+                    raise SchemaError(
+                        f"{path}: column {name} has no table size (intDomain.max)",
+                        "write it there, the largest id; in a workflow of NVTabular, HashedCross "
+                        "says none: put Categorify after it",
+                    )
                 sizes.append(size)
                 properties = feature["annotation"].get("extraMetadata") or [{}]
                 if properties[0].get("is_list"):

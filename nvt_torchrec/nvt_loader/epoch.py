@@ -226,12 +226,13 @@ class EpochIterator(Iterator[LoaderBatch]):
         builder: CpuBuilder,
         make_batch: BatchFactory,
         position: Position,
+        begin: Callable[[Position], None],
         finish: Callable[[Position], None],
     ) -> None:
-        """Yield the batches of the blocks in ``produced``; at the end call ``finish``, which may
-        raise."""
+        """Yield the batches of the blocks in ``produced``; before the first call ``begin``, and at
+        the end ``finish``, which may raise."""
         self._produced, self._builder = produced, builder
-        self._make_batch, self._finish = make_batch, finish
+        self._make_batch, self._begin, self._finish = make_batch, begin, finish
         self._position = position
         self._batches: Iterator[LoaderBatch] = iter(())
         self._error: Exception | None = None
@@ -243,6 +244,8 @@ class EpochIterator(Iterator[LoaderBatch]):
             self._submit()
 
     def __next__(self) -> LoaderBatch:
+        if self._position.step == self._position.first:
+            self._begin(self._position)
         batch = next(self._batches, None)
         while batch is None:
             self._batches = iter(())  # releases the last block

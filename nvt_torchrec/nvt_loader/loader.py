@@ -56,8 +56,9 @@ class KJTLoader:
     The batches of a block share its memory and constants with each other: do not write into them.
 
     **Epochs.** The first ``iter()`` is epoch 0, each later one the next, whether or not the one
-    before was finished; :meth:`set_epoch` and :meth:`load_state_dict` choose what the next
-    ``iter()`` is. The order is a function of (seed, epoch). Unshuffled epochs are all equal.
+    before was finished, but not if no batch was drawn from it; :meth:`set_epoch` and
+    :meth:`load_state_dict` choose what the next ``iter()`` is. The order is a function of (seed,
+    epoch). Unshuffled epochs are all equal.
 
     **Order.** A batch takes rows from ``virtual_shards`` places of the data.
     ``shuffle="row_groups"`` permutes the row groups; ``"rows"`` (or True) also the rows within
@@ -239,8 +240,7 @@ class KJTLoader:
     def __iter__(self) -> Iterator[LoaderBatch]:
         """Return an iterator over the next epoch, or over the rest of a loaded state's epoch."""
         options.refuse_workers(self)
-        position = self._current = dataclasses.replace(self._next)
-        self._next = Position(position.epoch + 1)
+        position = dataclasses.replace(self._next)
         builder = self._make_builder()
         produced = produce_blocks(
             self._dataset,
@@ -252,7 +252,7 @@ class KJTLoader:
             self._fall_back,
         )
         batches: Iterator[LoaderBatch] = EpochIterator(
-            produced, builder, self._make_batch, position, self._finish
+            produced, builder, self._make_batch, position, self._begin, self._finish
         )
         for function in self._functions:
             batches = map(function, batches)
@@ -338,6 +338,12 @@ class KJTLoader:
         plan, current = self._plan, self._current or self._next
         expected = plan.epoch_rows - min(current.first, plan.full_steps) * plan.global_batch
         options.check_sum(current.rows, expected, self._order.world_size)
+
+    def _begin(self, position: Position) -> None:
+        """Let the next ``iter()`` be the epoch after the one that is drawn from now on."""
+        if self._next == position:  # otherwise another iterator, or set_epoch, chose it
+            self._next = Position(position.epoch + 1)
+        self._current = position
 
     def _finish(self, position: Position) -> None:
         order = self._order

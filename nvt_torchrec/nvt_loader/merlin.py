@@ -168,7 +168,7 @@ class MerlinLoader:
         self._current = Position(self._current.epoch + 1)
         kind = CpuBuilder if self._device.type == "cpu" else PinnedBuilder
         made = self._blocks(), kind(self._dataset, self._device), self._make_batch
-        return EpochIterator(*made, self._current, lambda _: None)
+        return EpochIterator(*made, self._current, lambda _: None, lambda _: None)
 
     def check_epoch(self) -> None:
         """Compare the rows that all ranks' newest iterators delivered with the plan (collective).

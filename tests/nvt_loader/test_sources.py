@@ -177,8 +177,9 @@ def test_values_are_checked(tmp_path, kind, change, what) -> None:
         data.read = lambda row_group, *_: rows.slice(64 * row_group, 64).to_batches()
     else:
         data, name = rows, "table"
-    with pytest.raises(SchemaError, match=f"{name}.*: {what}"):
+    with pytest.raises(SchemaError, match=f"{name}.*: {what}") as refused:
         list(KJTLoader(data, 40, schema=schema, device="cpu", virtual_shards=1))
+    assert "ETL" not in str(refused.value)
 
 
 def test_data_that_cannot_be_read(tmp_path, uploaded, train) -> None:
@@ -186,7 +187,8 @@ def test_data_that_cannot_be_read(tmp_path, uploaded, train) -> None:
     for data, options, what in (
         (rows, {}, "data of type Table without a schema\n.*schema=TableSchema"),
         ([], {"schema": schema}, "data of type list"),
-        (3, {"schema": schema}, "data of type int\n.*a path, a list of paths, an Arrow table"),
+        ([1, 2], {}, r"data of type list: \[1, 2\]\n.*a list of paths"),
+        (3, {"schema": schema}, "data of type int: 3\n.*a path, a list of paths, an Arrow table"),
         (rows, {"schema": schema, "selection": Selection(("part.0.parquet",))}, "a table of 1000"),
     ):
         with pytest.raises(SettingsError, match=what):

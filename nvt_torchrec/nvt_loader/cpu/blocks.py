@@ -35,6 +35,10 @@ class LoaderBatch(Batch):
         weights: float32 [B], the weight of each row; None if the data have none.
     """
 
+    # those of Batch again: TorchRec has no types for its users' type checkers
+    dense_features: torch.Tensor
+    sparse_features: KeyedJaggedTensor
+    labels: torch.Tensor
     weights: torch.Tensor | None = None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:

@@ -28,6 +28,8 @@ from nvt_torchrec.nvt_loader.parquet.files import (
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Range, RowGroupSlice
 from nvt_torchrec.nvt_loader.parquet.sources import Source, TableSource
 
+#: The remedy for rows of a table or source, which no ETL wrote.
+_CORRECT_ROWS = "correct the rows, or schema=; hash_indices=True maps ids into their tables"
 #: Rows whose lists are counted.
 _SAMPLED_ROWS = 16384
 
@@ -154,8 +156,15 @@ def read_dataset(
             of table sizes than of columns.
         SettingsError: There is no such label, or the data are none that can be read.
     """
-    named = isinstance(data, str | os.PathLike) or (isinstance(data, list | tuple) and data)
+    parts = data if isinstance(data, list | tuple) else [data]
+    named = parts and all(isinstance(part, str | os.PathLike) for part in parts)
     paths = find_files(data) if named else None
+    if paths is None and not hasattr(data, "__arrow_c_stream__") and not isinstance(data, Source):
+        raise SettingsError(
+            f"data of type {type(data).__name__}: {data!r:.60}",
+            "give a path, a list of paths, an Arrow table or a frame, or an object with the "
+            "members of nvt_torchrec.nvt_loader.parquet.sources.Source",
+        )
     if schema is None:
         if paths is None:
             remedy = "give schema=TableSchema(label, dense, categorical, table_sizes)"
@@ -172,14 +181,8 @@ def read_dataset(
         table = pa.table(data)
         check_columns(table.schema, read, "the table")
         source = TableSource(table.select(read.columns))
-    elif isinstance(data, Source):
-        source = data
     else:
-        raise SettingsError(
-            f"data of type {type(data).__name__}",
-            "give a path, a list of paths, an Arrow table or a frame, or an object with the "
-            "members of nvt_torchrec.nvt_loader.parquet.sources.Source",
-        )
+        source = data
     several = label is not None and not isinstance(label, str)
     return Dataset(source, schema, read, several)
 
@@ -202,7 +205,8 @@ def error_context(dataset: Dataset, row_group: int) -> Iterator[None]:
         yield
     except SchemaError as error:
         what = f"{error.what}, in row group {dataset.place(row_group)[1]}"
-        raise SchemaError(what, error.remedy) from error
+        remedy = error.remedy if dataset.files is not None else _CORRECT_ROWS
+        raise SchemaError(what, remedy) from error
     except (pa.ArrowException, OSError) as error:
         name, index = dataset.place(row_group)
         what = f"{name}: row group {index} cannot be decoded: {error}"

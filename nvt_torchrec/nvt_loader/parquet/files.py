@@ -245,7 +245,8 @@ def check_columns(
             close = difflib.get_close_matches(name, set(columns.names) - wanted.keys(), n=1)
             raise SchemaError(
                 f"{where}: column {name} is missing" + (f" (there is {close[0]})" if close else ""),
-                "all files of a split need the columns of its .merlin/schema.json",
+                "all files of a split need the columns of its .merlin/schema.json, a table those "
+                "of schema=",
             )
         kind = columns.field(index).type
         is_list = isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType)

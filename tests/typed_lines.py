@@ -1,0 +1,16 @@
+"""The README's lines of Python as a user writes them: mypy checks this file, nothing runs it."""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+import torch
+
+from nvt_torchrec import EtlSettings, KJTLoader, run
+from nvt_torchrec.formats.manifest import Manifest
+
+manifest = run(EtlSettings("clicks.csv", "OUT2", spec="spec.toml", days="0-3"))
+assert_type(manifest, Manifest)
+for batch in KJTLoader("OUT/criteo_binary/split/train", 2048, rank=0, world_size=8, shuffle=True):
+    assert_type(batch.dense_features, torch.Tensor)
+    assert_type(batch.labels, torch.Tensor)
