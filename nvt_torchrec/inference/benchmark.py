@@ -13,6 +13,9 @@ on the machine affects both.
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +31,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.reading import Read
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.inference import tensors
+from nvt_torchrec.inference.model.threads import threads_for
 from nvt_torchrec.inference.predictor import Predictor, of_labels
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.frames import to_frame
@@ -146,13 +150,24 @@ def to_tensors(features: pd.DataFrame, schema: Any) -> tuple[torch.Tensor, Keyed
     return torch.from_numpy(np.array(dense)), sparse  # a copy: pandas' array may be read-only
 
 
-def open_onnx(file: Path) -> InferenceSession:
-    """Open ``model.onnx``, with as many threads as PyTorch."""
+def open_onnx(file: Path, rows: int) -> InferenceSession:
+    """Open ``model.onnx``, with as many threads as PyTorch has for so many rows.
+
+    Raises:
+        SettingsError: ONNX Runtime cannot open it.
+    """
     from onnxruntime import InferenceSession, SessionOptions
 
     options = SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    return InferenceSession(file, options)
+    with threads_for(rows):
+        options.intra_op_num_threads = torch.get_num_threads()
+    try:
+        return InferenceSession(file, options)
+    except Exception as error:  # one class for each of its statuses
+        remedy = "pass the model.onnx that `python -m inference export` wrote"
+        raise SettingsError(
+            f"{file}: ONNX Runtime cannot open it: {error!s:.200}", remedy
+        ) from None
 
 
 def measure(
@@ -161,7 +176,7 @@ def measure(
     rows: list[dict],
     size: int,
     seconds: float,
-    onnx: InferenceSession | None = None,
+    file: Path | None = None,
 ) -> dict[str, list[float]]:
     """Return the times of all stages on batches of ``size`` rows, in seconds.
 
@@ -170,9 +185,13 @@ def measure(
         stock: The baseline; None to measure without it.
         rows: The rows, which are repeated if they are too few.
         size: Rows in a batch.
-        onnx: The same model exported; None to measure without it.
         seconds: Time for the predictor, and for the baseline, which scores one batch at least.
+        file: The same model as exported; None to measure without it.
+
+    Raises:
+        SettingsError: The file cannot be opened.
     """
+    onnx = None if file is None else open_onnx(file, size)
     times: dict[str, list[float]] = {}
     rows = rows * -(-size // len(rows))
     batches = itertools.cycle(rows[at : at + size] for at in range(0, len(rows) - size + 1, size))
@@ -187,7 +206,7 @@ def measure(
         score = timed(_OURS, lambda: predictor.predict(batch))
         raw = timed("  read", lambda: predictor.read(batch))
         encoded = timed("  encode", lambda: predictor.workflow.transform(raw))
-        with torch.inference_mode():
+        with torch.inference_mode(), threads_for(size):
             embedded = timed("  lookup", lambda: _done(predictor.model.lookup(encoded.ids)))
             timed("  dense", lambda: _done(predictor.model.logits(encoded.dense, embedded)))
         if onnx is not None:
@@ -217,6 +236,23 @@ def measure(
             np.testing.assert_allclose(score, stocks(batch), atol=atol)
             stock_s += times[_STOCK][-1]
     return times
+
+
+def print_one_row(predictor: Predictor, row: dict, seconds: float) -> None:
+    """Print the latency of one row: as the machine is, and with a busy process on each core."""
+    cores = len(os.sched_getaffinity(0))
+    busy = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+    print(f"\n{'one row':36}{'p50 ms':>10}{'p99 ms':>10}")
+    for name, count in (("without other load from here", 0), (f"{cores} cores busy", cores)):
+        others = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(count)]
+        try:
+            time.sleep(0.5 if others else 0)  # they start
+            times = measure(predictor, None, [row], 1, seconds)[_OURS]
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+        print("{:36}{:10.3f}{:10.3f}".format(name, *1e3 * np.quantile(times, (0.5, 0.99))))
 
 
 def _done(tensor: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 from tqdm import tqdm
 
 from nvt_torchrec.base.arrays import to_arrow, to_numpy
@@ -40,6 +39,7 @@ from nvt_torchrec.clicklog.readers.lines import filesystem_of
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
 from nvt_torchrec.dlrm.metrics import ByLabel, Metrics, compute_metrics
 from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.inference.model.threads import one_thread
 from nvt_torchrec.inference.predictor import Predictor, input_spec, of_labels
 
 log = logging.getLogger(__name__)
@@ -143,10 +143,9 @@ def predict_file(
             bar.update(len(result[0]))
             return result
 
-        with _one_torch_thread():
-            results = in_order(work, left, workers, "predict")
-            while part := list(itertools.islice(results, PART_PIECES)):
-                parts.add(part)
+        results = in_order(work, left, workers, "predict")
+        while part := list(itertools.islice(results, PART_PIECES)):
+            parts.add(part)
         rows, rejected = parts.finish(rejected_file)
     if rejected:
         log.warning("%s: %d malformed rows left out: %s", input_path, rejected, rejected_file)
@@ -317,7 +316,8 @@ def _score(
         rows = piece.parse(reject=reject)
     columns: dict[str, Any] = {"row": to_arrow(piece.first + rows.line)}
     columns |= piece.columns(id_columns, rows.line) if id_columns else {}
-    scores = predictor.predict_rows(rows, piece.first).reshape(len(rows), -1)
+    with one_thread():  # pieces are scored in parallel already
+        scores = predictor.predict_rows(rows, piece.first).reshape(len(rows), -1)
     names, labels = predictor.labels, predictor.labels_of(rows)
     columns |= zip(of_labels("probability", names), map(to_arrow, scores.T), strict=True)
     if labels is not None:
@@ -339,17 +339,6 @@ def _describe(piece: UnparsedRows, rows: RawRows) -> bytes:
         )
         for bad in rows.bad
     )
-
-
-@contextlib.contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    """Set PyTorch to one thread: pieces are scored in parallel already."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _digest(predictor: Predictor) -> str:

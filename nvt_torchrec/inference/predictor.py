@@ -19,6 +19,7 @@ from nvt_torchrec.formats.rows import Jagged, RawRows
 from nvt_torchrec.inference.encoder import Encoder
 from nvt_torchrec.inference.model.bundle import is_bundle, read_bundle
 from nvt_torchrec.inference.model.scoring import KINDS, ServingModel
+from nvt_torchrec.inference.model.threads import threads_for
 from nvt_torchrec.inference.model.weights import check_pair, read_checkpoint, usable
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled.workflow import Ids
@@ -155,7 +156,8 @@ class Predictor:
         if not count:
             return self._no_scores
         if count <= MODEL_ROWS:
-            return self._score(dense, ids)
+            with threads_for(count):
+                return self._score(dense, ids)
         scores = [
             self._score(dense[:, at : at + MODEL_ROWS], cut_ids(ids, at, at + MODEL_ROWS))
             for at in range(0, count, MODEL_ROWS)

@@ -39,6 +39,15 @@ def test_the_table(shop: Trained, tmp_path: Path, capsys: pytest.CaptureFixture)
             assert rows_per_s == pytest.approx(size / p50 * 1e3, rel=0.1)
     assert "batch 500:" in printed
     assert "times faster than Workflow.transform" in printed
+    one_row = r"^(?:without other load from here|\d+ cores busy) +([\d.]+) +([\d.]+)$"
+    latencies = re.findall(one_row, printed, re.M)
+    assert [0 < float(p50) <= float(p99) for p50, p99 in latencies] == [True, True]
+    (tmp_path / "garbage").write_bytes(b"garbage")
+    flags = ["--bundle", str(tmp_path / "bundle"), "--input", str(shop.raw / "day_2.csv")]
+    assert main(["benchmark", *flags, "--onnx", str(tmp_path / "garbage")]) == 2
+    error = capsys.readouterr().err
+    assert f"error: {tmp_path / 'garbage'}: ONNX Runtime cannot open it" in error
+    assert "Traceback" not in error
 
 
 def test_the_rows_it_measures_with(

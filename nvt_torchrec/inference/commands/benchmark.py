@@ -9,7 +9,10 @@ from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.inference.commands.model import ModelSettings
 
-DESCRIPTION = "Measures latency and rows/s by batch size, beside those of Workflow.transform."
+DESCRIPTION = (
+    "Measures latency and rows/s by batch size, beside those of Workflow.transform, and the "
+    "latency of one row while all cores are busy."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +30,13 @@ SETTINGS = (ModelSettings, BenchmarkSettings)
 
 
 def run(model: ModelSettings, settings: BenchmarkSettings) -> None:
-    """Measure, print a table, and perhaps write the results."""
+    """Measure, and print the tables."""
     predictor, stock = model.load(), None
     from nvt_torchrec.inference.benchmark import (
         Stock,
         first_rows,
         measure,
-        open_onnx,
+        print_one_row,
         print_table,
     )
     from nvt_torchrec.inference.predictor import input_spec
@@ -43,6 +46,6 @@ def run(model: ModelSettings, settings: BenchmarkSettings) -> None:
     if model.workflow and model.checkpoint:
         stock = Stock(model.workflow, model.checkpoint, predictor.model.device)
     seconds = settings.seconds
-    onnx = settings.onnx and open_onnx(settings.onnx)
     sizes = settings.batch_sizes
-    print_table({n: measure(predictor, stock, rows, n, seconds, onnx) for n in sizes})
+    print_table({n: measure(predictor, stock, rows, n, seconds, settings.onnx) for n in sizes})
+    print_one_row(predictor, rows[0], seconds)
