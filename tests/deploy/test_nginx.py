@@ -66,11 +66,6 @@ class Proxy:
             answer = connection.getresponse()
             return answer.status, answer.read()
 
-    def server_memory(self) -> float:
-        """Return the largest resident memory of the server so far, in MiB."""
-        status = Path(f"/proc/{self.server.process.pid}/status").read_text(encoding="ascii")
-        return int(status.partition("VmHWM:")[2].split()[0]) / 1024
-
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -210,7 +205,7 @@ def _statuses(connections: list[socket.socket]) -> Counter[str]:
 )
 def test_attacks_harm_no_other_client(proxy: Proxy, bundle: Path, attack) -> None:
     expected = Predictor.load(bundle).predict(ROWS)
-    before = proxy.server_memory()
+    before = proxy.server.memory("VmHWM")
     headers = {"Content-Type": "application/json", "X-API-Key": KEYS["good"]}
     seconds: list[float] = []
 
@@ -228,7 +223,7 @@ def test_attacks_harm_no_other_client(proxy: Proxy, bundle: Path, attack) -> Non
         while len(seconds) < enough and not wrong:
             time.sleep(0.01)
     assert wrong == []
-    growth = proxy.server_memory() - before
+    growth = proxy.server.memory("VmHWM") - before
     assert growth < 64
     p99 = 1e3 * float(np.quantile(seconds, 0.99))
     print(

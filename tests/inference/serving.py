@@ -101,6 +101,11 @@ class Server:
         """Until a metric has a value: its process moves on by itself."""
         until(lambda: self.metric(name) == value)
 
+    def memory(self, kind: str) -> float:
+        """MiB of its process: resident now ("VmRSS"), or at most so far ("VmHWM")."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
+        return int(status.partition(f"{kind}:")[2].split()[0]) / 1024
+
     def ended(self) -> int:
         return self.process.wait(100)
 

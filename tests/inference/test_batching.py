@@ -316,7 +316,12 @@ def test_any_json_is_scored_or_refused(
         value = data.draw(_VALUES)
     refused = []
     try:
-        encoded, _ = parse_body(json.dumps(value).encode(), JSON, shop_predictor, 200)
+        encoded, _ = parse_body(
+            bytearray(json.dumps(value), "utf-8"),
+            JSON,
+            shop_predictor,
+            ServerSettings(max_rows=200),
+        )
     except RefusedError as error:
         refused.append((error.status, json.dumps(error.details)))
     if refused:

@@ -23,6 +23,7 @@ from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.bodies import RefusedError, parse_body
 from nvt_torchrec.inference.server.reload import Served
+from nvt_torchrec.inference.server.settings import ServerSettings
 from tests.inference.test_export import untrained
 
 NEW_RUN = "; keys of the spec take effect with another ETL run and training"
@@ -83,9 +84,9 @@ def test_what_is_said_of_a_value(predictor: Predictor, column: str, value, remed
         assert str(pickle.loads(pickle.dumps(error))) == str(error)
     if value == float("inf"):  # JSON has no such value
         return
-    body = json.dumps({"rows": rows}).encode()
+    body = bytearray(json.dumps({"rows": rows}), "utf-8")
     with pytest.raises(RefusedError) as refused:
-        parse_body(body, {"content-type": "application/json"}, predictor, 100)
+        parse_body(body, {"content-type": "application/json"}, predictor, ServerSettings())
     where = {"error": "invalid row", "row": 1, "column": column, "reason": error.reason}
     assert refused.value.details == where | ({"remedy": error.remedy} if remedy else {})
 

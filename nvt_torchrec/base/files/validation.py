@@ -57,7 +57,7 @@ def read_regular(path: Path | str, most: int) -> bytes:
         return file.read(most)
 
 
-def strict_json(text: str | bytes) -> Any:
+def strict_json(text: str | bytes | bytearray) -> Any:
     """Return the value of a JSON text that all programs read in the same way.
 
     Raises:

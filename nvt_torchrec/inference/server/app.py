@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import functools
 import logging
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from typing import TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -30,9 +32,13 @@ from nvt_torchrec.inference.server.settings import ServerSettings, Source
 
 log = logging.getLogger(__name__)
 
+_Parse: TypeAlias = Callable[[Predictor, ServerSettings], Parsed]
+
 #: Bodies of this size or more are parsed in threads, so that they do not block the event loop.
 _LARGE_BODY_BYTES = 64 << 10
 _PARSER_THREADS = 2
+#: Bodies of the largest size that are held at once, while they arrive and until they are answered.
+_BODIES = 8
 #: Seconds between two times at which gauges are set, which any worker may read at any time.
 _GAUGES_S = 1.0
 
@@ -63,6 +69,7 @@ class Service:
         threading.Thread(target=watch, args=(workflow,), name="drift", daemon=True).start()
         self.batcher = Batcher(self.metrics.observe)
         self._parsers = ThreadPoolExecutor(_PARSER_THREADS, "parser")
+        self._body_bytes, self._trim_due = 0, False
         self._reloader: Reloader | None = None
         self._endpoints = _endpoints(self)
 
@@ -107,7 +114,11 @@ class Service:
         self.batcher.close()
 
     async def _set_gauges(self) -> None:
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc keeps what is freed
         while True:
+            if trim and self._trim_due and not self._body_bytes:
+                self._trim_due = False
+                trim(0)
             self.metrics.queue_rows.set(self.batcher.waiting_rows)
             self.metrics.drift.set_gauges()
             await asyncio.sleep(_GAUGES_S)
@@ -128,39 +139,48 @@ class Service:
         return response
 
     async def _score_in_time(self, request: Request, parser: Parser) -> Response:
-        seconds = self._settings.timeout_s
-        error = RefusedError(408, f"the body was not complete within {seconds:g} s")
+        seconds, body, complete = self._settings.timeout_s, bytearray(), False
         try:
             async with asyncio.timeout(seconds):
-                body = await self._read_body(request)
-                error = RefusedError(503, "not scored in time", remedy="try again later")
+                await self._read_body(request, body)
+                complete = True
                 with self.metrics.under_way.track_inprogress():
                     return await self._score(
                         functools.partial(parser, body, request.headers), len(body)
                     )
         except TimeoutError:
-            raise error from None
+            if complete:
+                raise RefusedError(503, "not scored in time", remedy="try again later") from None
+            raise RefusedError(408, f"the body was not complete within {seconds:g} s") from None
+        finally:
+            self._body_bytes -= len(body)
 
-    async def _read_body(self, request: Request) -> bytes:
-        limit, body = int(self._settings.max_body_mb * 2**20), bytearray()
+    async def _read_body(self, request: Request, body: bytearray) -> None:
+        limit = self._settings.max_body_bytes
         async for part in request.stream():
             body += part
+            self._body_bytes += len(part)
+            self._trim_due |= len(body) >= _LARGE_BODY_BYTES
+            others = self._body_bytes - len(body)
+            if len(body) <= limit and 2 * len(body) > _BODIES * limit - others:
+                raise RefusedError(503, "too many bodies are being read", remedy="try again later")
             if len(body) > limit:
                 raise RefusedError(
                     413,
                     f"a body of more than {limit} bytes",
                     remedy="send fewer rows in a request, or raise the server's --max_body_mb",
                 )
-        return bytes(body)
 
-    async def _score(self, parse: Callable[[Predictor, int], Parsed], size: int) -> Response:
+    async def _score(self, parse: _Parse, size: int) -> Response:
         now = self.served
         if size < _LARGE_BODY_BYTES:
-            rows, respond = self._parse(parse, now.predictor)
+            parsed = self._parse(parse, now.predictor)
         else:
             loop = asyncio.get_running_loop()
-            parsed = loop.run_in_executor(self._parsers, self._parse, parse, now.predictor)
-            rows, respond = await parsed
+            parsed = await loop.run_in_executor(self._parsers, self._parse, parse, now.predictor)
+        if isinstance(parsed, Response):
+            return parsed
+        rows, respond = parsed
         self._check_queue(len(rows))
         probabilities = await self.batcher.score(now.predictor.predict_encoded, rows)
         try:
@@ -172,9 +192,17 @@ class Service:
         response.headers.update(now.headers)
         return response
 
-    def _parse(self, parse: Callable[[Predictor, int], Parsed], predictor: Predictor) -> Parsed:
-        self._check_queue(1)  # under overload, refuse before the work of parsing
-        return parse(predictor, self._settings.max_rows)
+    def _parse(self, parse: _Parse, predictor: Predictor) -> Parsed | Response:
+        """Return the rows, or the answer that refuses them.
+
+        An error that were raised further would keep all values of the body, which its traceback
+        has, until the next garbage collection.
+        """
+        try:
+            self._check_queue(1)  # under overload, refuse before the work of parsing
+            return parse(predictor, self._settings)
+        except RefusedError as error:
+            return error.answer()
 
     def _check_queue(self, rows: int) -> None:
         """Refuse rows that are more than half of the room left, so that small requests have some.

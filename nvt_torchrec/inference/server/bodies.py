@@ -16,12 +16,16 @@ from nvt_torchrec.dlrm.metrics import by_label
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.inference.server.settings import ServerSettings
 from nvt_torchrec.workflows.compiled.workflow import EncodedRows
 
 #: The rows of a request, and a function of their probabilities that makes its answer.
 Parsed: TypeAlias = tuple[EncodedRows, Callable[[np.ndarray], Response]]
-#: Of a body, its headers, a predictor and the most rows; raises :class:`RefusedError`.
-Parser: TypeAlias = Callable[[bytes, Mapping[str, str], Predictor, int], Parsed]
+#: Of a body, its headers, a predictor and the limits; raises :class:`RefusedError`.
+Parser: TypeAlias = Callable[[bytearray, Mapping[str, str], Predictor, ServerSettings], Parsed]
+
+#: Bytes that a value of JSON takes as a Python object, and how many more a list or an object takes.
+_VALUE_BYTES, _CONTAINER_BYTES = 64, 128
 
 
 class RefusedError(Exception):
@@ -46,18 +50,18 @@ class RefusedError(Exception):
 
 
 def parse_body(
-    body: bytes, headers: Mapping[str, str], predictor: Predictor, max_rows: int
+    body: bytearray, headers: Mapping[str, str], predictor: Predictor, limits: ServerSettings
 ) -> Parsed:
     """Return the rows of a request of ``POST /predict``.
 
     Raises:
-        RefusedError: The body is not JSON by its header or content, breaks the feature spec, or has
-            more than ``max_rows``.
+        RefusedError: The body is not JSON by its header or content, breaks the feature spec, or is
+            beyond the limits.
     """
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RefusedError(415, f"content type {kind!r}", remedy="send application/json")
-    rows = _rows(read_json(body), max_rows)
+    rows = _rows(read_json(body, limits), limits.max_rows)
     may_have_booleans = b"true" in body or b"false" in body
 
     def respond(probabilities: np.ndarray) -> Response:
@@ -68,8 +72,22 @@ def parse_body(
     return encode(rows, predictor, may_have_booleans=may_have_booleans), respond
 
 
-def read_json(body: bytes) -> Any:
-    """Return the value of a JSON text. Raises :class:`RefusedError`."""
+def read_json(body: bytearray, limits: ServerSettings) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        RefusedError: It is not JSON, or has so many values that they would take too much memory;
+            they are counted before they are made.
+    """
+    values = body.count(b",") + body.count(b":")
+    containers = body.count(b"[") + body.count(b"{")
+    size, most = _VALUE_BYTES * values + _CONTAINER_BYTES * containers, limits.max_parsed_bytes
+    if size > most:
+        raise RefusedError(
+            413,
+            f"the body's values may take {size >> 20} MiB of memory; the limit is {most >> 20} MiB",
+            remedy="send fewer rows in a request, or raise the server's --max_body_mb",
+        )
     try:
         return strict_json(body)
     except ValueError as error:

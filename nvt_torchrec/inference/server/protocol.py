@@ -26,6 +26,7 @@ from nvt_torchrec.inference.server.bodies import (
     encode,
     read_json,
 )
+from nvt_torchrec.inference.server.settings import ServerSettings
 from nvt_torchrec.inference.tensors import DTYPES, MODEL_NAME, OUTPUT, inputs_of, to_columns
 
 #: Of a body whose first bytes are JSON and the rest tensors, the number of the first.
@@ -95,16 +96,16 @@ def metadata(predictor: Predictor) -> dict[str, Any]:
 
 
 def parse_tensors(
-    body: bytes, headers: Mapping[str, str], predictor: Predictor, max_rows: int
+    body: bytearray, headers: Mapping[str, str], predictor: Predictor, limits: ServerSettings
 ) -> Parsed:
     """Return the rows of a request of ``POST /v2/models/NAME/infer``.
 
     Raises:
-        RefusedError: The body is not valid, breaks the feature spec, or has more than ``max_rows``.
+        RefusedError: The body is not valid, breaks the feature spec, or is beyond the limits.
     """
     try:
         size = int(headers.get(BINARY_HEADER, len(body)))
-        request, binary = read_json(body[:size]), memoryview(body)[size:]
+        request, binary = read_json(body[:size], limits), memoryview(body)[size:]
         given, at = {}, 0
         for tensor in request["inputs"]:
             length = tensor.get("parameters", {}).get("binary_data_size", 0)
@@ -130,8 +131,9 @@ def parse_tensors(
             for name, (kind, rank) in column.tensors.items()
         }
         (rows,) = {len(values) for values in tensors.values()}
-        check_count(rows, max_rows)
+        check_count(rows, limits.max_rows)
         encoded = encode(to_columns(columns, tensors), predictor)
+        answered_id = {"id": request["id"]} if "id" in request else {}
     except KeyError as error:
         raise RefusedError(400, f"the request has no {error}") from None
     except (ValueError, TypeError, AttributeError, OverflowError, struct.error) as error:
@@ -150,7 +152,7 @@ def parse_tensors(
                 output["data"] = values.tolist()
             outputs.append(output)
         answer = {"model_name": MODEL_NAME, "model_version": _VERSION, "outputs": outputs}
-        answer |= {"id": request["id"]} if "id" in request else {}
+        answer |= answered_id
         head = json.dumps(answer).encode()
         if not binary:
             return Response(head, media_type="application/json")
