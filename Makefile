@@ -66,7 +66,7 @@ test: $(LINKED) ## run the tests, two files at a time; on the CPU, also where th
 	@CUDA_VISIBLE_DEVICES= $(ON_PATH) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TEST_FLAGS)
 
 test-gpu: $(LINKED) ## the tests that need a GPU, a process for each file; minutes
-	@for file in tests/gpu/test_*.py tests/nvt_loader/test_gpu.py; do \
+	@for file in tests/gpu/test_*.py; do \
 	    $(ON_PATH) timeout 240 python -m pytest -q -m gpu -rs $(TEST_FLAGS) $$file || failed=1; \
 	done; exit $${failed:-0}
 

@@ -62,10 +62,11 @@ def started(
         try:
             yield process
         finally:
-            _end_session(process.pid)
+            end_session(process.pid)
 
 
-def _end_session(session: int) -> None:
+def end_session(session: int) -> None:
+    """Kill the processes of a session."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()

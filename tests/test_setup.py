@@ -239,6 +239,16 @@ def test_the_lock_follows_the_gpu(run, bin_dir, tmp_path):
     assert "gpu.txt" not in chosen
 
 
+def test_each_file_of_the_gpu_tests_has_one(run):
+    """pytest ends with status 5 where `-m gpu` selects nothing, so that test-gpu always failed."""
+    recipe = run("make", "-n", "test-gpu").stdout
+    patterns = re.search(r"for file in (.+?); do", recipe)[1].split()
+    files = [str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern)]
+    done = run(sys.executable, "-m", "pytest", "-m", "gpu", "--collect-only", *files)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {line.partition("::")[0] for line in done.stdout.split("\n") if "::" in line} == {*files}
+
+
 def test_an_environment_is_built_again_when_it_must_be(run, tmp_path):
     venv, lock = tmp_path / "venv", tmp_path / "cpu.txt"
     shutil.copy(REQUIREMENTS / "cpu.txt", lock)

@@ -125,8 +125,9 @@ def start(settings: EtlSettings, work: Path, reject: bool | int) -> Iterator[Eng
     # Dask takes seconds to import: not for the cpu engine, nor for --help
     from nvt_torchrec.etl.engines.cluster import cluster
 
-    with cluster(settings.scheduler, settings.workers, work) as (client, gpu):
-        if settings.engine == "nvtabular":
+    frames = settings.engine == "nvtabular"
+    with cluster(settings.scheduler, settings.workers, work, frames) as (client, gpu):
+        if frames:
             from nvt_torchrec.etl.engines.nvtabular import NVTabular
 
             yield NVTabular(job, client, gpu)

@@ -19,7 +19,7 @@ from distributed import Client
 
 from nvt_torchrec.base.device import DeviceError
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.etl.engines.cluster import WorkerLostError, local_cluster
+from nvt_torchrec.etl.engines.cluster import WorkerLostError, _check_workers, local_cluster
 from nvt_torchrec.etl.engines.engine import Job
 from nvt_torchrec.etl.engines.workers import Workers
 from nvt_torchrec.etl.run import run
@@ -224,19 +224,25 @@ def test_a_cluster_that_cannot_do_it(raw: Path, tmp_path: Path, dask_client, mon
         return answer(client, function, *arguments)
 
     monkeypatch.setattr(Client, "run", told)
-    from nvt_torchrec.etl.engines.device import gpu_count
+    from nvt_torchrec.etl.engines.device import first_gpu, gpu_count
 
+    cards = {gpu_count: {"a": 2, "b": 2}, os.path.isdir: {"a": True}}
+    two = cards | {first_gpu: {"a": "GPU-1", "b": "GPU-2"}}
     for given, message in (
         ({os.path.isdir: nowhere}, r"1 of 2 workers do not see .*: 127.0.0.1:1(.|\n)*share"),
         ({gpu_count: {"a": 1, "b": 0}, os.path.isdir: {"a": True}}, "1 of 2 workers have GPUs"),
-        ({gpu_count: {"a": 1}, os.path.isdir: {"a": True}}, "this machine has none that cuDF"),
+        (cards | {first_gpu: dict.fromkeys("ab", "GPU-1")}, r"same GPU\n.*`dask cuda worker`"),
+        (two, "this machine has none that cuDF"),
         ({gpu_count: {}}, "no workers"),
     ):
         answers.clear()
         answers.update(given)
+        engine = "nvtabular" if given is two else "dask"
         with pytest.raises(SettingsError, match=message):
-            run(settings(raw, tmp_path / "out", scheduler=address))
+            run(settings(raw, tmp_path / "out", scheduler=address, engine=engine))
         assert not any((tmp_path / "out").iterdir())
+    answers.update(two)  # only frames of cuDF need a card here, too
+    assert _check_workers(dask_client, "", tmp_path, frames=False)
 
 
 def test_workers_that_cannot_start(raw: Path, tmp_path: Path) -> None:

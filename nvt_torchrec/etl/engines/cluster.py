@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,14 @@ import nvt_torchrec.nvt_compat  # noqa: F401
 
 import dask
 from distributed import Client, KilledWorker, LocalCluster
+from distributed.comm import CommClosedError
 
 from nvt_torchrec.base.errors import ClickLogError, SettingsError
-from nvt_torchrec.etl.engines.device import gpu_count, gpu_memory
+from nvt_torchrec.etl.engines.device import first_gpu, gpu_count, gpu_memory
 from nvt_torchrec.etl.settings import cores
 from nvt_torchrec.etl.state.output import DASK
+
+log = logging.getLogger(__name__)
 
 #: Shares of a GPU's memory: the size of RMM's pool, and when Dask begins to spill to the host.
 POOL_SHARE, SPILL_SHARE = 0.7, 0.8
@@ -38,7 +41,7 @@ class WorkerLostError(ClickLogError):
 
 @contextlib.contextmanager
 def cluster(
-    scheduler: str | None, workers: int | None, work: Path
+    scheduler: str | None, workers: int | None, work: Path, frames: bool = False
 ) -> Iterator[tuple[Client, bool]]:
     """Connect to a running cluster, or start one on this machine.
 
@@ -47,13 +50,15 @@ def cluster(
             :func:`local_cluster`.
         workers: See :func:`local_cluster`.
         work: The directory of the run's state, which every worker must see.
+        frames: Whether the client and the scheduler handle frames of cuDF, too.
 
     Yields:
         A client of the cluster, and whether its workers have GPUs.
 
     Raises:
         SettingsError: No scheduler answers at the address, it has no workers, they do not see
-            the shared directory, or they have GPUs and this machine or the scheduler's has none.
+            the shared directory, some of them have no GPU or the GPU of another, or frames need
+            one where there is none.
     """
     if not scheduler:
         with local_cluster(workers, work / DASK) as client:
@@ -66,17 +71,18 @@ def cluster(
             f"--scheduler {scheduler}: {error}", "start one with `dask scheduler`"
         ) from error
     with client:
-        yield client, _check_workers(client, f"--scheduler {scheduler}", work)
+        yield client, _check_workers(client, f"--scheduler {scheduler}", work, frames)
 
 
-def _check_workers(client: Client, name: str, shared: Path) -> bool:
+def _check_workers(client: Client, name: str, shared: Path, frames: bool) -> bool:
     """Check the workers of a running cluster; return whether they have GPUs."""
     try:
         gpus = client.run(gpu_count)
         if not gpus:
             raise SettingsError(f"{name}: no workers", "start workers for this scheduler")
         sees = client.run(os.path.isdir, str(shared))
-        at_scheduler = any(gpus.values()) and client.run_on_scheduler(gpu_count)
+        at_scheduler = frames and any(gpus.values()) and client.run_on_scheduler(gpu_count)
+        first = set(client.run(first_gpu).values()) if all(gpus.values()) else gpus
     except ModuleNotFoundError as error:
         raise SettingsError(
             f"{name}: its workers, or the scheduler, have no module {error.name}",
@@ -93,12 +99,18 @@ def _check_workers(client: Client, name: str, shared: Path) -> bool:
             f"{name}: {sum(map(bool, gpus.values()))} of {len(gpus)} workers have GPUs",
             "use workers of one kind; without GPUs: CUDA_VISIBLE_DEVICES='' for each",
         )
+    if len(first) < len(gpus):
+        raise SettingsError(
+            f"{name}: some of its {len(gpus)} workers use the same GPU",
+            "start them with `dask cuda worker`, which gives each GPU of a host one worker",
+        )
     gpu = all(gpus.values())
     for host, there in (("this machine", gpu_count()), ("the scheduler's host", at_scheduler)):
-        if gpu and not there:
+        if frames and gpu and not there:
             raise SettingsError(
                 f"{name}: its workers have GPUs, and {host} has none that cuDF can use",
-                "start the run, and `dask scheduler`, on hosts with a GPU: both handle cuDF frames",
+                "start the run, and `dask scheduler`, on hosts with a GPU: with --engine nvtabular "
+                "both handle cuDF frames",
             )
     return gpu
 
@@ -211,7 +223,7 @@ def readable_errors(client: Client | None = None) -> Iterator[None]:
     """Silence NVTabular's logging of tracebacks, and explain why workers were lost.
 
     Raises:
-        WorkerLostError: Workers died repeatedly, or the cluster has no workers any more.
+        WorkerLostError: Workers died repeatedly, or the cluster lost its scheduler or all workers.
     """
     loggers = [logging.getLogger(name) for name in ("merlin", "nvtabular")]
     levels = [logger.level for logger in loggers]
@@ -227,13 +239,15 @@ def readable_errors(client: Client | None = None) -> Iterator[None]:
             "use a smaller --block_mb, fewer --workers, or cap the vocabularies; the same "
             "command keeps what is finished",
         ) from error
-    except Exception:  # of whatever kind, once the client is closed
-        if not lost.is_set():
+    except Exception as error:
+        if lost.is_set():  # then of whatever kind: the client is closed
+            what = f"the cluster has had no worker for {LOST_SECONDS} s"
+        elif isinstance(error, CommClosedError | CancelledError):
+            what = f"the scheduler of the cluster is lost: {error}"
+        else:
             raise
-        raise WorkerLostError(
-            f"the cluster has had no worker for {LOST_SECONDS} s",
-            "see the workers' output for the reason, start them again, and run this again",
-        ) from None
+        remedy = "see the output of scheduler and workers for the reason, start them again, "
+        raise WorkerLostError(what, f"{remedy}and run this again") from None
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
@@ -241,13 +255,16 @@ def readable_errors(client: Client | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _watch_workers(client: Client, lost: threading.Event) -> Iterator[None]:
-    """Close the client, which ends all waiting, after its cluster had no workers for too long."""
+    """Log lost workers; close the client, which ends all waiting, once there was none for long."""
     stop = threading.Event()
 
     def watch() -> None:
-        last = time.monotonic()
+        last, known = time.monotonic(), set[str]()
         while not stop.wait(min(2, LOST_SECONDS / 4)):
-            if client.scheduler_info(n_workers=-1)["workers"]:
+            workers = set(client.scheduler_info(n_workers=-1)["workers"])
+            for worker in sorted(known - workers):
+                log.warning("worker %s is lost, and %d are left", worker, len(workers))
+            if known := workers:
                 last = time.monotonic()
             elif time.monotonic() - last > LOST_SECONDS:
                 lost.set()

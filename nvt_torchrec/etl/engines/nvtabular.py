@@ -78,7 +78,7 @@ class NVTabular(Workers):
                 with _merlin_client(client):
                     workflow = build(job.spec, str(job.work / CATEGORIES)).fit(dataset)
             finally:
-                with contextlib.suppress(ClosedClientError):
+                with contextlib.suppress(ClosedClientError, RuntimeError):
                     client.unsubscribe_topic(_PROGRESS)
         return fitted_state(workflow, job.spec)
 

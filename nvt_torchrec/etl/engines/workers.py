@@ -71,7 +71,8 @@ class Workers(Engine):
     def encode(self, units: list[Unit], workflow: Path) -> Iterator[UnitResult]:
         """See :meth:`Engine.encode`."""
         saved = _identified(workflow)
-        on_cards = self._on_cards(unit.block for unit in units) and device.has_room(workflow)
+        on_cards = self._on_cards(unit.block for unit in units)
+        on_cards = on_cards and device.has_room(workflow, self.client)
         if on_cards and self._agrees("encoding", device.compare_codes, units[0], saved):
             tasks = device.tasks_of(units, self.client)
             results = self._results(device.encode_units, tasks, on_cards, workflow=saved)
@@ -123,7 +124,8 @@ class Workers(Engine):
                     yield future.result()
                     future.release()
         finally:
-            with contextlib.suppress(CancelledError, ClosedClientError):
+            # RuntimeError: the client was closed, and with it its event loop
+            with contextlib.suppress(CancelledError, ClosedClientError, RuntimeError):
                 self.client.cancel([future for future in futures if not future.done()])
 
 

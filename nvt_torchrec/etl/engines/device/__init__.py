@@ -32,6 +32,13 @@ def gpu_count() -> int:
     return max(len(cuda.gpus), sum(device.startswith("MIG-") for device in visible))
 
 
+def first_gpu() -> str:
+    """Return the UUID of the GPU, or MIG instance, that this process uses: its first one."""
+    from numba import cuda
+
+    return cuda.gpus[0].uuid
+
+
 def gpu_memory() -> int:
     """Return the bytes of the first visible GPU, or MIG instance; all others are taken as equal.
 

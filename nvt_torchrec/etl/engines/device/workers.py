@@ -58,13 +58,10 @@ def takes(spec: FeatureSpec, blocks: Iterable[Block]) -> bool:
     return supports(spec) and all(type(block) is Block for block in blocks)
 
 
-def has_room(workflow_path: Path) -> bool:
-    """Return whether the vocabularies of a saved workflow fit into a GPU; log if they do not.
-
-    All GPUs are taken as equal to this machine's first one.
-    """
+def has_room(workflow_path: Path, client: Client) -> bool:
+    """Return whether a workflow's vocabularies fit into each worker's GPU; log if they do not."""
     needed = vocabulary_bytes(compiled.load(workflow_path))
-    room = int(VOCABULARY_SHARE * POOL_SHARE * gpu_memory())
+    room = int(VOCABULARY_SHARE * POOL_SHARE * min(client.run(gpu_memory).values(), default=0))
     if needed > room:
         log.warning(
             "the vocabularies take %.1f GB, more than the %.1f GB that there is for them on a GPU, "
