@@ -157,16 +157,19 @@ def _bare(args: argparse.Namespace, stamps: Stamps) -> None:
     from nvt_torchrec.dlrm.data import make_loader, read_schema
     from nvt_torchrec.dlrm.launch.distributed import process_group
     from nvt_torchrec.dlrm.model import TrainBatch
+    from nvt_torchrec.dlrm.optim.learning_rates import with_default_rates
     from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 
     _draw_on_device()
     settings = parse_settings([*_flags(args), "--binary_path", str(args.data / "split")])
     config = model_config(settings, read_schema(settings))
+    steps = args.warm_up + args.steps + 1
+    settings = with_default_rates(settings, config, args.batch_size, steps)
     with process_group() as group:
         model, optimizer, _ = build(settings, config, group)
         loaded = next(iter(make_loader(settings, config, "train", group)))
         batch = TrainBatch.of(loaded, args.batch_size, args.batch_size)
-        for _ in range(args.warm_up + args.steps + 1):
+        for _ in range(steps):
             stamps.take()
             optimizer.zero_grad()
             loss, _ = model(batch)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
-from torchrec.distributed import TrainPipelineSparseDist
+from torchrec.distributed import TrainPipelineSparseDist, dist_data
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
@@ -232,6 +233,32 @@ def _log_plan(tables: list[TablePlan], hardware: Hardware, settings: TrainSettin
         log.warning(
             "column-wise shards keep a row-wise Adagrad moment each: results depend on the plan"
         )
+
+
+def _keep(get_recat: Callable) -> Callable:
+    """Return ``torchrec.distributed.dist_data._get_recat``, made to keep its result.
+
+    Each step it copies a list to the GPU, and waits until the GPU has done all that it was given
+    before; with one rank nothing uses the copy.
+    """
+    kept = functools.cache(get_recat)
+
+    @functools.wraps(get_recat)
+    def get(
+        local_split: int,
+        num_splits: int,
+        stagger: int = 1,
+        device: torch.device | None = None,
+        batch_size_per_rank: list[int] | None = None,
+    ) -> torch.Tensor | None:
+        if len(set(batch_size_per_rank or ())) > 1:  # the result depends on them
+            return get_recat(local_split, num_splits, stagger, device, batch_size_per_rank)
+        return kept(local_split, num_splits, stagger, device)
+
+    return get
+
+
+dist_data._get_recat = _keep(dist_data._get_recat)
 
 
 class OneRankPipeline:

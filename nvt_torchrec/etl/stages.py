@@ -62,11 +62,20 @@ class StageTimer:
         self.seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        """Measure a stage; log how long it took."""
+    def __call__(self, name: str, engine: Engine | None = None) -> Iterator[None]:
+        """Measure a stage; log how long it took.
+
+        What ``engine`` compares with the host meanwhile is a stage of its own.
+        """
         begin, compiled = time.perf_counter(), compile_seconds()
+        compared = engine.compare_seconds if engine else 0.0
         yield
-        self.seconds[name] = round(time.perf_counter() - begin, 3)
+        compared = engine.compare_seconds - compared if engine else 0.0
+        self.seconds[name] = round(time.perf_counter() - begin - compared, 3)
+        if compared:
+            whole = self.seconds.get("compare", 0.0) + compared
+            self.seconds["compare"] = round(whole, 3)
+            log.info("compared with the host, kernels compiled: %.1f s", compared)
         compiled = compile_seconds() - compiled
         words = f", {compiled:.1f} s of it compiling" if compiled >= 0.1 else ""
         log.info("%s: %.1f s%s", name, self.seconds[name], words)
@@ -224,14 +233,15 @@ class Stages:
                         start(self.settings, self.work, self._reject(plan))
                     )
             if not whole:
-                with self.timer("fit"), rows_bar("fit", plan, counted) as bar:
+                with self.timer("fit", started), rows_bar("fit", plan, counted) as bar:
                     self._make_workflow(started, bar.update, write_workflow, parts=bool(done))
                 # the counts of a large log take as much room as its parts: delete them meanwhile
                 deleting = stack.enter_context(ThreadPoolExecutor(1, "delete"))
                 deleting.submit(shutil.rmtree, self.work / output.FIT, ignore_errors=True)
             if missing:
                 lines = sum(result.lines for result in results)
-                with self.timer("transform"), rows_bar("transform", plan, initial=lines) as bar:
+                timer = self.timer("transform", started)
+                with timer, rows_bar("transform", plan, initial=lines) as bar:
                     for result in started.encode(missing, self.target.workflow):
                         bar.update(result.lines)
                         results.append(result)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, get_worker
 
 from nvt_torchrec.base.device import DeviceError
 from nvt_torchrec.base.errors import BadRowError, OutputError
@@ -149,6 +149,7 @@ def test_as_the_cpu_engine(
     with caplog.at_level("INFO"):
         compare(tmp_path, spec)
     assert caplog.text.count("kernels on the GPUs") == 1
+    assert json.loads((tmp_path / "ours" / "timings.json").read_text())["seconds"]["compare"] > 0
 
 
 def test_blocks_with_malformed_rows_are_parsed_by_the_host(tmp_path: Path) -> None:
@@ -288,8 +289,9 @@ def test_what_is_taken(spec: FeatureSpec) -> None:
 
 
 def _other_moments(card, block, spec, **options):
+    """One worker's card is right."""
     run = count_block(card, block, spec, **options)
-    return dataclasses.replace(run, moments=run.moments + 1)
+    return dataclasses.replace(run, moments=run.moments + get_worker().name)
 
 
 def _failing(*arguments, **options):

@@ -123,10 +123,14 @@ def _to_vocabulary(counts: Counts, column: CategoricalColumn) -> Values:
 
 
 class Engine:
-    """What counts and encodes the blocks of a job. Made by :func:`etl.stages.start`."""
+    """What counts and encodes the blocks of a job. Made by :func:`etl.stages.start`.
+
+    Attributes:
+        compare_seconds: How long it has compared cards with the host, kernels compiled.
+    """
 
     def __init__(self, job: Job) -> None:
-        self.job = job
+        self.job, self.compare_seconds = job, 0.0
 
     def count(self, blocks: list[Block], report: Report) -> None:
         """Count the categories of blocks and the moments of their dense columns, durably.

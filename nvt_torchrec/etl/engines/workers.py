@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
-from distributed import Client, Future
+from distributed import Client, Future, wait
 from distributed.client import ClosedClientError
 
 from nvt_torchrec.base.device import device_errors, fall_back
@@ -89,27 +90,36 @@ class Workers(Engine):
         return self.gpu and device.takes(self.job.spec, blocks)
 
     def _agrees(self, what: str, task: Callable[..., str], *first: Any) -> bool:
-        """Return whether a worker's card does with the first block what the host does.
+        """Return whether each worker's card does with the first block what the host does.
 
         Raises:
-            DeviceError: It does not, or its worker died or hangs, and the settings are strict.
+            DeviceError: One does not, or its worker died or hangs, and the settings are strict.
         """
-        future = self.client.submit(task, self.job, *first, pure=False)
+        begin = time.perf_counter()
+        workers = self.client.scheduler_info(n_workers=-1)["workers"]
+        # where a worker has died, others die of its task, or do it
+        options = {"pure": False, "allow_other_workers": True}
+        futures = [
+            self.client.submit(task, self.job, *first, workers=[worker], **options)
+            for worker in workers
+        ]
         try:
-            why = future.result(COMPARE_SECONDS)
+            wait(futures, COMPARE_SECONDS)
+            why = next(filter(None, self.client.gather(futures)), "")
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            self._restart_busy(future)
+            self._restart_busy(futures)
+        self.compare_seconds += time.perf_counter() - begin
         if why:
             fall_back(f"{what} on the GPU", why, "the CPU does it", strict=self.job.strict_gpu)
         return not why
 
-    def _restart_busy(self, future: Future) -> None:
-        """Cancel a task, and restart the worker that hangs in it: it would do no other task."""
-        with contextlib.suppress(Exception):  # it has no nanny, or the cluster is gone
-            tasks = self.client.processing()
-            future.cancel()
-            self.client.restart_workers([worker for worker in tasks if future.key in tasks[worker]])
+    def _restart_busy(self, futures: list[Future]) -> None:
+        """Cancel tasks, and restart the workers that hang in them: they would do no other task."""
+        with contextlib.suppress(Exception):  # they have no nanny, or the cluster is gone
+            tasks, keys = self.client.processing(), {future.key for future in futures}
+            self.client.cancel(futures)
+            self.client.restart_workers([worker for worker in tasks if keys & {*tasks[worker]}])
 
     def _results(
         self, task: Callable[..., Any], items: list, on_cards: bool = False, **options: Any

@@ -21,7 +21,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from nvt_torchrec.base.device import Device, DeviceArray
+from nvt_torchrec.base.device import Device
 from nvt_torchrec.base.files.atomic import Written
 from nvt_torchrec.clicklog.readers.lines import read_into
 from nvt_torchrec.clicklog.readers.log_format import Block
@@ -113,25 +113,39 @@ def _read_only(text: np.ndarray) -> np.ndarray:
     return text
 
 
-def count_on_device(device: Device, columns: Sequence[DeviceArray], placeholders: int) -> Counts:
-    """Count the values of the columns that share a vocabulary.
+def count_values(
+    device: Device, rows: DeviceRows, vocabularies: np.ndarray, absent: np.ndarray
+) -> list[Counts]:
+    """Count the values of all vocabularies, by one sort of ``number of the vocabulary, value``.
+
+    A sort for each would be too small for a card, and wait for it several times.
 
     Args:
-        device: the card.
-        columns: uint32 [n] each; none, for a vocabulary whose values are not counted.
-        placeholders: how many zeros stand for missing values and are not counted.
+        device: The card.
+        rows: The rows.
+        vocabularies: The number of each column's vocabulary; -1 where nothing is counted.
+        absent: By vocabulary, how many zeros stand for missing values and are not counted.
+
+    Returns:
+        The counts by vocabulary.
     """
-    arrays = device.arrays
-    if not columns:
-        return Counts(arrays.empty(0, np.uint32), arrays.empty(0, np.int64))
-    together = columns[0] if len(columns) == 1 else arrays.concatenate(columns)
-    values, counts = arrays.unique(together, return_counts=True)
+    arrays, counted = device.arrays, np.flatnonzero(vocabularies >= 0)
+    high = device.upload(vocabularies[counted].astype(np.uint64) << np.uint64(32))
+    keys = rows.categorical[device.upload(counted)].astype(np.uint64) | high[:, np.newaxis]
+    values, counts = arrays.unique(keys.reshape(-1), return_counts=True)
     counts = counts.astype(np.int64)
-    if placeholders:  # then 0 is the first value
-        counts[0] -= placeholders
-        if not int(counts[0]):
-            values, counts = values[1:], counts[1:]
-    return Counts(values, counts)
+    starts = np.arange(len(absent) + 1, dtype=np.uint64) << np.uint64(32)
+    cuts = device.download(arrays.searchsorted(values, device.upload(starts)))
+    first = cuts[:-1].copy()
+    zeros = np.intersect1d(np.flatnonzero(absent), vocabularies[counted])
+    if len(zeros):  # the first values of these vocabularies
+        places = device.upload(first[zeros])
+        counts[places] -= device.upload(absent[zeros])
+        first[zeros] += device.download(counts[places]) == 0
+    return [
+        Counts(values[begin:end].astype(np.uint32), counts[begin:end])
+        for begin, end in zip(first, cuts[1:], strict=True)
+    ]
 
 
 def merge_on_device(device: Device, several: Sequence[Counts]) -> Counts:
@@ -180,19 +194,17 @@ def count_block(card: Card, block: Block, spec: FeatureSpec, *, reject: bool | i
 
 def count_rows(device: Device, rows: DeviceRows, block: Block, spec: FeatureSpec) -> SortedRun:
     """Count parsed rows of a block, on the current stream."""
-    missing = count_missing(device, rows.missing[1], len(spec.categorical))
-    names = [column.vocabulary_name for column in spec.categorical]
-    counts, nulls = [], []
-    for name, columns in spec.vocabularies.items():
-        members = [j for j, vocabulary in enumerate(names) if vocabulary == name]
-        absent = int(missing[members].sum())
-        # where the id is a hash there is nothing to count
-        counted = [] if columns[0].hash_buckets else [rows.categorical[j] for j in members]
-        counts.append(count_on_device(device, counted, absent))
-        nulls.append(absent)
+    numbers = {name: number for number, name in enumerate(spec.vocabularies)}
+    of_columns = np.array([numbers[column.vocabulary_name] for column in spec.categorical], int)
+    missing = count_missing(device, rows.missing[1], len(of_columns))
+    nulls = np.zeros(len(numbers), np.int64)
+    np.add.at(nulls, of_columns, missing)
+    # where the id is a hash there is nothing to count
+    hashed = [bool(column.hash_buckets) for column in spec.categorical]
+    counts = count_values(device, rows, np.where(hashed, -1, of_columns), nulls)
     return SortedRun(
         rows=len(rows),
-        nulls=np.array(nulls, np.int64),
+        nulls=nulls,
         moments=_moments(device, rows, block, spec)[np.newaxis],
         counts=counts,
     )
