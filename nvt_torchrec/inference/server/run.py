@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import logging
@@ -17,6 +18,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
 from nvt_torchrec.base.errors import SettingsError, run_command
@@ -33,6 +35,8 @@ _SWITCH_S = 0.0005
 #: Seconds that an idle connection stays open: longer than proxies keep theirs (60 s usually), so
 #: that the proxies close them.
 _KEEP_ALIVE_S = 75
+#: Seconds in which the first request of a connection must arrive once the server listens no more.
+_FIRST_REQUEST_S = 1.0
 #: Seconds in which a worker must react; imports in C may take the interpreter's lock for long.
 _REACTION_S = 60
 
@@ -62,7 +66,7 @@ def serve(source: Source, settings: ServerSettings) -> int:
         log_config=None,
         access_log=False,
         loop="asyncio",  # uvloop accepts one connection between requests: under load, too few
-        http="httptools",
+        http=_Protocol,
         ws="none",
         proxy_headers=False,
         server_header=False,
@@ -107,12 +111,37 @@ def _print_address(listener: socket.socket) -> None:
     print(f"serving on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
 
 
+class _Protocol(HttpToolsProtocol):
+    """Uvicorn's protocol; at the end of the server it answers those who have just connected."""
+
+    def shutdown(self) -> None:
+        if self.cycle is None:
+            self.loop.call_later(_FIRST_REQUEST_S, super().shutdown)
+        else:
+            super().shutdown()
+
+
 class _Server(uvicorn.Server):
     """Uvicorn's server; it prints its address when it listens."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         _print_address((sockets or [])[0])
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End, but accept who waits before: closing the listener would reset their connections."""
+        waiting: list[socket.socket] = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting.append((sockets or [])[0].accept()[0])
+        for server in self.servers:
+            server.close()
+        connection = functools.partial(
+            _Protocol, self.config, self.server_state, self.lifespan.state
+        )
+        for accepted in waiting:
+            await asyncio.get_running_loop().connect_accepted_socket(connection, accepted)
+        await super().shutdown(sockets)
 
 
 class _Workers(Multiprocess):
