@@ -22,9 +22,9 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.validation import convert
 from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0
 from nvt_torchrec.dlrm.models.config import ModelConfig
-from nvt_torchrec.dlrm.models.contract import Build
+from nvt_torchrec.dlrm.models.contract import Build, Columns
 from nvt_torchrec.dlrm.models.head import build_head
-from nvt_torchrec.dlrm.models.program import Program, make_program
+from nvt_torchrec.dlrm.models.program import Program, example_inputs, make_program
 
 _ROWS, _TOLERANCE = 4, 1e-4
 #: What is not the user's code, in tracebacks.
@@ -56,12 +56,14 @@ def _tried(config: ModelConfig, build: Build, seed: int) -> Program:
             module = build_head(config, seed=seed, build=build).module
         before = {key: value.clone() for key, value in module.state_dict().items()}
         generator = torch.Generator().manual_seed(seed)
-        dense = torch.randn(_ROWS, len(config.dense), generator=generator)
-        shape = _ROWS, len(config.categorical), config.embedding_dim
-        vectors = torch.randn(*shape, generator=generator).requires_grad_()
+        inputs = {
+            name: torch.randn(zeros.shape, generator=generator)
+            for name, zeros in example_inputs(config.columns, _ROWS).items()
+        }
+        vectors = inputs["vectors"].requires_grad_()
         module.train()
         with _stage(name, "forward", module):
-            logits = _checked_logits(module(dense, vectors), len(config.labels))
+            logits = _checked_logits(module(*inputs.values()), len(config.labels))
         with _stage(name, "backward", module):
             _go_backward(module, logits, vectors)
         with _stage(name, "save", module):
@@ -73,7 +75,7 @@ def _tried(config: ModelConfig, build: Build, seed: int) -> Program:
         with _stage(name, "export", module):
             program = make_program(module, config.columns)
         with _stage(name, "score", module), torch.no_grad():
-            _check_scores(module, program, dense, vectors)
+            _check_scores(module, program, config.columns, [*inputs.values()])
     return program
 
 
@@ -107,7 +109,7 @@ def _checked_logits(logits: object, labels: int) -> torch.Tensor:
     if not isinstance(logits, torch.Tensor):
         raise TypeError(f"forward returns {type(logits).__name__}, not a tensor of logits")
     shapes = [[_ROWS], [_ROWS, 1]] if labels == 1 else [[_ROWS, labels]]
-    if list(logits.shape) not in shapes or not logits.is_floating_point():
+    if list(logits.shape) not in shapes or logits.dtype != torch.float32:
         raise ValueError(
             f"forward returns {logits.dtype} {list(logits.shape)} for {_ROWS} rows; a logit for "
             f"each row and label is needed, {' or '.join(map(str, shapes))}"
@@ -145,15 +147,15 @@ def _check_same(now: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -
 
 
 def _check_scores(
-    module: nn.Module, program: Program, dense: torch.Tensor, vectors: torch.Tensor
+    module: nn.Module, program: Program, columns: Columns, inputs: list[torch.Tensor]
 ) -> None:
     kept = convert(Program, json.loads(json.dumps(dataclasses.asdict(program), allow_nan=False)))
-    served = kept.module()
+    served = kept.module(columns)
     served.load_state_dict(module.state_dict())
-    expected = module.eval()(dense, vectors).reshape(-1)
-    alone = [served(dense[i : i + 1], vectors[i : i + 1]).reshape(-1) for i in range(_ROWS)]
+    expected = module.eval()(*inputs).reshape(-1)
+    alone = [served(*(x[i : i + 1] for x in inputs)).reshape(-1) for i in range(_ROWS)]
     for what, scores in {
-        "the program's scores": served(dense, vectors).reshape(-1),
+        "the program's scores": served(*inputs).reshape(-1),
         "scores of a row alone": torch.cat(alone),
     }.items():
         difference = float((scores - expected).abs().max())

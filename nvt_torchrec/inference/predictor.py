@@ -25,7 +25,8 @@ from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled.workflow import Ids
 from nvt_torchrec.workflows.description import inspect
 
-#: Rows that the model scores at once; bounds the memory of its activations.
+#: Rows that the model scores at once, or fewer where a row takes much; bounds the memory of its
+#: activations.
 MODEL_ROWS = 8192
 _BLOCK_BYTES = 16 << 20
 
@@ -47,6 +48,7 @@ class Predictor:
         several = self.labels[1:] and [len(self.labels)]
         self._no_scores = np.empty((0, *several), np.float32)
         self._encoder = Encoder(workflow)
+        self._rows_at_once = min(MODEL_ROWS, getattr(model.head.module, "rows_at_once", MODEL_ROWS))
 
     @classmethod
     def load(
@@ -155,12 +157,13 @@ class Predictor:
         count = dense.shape[1]
         if not count:
             return self._no_scores
-        if count <= MODEL_ROWS:
+        rows = self._rows_at_once
+        if count <= rows:
             with threads_for(count):
                 return self._score(dense, ids)
         scores = [
-            self._score(dense[:, at : at + MODEL_ROWS], cut_ids(ids, at, at + MODEL_ROWS))
-            for at in range(0, count, MODEL_ROWS)
+            self._score(dense[:, at : at + rows], cut_ids(ids, at, at + rows))
+            for at in range(0, count, rows)
         ]
         return np.concatenate(scores)
 

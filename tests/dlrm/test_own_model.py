@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.store import read_model
 from nvt_torchrec.dlrm.launch.distributed import process_group
@@ -25,9 +25,11 @@ from nvt_torchrec.dlrm.models.layers import joined
 from nvt_torchrec.dlrm.models.program import make_program
 from nvt_torchrec.dlrm.preflight import with_program
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
+from tests.dlrm.hostile_programs import KEY
 from tests.dlrm.own_models import write_models
 from tests.dlrm.runs import assert_same, losses, small_run, train_here, train_many
 from tests.dlrm.shapes import dlrm
+from tests.shell import python
 
 DEEP_FM = ["--model=their_models:deep_fm", "--model_settings", "hidden=12"]
 TWO_TOWERS = ["--model=their_models:two_towers"]
@@ -102,20 +104,82 @@ def test_functions_that_are_not_there():
     assert given == {"hidden": 12, "sizes": [4, 2], "name": "x", "on": True}
 
 
-def test_a_program_names_operators_of_tensors_alone():
-    """Whatever it says, none of them reads a file, and nothing of it is evaluated."""
+def test_what_a_program_may_say(theirs):
+    """No text of it becomes Python: the key of an option ran a command when it did."""
     config = tried("their_models:deep_fm")
     value = json.loads(json.dumps(config.to_dict()))
-    config.from_dict(value)
-    step = value["program"]["steps"][0]
-    for name in ("aten.from_file.default", "os.system", "aten.__class__.mro", "eval", "aten.cat"):
-        changed = {**value["program"], "steps": [{**step, "operator": name}]}
-        with pytest.raises(SchemaError, match="not one of PyTorch's core operators"):
+    program, steps = value["program"], value["program"]["steps"]
+    ran = theirs / "ran"
+    key = KEY.replace("true", f"touch {ran}")
+    size = {"operator": "aten.sym_size.int", "arguments": [{"result": 0}, 0], "options": {}}
+    first = 2 + len(program["tensors"])  # the number of the first step's result
+
+    def with_steps(*new: dict, output: int = 0) -> dict:
+        return {**program, "steps": list(new), "output": first + len(new) - 1 - output}
+
+    def called(operator: str, *arguments: object, **options: object) -> dict:
+        return {"operator": operator, "arguments": [*arguments], "options": options}
+
+    dense = {"result": 0}
+    for changed, message in (
+        (with_steps(called("aten.sum.dim_IntList", dense, **{key: [1]})), "not a program"),
+        (with_steps(called("aten.relu.default", dense, key)), "not a program"),
+        *(
+            (with_steps(called(name, dense)), "is not one of the operators of programs")
+            for name in ("aten.from_file.default", "os.system", "eval", "aten.relu", key)
+        ),
+        (with_steps(called("aten.relu.default", {"result": -1})), "an argument 'result': -1"),
+        (with_steps(called("aten.relu.default", {"torch": "load"})), "an argument 'torch': 'load'"),
+        (with_steps(called("aten.full.default", [2**40], 0.0)), "too large, or take too long"),
+        (with_steps(called("aten.expand.default", dense, [2**20, 2**20, 1])), "not a program"),
+        (with_steps(*[called("aten.exp.default", dense)] * 20_001), "20001 steps, at most"),
+        (with_steps(size, called("mul", *[{"result": first}] * 2)), "a product of two sizes"),
+        (with_steps(size, called("mul", {"result": first}, [0])), "mul takes two sizes"),
+        (with_steps(called("aten._to_copy.default", dense, dtype={"torch": "bfloat16"})), "0 rows"),
+        (with_steps(called("aten.clone.default", dense, memory_format=-1)), "an option 'memory_f"),
+        (with_steps(called("aten.clone.default", dense, layout=None)), "an option 'layout'"),
+        (with_steps(called("aten.slice.Tensor", dense, 0, 1)), r"give torch.float32 \[0, 1\], not"),
+        (with_steps(called("aten.view.default", dense, [3, 1])), "not a program"),
+    ):
+        with pytest.raises(SchemaError, match=message) as raised:
             build_head(config.from_dict({**value, "program": changed}))
+        assert "\n" not in raised.value.what
+        assert not ran.exists()
     for tensor in ({"name": 'a"); x = ("'}, {"dtype": "object"}, {"shape": [-1]}):
-        tensors = [{**value["program"]["tensors"][0], **tensor}]
+        tensors = [{**program["tensors"][0], **tensor}]
         with pytest.raises(SchemaError, match="not the configuration of a model"):
-            config.from_dict({**value, "program": {**value["program"], "tensors": tensors}})
+            config.from_dict({**value, "program": {**program, "tensors": tensors}})
+    assert steps
+
+
+def test_a_step_that_fails_with_the_values_of_a_row():
+    """An index out of bounds is a sentence, as everything else that a file says."""
+    columns = dlrm(("d",), ("a",), (9,), 4, (), ()).columns
+
+    class Module(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.steps = nn.Embedding(3, 1)
+
+        def forward(self, dense, vectors):
+            return self.steps(dense.long().squeeze(1)).squeeze(1) + vectors.sum((1, 2))
+
+    module = make_program(Module(), columns).module(columns)
+    vectors = torch.ones(1, 1, 4)
+    assert module(torch.ones(1, 1), vectors).shape == (1,)
+    with pytest.raises(BadInputError, match="the model's program fails: index out of range in"):
+        module(torch.full((1, 1), 3.0), vectors)
+
+
+def test_programs_that_were_changed_at_random(theirs):
+    """None ends the process, opens a file, or takes 1 GiB or ten seconds; 22 of 29,000 did."""
+    models = [tried(f"their_models:{name}").to_dict() for name in ("deep_fm", "two_towers")]
+    (theirs / "models.json").write_text(json.dumps(models))
+    done = python("-m", "tests.dlrm.hostile_programs", theirs / "models.json", 2000)
+    assert done.returncode == 0, done.stderr[-2000:]
+    counts = json.loads(done.stdout)
+    assert counts["SchemaError"] > 1000
+    assert counts["scored"] > 50
 
 
 @pytest.mark.parametrize(
@@ -134,7 +198,7 @@ def test_operators_of_usual_models(compute):
             return compute(dense, vectors)
 
     columns = dlrm(("d",), ("a", "b", "c"), (9, 9, 9), 4, (), ()).columns
-    module = make_program(Module(), columns).module()
+    module = make_program(Module(), columns).module(columns)
     rows = torch.randn(5, 1), torch.randn(5, 3, 4)
     torch.testing.assert_close(module(*rows), compute(*rows))
 

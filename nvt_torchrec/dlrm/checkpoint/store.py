@@ -267,18 +267,17 @@ def read_model(
     """
     path = Path(path)
     record = CheckpointRecord.read(path)
-    try:
+    with _errors_of_model(path):
         config = ModelConfig.from_dict(record.model)
         # on the meta device first: memory is only allocated for tensors that are really stored
         wanted = _weights(*_allocate(config, "meta"), config)
-    except SchemaError as error:
-        raise SchemaError(f"{path / MODEL_FILE}: {error.what}", error.remedy) from None
     check_contents(path, record.files)
     with errors_of(path):
         tensors = read_tensors(path)
         _check_tensors(path, wanted, tensors)
     # outside of the blocks around: too little memory on the device is no damage of the files
-    rows, head = _allocate(config, device)
+    with _errors_of_model(path):
+        rows, head = _allocate(config, device)
     weights = _weights(rows, head, config)
     with errors_of(path):
         windows = [Window(name, (0,) * weight.dim(), weight) for name, weight in weights.items()]
@@ -290,6 +289,14 @@ def read_model(
             "take an earlier checkpoint, or train again with a lower --learning_rate",
         )
     return rows, head, config
+
+
+@contextlib.contextmanager
+def _errors_of_model(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except SchemaError as error:
+        raise SchemaError(f"{path / MODEL_FILE}: {error.what}", error.remedy) from None
 
 
 def _allocate(config: ModelConfig, device: torch.device | str) -> tuple[torch.Tensor, Head]:

@@ -110,7 +110,7 @@ def build_head(
 def _known_module(config: ModelConfig, device: torch.device | str) -> nn.Module:
     try:
         if config.program:
-            return config.program.module(device)
+            return config.program.module(config.columns, device)
         if config.model not in MODELS:
             raise ValueError(f"no model is called {config.model!r:.80}, and it has no program")
         return MODELS[config.model](config.columns, **config.settings)

@@ -1,8 +1,10 @@
-"""An own model as checkpoints and bundles hold it: a program of PyTorch's core operators.
+"""An own model as checkpoints and bundles hold it: a program of PyTorch's operators.
 
 ``torch.export`` makes it of the module. PyTorch's own files of programs hold pickles, and texts
-that its loader evaluates as Python; so ours are JSON, and reading one runs no code in it. A program
-names operators that compute tensors of tensors (:func:`_operator`), none that reads a file.
+that its loader evaluates as Python. Ours are JSON, and a loop here runs their steps
+(:func:`_run`): no text of a file becomes Python. A program names operators of a closed list
+(:mod:`.operators`), and before it computes anything it is run on tensors without memory, to bound
+what it can take (:func:`_checked_rows`).
 """
 
 from __future__ import annotations
@@ -12,33 +14,55 @@ import dataclasses
 import math
 import operator
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import fx, nn
 
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.interrupts import is_out_of_memory
 from nvt_torchrec.dlrm.models.contract import Columns
+from nvt_torchrec.dlrm.models.operators import ELEMENT, OPERATORS, cost_of
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 #: The rows that a module is exported with; a program takes any number.
 _ROWS = 3
-#: What may compute a size from sizes, or take a tensor out of several.
-_PYTHON: dict[str, Callable[..., Any]] = {
-    name: getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "mod", "getitem")
-}
+#: The largest number of steps: a recurrent layer over 1,000 columns has 15,000.
+_MOST_STEPS = 20_000
+#: The largest cost of three rows: half a second, and at most 512 MiB of float64.
+_MOST_COST = ELEMENT << 26
+#: The cost of the rows that are scored at once: 512 MiB of float32, if nothing were freed.
+_COST_AT_ONCE = ELEMENT << 27
 #: Checks of what is known when a program is made.
 _CHECKS = ("_assert", "sym_constrain_range")
-#: Operators beside PyTorch's core: a layer that is faster as one, and what has no decomposition:
-#: ``F.normalize``, ``F.cosine_similarity`` and ``nn.Bilinear``.
-_MORE = tuple(
-    getattr(torch.ops.aten, name).default for name in ("linear", "linalg_vector_norm", "_trilinear")
-)
+#: Options that a program does not choose: it is run on the model's device.
+_UNSET = ("device", "layout", "pin_memory")
 _NAME = re.compile(r"\w+(\.\w+)*", re.ASCII)
-_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
+#: Of weights and constants, as NumPy and PyTorch call them.
+_DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+#: Options that PyTorch takes as numbers too, unchecked.
+_KINDS = {"dtype": torch.dtype, "memory_format": torch.memory_format}
+#: What arguments may name.
+_CONSTANTS = {
+    name: getattr(torch, name)
+    for name in (*_DTYPES, "bfloat16", "contiguous_format", "preserve_format")
+}
+
+
+def example_inputs(
+    columns: Columns, rows: int, device: torch.device | str = "cpu"
+) -> dict[str, torch.Tensor]:
+    """Return what ``forward`` of a module is given, by name and in order: zeros, for some rows."""
+    shapes = {
+        "dense": (rows, len(columns.dense)),
+        "vectors": (rows, len(columns.categorical), columns.embedding_dim),
+    }
+    return {name: torch.zeros(shape, device=device) for name, shape in shapes.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +84,7 @@ class StoredTensor:
     def __post_init__(self) -> None:
         if self.name and not _NAME.fullmatch(self.name):
             raise ValueError(f"a tensor {self.name!r:.60}")
-        if np.dtype(self.dtype).kind not in "fiub" or min(self.shape, default=0) < 0:
+        if self.dtype not in _DTYPES or min(self.shape, default=0) < 0:
             raise ValueError(f"{self.name}: a tensor {self.dtype} {list(self.shape)}")
 
     @classmethod
@@ -84,11 +108,10 @@ class Step:
     """A call of an operator; results are numbered after the inputs and tensors.
 
     Attributes:
-        operator: Its name, see :func:`_operator`.
+        operator: Its name, a key of :data:`.operators.OPERATORS`.
         arguments: Its arguments: numbers, texts, null, lists of these, or objects: ``{"result":
-            N}``, ``{"number": "inf"}``, ``{"torch": NAME}`` of a type or memory format, or
-            ``{"device": true}``.
-        options: Its keyword arguments.
+            N}``, ``{"number": "inf"}``, or ``{"torch": NAME}`` of a type or memory format.
+        options: Its keyword arguments, which hold no results.
     """
 
     operator: str
@@ -98,7 +121,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A module ``forward(dense, vectors)``, which are the results 0 and 1.
+    """A module; what ``forward`` is given (:func:`example_inputs`) are the first results.
 
     Attributes:
         tensors: Its weights and constants, which are the next results.
@@ -110,37 +133,189 @@ class Program:
     steps: tuple[Step, ...]
     output: int
 
+    def __post_init__(self) -> None:
+        if len(self.steps) > _MOST_STEPS:
+            raise ValueError(f"a program of {len(self.steps)} steps, at most {_MOST_STEPS} may be")
+
     @property
     def widest(self) -> int:
         """The width of the widest layer: the rows of the largest matrix among the weights."""
         matrices = (t.shape[0] for t in self.tensors if t.name and len(t.shape) > 1)
         return max(matrices, default=1)
 
-    def module(self, device: torch.device | str = "cpu") -> nn.Module:
+    def module(self, columns: Columns, device: torch.device | str = "cpu") -> ProgramModule:
         """Return a module with the weights of these names, which have no values yet.
 
+        On the device "meta" it computes nothing, and is not checked.
+
         Raises:
-            ValueError: The program is damaged.
+            ValueError: The program is damaged, is none for these columns, or takes too long.
         """
-        module, graph = fx.GraphModule(nn.Module(), fx.Graph()), fx.Graph()
         try:
-            inputs = [graph.placeholder(name) for name in ("dense", "vectors")]
-            # as the tensors were that the program was made with: it may take views of them
-            results = [graph.call_method("contiguous", (tensor,)) for tensor in inputs]
-            for number, stored in enumerate(self.tensors):
-                name = stored.name or f"constant_{number}"
-                _register(module, name, stored.tensor(device), persistent=bool(stored.name))
-                results.append(graph.get_attr(name))
-            for step in self.steps:
-                arguments = [_decoded(value, results, device) for value in step.arguments]
-                options = {k: _decoded(value, results, device) for k, value in step.options.items()}
-                function = _operator(step.operator)
-                results.append(graph.call_function(function, tuple(arguments), options))
-            graph.output(results[self.output])
-            module.graph = graph
-        except (LookupError, TypeError, AttributeError, RuntimeError, SyntaxError) as error:
-            raise ValueError(f"not a program: {error}") from None
+            module = ProgramModule(self, len(example_inputs(columns, 0)), device)
+            if torch.device(device).type != "meta":
+                module.rows_at_once = _checked_rows(self, columns)
+        except Exception as error:  # PyTorch raises anything for arguments that are none
+            text = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ValueError(f"not a program: {text:.300}") from None
         return module
+
+
+class ProgramModule(nn.Module):
+    """Runs a program with the weights that are registered in it under their names.
+
+    Attributes:
+        rows_at_once: The most rows that should be scored at once.
+    """
+
+    rows_at_once: int
+
+    def __init__(self, program: Program, inputs: int, device: torch.device | str) -> None:
+        super().__init__()
+        self._steps, self._output = _prepared(program, inputs, device)
+        self._weights = [
+            _register(self, stored, number, device) for number, stored in enumerate(program.tensors)
+        ]
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Return the logits. Raises BadInputError if a step fails."""
+        # contiguous as what the program was made with, which may take views
+        values: list[Any] = [tensor.contiguous() for tensor in inputs]
+        values += [getattr(holder, name) for holder, name in self._weights]
+        try:
+            return _run(self._steps, values, self._output)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            text = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise BadInputError(
+                f"the model's program fails: {text:.300}",
+                "score with an earlier checkpoint or bundle; if this one is not damaged, correct "
+                "the model and train again",
+            ) from None
+
+
+#: A step as it is run: function, arguments, the arguments that are values and their numbers,
+#: options, and the values that no later step takes.
+_Prepared: TypeAlias = tuple[
+    Callable[..., Any], list[Any], Sequence[tuple[int, int]], dict[str, Any], list[int]
+]
+
+
+class _Place(int):
+    """The number of a value, in the place of an argument."""
+
+
+def _run(steps: Sequence[_Prepared], values: list[Any], output: int) -> Any:
+    """Append the results of steps to the values; return one of them."""
+    for function, prepared, places, options, last in steps:
+        arguments = prepared.copy()
+        for at, number in places:
+            arguments[at] = values[number]
+        values.append(function(*arguments, **options))
+        for number in last:
+            values[number] = None
+    return values[output]
+
+
+def _listed(*items: Any) -> list[Any]:
+    return list(items)
+
+
+def _prepared(
+    program: Program, inputs: int, device: torch.device | str
+) -> tuple[list[_Prepared], int]:
+    """Return a program's steps and output as :func:`_run` takes them. Raises ValueError, …"""
+    first = inputs + len(program.tensors)
+    steps: list[_Prepared] = []
+    places = [*range(first)]  # of results; a list that holds results is a value of its own
+
+    def add(function: Callable[..., Any], arguments: list[Any], options: dict[str, Any]) -> _Place:
+        taken = [(at, item) for at, item in enumerate(arguments) if isinstance(item, _Place)]
+        steps.append((function, arguments, taken, options, []))
+        return _Place(first + len(steps) - 1)
+
+    def decoded(value: Any) -> Any:
+        if isinstance(value, list):
+            items = [decoded(item) for item in value]
+            return add(_listed, items, {}) if any(isinstance(i, _Place) for i in items) else items
+        if not isinstance(value, dict):
+            return value
+        ((key, held),) = value.items()
+        if key == "result" and type(held) is int and 0 <= held < len(places):
+            return _Place(places[held])
+        if key == "number":
+            return float(held)
+        if key == "torch" and held in _CONSTANTS:
+            return _CONSTANTS[held]
+        raise ValueError(f"an argument {key!r:.60}: {held!r:.60}")
+
+    for step in program.steps:
+        function = _operator(step.operator)
+        arguments = [decoded(value) for value in step.arguments]
+        options = {key: decoded(value) for key, value in step.options.items()}
+        for key, value in options.items():
+            if key in _UNSET or not isinstance(value, (_KINDS.get(key, object), NoneType)):
+                raise ValueError(f"{step.operator}: an option {key!r:.60}: {value!r:.60}")
+            if isinstance(value, _Place):
+                raise ValueError(f"{step.operator}: a result as an option")
+        if step.operator == "mul" and all(isinstance(value, _Place) for value in arguments):
+            raise ValueError("a product of two sizes")  # not linear in the number of rows
+        schema = getattr(function, "_schema", None)
+        if schema and any(argument.name == "device" for argument in schema.arguments):
+            options["device"] = torch.device(device)
+        places.append(add(function, arguments, options))
+    output = decoded({"result": program.output})
+    last_use = {number: step[-1] for step in steps for _, number in step[2]}
+    for number, last in last_use.items():
+        if number >= first and number != output:
+            last.append(number)
+    return steps, output
+
+
+def _checked_rows(program: Program, columns: Columns) -> int:
+    """Run a program on tensors without memory, and return how many rows may be scored at once.
+
+    Sizes are linear in the number of rows (:data:`.operators.OPERATORS`), so that 0, 1 and 3 rows
+    tell what any number costs.
+
+    Raises:
+        ValueError: It costs too much, or its results are no logits.
+        Exception: What PyTorch raises for arguments that are none of an operator.
+    """
+    steps, output = _prepared(program, len(example_inputs(columns, 0)), "meta")
+    total = 0
+
+    def measured(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal total
+            result = function(*arguments, **options)
+            total += cost_of(function, arguments, result)
+            if total > _MOST_COST:
+                raise ValueError("its results are too large, or take too long")
+            return result
+
+        return function if function is _listed else call
+
+    steps = [(measured(step[0]), *step[1:]) for step in steps]
+    weights = [stored.tensor("meta") for stored in program.tensors]
+    costs, labels = [], len(columns.labels)
+    for rows in (0, 1, 3):
+        total = 0
+        inputs = example_inputs(columns, rows, "meta").values()
+        logits = _run(steps, [*inputs, *weights], output)
+        if not isinstance(logits, torch.Tensor) or logits.dtype != torch.float32 or (
+            tuple(logits.shape) not in ((rows, labels), (rows,) if labels == 1 else ())
+        ):  # fmt: skip
+            what = getattr(logits, "dtype", ""), [*getattr(logits, "shape", ())]
+            raise ValueError(
+                f"{rows} rows give {what[0]} {what[1]}, not float32 [{rows}, {labels}]"
+            )
+        costs.append(total)
+    of_row = costs[1] - costs[0]
+    if costs[2] - costs[0] != 3 * of_row:
+        raise ValueError("a row costs more where there are more rows")
+    return max(1, _COST_AT_ONCE // max(1, of_row))
 
 
 def make_program(module: nn.Module, columns: Columns) -> Program:
@@ -153,40 +328,52 @@ def make_program(module: nn.Module, columns: Columns) -> Program:
     """
     from torch.export import Dim, default_decompositions, export  # takes a second
 
-    dense = torch.randn(_ROWS, len(columns.dense))
-    vectors = torch.randn(_ROWS, len(columns.categorical), columns.embedding_dim)
+    inputs = tuple(example_inputs(columns, _ROWS).values())
     rows = Dim("rows", min=1)
-    exported = export(module.eval(), (dense, vectors), dynamic_shapes=({0: rows}, {0: rows}))
+    exported = export(module.eval(), inputs, dynamic_shapes=tuple({0: rows} for _ in inputs))
     table = default_decompositions()
-    for operation in _MORE:
-        table.pop(operation, None)
+    for name in ("linear", "linalg_vector_norm"):  # faster as one; not decomposed into core ones
+        table.pop(getattr(torch.ops.aten, name).default, None)
+    table[torch.ops.aten._trilinear.default] = _trilinear
     exported = exported.run_decompositions(table)
     changed = {**exported.graph_signature.buffers_to_mutate}
     changed |= exported.graph_signature.user_inputs_to_mutate
     if changed:
         raise NotImplementedError(f"it changes {', '.join(map(str, changed.values()))} in place")
-    return _encoded_program(exported)
+    return _encoded_program(exported, len(inputs))
 
 
-def _encoded_program(exported: ExportedProgram) -> Program:
+def _trilinear(*arguments: Any) -> torch.Tensor:
+    """Compute what ``nn.Bilinear`` calls, for which PyTorch has no decomposition."""
+    tensors, new_dimensions, summed = arguments[:3], arguments[3:6], arguments[6]
+    product: torch.Tensor | None = None
+    for tensor, dimensions in zip(tensors, new_dimensions, strict=True):
+        for dimension in dimensions:
+            tensor = tensor.unsqueeze(dimension)
+        product = tensor if product is None else product * tensor
+    assert product is not None
+    return product.sum(summed)
+
+
+def _encoded_program(exported: ExportedProgram, first: int) -> Program:
     weights, numbers = exported.state_dict, {}
-    of_weights = {name: number for number, name in enumerate(weights, start=2)}
+    of_weights = {name: number for number, name in enumerate(weights, start=first)}
     tensors = [StoredTensor.of(tensor, name) for name, tensor in weights.items()]
-    inputs, nodes = iter(range(2)), list(exported.graph.nodes)
+    inputs, nodes = iter(range(first)), list(exported.graph.nodes)
     for node, spec in zip(nodes, exported.graph_signature.input_specs, strict=False):
         if spec.target is None:
             numbers[node] = next(inputs)
         elif spec.target in of_weights:
             numbers[node] = of_weights[spec.target]
         else:
-            numbers[node] = 2 + len(tensors)
+            numbers[node] = first + len(tensors)
             tensors.append(StoredTensor.of(exported.constants[spec.target]))
     steps: list[Step] = []
     for node in nodes:
         if node.op == "call_function" and not _is_check(node):
-            numbers[node] = 2 + len(tensors) + len(steps)
-            options = {key: _encoded(value, numbers) for key, value in node.kwargs.items()}
-            steps.append(Step(_name_of(node), _encoded(node.args, numbers), options))
+            numbers[node] = first + len(tensors) + len(steps)
+            options = {k: _encoded(v, numbers) for k, v in node.kwargs.items() if k not in _UNSET}
+            steps.append(Step(_name_of(node), _encoded(_arguments(node), numbers), options))
     (result,) = nodes[-1].args[0]
     return Program(tuple(tensors), tuple(steps), numbers[result])
 
@@ -195,38 +382,40 @@ def _is_check(node: fx.Node) -> bool:
     return str(node.target).removeprefix("aten.").startswith(_CHECKS)
 
 
+def _arguments(node: fx.Node) -> Sequence[Any]:
+    """Return a node's arguments; a size -1 of a view, which no rows would not tell, is computed."""
+    if node.target is not torch.ops.aten.view.default:
+        return node.args
+    tensor, sizes = node.args
+    assert isinstance(sizes, list)
+    known = zip(sizes, node.meta["val"].shape, strict=True)
+    return tensor, [
+        size if isinstance(size, fx.Node) or not isinstance(n, int) else n for size, n in known
+    ]
+
+
 def _name_of(node: fx.Node) -> str:
     """Return the name of a node's operator, if programs may hold it."""
     target = node.target
-    if _PYTHON.get(getattr(target, "__name__", "")) is target:
-        return target.__name__
+    name = (
+        target.__name__
+        if target in (operator.add, operator.sub, operator.mul, operator.getitem)
+        else str(target)
+    )
     try:
-        _operator(str(target))
+        _operator(name)
     except ValueError as error:
         places = re.findall(r'File "(.*)", line (\d+)', node.meta.get("stack_trace") or "")
         where = "".join(f" (called at {file}:{line})" for file, line in places[-1:])
         raise NotImplementedError(f"{error}{where}") from None
-    return str(target)
+    return name
 
 
 def _operator(name: str) -> Callable[..., Any]:
-    """Return a function by its name: an operator that PyTorch tags "core", or one of sizes.
-
-    Raises:
-        ValueError: It is another one.
-    """
-    if name in _PYTHON:
-        return _PYTHON[name]
-    space, _, rest = name.partition(".")
-    packet, _, overload = rest.partition(".")
-    found = None
-    if space == "aten" and packet.isidentifier() and overload.isidentifier():
-        found = getattr(getattr(torch.ops.aten, packet, None), overload, None)
-    if not isinstance(found, torch._ops.OpOverload) or (
-        torch.Tag.core not in found.tags and found not in _MORE
-    ):
-        raise ValueError(f"{name!r:.80} is not one of PyTorch's core operators")
-    return found
+    """Return a function by its name. Raises ValueError."""
+    if name not in OPERATORS:
+        raise ValueError(f"{name!r:.80} is not one of the operators of programs")
+    return OPERATORS[name]
 
 
 def _encoded(value: Any, numbers: dict[fx.Node, int]) -> Any:
@@ -236,36 +425,20 @@ def _encoded(value: Any, numbers: dict[fx.Node, int]) -> Any:
         return {"result": numbers[value]}
     if isinstance(value, float) and not math.isfinite(value):
         return {"number": str(value)}
-    if isinstance(value, _CONSTANTS):
+    if isinstance(value, torch.dtype | torch.memory_format):
         return {"torch": str(value).removeprefix("torch.")}
-    if isinstance(value, torch.device):
-        return {"device": True}
     return value
 
 
-def _decoded(value: Any, results: list[fx.Node], device: torch.device | str) -> Any:
-    if isinstance(value, list):
-        return [_decoded(item, results, device) for item in value]
-    if not isinstance(value, dict):
-        return value
-    ((key, held),) = value.items()
-    if key == "result":
-        return results[held]
-    if key == "number":
-        return float(held)
-    if key == "device":
-        return torch.device(device)
-    constant = getattr(torch, held) if key == "torch" else None
-    if not isinstance(constant, _CONSTANTS):
-        raise TypeError(f"an argument {key} {held!r:.60}")
-    return constant
-
-
-def _register(root: nn.Module, name: str, tensor: torch.Tensor, *, persistent: bool) -> None:
-    *path, leaf = name.split(".")
+def _register(
+    root: nn.Module, stored: StoredTensor, number: int, device: torch.device | str
+) -> tuple[nn.Module, str]:
+    """Register a tensor in a module, or one below it; return which, and its name there."""
+    *path, leaf = (stored.name or f"_constant_{number}").split(".")
     holder: nn.Module = root
     for part in path:
         if part not in holder._modules:
             holder.add_module(part, nn.Module())
         holder = holder.get_submodule(part)
-    holder.register_buffer(leaf, tensor, persistent=persistent)
+    holder.register_buffer(leaf, stored.tensor(device), persistent=bool(stored.name))
+    return holder, leaf

@@ -157,7 +157,7 @@ class ServingModel:
         return dataclasses.replace(self, table=self.table.convert(kind, exact))
 
     def check_scores(self, path: Path | str, *, tables: bool = True) -> None:
-        """Check that the logits of two rows are finite: their dense values are 1, and -1.
+        """Check that two rows, whose dense values are 1 and -1, have logits, and that are finite.
 
         Weights that are finite may be so large that sums of them are not.
 
@@ -167,7 +167,7 @@ class ServingModel:
                 the first ones.
 
         Raises:
-            BadInputError: They are not finite.
+            BadInputError: They are not finite or no logits, or the model's program fails.
         """
         index = self.first
         if tables:
@@ -176,7 +176,13 @@ class ServingModel:
             columns = torch.maximum(high, -low).tensor_split(index[1:].cpu())
             index = index + torch.stack([column.argmax() for column in columns])
         x = torch.tensor([[1.0], [-1.0]], device=self.device).expand(2, len(self.config.dense))
-        if not self.head(x, self.table.rows(index).repeat(2, 1, 1)).isfinite().all():
+        try:
+            logits = self.head(x, self.table.rows(index).repeat(2, 1, 1))
+        except BadInputError as error:
+            raise BadInputError(f"{path}: {error.what}", error.remedy) from None
+        if (shape := tuple(logits.shape)) != (2, len(self.config.labels)):
+            raise BadInputError(f"{path}: the model gives logits {list(shape)} for two rows")
+        if not logits.isfinite().all():
             raise BadInputError(
                 f"{path}: the model's scores are not finite: its weights are too large",
                 "take an earlier checkpoint, or train again with a lower --learning_rate",

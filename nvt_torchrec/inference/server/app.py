@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from nvt_torchrec import __version__
+from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
 from nvt_torchrec.inference.predictor import Predictor, check_finite
 from nvt_torchrec.inference.server import protocol
@@ -130,6 +131,8 @@ class Service:
             response = await self._score_in_time(request, parser)
         except RefusedError as error:
             response = error.answer()
+        except ClickLogError as error:  # of a batch, which was logged
+            response = RefusedError(500, error.what, remedy=error.remedy).answer()
         except ClientDisconnect:  # nobody reads an answer
             return Response(status_code=400)
         except Exception:

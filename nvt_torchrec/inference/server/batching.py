@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.inference.predictor import cut_ids
 from nvt_torchrec.workflows.compiled.workflow import EncodedRows, Ids
@@ -151,7 +152,8 @@ class Batcher:
             self._observe(Batch(requests, probabilities, waited, done - begin))
             answers = [*np.split(probabilities, np.cumsum([len(rows) for rows in requests])[:-1])]
         except Exception as error:  # for example memory: the next batch may succeed
-            log.exception("a batch could not be scored")
+            traceback = not isinstance(error, ClickLogError)
+            log.error("a batch could not be scored: %s", error, exc_info=traceback)
             answers = [error] * len(batch)
         loop = batch[0].future.get_loop()
         loop.call_soon_threadsafe(_answer, batch, answers)  # once: waking the loop takes time
