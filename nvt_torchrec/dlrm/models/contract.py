@@ -18,7 +18,7 @@
 ``columns`` are :class:`Columns`. ``settings`` are those of ``--model_settings``: JSON values, which
 checkpoints record.
 
-``forward(dense, vectors)`` returns logits, float [B, T] for T labels; for one, [B] as well:
+``forward(dense, vectors)`` returns logits, float32 [B, T] for T labels; for one, [B] as well:
 
 - ``dense``, float32 [B, N]: the values of the dense columns as the ETL wrote them; [B, 0] without
   dense columns.
