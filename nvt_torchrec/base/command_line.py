@@ -140,7 +140,7 @@ def _read(value: Any, field: dataclasses.Field, rules: Rules) -> Any:
         return value
     if rules.parse is not None:
         return rules.parse(str(value))
-    kind = str(field.type).partition(" ")[0]  # of "Path | None"
+    kind = re.split(r"[] ]", str(field.type).removeprefix("Parsed["))[0]  # of "Path | None"
     return Path(value) if kind == "Path" else str(value) if kind == "str" else value
 
 
