@@ -3,7 +3,7 @@
 #   docker build -t nvt-torchrec .
 #   docker run --rm --gpus all --ipc=host --ulimit memlock=-1 -v /data:/data nvt-torchrec
 #
-# which runs `python -m etl doctor`; any other command goes at the end. --ipc=host: NCCL's ranks and
+# which runs `nvt-etl doctor`; any other command goes at the end. --ipc=host: NCCL's ranks and
 # Dask's workers share memory. The CUDA libraries and compilers come as wheels, by
 # requirements/gpu.txt; of the host it needs the driver alone.
 #

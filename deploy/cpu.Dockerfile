@@ -4,7 +4,7 @@
 #   docker run --rm -p 127.0.0.1:8000:8000 -v /srv/SERVED:/SERVED:ro nvt-serve
 #
 # URL is the wheel of PyTorch's build for CPUs (it is not on PyPI); without it the image holds the
-# libraries of a card, too, 3 GB more. SERVED is the directory of `python -m inference publish`.
+# libraries of a card, too, 3 GB more. SERVED is the directory of `nvt-infer publish`.
 # Put nginx in front of it: deploy/nginx.conf.
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE}

@@ -1,6 +1,6 @@
 """DeepFM (Guo et al. 2017, arXiv:1703.04247): products of all pairs of vectors, beside an MLP.
 
-    python train_torchrec.py --binary_path OUT/criteo_binary/split \\
+    nvt-train --binary_path OUT/criteo_binary/split \\
         --model examples.deepfm:build --model_settings 'hidden=[64, 32]'
 
 Its linear part is the trainer's first-order term.

@@ -1,6 +1,6 @@
 """MMoE (Ma et al. 2018, KDD, doi:10.1145/3219819.3220007): several labels share experts.
 
-    python train_torchrec.py --binary_path OUT/criteo_binary/split --label clicked,bought \\
+    nvt-train --binary_path OUT/criteo_binary/split --label clicked,bought \\
         --model examples.mmoe:build --model_settings experts=4
 
 Each label has a gate, which weighs the experts for each row, and layers of its own above them.

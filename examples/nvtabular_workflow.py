@@ -1,7 +1,7 @@
-"""A workflow of any operators of NVTabular; train_torchrec.py trains on its parquet unchanged.
+"""A workflow of any operators of NVTabular; nvt-train trains on its parquet unchanged.
 
     python nvtabular_workflow.py clicks.csv DATA
-    python train_torchrec.py --binary_path DATA
+    nvt-train --binary_path DATA
 
 The label is the column that is tagged TARGET; columns that Categorify makes are the tables, and all
 other columns are dense. DATA/workflow encodes new rows: nvtabular.Workflow.load.

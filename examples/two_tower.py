@@ -1,6 +1,6 @@
 """Two towers: the logit is the product of a user's vector and an item's, which can be indexed.
 
-    python train_torchrec.py --binary_path OUT/criteo_binary/split \\
+    nvt-train --binary_path OUT/criteo_binary/split \\
         --model examples.two_tower:build --model_settings 'user=["user", "device"]'
 
 ``user`` names the columns of the user's tower; all others are the item's.

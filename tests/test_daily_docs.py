@@ -40,7 +40,6 @@ def shape(line: str) -> str:
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     """Run the page from top to bottom; return what each block printed."""
     directory = tmp_path_factory.mktemp("week")
-    (directory / "train_torchrec.py").symlink_to(ROOT / "train_torchrec.py")
     log = directory / "printed.log"
     with started(directory, ["bash", "-c", script()], log, PORT=free_port()) as shell:
         status = shell.wait(timeout=_TIMEOUT - 60)

@@ -43,7 +43,7 @@ _AFTER = (
     "assert manifest['rows']['in'] == len(dense) == len(scores) == len(frame)",
     "assert len(next(iter(loader))) == 2",
 )
-_BUNDLE = "python -m inference bundle --workflow OUT/workflow --checkpoint CKPT"
+_BUNDLE = "nvt-infer bundle --workflow OUT/workflow --checkpoint CKPT"
 
 
 def clicks(rows: int = 3000, users: int = 60, items: int = 40) -> pd.DataFrame:
@@ -87,9 +87,9 @@ def test_every_line_of_the_table(tmp_path: Path) -> None:
     """Those of bash one after the other, and then those of Python in one process."""
     [table] = _TABLE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
     lines = re.findall(r"`([^`]+)`", "".join(row.split("|")[2] for row in table.splitlines()))
-    commands = [line for line in lines if line.startswith("python ")]
+    commands = [line for line in lines if line.startswith("nvt-")]
     assert len(commands) > 7
-    clean = {"etl guess": "rm -f spec.toml", "etl run": "rm -rf OUT"}
+    clean = {"nvt-etl guess": "rm -f spec.toml", "nvt-etl run": "rm -rf OUT"}
     script = [f"python {EXAMPLES / 'nvtabular_workflow.py'} clicks.csv DATA"]
     for command in commands:
         script += [remove for name, remove in clean.items() if name in command]
@@ -98,9 +98,7 @@ def test_every_line_of_the_table(tmp_path: Path) -> None:
     frame = clicks()
     frame.to_csv(tmp_path / "clicks.csv", index=False)
     frame.to_parquet(tmp_path / "clicks.parquet")
-    (tmp_path / "train_torchrec.py").symlink_to(ROOT / "train_torchrec.py")
     shutil.copy(EXAMPLES / "deepfm.py", tmp_path / "my_model.py")
-    shutil.copy(EXAMPLES / "mmoe.py", tmp_path)
     python = [*_BEFORE, *(line for line in lines if line not in commands), *_AFTER]
     (tmp_path / "lines.py").write_text("\n".join(python))
     script += ["python lines.py", f"{_BUNDLE} --output BUNDLE"]
@@ -131,15 +129,14 @@ def test_torchrecs_dcn_resumes(tmp_path: Path) -> None:
 def test_two_towers_train_and_serve(tmp_path: Path) -> None:
     clicks().to_parquet(tmp_path / "clicks.parquet")
     shutil.copy(EXAMPLES / "two_tower.py", tmp_path)
-    (tmp_path / "train_torchrec.py").symlink_to(ROOT / "train_torchrec.py")
     printed = passed(
         tmp_path,
-        "python -m etl guess clicks.parquet --output spec.toml\n"
-        "python -m etl run --spec spec.toml --input_path clicks.parquet --output_path OUT\n"
-        "python train_torchrec.py --binary_path OUT/criteo_binary/split --save_checkpoint_path CKPT"
+        "nvt-etl guess clicks.parquet --output spec.toml\n"
+        "nvt-etl run --spec spec.toml --input_path clicks.parquet --output_path OUT\n"
+        "nvt-train --binary_path OUT/criteo_binary/split --save_checkpoint_path CKPT"
         ' --model two_tower:build --model_settings \'user=["user", "device"]\'\n'
         f"rm two_tower.py\n{_BUNDLE} --output BUNDLE\n"
-        "python -m inference predict --bundle BUNDLE --input clicks.parquet --output scores.parquet"
+        "nvt-infer predict --bundle BUNDLE --input clicks.parquet --output scores.parquet"
         " --evaluate",
     )
     [auroc] = re.findall(r'"auroc": (0\.\d+)', printed)
@@ -149,14 +146,12 @@ def test_two_towers_train_and_serve(tmp_path: Path) -> None:
 def test_two_labels_share_experts(tmp_path: Path) -> None:
     """On both, the model is no worse than a regression of its own; on one it has to be better."""
     clicks(20_000).to_parquet(tmp_path / "clicks.parquet")
-    shutil.copy(EXAMPLES / "mmoe.py", tmp_path)
-    (tmp_path / "train_torchrec.py").symlink_to(ROOT / "train_torchrec.py")
     passed(
         tmp_path,
-        "python -m etl guess clicks.parquet --output spec.toml\n"
-        "python -m etl run --spec spec.toml --input_path clicks.parquet --output_path OUT\n"
-        "python train_torchrec.py --binary_path OUT/criteo_binary/split --label clicked,bought"
-        " --model mmoe:build --log_path LOG --epochs 5",
+        "nvt-etl guess clicks.parquet --output spec.toml\n"
+        "nvt-etl run --spec spec.toml --input_path clicks.parquet --output_path OUT\n"
+        "nvt-train --binary_path OUT/criteo_binary/split --label clicked,bought"
+        " --model examples.mmoe:build --log_path LOG --epochs 5",
     )
     last = [e for e in read_events(tmp_path / "LOG" / "metrics.jsonl") if e.get("split") == "test"]
     areas = {(event["label"], event.get("name")): event["auroc"] for event in last}
@@ -196,7 +191,7 @@ def test_own_format(tmp_path: Path) -> None:
         tmp_path,
         f"""python {EXAMPLES / "own_format.py"} clicks.arrow OUT
         sed s/arrow/parquet/ OUT.toml > parquet.toml
-        python -m etl run --spec parquet.toml --input_path clicks.parquet --output_path SAME
+        nvt-etl run --spec parquet.toml --input_path clicks.parquet --output_path SAME
         sed s/cpu/dask/ {EXAMPLES / "own_format.py"} > own_dask.py
         python own_dask.py clicks.arrow DASK""",
     )
@@ -212,7 +207,7 @@ def test_own_derivation(tmp_path: Path) -> None:
     (tmp_path / "clicks.csv").write_text("\n".join(["url,clicked", *rows]))
     script = EXAMPLES / "own_derivation.py"
     assert passed(tmp_path, f"python {script} clicks.csv OUT").endswith("[3, 3, 1]\n")
-    saved = "python -m workflows inspect OUT/workflow"
+    saved = "nvt-workflows inspect OUT/workflow"
     status, printed = run_script(tmp_path, f"export PYTHONPATH={ROOT}; {saved}")
     assert status != 0
     assert "derive = 'domain': nothing is registered by this name" in printed

@@ -21,12 +21,12 @@ export MODEL="--binary_path OUT/criteo_binary/split/ --batch_size 256 --adagrad 
     --dense_arch_layer_sizes 8 --over_arch_layer_sizes 8,1"
 export CONTINUE="$MODEL --days new --learning_rate 0.01 --dense_learning_rate 0.001"
 if [ ! -e RAW ]; then
-    python -m etl synthesize --output_path RAW --days 15 --rows_per_day 4000
-    python -m etl run --input_path RAW --output_path OUT --days 0-9
-    python train_torchrec.py $MODEL --save_checkpoint_path checkpoints/day_9
-    python -m inference bundle --workflow OUT/workflow --checkpoint checkpoints/day_9 \
+    nvt-etl synthesize --output_path RAW --days 15 --rows_per_day 4000
+    nvt-etl run --input_path RAW --output_path OUT --days 0-9
+    nvt-train $MODEL --save_checkpoint_path checkpoints/day_9
+    nvt-infer bundle --workflow OUT/workflow --checkpoint checkpoints/day_9 \
         --output bundles/day_9
-    python -m inference publish bundles/day_9 --to SERVED
+    nvt-infer publish bundles/day_9 --to SERVED
 fi
 """
 #: By section: what makes the failure, and what happens outside before the commands of the page.
@@ -37,11 +37,11 @@ _FAILURES = {
         "mv good RAW/day_10",
     ),
     "extend was ended": (
-        "timeout --signal=KILL 1 python -m etl extend --output_path OUT --input_path RAW/day_11",
+        "timeout --signal=KILL 1 nvt-etl extend --output_path OUT --input_path RAW/day_11",
         "",
     ),
     "The checkpoint is of an earlier generation": (
-        "python -m etl extend --output_path OUT --input_path RAW/day_12; python -m inference "
+        "nvt-etl extend --output_path OUT --input_path RAW/day_12; nvt-infer "
         "bundle --workflow OUT/workflow --checkpoint checkpoints/day_11 --output bundles/early",
         "",
     ),
@@ -50,14 +50,14 @@ _FAILURES = {
         "",
     ),
     "publish refuses an earlier generation": (
-        "python -m inference publish bundles/day_9 --to SERVED",
+        "nvt-infer publish bundles/day_9 --to SERVED",
         "",
     ),
     "A served model turns out to be bad": ("", ""),
     "The served bundle is damaged": (
         "cd SERVED/current/weights; cp module.top.0.bias.npy x; printf x >> x; "
         "tail --bytes=+2 x > y; rm x; mv --force y module.top.0.bias.npy; cd ../../..; "
-        "python -m inference publish bundles/day_12 --to SERVED --sample RAW/day_14 --allow_older",
+        "nvt-infer publish bundles/day_12 --to SERVED --sample RAW/day_14 --allow_older",
         "",
     ),
     "The server does not take the new bundle": (
@@ -67,13 +67,13 @@ _FAILURES = {
         "",
     ),
     "Another command is at work": (
-        "flock SERVED/.lock python -m inference publish bundles/day_12 --to SERVED",
+        "flock SERVED/.lock nvt-infer publish bundles/day_12 --to SERVED",
         "",
     ),
     "The disk is full": (
-        "python -m etl extend --output_path OUT --input_path RAW/day_14; python train_torchrec.py "
+        "nvt-etl extend --output_path OUT --input_path RAW/day_14; nvt-train "
         "$CONTINUE --continue_from checkpoints/day_13 --save_checkpoint_path checkpoints/day_14; "
-        "ulimit -f 4; python -m inference bundle --workflow OUT/workflow --checkpoint "
+        "ulimit -f 4; nvt-infer bundle --workflow OUT/workflow --checkpoint "
         "checkpoints/day_14 --output bundles/day_14",
         "rm -r checkpoints/day_14",
     ),
@@ -91,7 +91,6 @@ def sections() -> dict[str, list[tuple[str, str]]]:
 
 def begin(directory: Path) -> Path:
     """Make the model of the first days, and the scripts of docs/daily.md."""
-    (directory / "train_torchrec.py").symlink_to(ROOT / "train_torchrec.py")
     scripts = re.findall(
         r"^cat > \w+\.sh <<'END'\n.*?^END$", PAGE.read_text(), re.MULTILINE | re.DOTALL
     )

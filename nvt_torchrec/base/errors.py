@@ -23,7 +23,7 @@ OUR_LOGGERS = ("nvt_torchrec", "demo")
 _PROGRAMS = {
     "python -m etl": "nvt-etl",
     "python -m inference": "nvt-infer",
-    "python -m workflows": "python -m nvt_torchrec.workflows",
+    "python -m workflows": "nvt-workflows",
     "python train_torchrec.py": "nvt-train",
     "--script train_torchrec.py": "-m nvt_torchrec.train_torchrec",
     "--nproc-per-node 8 train_torchrec.py": "--nproc-per-node 8 -m nvt_torchrec.train_torchrec",

@@ -52,7 +52,7 @@ def test_the_commands_of_the_docs_and_a_cluster_without_workers(tmp_path: Path) 
     lines = [line.partition("#")[0].split() for line in section.split("\n") if line[:4] == " " * 4]
     scheduler, worker, on_gpus, etl = lines
     assert on_gpus[:4] == ["dask", "cuda", *worker[1:3]]
-    assert etl[:4] == ["python", "-m", "etl", "run"]
+    assert etl[:2] == ["nvt-etl", "run"]
     scheduler += ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
     address = worker[2]
     environment = ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
@@ -60,14 +60,14 @@ def test_the_commands_of_the_docs_and_a_cluster_without_workers(tmp_path: Path) 
         with started(tmp_path, worker, tmp_path / "worker.log") as process:
             with Client(address, timeout=300) as client:
                 client.wait_for_workers(1)
-            done = python("-c", _LOSING, *etl[3:], env=environment | {"KILLED": str(process.pid)})
+            done = python("-c", _LOSING, *etl[1:], env=environment | {"KILLED": str(process.pid)})
         assert done.returncode == 2, done.stderr
         assert "error: the cluster has had no worker for 2 s\n" in done.stderr
         assert "Traceback" not in done.stderr
         with started(tmp_path, worker, tmp_path / "worker.log"):
             with Client(address, timeout=300) as client:
                 client.wait_for_workers(1)
-            done = python(*etl[1:], env=environment)
+            done = python("-m", "etl", *etl[1:], env=environment)
         assert done.returncode == 0, done.stderr
         assert "counted; 0 of " in done.stderr  # it went on
     run(settings(tmp_path / "raw", tmp_path / "cpu"))

@@ -39,14 +39,15 @@ def test_each_log_has_a_recipe() -> None:
 def test_commands_exist_with_their_flags(name: str) -> None:
     assert re.search(r"https://|kaggle competitions", commands(name, "bash download"))
     lines = commands(name).replace("\\\n", " ").splitlines()
-    programs = [shlex.split(line) for line in lines if line.startswith("python ")]
+    programs = [shlex.split(line) for line in lines if line.startswith("nvt-")]
     assert len(programs) >= 4
     for program in programs:
-        if program[1] == "train_torchrec.py":
-            parse_settings(program[2:])
+        if program[0] == "nvt-train":
+            parse_settings(program[1:])
             continue
-        room, subcommand, *arguments = program[2:]
-        module = importlib.import_module({"etl": ETL, "inference": INFERENCE}[room][subcommand][0])
+        called, subcommand, *arguments = program
+        commands_of = {"nvt-etl": ETL, "nvt-infer": INFERENCE}[called]
+        module = importlib.import_module(commands_of[subcommand][0])
         parse(Parser(prog=subcommand), arguments, *module.SETTINGS)
 
 
@@ -54,7 +55,6 @@ def test_commands_exist_with_their_flags(name: str) -> None:
 def test_a_recipe_learns_and_scores_raw_rows(name: str, tmp_path: Path) -> None:
     rows = 6000
     LOGS[name](tmp_path / "RAW", rows, 1)
-    (tmp_path / "train_torchrec.py").symlink_to(ROOT / "train_torchrec.py")
     script = commands(name)
     for pattern, smaller in _SMALLER:
         script = re.sub(pattern, smaller, script)
