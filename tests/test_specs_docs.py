@@ -37,8 +37,17 @@ def test_examples_load(example: str, tmp_path: Path) -> None:
 def test_every_key_has_an_example() -> None:
     keys = {key for example in EXAMPLES for key in _keys(tomllib.loads(example))}
     own = {"name", "reading", "derive"}
-    wanted = {"names", "from", "nulls", "trim", "lenient", "thousands", "derive", "time_format"}
-    wanted |= {"reference", "boundaries", "threshold", "positive", "negative", "weight", "train"}
+    wanted = {"names", "from", "nulls", "trim", "lenient", "thousands", "unit", "derive"}
+    wanted |= {
+        "time_format",
+        "reference",
+        "boundaries",
+        "threshold",
+        "positive",
+        "negative",
+        "weight",
+        "train",
+    }
     for kind in (InputFormat, DenseColumn, CategoricalColumn):
         wanted |= {field.name for field in dataclasses.fields(kind)} - own
     wanted |= {field.name for field in dataclasses.fields(Split)}

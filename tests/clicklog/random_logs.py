@@ -136,6 +136,7 @@ def _sources(draw: st.DrawFn, name: str, kind: str) -> Source:
         trim=draw(st.booleans()),
         lenient=numeric and draw(st.booleans()),
         thousands="_" if numeric and draw(st.booleans()) else "",
+        unit="$" if numeric and draw(st.booleans()) else "",
     )
     return Source(name, kind, reading, draw(st.sampled_from(TIME_FORMATS)))
 
@@ -274,6 +275,8 @@ def _texts(source: Source) -> st.SearchStrategy[str]:
             texts += [st.integers(0, 99).map("+{}".format), st.integers(-9, 99).map("{}.0".format)]
         if source.reading.thousands:
             texts.append(st.integers(-(10**7), 10**7).map("{:_}".format))
+        if source.reading.unit:
+            texts += [st.integers(0, 99).map(form.format) for form in ("${}", "{} $")]
         return st.one_of(*texts)
     if source.kind == "hex":
         return st.integers(0, 2**32 - 1).map("{:x}".format)

@@ -31,10 +31,18 @@ from tests.spec_logs import stream_rows
 @pytest.mark.parametrize(
     ("text", "read", "remedy"),
     [
-        ("?", Read("x", "int32"), 'nulls, trim, lenient, thousands or raw = "float" for column x'),
+        (
+            "?",
+            Read("x", "int32"),
+            'nulls, trim, lenient, thousands, unit or raw = "float" for column x',
+        ),
         ("2147483648", Read("x", "int32"), 'raw = "float" for column x'),
         ("9007199254740993", Read("x", "int"), 'raw = "string" for column x'),
-        ("1,5", Read("x", "float"), "nulls, trim, lenient, thousands, or decimal in [input] for"),
+        (
+            "1,5",
+            Read("x", "float"),
+            "nulls, trim, lenient, thousands, unit, or decimal in [input] for",
+        ),
         ("1e39", Read("x", "float"), None),
         ("xyz", Read("x", "hex32"), 'nulls, trim, raw = "int" or raw = "string" for column x'),
         (

@@ -32,8 +32,8 @@ def guessed(path: Path, **options) -> FeatureSpec:
 
 
 def guessed_with_text(path: Path, **options) -> tuple[FeatureSpec, str]:
-    text, _ = guess(str(path), **options)
-    assert (text, _) == guess(str(path), **options)
+    text, *others = guess(str(path), **options)
+    assert (text, *others) == guess(str(path), **options)
     assert max(map(len, text.splitlines())) < 200
     spec = path.parent / "spec.toml"
     spec.write_text(text)
@@ -187,10 +187,10 @@ def test_values_that_need_a_key(tmp_path: Path) -> None:
                 "",
             ]
         )
-    spec, text = guessed_with_text(write(tmp_path / "log.csv", rows))
+    spec = guessed(write(tmp_path / "log.csv", rows))
     columns = columns_of(spec)
     assert spec.label_rules[0].positive == ("yes",)
-    assert "amount: numbers with a unit or with commas" in text
+    assert columns["amount"].reading.thousands == ","
     assert columns["gain"].reading.nulls == ("NA",)
     assert columns["gain"].reading.lenient
     assert (columns["code"].raw, columns["code"].reading.lenient) == ("int", True)
@@ -220,7 +220,9 @@ def test_numbers_alone_and_with_units(tmp_path: Path) -> None:
     assert etl_run(path, tmp_path / "out", "--spec", str(tmp_path / "spec.toml")) == 0
     for row in rows[1:]:
         row[1:] = [f"${row[1]}", f"{row[2]} %"]
-    assert "b: numbers with a unit" in guessed_with_text(write(path, rows))[1]
+    columns = columns_of(guessed(write(path, rows)))
+    assert [columns[name].reading.unit for name in "ab"] == ["$", "%"]
+    assert etl_run(path, tmp_path / "units", "--spec", str(tmp_path / "spec.toml")) == 0
 
 
 def test_decimal_commas_are_no_lists(tmp_path: Path) -> None:
@@ -238,7 +240,7 @@ def test_decimal_commas_are_no_lists(tmp_path: Path) -> None:
         )
     path = write(tmp_path / "log.csv", rows, ";")
     spec, text = guessed_with_text(path)
-    assert text.count("numbers with a unit or with commas") == 2
+    assert text.count("numbers with a decimal comma") == 2
     assert spec.categorical_names == ["Kunde"]
     assert etl_run(path, tmp_path / "out", "--spec", str(tmp_path / "spec.toml")) == 0
 
@@ -327,6 +329,7 @@ def test_label_and_delimiter_can_be_given(tmp_path: Path) -> None:
         guess(str(path))
     assert guessed(path, delimiter="%").label_rules[0].positive == ("y",)
     assert guessed(path, delimiter="%", label="1").label_rules[0].threshold == 2
+    assert guessed(path, delimiter="%", label="3,1").labels == ["label", "int_0"]
     with pytest.raises(BadInputError, match="no column '4'"):
         guess(str(path), delimiter="%", label="4")
     with pytest.raises(BadInputError, match="cannot be a label"):

@@ -142,6 +142,7 @@ def test_a_log_of_events_alone_has_no_label(tmp_path: Path) -> None:
 def test_customers(tmp_path: Path) -> None:
     rng = random.Random(0)
     header = ["ID", "Year_Birth", "Dt_Customer", "MntWines", "ip", "LIMIT_BAL", "price"]
+    header += ["PAY_0", "PAY_5"]  # of eleven values, and of ten
     rows = [[*header, "Response"]]
     visitors = rng.sample(range(360_000), 1200)
     for i in range(2400):
@@ -152,14 +153,16 @@ def test_customers(tmp_path: Path) -> None:
             rng.choice(visitors),
             rng.randint(1, 80) * 10_000,
             50 + i % 850,
+            i % 11 - 2,
+            i % 10 - 2,
         ]
         rows.append([*row, bit(rng)])
     path = tmp_path / "log.csv"
     path.write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
     spec, text = guessed_with_text(path)
-    dense = ["Dt_Customer_age", "MntWines", "LIMIT_BAL", "price"]
+    dense = ["Dt_Customer_age", "MntWines", "LIMIT_BAL", "price", "PAY_0", "PAY_5"]
     assert set(spec.dense_names) - {"Year_Birth"} == set(dense)
-    assert {c.name: c.raw for c in spec.categorical if c.name != "Year_Birth"} == {"ip": "int"}
+    assert spec.categorical_names == ["ip", "PAY_0_category", "PAY_5_category"]
     assert spec.split.by == "share"
     assert '"price", # numbers from 50' in text
-    assert '"MntWines", # counts from 0' in text
+    assert '"MntWines", # numbers from 0' in text

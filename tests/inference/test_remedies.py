@@ -103,7 +103,8 @@ def test_files_say_when_keys_take_effect(predictor: Predictor, tmp_path: Path) -
     path = tmp_path / "rows.csv"
     header = "count,price,hex,user,tags,when\n"
     path.write_text(header + "1,0.5,1b,u,3,1414670400\n1,?,1b,u,3,1414670400\n")
-    keys = "set nulls, trim, lenient, thousands, or decimal in [input] for column price in the spec"
+    keys = "set nulls, trim, lenient, thousands, unit, or decimal in [input] for column price in"
+    keys += " the spec"
     quarantine = ", or leave such rows out with --on_bad_rows quarantine"
     for score in (
         lambda: predictor.predict(path),

@@ -34,7 +34,7 @@ _TEXTS = ("string", "time")
 
 def has_rules(read: Read) -> bool:
     """Whether a column is read by rules, so that strings are taken as fields of text."""
-    ruled = read.nulls or read.trim or read.lenient or read.thousands
+    ruled = read.nulls or read.trim or read.lenient or read.thousands or read.unit
     return bool(ruled) or read.raw == "time" or read.decimal != "."
 
 

@@ -34,8 +34,8 @@ class GuessSettings(Settings):
         "write the spec to this file (default: print it)", None, metavar="TOML"
     )
     label: str = flag(
-        "the label's column, by its name or, from 1 on, its number (default: detected)", "",
-        metavar="COLUMN"
+        "the label's column, by its name or, from 1 on, its number; several with commas between "
+        "(default: detected)", "", metavar="COLUMN"
     )
     delimiter: str = flag("delimiter of the fields (default: detected)", "")
     head_mb: int = flag("MiB of text to read from the beginning", HEAD_MB, least=1, most=1024)
@@ -47,13 +47,14 @@ SETTINGS = (GuessSettings,)
 
 def guess(
     path: str, *, label: str = "", delimiter: str = "", head_mb: int = HEAD_MB
-) -> tuple[str, list[str]]:
-    """Return a first spec for a log as TOML, and flags of ``etl run`` for it; always the same ones.
+) -> tuple[str, list[str], str]:
+    """Return a first spec for a log as TOML, flags of ``etl run`` for it, and which label it found.
 
     Args:
         path: A file of text, also compressed, or parquet, or a directory or glob of such files;
             local or a URL. Of a file that is a day of a log, the input is all of its days.
-        label: The name of the label's column, or its number from 1 on; "" to find it.
+        label: The name of the label's column, or its number from 1 on, or several of these with
+            commas between; "" to find it.
         delimiter: What is between the fields of text; "" to find it.
         head_mb: MiB of text to read from the beginning.
 
@@ -65,10 +66,15 @@ def guess(
     from nvt_torchrec.etl.guess.toml_text import to_toml
 
     sample = take_sample(path, head_mb << 20, delimiter)
+    found = assign(sample, path, label)
+    rule, why = found.labels[0]
     flags = ["--input_path", sample.days or path, "--output_path", "OUT"]
-    if sample.malformed:
+    if sample.malformed or any("malformed" in why for _, why in found.labels):
         flags += ["--on_bad_rows", "quarantine"]
-    return to_toml(assign(sample, path, label), sample, path), flags
+    says = (
+        f"the label is {rule['name']}: {why.replace('; also possible', '; --label takes another')}"
+    )
+    return to_toml(found, sample, path), flags, says
 
 
 def run(settings: GuessSettings) -> None:
@@ -85,7 +91,9 @@ def run(settings: GuessSettings) -> None:
     if output and output.exists():
         raise OutputError(f"{output}: exists already", "choose another --output, or delete it")
     delimiter = settings.delimiter.replace("\\t", "\t")
-    text, flags = guess(path, label=settings.label, delimiter=delimiter, head_mb=settings.head_mb)
+    text, flags, says = guess(
+        path, label=settings.label, delimiter=delimiter, head_mb=settings.head_mb
+    )
     if output is None:
         print(text, end="")
         return
@@ -94,3 +102,4 @@ def run(settings: GuessSettings) -> None:
     log.info("wrote %s; review it, then run:", output)
     command = as_called("python -m etl run")
     log.info("%s %s", command, shlex.join(["--spec", str(output), *flags]))
+    log.info(says)

@@ -14,6 +14,8 @@ from nvt_torchrec.etl.guess.values import NULLS
 _DELIMITERS = ("\t", "::", "\x01", ";", ",", "|", "^", "~", " ")
 #: Lines by which the delimiter is found, and how many lines a preamble may have.
 _TRIED, _PREAMBLE = 2000, 50
+#: As many where some line has an odd number of quotes, as one in which a quoted field goes on.
+_TRIED_QUOTES = 20_000
 _ENOUGH = 0.9  # of the lines have the same number of fields
 #: Names of columns, but no hashes.
 _NAME = re.compile(r"(?![0-9a-f]{8}$)[A-Za-z_#][\w .:/()-]{0,60}")
@@ -28,12 +30,14 @@ class Dialect:
         fields: how many fields most rows have.
         quoted: whether some fields are quoted.
         skip_lines: the number of lines before the first row.
+        newlines: whether quoted fields contain line breaks.
     """
 
     delimiter: str
     fields: int
     quoted: bool = False
     skip_lines: int = 0
+    newlines: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +71,7 @@ class _Attempt:
         columns = zip(*self.rows, strict=True)
         mixed = sum(any(each in field for each in within for field in c) for c in columns)
         delimiter, fields = self.dialect.delimiter, self.dialect.fields
-        return (delimiter != " ", self.first, -mixed, self.share >= 0.99, fields)
+        return (delimiter != " ", self.first, -mixed, self.share >= 0.99, fields, self.share)
 
 
 def decode(data: bytes, path: str) -> tuple[str, str]:
@@ -94,14 +98,18 @@ def find_dialect(text: str, path: str, delimiter: str = "") -> Dialect:
     Raises:
         BadInputError: The rows have one field only, or no common number of fields.
     """
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    tried_lines = [line for line in lines[: _TRIED + _PREAMBLE] if line][:_TRIED]
+    lines, joined = _lines(text), _lines(text, newlines=True)
+    most = _TRIED if len(lines) == len(joined) else _TRIED_QUOTES
+    tried_lines = [line for line in lines[: most + _PREAMBLE] if line][:most]
     candidates = [delimiter] if delimiter else [each for each in _DELIMITERS if each in text]
     tried = [_try(tried_lines, each) for each in candidates]
+    rows = [line for line in joined[:most] if line and most == _TRIED_QUOTES]
+    tried += [_try(rows, each, newlines=True) for each in candidates if rows and len(each) == 1]
     good = [attempt for attempt in tried if attempt.good]
     if good:
         dialect = max(good, key=lambda attempt: attempt.rank(good)).dialect
-        fields = [len(_split(line, dialect.delimiter)) for line in lines[:_PREAMBLE]]
+        start = joined if dialect.newlines else lines
+        fields = [len(_split(line, dialect.delimiter)) for line in start[:_PREAMBLE]]
         skip_lines = fields.index(dialect.fields) if dialect.fields in fields else 0
         return dataclasses.replace(dialect, skip_lines=skip_lines)
     what, best = "one column", max(tried, key=lambda attempt: attempt.share, default=None)
@@ -111,15 +119,29 @@ def find_dialect(text: str, path: str, delimiter: str = "") -> Dialect:
     raise BadInputError(
         f"{path}: {what}: {tried_lines[0]:.60}",
         "a log has a label and at least one more column; give what separates them with "
-        "--delimiter, or write the spec by hand if quoted fields contain line breaks",
+        "--delimiter, or write the spec by hand",
     )
 
 
 def split_rows(text: str, dialect: Dialect) -> list[list[str]]:
     """Return the fields of each row after the preamble, without quotes; empty lines are no rows."""
-    lines = text.split("\n")[dialect.skip_lines :]
-    rows = [_split(line.removesuffix("\r"), dialect.delimiter) for line in lines]
+    lines = _lines(text, newlines=dialect.newlines)[dialect.skip_lines :]
+    rows = [_split(line, dialect.delimiter) for line in lines]
     return [row for row in rows if row not in ([], [""])]
+
+
+def _lines(text: str, *, newlines: bool = False) -> list[str]:
+    """Return the lines of a text; with ``newlines``, those in which quoted fields go on as one."""
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    if not newlines or '"' not in text:
+        return lines
+    joined, start, quotes = [], 0, 0
+    for end, line in enumerate(lines, 1):
+        quotes += line.count('"')
+        if quotes % 2 == 0:
+            joined.append("\n".join(lines[start:end]))
+            start = end
+    return joined  # without a last row whose end was not read
 
 
 def has_header(rows: list[list[str]]) -> bool:
@@ -146,12 +168,12 @@ def _is_value(text: str) -> bool:
     )
 
 
-def _try(lines: list[str], delimiter: str) -> _Attempt:
+def _try(lines: list[str], delimiter: str, *, newlines: bool = False) -> _Attempt:
     rows = [_split(line, delimiter) for line in lines]
     fields, often = max(Counter(map(len, rows)).items(), key=lambda item: (item[1], item[0]))
     quoted = any(line.startswith('"') or f'{delimiter}"' in line for line in lines)
     even = [row for row in rows if len(row) == fields]
-    dialect = Dialect(delimiter, fields, quoted)
+    dialect = Dialect(delimiter, fields, quoted, newlines=newlines)
     return _Attempt(dialect, often / len(lines), even[:100], len(rows[0]) == fields)
 
 

@@ -20,13 +20,14 @@ _EVENTS = re.compile(
     r"((is|has|was|did)_?|label_)?(clicks?|clicked|clk|conversions?|convert(ed)?|purchased?|buys?|"
     r"bought|ordered|cart|add_?to_?cart|fav(ou?rited?)?|(dis)?liked?s?|follow(ed)?|forward(ed)?|"
     r"comment(ed)?|shared?|hate|subscri(ption|bed?)|install(ed|s)?|deposit|churn(ed)?|fraud|"
-    r"attribution|booking|booked|survived|responded|(long|valid|effective)_view|profile_enter)"
-    r"(_?(bool|flag|label))?",
+    r"attribut(ion|ed)|booking|booked|survived|responded|(long|valid|effective)_view|profile_enter|"
+    r"visit(ed)?|retention|retained|exited)(_?(bool|flag|label))?",
     re.IGNORECASE,
 )
 #: Of columns that may as well be features.
 _PERHAPS = re.compile(
-    r"(is_?)?(class|outcome|response|income|default(.payment.*)?|action|behaviou?r)", re.IGNORECASE
+    r"(is_?)?(class|outcome|response|income|default(.payment.*)?|action|behaviou?r|status|state)",
+    re.IGNORECASE,
 )
 #: What is measured after something was shown; not what was so earlier, such as prev_conversions.
 _OUTCOMES = re.compile(
@@ -42,7 +43,15 @@ _WEIGHTS = re.compile(
     r"(.*_)?propensity(_score)?",
     re.IGNORECASE,
 )
-_TRUE = ("1", "true", "yes", "y", "t", "click", "clicked", "positive", "pos", "won", "success")
+_TRUE = (
+    "1", "true", "yes", "y", "t", "click", "clicked", "positive", "pos", "won", "success",
+    "successful", "approved", "accepted", "paid",
+)  # fmt: skip
+_NOT = r"(not?|non|un|in|dis)[\W_]*"
+#: The share of positives that a label mostly has.
+_USUAL = (0.01, 0.6)
+#: What stands behind the name of an event on another day: retention_7, clicked_30d.
+_DAY = re.compile(r"_?d?\d+(_?d(ays?)?)?$", re.IGNORECASE)
 _BINARY = {"0", "1", "0.0", "1.0"}
 #: Texts that a label has at most.
 _MOST_TEXTS = 20
@@ -67,33 +76,35 @@ def choose_labels(sample: SampledFile, path: str, label: str) -> tuple[list[int]
     Args:
         sample: The rows.
         path: Names the file in errors.
-        label: The name of the main label's column, or its number from 1 on; "": find it.
+        label: The names of the labels' columns, or their numbers from 1 on, with commas between;
+            "": find them.
 
     Raises:
         BadInputError: There is no such column, or none looks like a label.
     """
     columns = sample.columns
     names = [column.name for column in columns]
-    scores = [_label_score(column, j, sample) for j, column in enumerate(columns)]
     known = ", ".join(filter(None, names[:20])) or f"columns 1 to {len(columns)}"
-    if label in filter(None, names):
-        best = names.index(label)
-    elif label.isdigit() and 1 <= int(label) <= len(columns):
-        best = int(label) - 1
-    elif label:
-        raise BadInputError(f"{path}: no column {label!r} for the label", f"it has {known}")
-    else:
-        best = max(range(len(scores)), key=lambda j: (scores[j], _ones(columns[j]), -j))
-        if not scores[best]:
-            raise BadInputError(
-                f"{path}: no column looks like a label: none has two values or is named rating",
-                f"name it with --label: it has {known}; a log of what was clicked alone has no "
-                "label, it also needs rows of what was shown and not clicked",
-            )
-    others = [j for j, score in enumerate(scores) if score >= 20 and j != best]
+    given = [label] if label in names else label.split(",")
+    if label:
+        numbers = {str(j + 1): j for j in range(len(columns))}
+        places = numbers | {name: j for j, name in enumerate(names) if name}
+        for each in given:
+            if each not in places:
+                raise BadInputError(f"{path}: no column {each!r} for the label", f"it has {known}")
+        return [places[each] for each in dict.fromkeys(given)], []
+    scores = [_label_score(column, j, sample) for j, column in enumerate(columns)]
+    ranked = sorted(range(len(scores)), key=lambda j: (-scores[j], -_positives(columns[j]), j))
+    best, *others = [j for j in ranked if scores[j]] or [0]
+    if not scores[best]:
+        raise BadInputError(
+            f"{path}: no column looks like a label: none has two values or is named rating",
+            f"name it with --label: it has {known}; a log of what was clicked alone has no "
+            "label, it also needs rows of what was shown and not clicked",
+        )
+    others = [j for j in others if scores[j] >= 5]
     further = [j for j in others if _is_event(columns[j]) and len(_canonical(columns[j])) == 2]
-    possible = [names[j] or f"column {j + 1}" for j in others if j not in further]
-    return [best, *further], sorted(possible, key=lambda name: not _PERHAPS.fullmatch(name))[:5]
+    return [best, *further], [names[j] or str(j + 1) for j in others if j not in further][:5]
 
 
 def why_no_feature(column: Profile, labels: list[Profile]) -> str:
@@ -112,39 +123,68 @@ def why_no_feature(column: Profile, labels: list[Profile]) -> str:
 
 def _is_event(column: Profile) -> bool:
     name = column.plain_name
+    if len(_canonical(column)) == 2:
+        name = _DAY.sub("", name)
     return bool(_GENERIC.fullmatch(name) or _EVENTS.fullmatch(name))
 
 
 def _label_score(column: Profile, j: int, sample: SampledFile) -> int:
-    """How much a column looks like a label; 0: it is none."""
+    """How much a column looks like a label, by name, values and place; 0: it is none."""
     name, event = column.plain_name, _is_event(column)
-    named = event or bool(_PERHAPS.fullmatch(name))
+    perhaps = bool(_PERHAPS.fullmatch(name))
     binary = set(column.counts) <= _BINARY
     if column.kind in ("empty", "time") or column.multi_hot or _WEIGHTS.fullmatch(name):
         return 0
-    if event and len(_canonical(column)) == 2:
-        click = bool(re.search("click|clk", name, re.IGNORECASE))
-        score = 100 + 10 * bool(_GENERIC.fullmatch(name)) + 5 * click
-    elif len(_canonical(column)) == 2:
-        at_an_end = j in (0, len(sample.columns) - 1)
-        score = 20 + 30 * named + 10 * at_an_end + 10 * binary
-    elif named and binary:
+    if sample.named and not name:
+        return 0
+    if len(_canonical(column)) == 2:
+        perhaps = perhaps or bool(_PERHAPS.fullmatch(name.rpartition("_")[2]))
+        last = max((k for k, c in enumerate(sample.columns) if c.name or not sample.named))
+        score = 20 + (80 if event else 30 * perhaps + 10 * (j == last) + 5 * (j == 0))
+        score += 10 * bool(_GENERIC.fullmatch(name))
+        score += 5 * bool(re.search("click|clk", name, re.IGNORECASE))
+        score -= 10 * (not binary and not _natural(column))
+        least, most = _USUAL
+        score -= 10 * (not least <= _positives(column) / max(column.present, 1) <= most)
+    elif (event or perhaps) and binary:
         score = 45  # a file that is sorted by its label
     elif _is_rating(column) and (_RATING_NAMES.search(name) or not sample.named):
-        score = 40 if sample.named else 8
+        score = 40 if sample.named else 25
     elif event and column.kind == "int" and column.least == 0:
         score = 30  # counts
-    elif named and column.kind == "string" and 3 <= column.distinct <= _MOST_TEXTS:
+    elif (event or perhaps) and column.kind == "string" and 3 <= column.distinct <= _MOST_TEXTS:
         score = 35
     elif _OUTCOMES.fullmatch(name) and column.kind in ("int", "float") and column.distinct > 2:
-        score = 10 + 2 * name.lower().endswith("ratio")
+        score = 2 + 2 * name.lower().endswith("ratio")
     else:
         return 0
-    return max(score - 15 * bool(column.missing), 1)
+    return max(score - 15 * (column.missing > 0.05 * column.rows), 1)
 
 
-def _ones(column: Profile) -> int:
-    return sum(often for text, often in column.counts.items() if _of(text) in _TRUE)
+def _natural(column: Profile) -> set[str]:
+    """Return the texts that say yes, or of two the one that the other negates; set() if none."""
+    true = {text for text in column.counts if _of(text) in _TRUE}
+    if true and len(true) < column.distinct:
+        return true
+    texts = _canonical(column) if len(_canonical(column)) == 2 else set()
+    negated = [a for a in texts for b in texts if re.fullmatch(_NOT + re.escape(a), b)]
+    return {text for text in column.counts if _of(text) in negated}
+
+
+def _positive(column: Profile) -> set[str]:
+    """Return the texts that are 1: those that say so, else the rarest that is no exception."""
+    counts = column.counts
+    if set(counts) <= _BINARY:
+        return set(counts) & {"1", "1.0"}
+    enough = [text for text in counts if counts[text] >= _USUAL[0] * column.present]
+    rarest = min(enough or counts, key=lambda text: (counts[text], text), default="")
+    return _natural(column) or {text for text in counts if _of(text) == _of(rarest)}
+
+
+def _positives(column: Profile) -> int:
+    """Return how many rows of a column with two values are positive; 0 of others."""
+    two = len(_canonical(column)) <= 2
+    return sum(column.counts[text] for text in _positive(column)) if two else 0
 
 
 def _canonical(column: Profile) -> set[str]:
@@ -180,14 +220,11 @@ def label_rule(column: Profile, where: str) -> tuple[dict[str, Any], str]:
     if set(share) <= _BINARY:
         ones = share.get("1", 0) + share.get("1.0", 0)
         return rule, f"0 and 1, {ones:.1%} are 1{extra}"
-    rarest = min(share, key=lambda text: (share[text], text), default="")
+    positive = _positive(column)
+    part = sum(share[text] for text in positive)
     if len(_canonical(column)) == 2:
-        positive = {text for text in share if _of(text) in _TRUE}
-        if not positive or len(positive) == len(share):
-            positive = {text for text in share if _of(text) == _of(rarest)}
         rule["positive"] = sorted(positive)
         rule["negative"] = sorted(share.keys() - positive)
-        part = sum(share[text] for text in positive)
         return rule, f"two values, {part:.1%} are {' or '.join(sorted(positive))}{extra}"
     if column.kind in ("int", "float") and column.distinct > 1:
         threshold = _threshold(column)
@@ -198,11 +235,11 @@ def label_rule(column: Profile, where: str) -> tuple[dict[str, Any], str]:
             f"{threshold:g}: choose the threshold{extra}"
         )
     if column.kind == "string" and 1 < column.distinct <= _MOST_TEXTS and not column.multi_hot:
-        rule["positive"] = [rarest]
-        others = ", ".join(f"{text} {part:.1%}" for text, part in share.items() if text != rarest)
+        rule["positive"] = sorted(positive)
+        others = (f"{text} {share[text]:.1%}" for text in share if text not in positive)
         return rule, (
-            f"{column.distinct} values: {rarest}, the rarest with {share[rarest]:.1%}, is 1, all "
-            f"others 0; choose: {others}{extra}"
+            f"{column.distinct} values: {' or '.join(sorted(positive))}, {part:.1%}, is 1, all "
+            f"others 0; choose: {', '.join(others)}{extra}"
         )
     raise BadInputError(
         f"{where} cannot be a label: it has {column.distinct} values, such as "
@@ -241,15 +278,12 @@ def choose_split(columns: list[Profile], sample: SampledFile) -> tuple[dict[str,
     times = [c for c in times if not PERSONAL_DATES.search(c.name)]
     if times:
         return _by_time(max(times, key=lambda column: column.distinct), sample)
+    why = "at random, because no column is a time"
     for column in keys:
-        if _USERS.fullmatch(column.plain_name) and column.distinct >= 20 and column.often > 1.1:
-            return {"by": "column", "column": column.name, **_SHARES}, (
-                f"all rows of a {column.name} are on one side, because no column is a time; "
-                'by = "share" splits the rows at random'
-            )
-    return {"by": "share", **_SHARES}, (
-        'at random, because no column is a time; by = "column" keeps the rows of a user together'
-    )
+        if _USERS.fullmatch(column.plain_name) and column.often > 1.1:
+            why += f'; by = "column", column = "{column.name}" keeps the rows of each on one side, '
+            why += "which is right if a model shall score those that it has never seen"
+    return {"by": "share", **_SHARES}, why
 
 
 def _by_time(column: Profile, sample: SampledFile) -> tuple[dict[str, Any], str]:

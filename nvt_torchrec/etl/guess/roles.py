@@ -20,30 +20,24 @@ from nvt_torchrec.etl.guess.label_and_split import (
 from nvt_torchrec.etl.guess.sample import SampledFile, spec_name, unique_names
 from nvt_torchrec.etl.guess.values import Profile
 
-#: Words in the names of integers that stand for things; the second ones unless it is a measure.
-_CODE_WORDS = re.compile("ids?|ip|code|type|category|categorical|cat|class|level|hash|key")
-_THING_WORDS = re.compile(
-    "account|kind|group|zip|zipcode|pos|position|version|user|item|movie|product|brand|device|site|app|"
-    "customer|client|member|visitor|session|campaign|advertiser|creative|channel|city|region|"
-    "country|state|gender|sex|occupation|industry|genre|author|publisher|query|keyword|segment|"
-    "cluster|sku|shop|store|seller|merchant|video|song|artist|page|domain|language|browser|os|"
-    "carrier|worker"
+#: The last word, or the last two, of the name of integers that stand for things.
+_THINGS = re.compile(
+    "(account|kind|group|zip|post|pos|position|version|user|item|movie|book|product|brand|device|site|"
+    "app|customer|client|member|visitor|session|campaign|advertiser|creative|channel|city|region|"
+    "country|continent|market|state|gender|sex|occupation|industry|genre|author|publisher|query|"
+    "keyword|segment|cluster|sku|shop|store|seller|merchant|order|video|song|artist|page|domain|"
+    "language|browser|os|carrier|worker|name)(id|no|nr|number)?|"
+    "ids?|ip|code|type|category|categorical|cat|class|level|hash|key"
 )
 _ANONYMOUS = re.compile(r"C?\d+|feat(ure)?_?\d+")
-_MEASURES = re.compile(
-    r"(price|amount|value|revenue|duration|seconds|bytes|(?<!ac)count|(^|_)age$|size|balance|salary|"
-    r"distance|length|width|height|total|number|num(_|$)|views|visits|days|hours|minutes)",
-    re.IGNORECASE,
-)
-#: A number with a unit, or with commas.
-_ODD_NUMBER = re.compile(r"[-+]?[$€£¥]? ?[\d.,]*\d ?[%$€£¥]?")
-_PRICES = re.compile(
-    "price|amount|cost|fee|fare|revenue|income|salary|balance|spent", re.IGNORECASE
-)
+_COMMA_NUMBER = re.compile(r"[-+]?[$€£¥]? ?[\d.,]*\d ?[%$€£¥]?")
 #: Rows from which on it means something that all values are different.
 _ENOUGH_ROWS = 100
-#: Integers up to such a number, and evenly spread, are not counts.
+#: Named integers up to such a number are quantities.
 _LARGE = 1_000_000
+#: Integers of so few values may be quantities or classes: they become both, the latter with this
+#: behind its name.
+_FEW, _ALSO = 20, "_category"
 #: In fewer days each weekday is there once or twice, so that it stands for a date.
 _WEEKDAYS_FROM = 21
 #: Buckets of values that never stop coming.
@@ -116,6 +110,7 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
         for j, (rule, _) in zip(places, labels, strict=True)
     }
     rest = [column for j, column in enumerate(columns) if j not in places]
+    ways = _ways(rest, sample.named)
     features: list[Feature] = []
     unread: dict[str, str] = {}
     for j, column in enumerate(columns):
@@ -124,7 +119,7 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
         if criteo:
             made: list[Feature] | str = [_feature(column, *(_COUNT if j < 14 else _HASH))]
         else:
-            made = _features(column, [columns[i] for i in places], sample)
+            made = _features(column, [columns[i] for i in places], sample, ways)
             if not isinstance(made, str):
                 made = find_leak(column, truth) or made
         if isinstance(made, str):
@@ -137,7 +132,7 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
         category = _one_category(able, path)
         features = [each for each in features if each.name != category.name] + [category]
         unread.pop(category.source, None)
-    features.sort(key=lambda feature: feature.kind != "dense")  # as a spec orders them
+    features.sort(key=lambda f: (f.kind != "dense", f.name == f.source + _ALSO))  # as in a spec
     features = _without_clashes(features, [rule["name"] for rule, _ in labels])
     split, split_why = choose_split(rest, sample)
     return Guess(labels, split, split_why, features, unread, [c.name for c in columns])
@@ -165,7 +160,7 @@ def _named(columns: list[Profile], label: int, criteo: bool) -> list[Profile]:
         kind = column.kind if column.kind in ("int", "float", "time", "empty") else "cat"
         if criteo:
             kind = "int" if j < 14 else "cat"
-        elif column.multi_hot or (kind == "int" and _is_code(column)):
+        elif column.multi_hot or (kind == "int" and _way(column, named=False) == "id"):
             kind = "cat"
         name = "label" if j == label else f"{kind}_{seen[kind]}"
         seen[kind] += j != label
@@ -173,7 +168,9 @@ def _named(columns: list[Profile], label: int, criteo: bool) -> list[Profile]:
     return result
 
 
-def _features(column: Profile, labels: list[Profile], sample: SampledFile) -> list[Feature] | str:
+def _features(
+    column: Profile, labels: list[Profile], sample: SampledFile, ways: dict[str, str]
+) -> list[Feature] | str:
     """Return what becomes of a column, or the reason why nothing does."""
     if reason := why_no_feature(column, labels):
         return reason
@@ -183,18 +180,21 @@ def _features(column: Profile, labels: list[Profile], sample: SampledFile) -> li
         return column.unread or "no values in the rows that were read"
     if column.kind == "time":
         return _of_time(column, sample)
-    odd = column.kind == "string" and any(re.search("[$€£¥%,]", text) for text in column.counts)
-    if odd and all(map(_ODD_NUMBER.fullmatch, column.counts)):
+    odd = column.kind == "string" and any("," in text for text in column.counts)
+    if odd and all(map(_COMMA_NUMBER.fullmatch, column.counts)):
         return (
-            "numbers with a unit or with commas: write them without the unit, or give the keys "
-            "decimal and thousands, and add them as a dense column"
+            'numbers with a decimal comma: give decimal = "," in [input], thousands = "." or '
+            "a unit, and add them as a dense column"
         )
     if _names_rows(column):
         return "all values are distinct, so nothing can be learned from them"
     if column.distinct == 1 and column.rows > 1 and not column.missing:
         return f"always {next(iter(column.counts))!r:.40}"
-    number = column.kind == "int" and not column.multi_hot and not _is_code(column)
-    return [_dense(column) if number or column.kind == "float" else _categorical(column)]
+    way = "number" if column.kind == "float" else ways.get(column.name, "id")
+    if way == "both":
+        category = dataclasses.replace(_categorical(column), name=f"{column.name}{_ALSO}")
+        return [_dense(column), category]
+    return [_dense(column) if way == "number" else _categorical(column)]
 
 
 def _names_rows(column: Profile) -> bool:
@@ -208,37 +208,55 @@ def _names_rows(column: Profile) -> bool:
     return column.numbers == sorted(column.numbers)
 
 
+def _words(column: Profile) -> list[str]:
+    words = re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+", column.plain_name)
+    return [word.lower() for word in words]
+
+
 def _is_named_code(column: Profile) -> bool:
     """Whether integers of this name stand for things."""
-    words = [word.lower() for word in re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+", column.name)]
-    if any(map(_CODE_WORDS.fullmatch, words)) or _ANONYMOUS.fullmatch(column.plain_name):
-        return True
-    return any(map(_THING_WORDS.fullmatch, words)) and not _MEASURES.search(column.name)
+    words = _words(column)
+    names = (*words[-1:], "".join(words[-2:]))
+    return any(map(_THINGS.fullmatch, names)) or bool(_ANONYMOUS.fullmatch(column.plain_name))
 
 
-def _is_code(column: Profile) -> bool:
-    """Whether integers are names of things, not quantities."""
-    if not column.fits("int32") or _is_named_code(column):
-        return True
-    if column.distinct <= 10 and column.present >= 1000:
-        return True
+def _ways(columns: list[Profile], named: bool) -> dict[str, str]:
+    """Return by the names of columns of integers how they are read: see :func:`_way`.
+
+    Columns whose names begin with the same word are read alike, unless their names say more.
+    """
+    plain = [column for column in columns if column.kind == "int" and not column.multi_hot]
+    ways = {column.name: _way(column, named=named) for column in plain}
+    families: dict[str, list[Profile]] = {}
+    for column in plain:
+        if named and _words(column) and column.fits("int32") and not _is_named_code(column):
+            families.setdefault(_words(column)[0], []).append(column)
+    for family in families.values():
+        found = {ways[column.name] for column in family}
+        for column in family if len(found) > 1 else ():
+            few = "both" in found and column.distinct <= 100
+            ways[column.name] = "both" if few else "number"
+    return ways
+
+
+def _way(column: Profile, *, named: bool) -> str:
+    """Return whether integers are each an "id", a "number" or, in doubt, "both".
+
+    Counts and amounts are mostly small for their range; ids are spread evenly over it.
+    """
+    if not column.fits("int32") or (named and _is_named_code(column)) or column.distinct <= 2:
+        return "id"
+    if column.distinct <= _FEW and column.present >= 1000:
+        return "both"
     positive = sorted(number for number in column.numbers if number >= 0)
     rounded = sum(number % 10 == 0 for number in positive) > 0.5 * len(positive)
-    if rounded or not positive or _MEASURES.search(column.name):
-        return False
-    even = positive[len(positive) // 2] > 0.2 * positive[-1]  # counts are mostly small
-    if column.distinct > 100 and positive[-1] >= _LARGE and even:
-        return True
-    if column.distinct > 1000 and column.often >= 1.5 and even:
-        return True
-    if column.distinct > 0.5 * column.present:
-        return False
-    if positive[0] >= 1000 and column.present >= _ENOUGH_ROWS:
-        return True
-    dense = len(positive) / (positive[-1] - positive[0] + 1)
-    return column.distinct > 100 and (
-        dense > 0.9 or (column.distinct > 200 and dense > 0.3 and even)
-    )
+    if rounded or not positive or positive[len(positive) // 2] <= 0.2 * positive[-1]:
+        return "number"
+    if named:
+        return "id" if positive[-1] >= _LARGE else "number"
+    if column.distinct > 100:
+        return "id"
+    return "both" if positive[0] <= 1 and column.often >= 1.5 else "number"
 
 
 def _feature(
@@ -253,9 +271,7 @@ def _dense(column: Profile) -> Feature:
     options |= column.reading
     if column.least < -2 or column.most <= 1:  # a logarithm would flatten them
         options["transform"] = "normalize"
-    counted = column.kind == "int" and column.least >= 0 and not _PRICES.search(column.name)
-    shape = "counts" if counted and column.most > 1 else "numbers"
-    why = f"{shape} from {column.least:g} to {column.most:g}"
+    why = f"numbers from {column.least:g} to {column.most:g}"
     return _feature(column, "dense", options, why)
 
 

@@ -24,6 +24,9 @@ _HEX = re.compile("[0-9a-fA-F]{8}")
 _SHORT_HEX = re.compile("[0-9a-fA-F]{1,8}")
 #: 1,234.50 or 1.234,50: a number, and no list of numbers.
 _COMMA_NUMBER = re.compile(r"[-+]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?|[-+]?[\d.]*\d,\d+")
+#: The signs of currencies, and of a percentage, before or behind a number.
+_UNIT = re.compile(r"[-+]?([$€£¥₹₽₩%]) ?[\d.,-]*\d|[-+]?\d[\d.,]* ?([$€£¥₹₽₩%])")
+_GROUPED = re.compile(r"[-+]?(\d+|[1-9]\d{0,2}(,\d{3})+)(\.\d*)?")
 #: An item of a list with spaces between, such as 17 or N55689; 017 may be part of a number.
 _CODE = re.compile(r"-?(0|[1-9]\d*)|[A-Za-z]+\d+")
 #: How programs write booleans, in lower case; 1 and 0 alone are numbers.
@@ -34,10 +37,10 @@ _TIMES = re.compile(
     r"(?!.*[\W_]id$)(time|date|day|hour|stamp|birth|dob|(^|_)(ts|at|on|when)$)", re.IGNORECASE
 )
 _DATES = (
-    "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y",
-    "%d-%b-%Y", "%d %b %Y", "%b %d, %Y",
+    "%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m/%d/%y", "%d/%m/%y",
+    "%d.%m.%y", "%d-%b-%Y", "%d %b %Y", "%b %d, %Y", "%m %d, %Y",
 )  # fmt: skip
-_CLOCKS = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
+_CLOCKS = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S %z", " %I:%M %p", " %I:%M:%S %p")
 _SERVER_LOG = "%d/%b/%Y:%H:%M:%S %z"
 _ISO = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z| UTC|[-+]\d\d(:?\d\d)?)?)?")
 #: Formats of digits only, by how many there are.
@@ -57,7 +60,7 @@ class Profile:
         rows: how many were seen.
         counts: how often each value was seen, without missing ones and spaces around.
         missing: how many values are missing.
-        reading: how values are written, as keys of the spec: nulls, trim, lenient.
+        reading: how values are written, as keys of the spec: nulls, trim, lenient, thousands, unit.
         time_format: of times; "" for parquet's own.
         separator: of lists in text.
         floating: whether the file holds floats, though these are integers.
@@ -116,6 +119,7 @@ class Profile:
 
     def number(self, text: str) -> float:
         """Return the number that a text is."""
+        text = _bare(text, self.reading)
         return int(text) if _INT.fullmatch(text) else float(text)
 
     def of_rows(self) -> list[str | None]:
@@ -178,7 +182,7 @@ def _as_lists(texts: Profile, separator: str) -> Profile:
     changes: dict[str, Any] = {"reading": reading, "separator": separator, "multi_hot": True}
     lists = dataclasses.replace(texts, kind="string", counts=items, **changes)
     numbers = _as_numbers(lists) or _as_hex(lists)
-    if numbers and numbers.kind != "float" and "lenient" not in numbers.reading:
+    if numbers and numbers.kind != "float" and numbers.reading == reading:
         return dataclasses.replace(lists, kind=numbers.kind)
     if any(map(_in_brackets, texts.counts)):
         why = f"lists of texts in brackets: write them without, with {separator} between"
@@ -208,7 +212,14 @@ def _null_texts(counts: Counter[str]) -> list[str]:
 
 def _as_numbers(of: Profile) -> Profile | None:
     """Return the profile of a column of numbers, or None."""
-    texts = list(of.counts)
+    texts, reading = list(of.counts), dict(of.reading)
+    if unit := next(filter(None, map(_UNIT.fullmatch, texts)), None):
+        reading["unit"] = unit[1] or unit[2]
+        texts = [_bare(text, reading) for text in texts]
+    if any("," in text for text in texts) and all(map(_GROUPED.fullmatch, texts)):
+        reading["thousands"] = ","
+        texts = [text.replace(",", "") for text in texts]
+    of = dataclasses.replace(of, reading=reading)
     if all(map(_INT.fullmatch, texts)) and any(re.fullmatch(r"-?0\d+", text) for text in texts):
         return None  # 00501 is not 501
     whole = all(map(_LENIENT_INT.fullmatch, texts))
@@ -216,10 +227,16 @@ def _as_numbers(of: Profile) -> Profile | None:
         return None
     if max(map(abs, of.numbers)) > LARGEST_FLOAT32:
         return None
-    reading = dict(of.reading)
     if not all(map((_INT if whole else _FLOAT).fullmatch, texts)):
         reading["lenient"] = True
     return dataclasses.replace(of, kind="int" if whole else "float", reading=reading)
+
+
+def _bare(text: str, reading: dict[str, Any]) -> str:
+    """Return the text of a number without its unit, and without commas between its digits."""
+    for key in ("unit", "thousands"):
+        text = text.replace(reading.get(key, ""), "").strip()
+    return text
 
 
 def _as_hex(of: Profile) -> Profile | None:

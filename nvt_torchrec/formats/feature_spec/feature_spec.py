@@ -275,6 +275,7 @@ def _reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
             reading.trim,
             reading.lenient,
             reading.thousands,
+            reading.unit,
             column.derive.time_format if column.derive else "",
         )
         for source in reading.sources or (column.name,)

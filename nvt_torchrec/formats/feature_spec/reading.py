@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from nvt_torchrec.formats.feature_spec.checks import check
 
@@ -17,6 +18,7 @@ class Reading:
         trim: Whether spaces and tabs around a value are removed.
         lenient: Whether numbers may also be written as ``+5``, and integers as ``260.0``.
         thousands: The character that groups the digits of numbers, which is removed; "" for none.
+        unit: A text before or behind numbers, such as ``$``, which is removed; "" for none.
     """
 
     sources: tuple[str, ...] = ()
@@ -24,6 +26,7 @@ class Reading:
     trim: bool = False
     lenient: bool = False
     thousands: str = ""
+    unit: str = ""
 
     def __post_init__(self) -> None:
         check(
@@ -31,6 +34,7 @@ class Reading:
             "",
             ("sources", all(self.sources), "give the name of a column of the file"),
             ("thousands", self.thousands in ("", *_GROUPING), "give one of , . ' _ or a space"),
+            ("unit", not re.search(r"[\d\s+.,-]", self.unit), "give a sign or a word, such as $"),
             ("nulls", not set("".join(self.nulls)) & set("\r\n"), "a value has no line breaks"),
         )
 
@@ -86,7 +90,7 @@ class Read:
         source: The name of the column in the file.
         raw: A key of ``RAW_TYPES``.
         multi_hot: Whether its values are lists.
-        nulls: See :class:`Reading`; so are the next three.
+        nulls: See :class:`Reading`; so are the next four.
         time_format: Of raw type time.
         label: Of raw type label, the rule.
         decimal: Of numbers as text, the decimal point.
@@ -99,6 +103,7 @@ class Read:
     trim: bool = False
     lenient: bool = False
     thousands: str = ""
+    unit: str = ""
     time_format: str = ""
     label: LabelRule = LabelRule("")
     decimal: str = "."

@@ -63,6 +63,7 @@ All keys of a spec; those that are optional say so, or show their default::
     trim = true                   # remove spaces and tabs around values
     lenient = true                # numbers also as +5, integers also as 260.0
     thousands = ","               # 1,000 is 1000
+    unit = "$"                    # $5 and 5 $ are 5
     derive = "hour"               # categorical: hour, weekday, day, month of a time; bucket,
                                   # log_square of a number; cross of from = ["a", "b"];
                                   # dense: age in days of a time
@@ -135,7 +136,7 @@ _MOST = 4 << 20
 _MOST_NAMES = 1000  # of a range; the columns are counted after it is expanded
 #: Keys of ``[input]`` that are defaults of the columns.
 _OF_ALL_COLUMNS = ("nulls", "trim")
-_READING = ("from", "nulls", "trim", "lenient", "thousands")
+_READING = ("from", "nulls", "trim", "lenient", "thousands", "unit")
 _DERIVATION = ("derive", "time_format", "reference", "boundaries")
 
 

@@ -46,7 +46,7 @@ def parse_integers(
     texts: pa.Array, missing: np.ndarray, read: Read, kind: base.RawType
 ) -> base.Parsed:
     """Parse ``-?D+``, where D is a digit; if the column is lenient, also +5, 260.0 and 2.6e2."""
-    texts, wrong = _ungrouped(texts, read)
+    texts, wrong = _ungrouped(_without_unit(texts, read), read)
     texts = with_point(texts, read)
     code = np.zeros(len(texts), np.uint8)
     numbers = try_cast(texts, missing, pa.int64(), _INTEGER_BYTES)
@@ -81,7 +81,7 @@ def exact(text: bytes, shift: int = 0) -> decimal.Decimal | None:
 
 def parse_floats(texts: pa.Array, missing: np.ndarray, read: Read) -> base.Parsed:
     """Parse ``-?(D+(.D*)?|.D+)([eE][+-]?D+)?``; if the column is lenient, also with a plus sign."""
-    texts, wrong = _ungrouped(texts, read)
+    texts, wrong = _ungrouped(_without_unit(texts, read), read)
     texts = with_point(texts, read)
     code = np.zeros(len(texts), np.uint8)
     numbers = try_cast(texts, missing, pa.float64(), _FLOAT_BYTES)
@@ -95,6 +95,15 @@ def parse_floats(texts: pa.Array, missing: np.ndarray, read: Read) -> base.Parse
     code[wrong] = base.SYNTAX
     numbers[code != 0] = 0
     return base.Parsed(numbers, missing, code)
+
+
+def _without_unit(texts: pa.Array, read: Read) -> pa.Array:
+    """Remove the unit before or behind numbers, and a space between."""
+    if read.unit:
+        unit = f"(?:{re.escape(read.unit)})"
+        pattern = f"^([+-]?)(?:{unit} ?([^ ].*)|(.*[^ ]) ?{unit})$"
+        return pc.replace_substring_regex(texts, pattern=pattern, replacement=r"\1\2\3")
+    return texts
 
 
 def _ungrouped(texts: pa.Array, read: Read) -> tuple[pa.Array, np.ndarray]:

@@ -29,7 +29,7 @@ class Float(base.RawType):
     beyond = "expected a finite number that fits float32"
     least, most = -base.LARGEST_FLOAT32, base.LARGEST_FLOAT32
     arrow_kinds = ("integer", "floating", "boolean", "decimal")
-    keys = "nulls, trim, lenient, thousands, or decimal in [input]"
+    keys = "nulls, trim, lenient, thousands, unit, or decimal in [input]"
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.Parsed:
         return parse_floats(texts, missing, read)
