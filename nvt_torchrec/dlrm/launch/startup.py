@@ -21,7 +21,11 @@ def prepare_torch() -> None:
         warnings.filterwarnings("ignore", module=r"(torch|torchrec|fbgemm_gpu)(\.|$)")
         # TorchRec's state is in them; PyTorch warns of every call
         warnings.filterwarnings("ignore", message=".*ShardedTensor", category=FutureWarning)
-        logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+        # of torch.export, as copyreg's
+        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+        logging.getLogger("torch.fx._symbolic_trace").addFilter(  # PyTorch sets levels back
+            lambda record: "is_fx_tracing" not in record.getMessage()
+        )
         # FBGEMM 1.6 has no entry for itself; which versions fit is checked by base.versions.
         logging.getLogger().addFilter(
             lambda record: "_fbgemm_torch_compat_table" not in record.getMessage()
