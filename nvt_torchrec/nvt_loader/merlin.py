@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ from nvt_torchrec.nvt_loader.parquet import dataset as datasets
 from nvt_torchrec.nvt_loader.parquet.checks import FILL_REMEDY
 from nvt_torchrec.nvt_loader.parquet.files import ParquetFiles
 from nvt_torchrec.nvt_loader.selection import Selection, select
+
+log = logging.getLogger(__name__)
 
 #: What errors name instead of a directory where the caller has made the Loader.
 _UNKNOWN = "the data of Merlin's Loader"
@@ -92,6 +95,12 @@ class MerlinLoader:
         least = self._size if loader.drop_last else 1  # of a batch
         self._rank_rows = [count - count % least for count in rows]
         self._current = Position(0)
+        if self._rank == 0 and max(self._rank_rows) > 2 * min(self._rank_rows):
+            log.warning(
+                "Merlin's Loader gives ranks whole partitions, here of %s rows: some steps have "
+                "rows on some ranks only; write more row groups, or read by KJTLoader",
+                " and ".join(f"{count:,}" for count in sorted({*self._rank_rows})),
+            )
 
     @classmethod
     def of_split(

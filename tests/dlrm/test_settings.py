@@ -81,6 +81,11 @@ def test_defaults_are_those_of_the_example_but_for_rates_and_sizes():
         ("--auc_threshold 0.8", "docs/flags.md says why"),
         ("--undersampling_rate 80", "--undersampling_rate 80.0\n.*above 0 and at most 1"),
         ("--keep 2", "without a checkpoint to write\n.*--save_checkpoint_path"),
+        (
+            "--interaction_op cuda_dot",
+            "called --interaction_type here: cuda_dot and dot are original",
+        ),
+        ("--interaction_type cat", "cat is left out"),
         ("--mode inference_benchmark", "is unknown\n.*python -m inference benchmark"),
         (
             "--mode test --load_checkpoint_path c --save_checkpoint_path d",

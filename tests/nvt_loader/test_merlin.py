@@ -94,13 +94,14 @@ def test_no_rows(tmp_path):
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_an_existing_loader(tmp_path, shuffle):
+def test_an_existing_loader(tmp_path, caplog, shuffle):
     """Its own number of partitions, shuffle, and queue from earlier use have no effect on rows."""
     write_split(tmp_path, {"train": [1000, 100]}, multi_hot=("cat_1",))
     options = {"shuffle": shuffle, "global_size": 2}
     loaders = [read_by(tmp_path / "train", global_rank=rank, **options) for rank in range(2)]
     assert len(loaders[0]) == 17
     ours = list(map(MerlinLoader, loaders))
+    assert caplog.text.count("here of 100 and 1,000 rows") == 1  # ranks wait for each other
     for _ in range(2):
         epochs = list(map(rows_of, ours))
         assert (epochs[0] == list(range(1000))) is not shuffle

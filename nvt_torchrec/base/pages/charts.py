@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 WIDTH, HEIGHT = 460, 180
 #: Edges of the area between the axes.
-LEFT, RIGHT, TOP, BOTTOM = 58, WIDTH - 8, 8, HEIGHT - 36
+LEFT, RIGHT, TOP, BOTTOM = 72, WIDTH - 8, 8, HEIGHT - 36
 #: Labels of columns that fit below the axis.
 _LABELS = 24
 

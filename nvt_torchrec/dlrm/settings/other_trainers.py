@@ -42,9 +42,12 @@ _LEFT_OUT = (
     "--warmup_factor"
 )
 LEFT_OUT = set(_LEFT_OUT.split())
+_INTERACTIONS = "cuda_dot and dot are original, cat is left out"
 #: Each of these flags, or flags and values → what to do instead, in one sentence.
 HINTS = {
     **{flag: f"it is called {name} here" for flag, name in RENAMED.items()},
     **dict.fromkeys(LEFT_OUT, "leave it out: docs/flags.md says why, or what to use"),
+    "--interaction_op": f"it is called --interaction_type here: {_INTERACTIONS}",
+    **{f"--interaction_type {name}": _INTERACTIONS for name in ("cuda_dot", "dot", "cat")},
     "--mode inference_benchmark": "measure scoring with `python -m inference benchmark`",
 }

@@ -107,10 +107,12 @@ class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
         """
         path = Path(self.binary_path)
         flag = f"--binary_path {self.binary_path}"
+        where = (
+            "it is OUT/criteo_binary/split of: python -m etl run; python -m etl synthesize makes a "
+            "log to begin with"
+        )
         if not path.is_dir():
-            raise SettingsError(
-                f"{flag}: no such directory", "it is OUT/criteo_binary/split of: python -m etl run"
-            )
+            raise SettingsError(f"{flag}: no such directory", where)
         missing = [split for split in SPLITS if not (path / split).is_dir()]
         if not missing:
             return
@@ -120,7 +122,7 @@ class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
         elif "valid" in missing and (path / "validation").is_dir():
             hint = "there is a directory 'validation'; the ETL calls it 'valid': rename it"
         else:
-            hint = "it is OUT/criteo_binary/split of: python -m etl run"
+            hint = where
         raise SettingsError(f"{flag}: holds no {', '.join(missing)}", hint)
 
     def to_dict(self) -> dict[str, Any]:
