@@ -13,7 +13,7 @@ from nvt_torchrec.dlrm.build import _hardware
 from nvt_torchrec.dlrm.launch.distributed import Group
 from nvt_torchrec.dlrm.planning import plan_only
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
-from tests.dlrm.runs import losses, passed, run_command, small_run, train_many, train_script
+from tests.dlrm.runs import ROOT, losses, passed, run_command, small_run, train_many, train_script
 
 #: Table sizes of MLPerf's DLRM: ids hashed to 40 M at most.
 MLPERF = (
@@ -55,6 +55,16 @@ def test_mlperf_fits_on_eight_gpus():
     assert "all tables fit" in text
     assert len(_per_rank(text)) == 8
     assert sum(_per_rank(text)) > 204.1e6 * 128 * 4 / 2**30
+
+
+def test_the_plan_that_the_page_of_gpus_names():
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    flags = re.search(r"nvt-train --plan_only 1 (.*)", page)[1]
+    tables = re.search(r"TABLES=([\d,]+)", page)[1]
+    text = _plan(*flags.replace("$TABLES", tables).split())
+    said = re.search(r"the plan says\s+([\d.]+) of 104.8 GiB", page)[1]
+    assert _per_rank(text) == [pytest.approx(float(said), abs=0.1)]
+    assert "of which 104.8 are for tables" in text
 
 
 def test_full_size_is_cut_by_rows_to_fit():
