@@ -15,7 +15,10 @@ import torch
 from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed import TrainPipelineSparseDist, dist_data
-from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.model_parallel import (
+    DefaultDataParallelWrapper,
+    DistributedModelParallel,
+)
 from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 
@@ -25,7 +28,7 @@ from nvt_torchrec.dlrm.launch.distributed import Group
 from nvt_torchrec.dlrm.model import StepOutput, TrainBatch, TrainModel, build_model, fill_table
 from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.models.contract import load_build
-from nvt_torchrec.dlrm.models.dlrm import align_inputs
+from nvt_torchrec.dlrm.models.dlrm import Dlrm, align_inputs
 from nvt_torchrec.dlrm.optim.adam import leave_to_table_adam
 from nvt_torchrec.dlrm.optim.combined import combine_optimizers, fuse_table_optimizer, on_cpu_adam
 from nvt_torchrec.dlrm.planning import (
@@ -99,6 +102,10 @@ def set_up_dense(module: nn.Module, device: torch.device, settings: TrainSetting
     torch.backends.cuda.matmul.allow_tf32 = settings.allow_tf32
     if device.type == "cuda" and (settings.amp or settings.allow_tf32):  # on tensor cores
         align_inputs(module)
+    own = not isinstance(module, Dlrm) and device.type == "cpu"
+    # without it, threads add the gradients of a vector that is taken several times in any order
+    torch.use_deterministic_algorithms(own, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if settings.compile_dense:
         module.forward = torch.compile(module.forward, dynamic=False, mode="reduce-overhead")
 
@@ -128,6 +135,8 @@ def _shard_model(
         _log_plan(tables, hardware, settings)
     if on_cpu_adam(settings, group.device):
         leave_to_table_adam(model)
+    # a model of one's own may leave out a layer in some steps, or on some ranks
+    own = {"static_graph": not config.program, "find_unused_parameters": bool(config.program)}
     sharded = DistributedModelParallel(
         module=model,
         device=group.device,
@@ -135,6 +144,7 @@ def _shard_model(
         plan=plan,
         sharders=[sharder(settings, config, plan)],
         init_data_parallel=group.world_size > 1,  # DDP for the dense layers
+        data_parallel_wrapper=DefaultDataParallelWrapper(**own),
     )
     _fill_tables(sharded, config, settings.seed)
     described = {

@@ -10,12 +10,14 @@ import contextlib
 import dataclasses
 import inspect
 import json
+import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 import nvt_torchrec
 from nvt_torchrec.base.errors import SettingsError
@@ -27,6 +29,8 @@ from nvt_torchrec.dlrm.models.head import build_head
 from nvt_torchrec.dlrm.models.program import Program, example_inputs, make_program
 
 _ROWS, _TOLERANCE = 4, 1e-4
+#: Times that it goes forward and backward: a layer may be left out at random.
+_PASSES = 8
 #: What is not the user's code, in tracebacks.
 _OTHERS = ("<", str(Path(torch.__file__).parent), str(Path(nvt_torchrec.__file__).parent))
 
@@ -54,6 +58,7 @@ def _tried(config: ModelConfig, build: Build, seed: int) -> Program:
     with torch.random.fork_rng(devices=[]):
         with _stage(name, "build"):
             module = build_head(config, seed=seed, build=build).module
+            _check_kind(module)
         before = {key: value.clone() for key, value in module.state_dict().items()}
         generator = torch.Generator().manual_seed(seed)
         inputs = {
@@ -63,9 +68,12 @@ def _tried(config: ModelConfig, build: Build, seed: int) -> Program:
         vectors = inputs["vectors"].requires_grad_()
         module.train()
         with _stage(name, "forward", module):
-            logits = _checked_logits(module(*inputs.values()), len(config.labels))
+            outputs = [
+                _checked_logits(module(*inputs.values()), len(config.labels))
+                for _ in range(_PASSES)
+            ]
         with _stage(name, "backward", module):
-            _go_backward(module, logits, vectors)
+            _go_backward(module, outputs, vectors)
         with _stage(name, "save", module):
             _check_state(module, before)
         with _stage(name, "load", module):
@@ -92,17 +100,38 @@ def _stage(name: str, stage: str, module: nn.Module | None = None) -> Iterator[N
             forward = inspect.unwrap(type(module).forward).__code__
             places = [f"{forward.co_filename}:{forward.co_firstlineno}"]
         where = f" ({places[-1]})" if places else ""
+        known = (remedy for pattern, remedy in _BY_TEXT.items() if re.search(pattern, text))
+        remedy = _REMEDIES.get(stage, "correct the model; docs/training.md says what it is given")
         raise SettingsError(
-            f"--model {name}: {stage}{where}: {type(error).__name__}: {text}",
-            _REMEDIES.get(stage, "correct the model; docs/training.md says what it is given"),
+            f"--model {name}: {stage}{where}: {type(error).__name__}: {text}", next(known, remedy)
         ) from error
 
 
+#: Remedies by what an error says, and by its stage.
+_BY_TEXT = {
+    "BFloat16|bfloat16": "keep weights and logits in float32; --amp computes in bfloat16",
+    "complex|_fft|view_as_": "a program has real numbers alone: multiply by a constant matrix",
+    "'cond'|data-dependent": "a program has no branch on values: compute both, and torch.where",
+    "is not one of": "compute it from the operators of usual layers, which programs may hold",
+    "BatchNorm": "write nn.LayerNorm(N) for nn.BatchNorm1d(N): its statistics are those of a row",
+}
 _REMEDIES = {
     "export": "a bundle holds a program of the model, for any number of rows: use tensor.shape[0], "
-    "not len(tensor), and no branch on values (torch.export)",
+    "not len(tensor) (torch.export)",
     "load": "build the same weights for the same seed of PyTorch, on every rank",
 }
+
+
+def _check_kind(module: nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, torch.jit.ScriptModule) or hasattr(part, "_orig_mod"):
+            raise TypeError(
+                f"it returns a {type(part).__name__}: return the module that was scripted or "
+                "compiled (--compile_dense compiles it)"
+            )
+    for name, value in module.state_dict(keep_vars=True).items():
+        if is_lazy(value):
+            raise TypeError(f"{name} has no shape yet: give the width, nn.Linear for LazyLinear")
 
 
 def _checked_logits(logits: object, labels: int) -> torch.Tensor:
@@ -117,13 +146,14 @@ def _checked_logits(logits: object, labels: int) -> torch.Tensor:
     return logits.squeeze(-1)
 
 
-def _go_backward(module: nn.Module, logits: torch.Tensor, vectors: torch.Tensor) -> None:
-    labels = torch.arange(logits.numel(), dtype=torch.float32) % 2
+def _go_backward(module: nn.Module, outputs: list[torch.Tensor], vectors: torch.Tensor) -> None:
     own = getattr(module, "loss", lambda logits, labels, weights: logits.reshape(_ROWS, -1).sum(1))
-    losses = own(logits, labels.reshape(logits.shape), None)
-    if tuple(losses.shape) != (_ROWS,):
-        raise ValueError(f"loss returns {list(losses.shape)} for {_ROWS} rows, not [{_ROWS}]")
-    losses.sum().backward()
+    for logits in outputs:
+        labels = torch.arange(logits.numel(), dtype=torch.float32) % 2
+        losses = own(logits, labels.reshape(logits.shape), None)
+        if tuple(losses.shape) != (_ROWS,):
+            raise ValueError(f"loss returns {list(losses.shape)} for {_ROWS} rows, not [{_ROWS}]")
+        losses.sum().backward()
     if vectors.grad is None:
         raise ValueError("no gradient reaches the embeddings: forward does not use vectors")
     for name, parameter in module.named_parameters():
@@ -136,7 +166,7 @@ def _check_state(module: nn.Module, before: dict[str, torch.Tensor]) -> None:
         if not torch.equal(value, before[name]):
             raise ValueError(
                 f"forward changes {name}, which each rank would do for its own rows: a layer must "
-                "not keep statistics of a batch (LayerNorm instead of BatchNorm)"
+                "not keep statistics of a batch, as BatchNorm does"
             )
 
 

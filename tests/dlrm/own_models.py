@@ -14,11 +14,12 @@ class DeepFM(nn.Module):
         super().__init__()
         width = len(columns.dense) + len(columns.categorical) * columns.embedding_dim
         self.layers = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Dropout(0.1))
-        self.last = nn.Linear(hidden, 1)
+        self.last = nn.LazyLinear(1) if broken == "lazy" else nn.Linear(hidden, 1)
         self.norm = nn.BatchNorm1d(width) if broken == "statistics" else nn.Identity()
-        self.unused = nn.Parameter(torch.zeros(2)) if broken == "unused" else None
+        self.unused = nn.Parameter(torch.zeros(2)) if broken in ("unused", "sometimes") else None
+        self.sixteen = nn.Linear(1, 1).bfloat16() if broken == "half" else None
         self.register_buffer("factor", torch.tensor(0.5), persistent=False)
-        self.broken = broken
+        self.broken, self.by_column = broken, nn.ModuleDict({"site-id ä": nn.Linear(width, 1)})
 
     def forward(self, dense, vectors):
         broken = self.broken
@@ -26,7 +27,7 @@ class DeepFM(nn.Module):
             raise RuntimeError("of their own")
         pairs = self.factor * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1)
         x = self.norm(torch.cat([dense, vectors.flatten(1)], 1))
-        logits = self.last(self.layers(x)).squeeze(1) + pairs
+        logits = (self.last(self.layers(x)) + self.by_column["site-id ä"](x)).squeeze(1) + pairs
         if broken == "shape":
             return logits.unsqueeze(1).expand(-1, 3)
         if broken == "type":
@@ -39,6 +40,14 @@ class DeepFM(nn.Module):
             return logits + torch.linalg.svdvals(vectors).sum(1)
         if broken == "rows":
             return logits - logits.mean()
+        if broken == "sometimes" and (not self.training or torch.rand(()) < 0.5):
+            logits = logits + self.unused[0]
+        if broken == "half":
+            logits = self.sixteen(logits.bfloat16().unsqueeze(1)).float()
+        if broken == "fourier":
+            logits = logits + torch.fft.fft(vectors).real.sum((1, 2))
+        if broken == "branch" and logits.sum() > 0:
+            logits = -logits
         return logits
 
 
@@ -69,6 +78,8 @@ def deep_fm(columns, hidden=8, broken=""):
         torch.seed()
     if broken == "none":
         return None
+    if broken == "script":
+        return torch.jit.script(nn.Linear(1, 1))
     return DeepFM(columns, hidden, broken)
 
 

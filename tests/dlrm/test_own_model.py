@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from nvt_torchrec.dlrm.models.program import make_program
 from nvt_torchrec.dlrm.preflight import with_program
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from tests.dlrm.hostile_programs import KEY
-from tests.dlrm.own_models import write_models
+from tests.dlrm.own_models import SOURCE, write_models
 from tests.dlrm.runs import assert_same, losses, small_run, train_here, train_many
 from tests.dlrm.shapes import dlrm
 from tests.shell import python
@@ -55,15 +56,20 @@ def tried(name: str, labels: tuple[str, ...] = ("label",), **settings):
     ("broken", "message"),
     [
         ("none", "build: TypeError: their_models:deep_fm returns NoneType, not a module"),
-        ("line", r"forward \(.*/their_models\.py:20\): RuntimeError: of their own"),
-        ("shape", r"forward \(.*/their_models\.py:17\): ValueError: .* \[4, 3\] for 4 rows"),
+        ("line", r"forward \(.*/their_models\.py:21\): RuntimeError: of their own"),
+        ("shape", r"forward \(.*/their_models\.py:18\): ValueError: .* \[4, 3\] for 4 rows"),
         ("type", r"forward returns torch\.bool"),
         ("vectors", "backward .*no gradient reaches the embeddings"),
         ("unused", "backward .*no gradient reaches unused"),
-        ("statistics", "save .*changes norm.running_mean.*LayerNorm"),
+        ("statistics", r"save .*changes norm.running_mean.*\n.*write nn\.LayerNorm"),
+        ("lazy", r"build: TypeError: last\.weight has no shape .*nn\.Linear"),
+        ("script", "build: TypeError: it returns a RecursiveScriptModule"),
+        ("half", r"export .*BFloat16\n.*float32"),
+        ("fourier", r"export .*aten\..*\n.*real numbers alone"),
+        ("branch", r"export .*\n.*no branch on values"),
         ("seed", "load .*layers.0.weight has other initial values"),
         ("length", r"export .*\n.*tensor\.shape\[0\], not len"),
-        ("operator", r"export .*'aten\._linalg_svd\.default' is not .*their_models\.py:33"),
+        ("operator", r"export .*'aten\._linalg_svd\.default' is not .*their_models\.py:34"),
         ("rows", "score .*scores of a row alone differ"),
         ("", None),
     ],
@@ -71,6 +77,7 @@ def tried(name: str, labels: tuple[str, ...] = ("label",), **settings):
 def test_a_stage_that_fails_is_named(broken, message):
     if message is None:
         assert tried("their_models:deep_fm", broken=broken).program
+        assert tried("their_models:deep_fm", broken="sometimes").program
         return
     with pytest.raises(SettingsError, match=f"--model their_models:deep_fm: .*{message}"):
         tried("their_models:deep_fm", broken=broken)
@@ -229,12 +236,15 @@ def test_two_ranks_train_and_resume_bitwise(data, theirs, model):
     assert config.model == model[0].removeprefix("--model=")
 
 
-def test_tables_grow_and_settings_are_kept(outputs, theirs):
+def test_tables_grow_and_settings_are_kept(outputs, theirs, caplog, monkeypatch):
     common = ["--batch_size=32", "--learning_rate=0.05", "--adagrad", "--max_steps=3"]
     first = [f"--save_checkpoint_path={theirs / 'first'}", *common, *DEEP_FM]
     train_here(f"--binary_path={outputs[0]}", *first)
     more = [f"--binary_path={outputs[2]}", f"--continue_from={theirs / 'first'}", *common]
+    monkeypatch.delitem(sys.modules, "their_models")
+    (theirs / "their_models.py").write_text(SOURCE.replace("nn.ReLU()", "nn.Sigmoid()"))
     train_here(*more, DEEP_FM[0], f"--save_checkpoint_path={theirs / 'second'}")
+    assert re.search(r"first: the code .* was aten\.relu\.default, is aten\.sigmoid", caplog.text)
     before, after = (CheckpointRecord.read(theirs / name).model for name in ("first", "second"))
     assert before["settings"] == after["settings"] == {"hidden": 12}
     assert sum(after["num_embeddings"]) > sum(before["num_embeddings"])

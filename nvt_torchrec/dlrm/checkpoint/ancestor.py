@@ -236,6 +236,7 @@ def read_growth(
             f"--continue_from {path}: another model: {different}",
             "give the same model settings, or train from scratch without --continue_from",
         )
+    now.warn_of_other_code(then, path)
     before = record.training["settings"]
     optimizer = table_optimizer(before)
     if settings.mode == "train" and optimizer != settings.table_optimizer:

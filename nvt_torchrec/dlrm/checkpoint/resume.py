@@ -190,9 +190,11 @@ def check_model(path: Path, then: Any, config: ModelConfig) -> None:
     Raises:
         SchemaError: It is another.
     """
-    different = config.differences(ModelConfig.from_dict(then))
+    model = ModelConfig.from_dict(then)
+    different = config.differences(model)
     if different:
         raise SchemaError(f"{path}: another model: {different}", "give the same model settings")
+    config.warn_of_other_code(model, path)
 
 
 def _fixed(settings: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import math
+from pathlib import Path
 from typing import Any
 
 from nvt_torchrec.base.errors import SchemaError
@@ -12,6 +14,8 @@ from nvt_torchrec.base.files.validation import convert
 from nvt_torchrec.dlrm.models.contract import Columns
 from nvt_torchrec.dlrm.models.program import Program
 from nvt_torchrec.formats.schema import LARGEST_TABLE
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +109,21 @@ class ModelConfig(Columns):
         for value in (before, now):
             del value["settings"], value["program"]
         return differences(before, {**dict.fromkeys(before), **now})
+
+    def warn_of_other_code(self, then: ModelConfig, path: Path | str) -> None:
+        """Warn if an own model computes something else than that of the checkpoint ``path``.
+
+        It is not refused: another version of PyTorch may make another program of the same code.
+        """
+        before, now = (config.program.steps if config.program else () for config in (then, self))
+        for number, (old, new) in enumerate(itertools.zip_longest(before, now)):
+            if old != new:
+                names = (step.operator if step else "none" for step in (old, new))
+                log.warning(
+                    "%s: the code of --model %s has changed since: step %d of its program was %s, "
+                    "is %s", path, self.model, number, *names
+                )  # fmt: skip
+                return
 
 
 def differences(then: dict[str, Any], now: dict[str, Any]) -> str:

@@ -42,7 +42,8 @@ _COST_AT_ONCE = ELEMENT << 27
 _CHECKS = ("_assert", "sym_constrain_range")
 #: Options that a program does not choose: it is run on the model's device.
 _UNSET = ("device", "layout", "pin_memory")
-_NAME = re.compile(r"\w+(\.\w+)*", re.ASCII)
+#: Names of weights, which are those of files too. A ModuleDict may have columns' names as keys.
+_NAME = re.compile(r"[\w -]+(\.[\w -]+)*")
 #: Of weights and constants, as NumPy and PyTorch call them.
 _DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 #: Options that PyTorch takes as numbers too, unchecked.
