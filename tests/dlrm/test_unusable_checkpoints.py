@@ -5,6 +5,7 @@ Errors that say nothing against a checkpoint do neither call it damaged nor pass
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import re
 import shutil
@@ -15,6 +16,8 @@ import torch
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SettingsError
 from nvt_torchrec.dlrm.checkpoint import state, store
+from nvt_torchrec.dlrm.checkpoint.ancestor import remove_older
+from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord, digest_of
 from nvt_torchrec.dlrm.checkpoint.store import read_model
 from nvt_torchrec.dlrm.checkpoint.tensors import read_tensors
 from nvt_torchrec.dlrm.checkpoint.writer import finished
@@ -37,6 +40,43 @@ def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_taken(
     _assert_resumes_from_the_one_before(
         data, whole, started, caplog, "0_0.distcp: not the file that was written"
     )
+
+
+def test_a_byte_anywhere_in_the_tensors_is_noticed(started):
+    path = finished(started / "steps")[-1]
+    (part,) = path.glob("*.distcp")
+    whole = part.read_bytes()
+    for at in range(0, len(whole), len(whole) // 50):
+        part.write_bytes(whole[:at] + bytes([0 if whole[at] else 1]) + whole[at + 1 :])
+        with pytest.raises(BadInputError, match=r"0_0\.distcp: not the file that was written"):
+            read_model(path)
+
+
+def test_keep_removes_checkpoints_of_the_row_alone(started):
+    """Whatever ``continued_from`` names; a directory beside it was enough."""
+    *_, before, last = finished(started / "steps")
+    victim = before.with_name("webapp")
+
+    def forge(path: Path, digest: str) -> None:
+        record = CheckpointRecord.read(last)
+        ancestor = {"checkpoint": str(path), "digest": digest, "optimizer_steps": 1, "epochs": 1.0}
+        ancestor |= dict.fromkeys(("workflow_digest", "generation", "days"))
+        training = {**record.training, "continued_from": ancestor}
+        dataclasses.replace(record, training=training).write(last)
+        remove_older(last, 1)
+
+    victim.mkdir()
+    for content in ("{}", (before / "model.json").read_text()):
+        (victim / "model.json").write_text(content)
+        forge(victim, digest_of(before))
+        assert victim.is_dir()
+    forge(before, "0" * 128)
+    (before / "mine.txt").touch()
+    forge(before, digest_of(before))
+    assert before.is_dir()
+    (before / "mine.txt").unlink()
+    forge(before, digest_of(before))
+    assert not before.exists()
 
 
 def _assert_resumes_from_the_one_before(data, whole, path, caplog, why: str) -> None:

@@ -17,6 +17,7 @@ from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.dlrm.checkpoint.record import FORMAT
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.inference.__main__ import main
+from nvt_torchrec.inference.model.bundle import FORMAT as BUNDLE_FORMAT
 from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.workflows.description import inspect
@@ -25,7 +26,7 @@ from nvt_torchrec.workflows.writer import DAY_0, Descent, Fitted, write_workflow
 from tests.inference.bundles import with_full_disk
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import criteo_dicts
-from tests.mutations import flip_bit
+from tests.mutations import edit_json, flip_bit
 
 
 def test_a_bundle_scores_as_its_parts(
@@ -63,7 +64,10 @@ def test_what_is_there_already(bundle: Path, trained: Trained, tmp_path: Path, c
 
 
 def test_bundles_are_kept(trained: Trained, tmp_path: Path) -> None:
+    """And what is not a bundle, or not a bundle alone: bundle.json was enough to be removed."""
     checkpoints = tmp_path / "checkpoints"
+    (tmp_path / "bundles" / "webapp").mkdir(parents=True)
+    (tmp_path / "bundles" / "webapp" / "bundle.json").write_text("{}")
     for day in range(4):
         checkpoint = shutil.copytree(trained.checkpoint, checkpoints / str(day))
         os.utime(checkpoint / "model.json", (1000 * day, 1000 * day))
@@ -71,7 +75,13 @@ def test_bundles_are_kept(trained: Trained, tmp_path: Path) -> None:
         output = tmp_path / "bundles" / f"day_{day}"
         assert main(["bundle", *flags, "--output", str(output), "--keep", "2"]) == 0
         (tmp_path / "bundles" / "notes").mkdir(exist_ok=True)
-    assert {path.name for path in output.parent.iterdir()} == {"day_2", "day_3", "notes"}
+        if not day:
+            mixed = shutil.copytree(output, output.with_name("mixed"))
+            (mixed / "mine.txt").touch()
+            forged = shutil.copytree(output, output.with_name("forged"))
+            edit_json(forged / "bundle.json", lambda value: value.update(generation=7))
+    left = {"notes", "webapp", "mixed", "forged"}
+    assert {path.name for path in output.parent.iterdir()} == {"day_2", "day_3", *left}
 
 
 def test_only_what_a_workflow_lists_is_copied(trained: Trained, tmp_path: Path) -> None:
@@ -127,16 +137,19 @@ def test_descriptions_that_are_wrong(bundle: Path, tmp_path: Path) -> None:
         return {"model": model | {"settings": model["settings"] | change}}
 
     for change, error, message in (
-        ({"version": 9}, SchemaError, "version 9, this program reads 4"),
+        ({"version": 9}, SchemaError, "version 9, this program reads 5"),
         ({"workflow_digest": "0" * 64}, SchemaError, "the workflow in it is another one"),
         (settings(over_arch_layer_sizes=[16, 1, 1]), BadInputError, r"module.top.*\.npy"),
         (settings(over_arch_layer_sizes=[8, 1]), BadInputError, r"\[16, \d+\] instead of \[8"),
         (settings(dense_arch_layer_sizes=[10**12, 8]), BadInputError, "damaged"),
         (settings(interaction_type="none"), BadInputError, "interaction_type 'none' is unknown"),
     ):
-        write_json(copy / "bundle.json", {**value, **change})
+        BUNDLE_FORMAT.write(copy / "bundle.json", {**value, **change})
         with pytest.raises(error, match=message):
             Predictor.load(copy)
+    write_json(copy / "bundle.json", value | {"generation": 7})
+    with pytest.raises(BadInputError, match=r"bundle\.json: not what was written"):
+        Predictor.load(copy)
 
 
 def rewritten(

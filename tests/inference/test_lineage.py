@@ -14,6 +14,7 @@ from nvt_torchrec.dlrm.checkpoint.record import FORMAT
 from nvt_torchrec.formats.etl_output import SWITCH_FILE
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.lineage import read_lineage
+from nvt_torchrec.inference.model.bundle import FORMAT as BUNDLE_FORMAT
 from nvt_torchrec.inference.model.bundle import describe, write_bundle
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.writer import Descent
@@ -24,7 +25,7 @@ from tests.inference.test_bundle import rewritten
 
 def _rewrite(bundle: Path, **changes) -> None:
     value = read_json(bundle / "bundle.json", "a bundle")
-    write_json(bundle / "bundle.json", {**value, **changes})
+    BUNDLE_FORMAT.write(bundle / "bundle.json", {**value, **changes})
 
 
 def _lineage(capsys, *flags: str | Path) -> tuple[int, dict, str]:
@@ -53,7 +54,7 @@ def test_a_bundle_that_lacks_its_origin(bundle: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(bundle, tmp_path / "copy")
     value = read_json(copy / "bundle.json", "a bundle")
     del value["origin"]
-    write_json(copy / "bundle.json", value)
+    BUNDLE_FORMAT.write(copy / "bundle.json", value)
     with pytest.raises(BadInputError, match=r"bundle\.json: damaged: origin is missing"):
         read_lineage(copy)
 

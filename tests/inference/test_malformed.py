@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -10,15 +11,17 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import FileEntry
-from nvt_torchrec.base.files.atomic import read_json, write_json
+from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.base.files.validation import strict_json
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.commands.model import ModelSettings
+from nvt_torchrec.inference.model.bundle import FORMAT as BUNDLE_FORMAT
 from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.reload import open_served
 from tests.inference.bundles import ROWS, make_bundle, publish
 from tests.inference.conftest import Trained
-from tests.mutations import expect_own_errors, flip_bit
+from tests.mutations import edit_json, expect_own_errors, flip_bit
 from tests.shell import python
 
 
@@ -34,13 +37,22 @@ def _put(bundle: Path, name: str, content: np.ndarray) -> None:
     value = read_json(bundle / "bundle.json", "a bundle")
     file = bundle / name
     value["files"][name] = FileEntry.of(file).to_dict()
-    write_json(bundle / "bundle.json", value)
+    BUNDLE_FORMAT.write(bundle / "bundle.json", value)
 
 
 def test_descriptions(bundle: Path) -> None:
-    expect_own_errors(
-        bundle / "bundle.json", lambda: Predictor.load(bundle, check=True).predict(ROWS), rounds=150
-    )
+    file = bundle / "bundle.json"
+
+    def sign() -> None:
+        with contextlib.suppress(ValueError):
+            value = strict_json(file.read_bytes())
+            if isinstance(value, dict) and "format" in value:
+                edit_json(file, lambda value: value.update(blake2b=BUNDLE_FORMAT.digest(value)))
+
+    def use() -> None:
+        Predictor.load(bundle, check=True).predict(ROWS)
+
+    expect_own_errors(file, use, rounds=150, after=sign)
 
 
 @pytest.mark.parametrize(
@@ -73,11 +85,11 @@ def test_every_file_that_is_read_is_listed(bundle: Path) -> None:
     value = read_json(bundle / "bundle.json", "a bundle")
     for name in ("weights/table.npy", "weights/module.top.1.bias.npy"):
         files = {key: entry for key, entry in value["files"].items() if key != name}
-        write_json(bundle / "bundle.json", {**value, "files": files})
+        BUNDLE_FORMAT.write(bundle / "bundle.json", {**value, "files": files})
         with pytest.raises(BadInputError, match=f"{name} is not among its files"):
             Predictor.load(bundle)
     files = value["files"] | {"../workflow/metadata.json": value["files"]["workflow/metadata.json"]}
-    write_json(bundle / "bundle.json", {**value, "files": files})
+    BUNDLE_FORMAT.write(bundle / "bundle.json", {**value, "files": files})
     with pytest.raises(BadInputError, match=r"\.\./workflow/metadata.json' does not lie"):
         Predictor.load(bundle)
 
@@ -100,6 +112,26 @@ def test_commands_compare_digests(bundle: Path, tmp_path: Path, file: str, capsy
         in capsys.readouterr().err
     )
     assert main([*flags, "--output", str(tmp_path / "b.parquet"), "--skip_digests"]) == 0
+
+
+def test_a_byte_of_any_weight_is_noticed(bundle: Path, tmp_path: Path, capsys) -> None:
+    """By each command; those of layers, which are read at once, also without ``check``."""
+    for file in sorted((bundle / "weights").glob("*.npy")):
+        whole = file.read_bytes()
+        flip_bit(file, -3)
+        commands = [
+            ["predict", "--bundle", bundle, "--input", file, "--output", tmp_path / "x.parquet"],
+            ["publish", bundle, "--to", tmp_path / "served"],
+            ["export", "--bundle", bundle, "--output", tmp_path / "onnx"],
+            ["lineage", bundle],
+        ]
+        for command in commands:
+            assert main([str(part) for part in command]) == 2
+            assert f"{file.name}: not the file that was written" in capsys.readouterr().err
+        if file.name != "table.npy":
+            with pytest.raises(BadInputError, match=f"{file.name}: not the file that was written"):
+                Predictor.load(bundle)
+        file.write_bytes(whole)
 
 
 @pytest.mark.parametrize(

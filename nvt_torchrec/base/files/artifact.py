@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -132,6 +132,12 @@ class FileEntry:
 def _digest(file: Path, algorithm: str) -> str:
     with open(file, "rb") as opened:
         return hashlib.file_digest(opened, algorithm).hexdigest()
+
+
+def holds_only(directory: Path, names: Iterable[str]) -> bool:
+    """Whether a directory holds files of these relative paths, and no others."""
+    files = (file for file in directory.rglob("*") if file.is_symlink() or not file.is_dir())
+    return {str(file.relative_to(directory)) for file in files} == {*names}
 
 
 def check_sizes(directory: Path, files: Mapping[str, FileEntry], remedy: str) -> None:

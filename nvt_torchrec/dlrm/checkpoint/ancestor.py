@@ -20,7 +20,13 @@ from torchrec.optim.keyed import CombinedOptimizer
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError, SettingsError
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.dlrm.checkpoint.growth import GrownTable, grow_tables
-from nvt_torchrec.dlrm.checkpoint.record import AGAIN, MODEL_FILE, CheckpointRecord, digest_of
+from nvt_torchrec.dlrm.checkpoint.record import (
+    AGAIN,
+    MODEL_FILE,
+    CheckpointRecord,
+    digest_of,
+    is_checkpoint_alone,
+)
 from nvt_torchrec.dlrm.checkpoint.resume import data_origin, merge_origins
 from nvt_torchrec.dlrm.checkpoint.state import load_state, on_all_ranks
 from nvt_torchrec.dlrm.checkpoint.writer import checkpoints_in, finished, remove
@@ -172,12 +178,17 @@ def finished_run(settings: TrainSettings) -> dict[str, Any] | None:
 
 
 def remove_older(path: Path, keep: int) -> None:
-    """Keep the ``keep`` newest of a checkpoint and those beside it that it continues, in a row."""
+    """Keep the ``keep`` newest of a checkpoint and those beside it that it continues, in a row.
+
+    Nothing is removed but checkpoints with the digest that the next one records.
+    """
     chain = [path.absolute()]
     with contextlib.suppress(ClickLogError):  # one that is damaged ends the row
         while before := ancestor_of(chain[-1], CheckpointRecord.read(chain[-1]).training):
             older = Path(before.checkpoint)
-            if older.parent != chain[0].parent or not older.is_dir():
+            if older.parent != chain[0].parent or digest_of(older) != before.digest:
+                break
+            if not is_checkpoint_alone(older):
                 break
             chain.append(older)
     for older in chain[keep:]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from nvt_torchrec.base.command_line import words
-from nvt_torchrec.base.errors import BadInputError, SchemaError
-from nvt_torchrec.base.files.artifact import FileEntry, Format, check_sizes
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
+from nvt_torchrec.base.files.artifact import FileEntry, Format, check_sizes, holds_only
 from nvt_torchrec.base.files.atomic import read_json
 
 MODEL_FILE, TENSORS_FILE = "model.json", "tensors.json"
@@ -87,6 +87,14 @@ class CheckpointRecord:
         """Write ``model.json``. Raises OutputError."""
         files = {name: entry.to_dict() for name, entry in sorted(self.files.items())}
         FORMAT.write(directory / MODEL_FILE, {**vars(self), "files": files})
+
+
+def is_checkpoint_alone(path: Path) -> bool:
+    """Whether a directory is a checkpoint by its record, without other files: it may be removed."""
+    try:
+        return holds_only(path, [*CheckpointRecord.read(path).files, MODEL_FILE])
+    except ClickLogError:
+        return False
 
 
 def digest_of(path: Path | str) -> str:

@@ -24,7 +24,7 @@ from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from nvt_torchrec.base.device import use_device
 from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.base.files.atomic import TEMPORARY, write_text
-from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE
+from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, is_checkpoint_alone
 from nvt_torchrec.dlrm.checkpoint.store import save_checkpoint
 from nvt_torchrec.dlrm.launch.distributed import Group
 from nvt_torchrec.dlrm.models.config import ModelConfig
@@ -117,7 +117,7 @@ class Checkpoints:
             save_checkpoint(path, state, self._config, record, self._group, loss=loss)
             if self._group.rank == 0:
                 write_text(self.directory / LATEST_FILE, f"{path.name}\n")
-                for old in finished(self.directory)[: -self._keep]:
+                for old in filter(is_checkpoint_alone, finished(self.directory)[: -self._keep]):
                     remove(old)
                 log.info("checkpoint: %s", path)
         except BaseException as error:

@@ -4,7 +4,7 @@ Layout::
 
     bundle.json            the model, digest and generation of the workflow, where the
                            weights come from (:class:`.weights.Origin`); size and SHA-256 of every
-                           other file. Written last
+                           other file, and its own BLAKE2b digest. Written last
     workflow/              the saved workflow, with its compiled form
     .merlin/schema.json    columns and table sizes
     weights/table.npy      [rows of all tables, embedding dim], one table after the other: float32,
@@ -29,8 +29,14 @@ import numpy as np
 import torch
 
 from nvt_torchrec import __version__
-from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
-from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
+from nvt_torchrec.base.files.artifact import (
+    FileEntry,
+    Format,
+    check_digests,
+    check_sizes,
+    holds_only,
+)
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.finite import not_finite
@@ -50,9 +56,10 @@ from nvt_torchrec.workflows.description import inspect
 
 FORMAT = Format(
     "nvt-torchrec bundle",
-    4,
+    5,
     "a bundle of `python -m inference bundle`",
     version_key="version",
+    digest_key="blake2b",
     foreign=SchemaError,
 )
 BUNDLE_FILE, WORKFLOW, WEIGHTS = "bundle.json", "workflow", "weights"
@@ -192,7 +199,8 @@ def read_bundle(
     Args:
         path: The directory.
         device: Where the model goes; on the CPU its table stays on disk, and is mapped.
-        check: Read all files, compare their SHA-256, and look for tables that are not finite.
+        check: Read all files, compare their SHA-256, and look for tables that are not finite. The
+            files of the layers' weights are compared in any case.
 
     Raises:
         BadInputError: There is no bundle, or a file is missing, damaged or not finite.
@@ -200,6 +208,10 @@ def read_bundle(
     """
     path = Path(path)
     value = describe(path, check=check)
+    if not check:  # what is read whole in any case
+        tables = [f"{WEIGHTS}/{name}.npy" for name in ("table", "ranges")]
+        layers = [name for name in value.files if name.startswith(WEIGHTS) and name not in tables]
+        check_digests(path, {name: value.files[name] for name in layers}, _AGAIN)
     workflow = compiled.load(path / WORKFLOW, verify=check)
     if workflow.digest != value.workflow_digest:
         raise SchemaError(
@@ -235,6 +247,14 @@ def _check_finite(path: Path, model: ServingModel, *, tables: bool) -> None:
             "scores would be NaN",
             "make the bundle again, from an earlier checkpoint",
         )
+
+
+def is_bundle_alone(path: Path) -> bool:
+    """Whether a directory is a bundle by its record, without other files: it may be removed."""
+    try:
+        return holds_only(path, [*describe(path).files, BUNDLE_FILE])
+    except ClickLogError:
+        return False
 
 
 def is_bundle(path: Path | str) -> bool:
