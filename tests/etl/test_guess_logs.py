@@ -279,5 +279,8 @@ def test_the_file_that_was_read_is_named(tmp_path: Path) -> None:
         SAMPLES["bank marketing"].write(tmp_path / "raw" / f"part-0000{part}.csv")
     _, text = guessed_with_text(tmp_path / "raw")
     assert "for raw, made from some of the rows of part-00000.csv (300)" in text
+    says = guess(str(tmp_path / "raw"))[2]  # the last line that the command prints
+    assert says.startswith("the label is subscription: two values, ")
+    assert says.endswith("; --label takes another: default, housing")
     with pytest.raises(BadInputError, match=r"none\.csv: no such file or directory"):
         guess(str(tmp_path / "none.csv"))

@@ -144,8 +144,8 @@ def _label_score(column: Profile, j: int, sample: SampledFile) -> int:
         score += 10 * bool(_GENERIC.fullmatch(name))
         score += 5 * bool(re.search("click|clk", name, re.IGNORECASE))
         score -= 10 * (not binary and not _natural(column))
-        least, most = _USUAL
-        score -= 10 * (not least <= _positives(column) / max(column.present, 1) <= most)
+        share = _positives(column) / max(column.present, 1)
+        score -= 10 * (not _USUAL[0] <= share <= _USUAL[1])
     elif (event or perhaps) and binary:
         score = 45  # a file that is sorted by its label
     elif _is_rating(column) and (_RATING_NAMES.search(name) or not sample.named):

@@ -183,8 +183,7 @@ def _features(
     odd = column.kind == "string" and any("," in text for text in column.counts)
     if odd and all(map(_COMMA_NUMBER.fullmatch, column.counts)):
         return (
-            'numbers with a decimal comma: give decimal = "," in [input], thousands = "." or '
-            "a unit, and add them as a dense column"
+            'numbers with a decimal comma: decimal = "," in [input] and thousands = "." read them'
         )
     if _names_rows(column):
         return "all values are distinct, so nothing can be learned from them"
