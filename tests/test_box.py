@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -33,11 +34,20 @@ def test_nothing_built_goes_into_an_image() -> None:
 def test_the_image_for_cpus_has_the_locked_versions_and_compiled_code(tmp_path: Path) -> None:
     """Its commands, as far as they need no network and no container."""
     text = (ROOT / "deploy" / "cpu.Dockerfile").read_text()
-    (torch,) = re.findall(r"^ARG TORCH=(\S+)$", text, re.MULTILINE)
-    assert f"{torch} " in (ROOT / "requirements" / "torch.txt").read_text()
-    (command,) = re.findall(r"(sed .*) > /tmp/versions", text)
-    versions = subprocess.check_output(["bash", "-c", command], cwd=ROOT, text=True).splitlines()
-    assert len(versions) == (ROOT / "requirements" / "cpu.txt").read_text().count("==")
+    locked = re.findall(r"\$LOCKED .*-r requirements/(\w+)\.txt", text)
+    assert locked == ["build", "torch", "cuda", "serve"]
+    assert 'LOCKED="pip install --no-cache-dir --no-deps --require-hashes"' in text
+    assert text.count("pip install ") == 2  # that, and the checkout itself
+    pins = re.compile(r"^[a-z].*?==\S+", re.MULTILINE)
+    served, every = (
+        set(pins.findall((ROOT / "requirements" / f"{name}.txt").read_text()))
+        for name in ("serve", "cpu")
+    )
+    assert served < every
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [*extra["dependencies"], *extra["optional-dependencies"]["serve"]]
+    names = {re.split("[<>=]", need)[0] for need in needed} - {"torch"}
+    assert names < {pin.split("==")[0] for pin in served}
     (program,) = re.findall(r"USER 1000\n(?s:.*)^RUN python (.*)$", text, re.MULTILINE)
     command = [sys.executable, *shlex.split(program)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
