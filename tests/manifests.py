@@ -22,7 +22,7 @@ PLAIN = Manifest(
     num_embeddings_per_feature="3",
     workflow_digest="0" * 64,
     versions={},
-    files=[PartFile("train/part.0.parquet", 1, 9, 0, 0)],
+    files=[PartFile("train/part.0.parquet", 1, 9, 0, 0, "")],
     next_parts={"train": 1, "valid": 0, "test": 0},
     generation=0,
 )

@@ -9,6 +9,7 @@ Thrift's compact protocol (apache/parquet-format: parquet.thrift).
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 from pathlib import Path
 from typing import IO
@@ -210,6 +211,16 @@ def footer_of(file: IO[bytes]) -> Footer:
     if count != len(chunks) or (rows < 0).any():
         raise pa.ArrowInvalid("its footer is damaged")
     return Footer(metadata, schema, rows, chunks.reshape(groups, leaves, -1))
+
+
+def footer_digest(path: Path) -> str:
+    """Return the SHA-256 of the footer of a parquet file; page checksums cover what is before it.
+
+    Raises:
+        pa.ArrowInvalid, OSError: It cannot be read.
+    """
+    with open_file(path) as file:
+        return hashlib.sha256(_footer_bytes(file)).hexdigest()
 
 
 def _footer_bytes(file: IO[bytes]) -> bytes:

@@ -82,15 +82,15 @@ def _run(stages: Stages, days: list[DayFile]) -> Manifest:
         results, names = without_empty_parts(results)
         with output.named_errors(splits):
             move_parts(work / output.PARTS, splits, names)
-        sizes = check_rows(results, splits)
+        written = check_rows(results, splits)
         write_descriptions(splits, list(names.values()), description.table_schema)
     stages.check_inputs(days)
-    manifest = make_manifest(stages.record, days, results, sizes, description, split=rule)
+    manifest = make_manifest(stages.record, days, results, written, description, split=rule)
     for digest, count in Counter(file.digest for file in manifest.inputs).items():
         if count > 1:
             same = [file.path for file in manifest.inputs if file.digest == digest]
             log.warning("warning: %s have the same content", ", ".join(same))
-    stages.finish(manifest, description, plan, manifest["rows"]["in"])
+    manifest = stages.finish(manifest, description, plan, manifest["rows"]["in"])
     output.release(paths.root)
     log.info("wrote %s", paths.manifest)
     return manifest

@@ -326,11 +326,11 @@ class Stages:
 
     def finish(
         self, manifest: Manifest, description: WorkflowDescription, plan: Plan, rows: int
-    ) -> None:
-        """Write timings, report and, last, the manifest.
+    ) -> Manifest:
+        """Write timings, report and, last, the manifest; return it with its ``described``.
 
         Args:
-            manifest: The manifest to write.
+            manifest: The manifest to write, but for these digests.
             description: Of the workflow.
             plan: The units.
             rows: Rows read by this run or extension, malformed ones included.
@@ -340,7 +340,9 @@ class Stages:
         timings = self.timer.timings(resumed=self.resumed, rows=rows, text_bytes=plan.text_bytes())
         write_json(self.target.timings, timings)
         write_report(self.target.report, manifest, description)
+        manifest = dataclasses.replace(manifest, described=self.target.describing())
         manifest.write(self.target.manifest)
         if warnings := one_label_splits(manifest["splits"]):
             remedy = one_label_remedy(manifest["splits"], manifest.split)
             log.warning("warning: %s\n  -> %s", "\nwarning: ".join(warnings), remedy)
+        return manifest

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.artifact import FileEntry, check_digests, check_sizes
 from nvt_torchrec.formats.manifest import Manifest, PartFile
 
 #: What a run leaves in its output directory, the last one written last.
@@ -17,7 +18,8 @@ NAMES = (
 )  # fmt: skip
 #: Exists while the output is switched to a new generation; it lists the renames of the switch.
 SWITCH_FILE = ".switching.json"
-#: The generation before the newest one, laid out as ``OUT``, until a later one is made.
+#: The generation before the newest one, or the one that was taken back, laid out as ``OUT``, until
+#: a later one is made.
 PREVIOUS = ".previous"
 
 
@@ -59,6 +61,42 @@ class EtlOutput:
         """
         return [part for part in Manifest.read(self.manifest).files if part.split == split]
 
+    def describing(self) -> dict[str, FileEntry]:
+        """Return the entries for the manifest's ``described``.
+
+        HugeCTR's lists of absolute paths are left out: they say where the output is.
+        """
+        files = [path for path in sorted(self.splits.rglob("*")) if path.is_file()]
+        files = [path for path in files if path.suffix not in (".parquet", ".txt")]
+        files += self.extension.glob("state.json")  # not of NVTabular's own operators
+        return {str(path.relative_to(self.root)): FileEntry.of(path) for path in files}
+
+    def check_described(self, manifest: Manifest, remedy: str) -> None:
+        """Compare the files that describe the parts, and the extension's state, with their digests.
+
+        Raises:
+            BadInputError: One differs, or cannot be read; ``remedy`` says what to do about that.
+        """
+        check_sizes(self.root, manifest.described, remedy)
+        check_digests(self.root, manifest.described, remedy)
+
+    def part_difference(self, part: PartFile) -> str:
+        """Return how the size or footer of a part differs from what was written; "" if not."""
+        import pyarrow as pa
+
+        from nvt_torchrec.base.parquet_footer import footer_digest  # compiles loops
+
+        path = self.splits / part.file
+        try:
+            size = path.stat().st_size
+            if size != part.bytes:
+                return f"{path}: {size} bytes instead of {part.bytes}"
+            if footer_digest(path) != part.footer:
+                return f"{path}: its footer is not what was written (its digest differs)"
+        except (OSError, pa.ArrowException) as error:
+            return f"{path}: cannot be read: {error}"
+        return ""
+
     def check_whole(self) -> None:
         """Check that the output is not between two generations.
 
@@ -77,7 +115,7 @@ def find_part(part: Path, then: os.stat_result) -> Path | None:
     """Return where a part is now, also if days were added to its output since it was found.
 
     `python -m etl extend` may give it another name, in this generation and in :data:`PREVIOUS`:
-    all of them are links to one file.
+    all of them are links to one file. ``--undo`` moves what it takes back to :data:`PREVIOUS`.
 
     Args:
         part: Where it was.
@@ -87,8 +125,13 @@ def find_part(part: Path, then: os.stat_result) -> Path | None:
         A path of the same file; None if there is none, or the file was rewritten.
     """
     output = EtlOutput.of_splits(part.parent.parent)
-    generations = (output, EtlOutput(output.root / PREVIOUS))
-    others = (path for of in generations for path in of.splits.glob("*/*.parquet"))
+    # lazily: what a switch moves meanwhile is found at one of these places, in this order
+    patterns = ("", ".work/*/discarded/", f"{PREVIOUS}/")
+    others = (
+        path
+        for pattern in patterns
+        for path in output.root.glob(f"{pattern}criteo_binary/split/*/*.parquet")
+    )
     for path in itertools.chain([part], others):
         with contextlib.suppress(OSError):
             now = path.stat()

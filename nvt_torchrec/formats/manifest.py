@@ -10,12 +10,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from nvt_torchrec.base.files.artifact import Format
+from nvt_torchrec.base.files.artifact import FileEntry, Format
 from nvt_torchrec.base.files.validation import convert
 from nvt_torchrec.formats.day_names import day_title
 from nvt_torchrec.formats.splits import SPLITS
 
-_FORMAT = Format("", 3, "the ETL's manifest")
+FORMAT = Format("", 4, "the ETL's manifest", digest_key="blake2b")
 _AGAIN = "copy the manifest again, or run the ETL again"
 _OTHER_VERSION = "read it with the version of this program that wrote it, or run the ETL again"
 
@@ -61,6 +61,7 @@ class PartFile(_ByKey):
         bytes: Its size.
         day: The day that its rows are of.
         generation: The generation of the workflow that encoded it.
+        footer: The SHA-256 of its footer.
     """
 
     file: str
@@ -68,6 +69,7 @@ class PartFile(_ByKey):
     bytes: int
     day: int
     generation: int
+    footer: str
 
     @property
     def split(self) -> str:
@@ -104,6 +106,8 @@ class Manifest(_ByKey):
         versions: The versions of the packages.
         files: The parts.
         next_parts: The number of the next part of each split.
+        described: By path below OUT, the files that describe the parts and the state of the
+            extension; their digests.
         split: The rule by which rows were divided, with its cuts; None by days.
     """
 
@@ -121,6 +125,7 @@ class Manifest(_ByKey):
     versions: dict[str, Any]
     files: list[PartFile]
     next_parts: dict[str, int]
+    described: dict[str, FileEntry] = dataclasses.field(default_factory=dict)
     split: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -145,14 +150,15 @@ class Manifest(_ByKey):
             BadInputError: It is missing or damaged.
             SchemaError: Another version of this program wrote it.
         """
-        return _FORMAT.read(cls, path, _AGAIN, other_version=_OTHER_VERSION)
+        return FORMAT.read(cls, path, _AGAIN, other_version=_OTHER_VERSION)
 
     def write(self, path: Path) -> None:
         """Write it, whole or not at all. Raises :class:`OutputError`."""
         content = dataclasses.asdict(self)
+        content["described"] = {name: file.to_dict() for name, file in self.described.items()}
         if self.split is None:
             del content["split"]
-        _FORMAT.write(path, content)
+        FORMAT.write(path, content)
 
     @property
     def log_name(self) -> str:

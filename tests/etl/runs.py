@@ -26,6 +26,7 @@ from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.units.plan import Plan
 from nvt_torchrec.etl.units.writing import UnitResult
 from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.manifest import FORMAT
 from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
@@ -140,9 +141,11 @@ def tree(output: Path) -> dict[str, bytes]:
 
 
 def change_json(file: Path, change: Callable[[dict], object]) -> None:
-    """Change what a file says."""
+    """Change what a file says; a manifest gets the digest of what it says then."""
     value = json.loads(file.read_text())
     change(value)
+    if FORMAT.digest_key in value:
+        value[FORMAT.digest_key] = FORMAT.digest(value)
     file.write_text(json.dumps(value))
 
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.parquet_footer import footer_digest
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.check.files import WARNING
 from nvt_torchrec.etl.commands import check as check_module
@@ -50,7 +51,7 @@ def _rewrite(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
     def note_size(manifest: dict) -> None:
         for file in manifest["files"]:
             if str(path).endswith(file["file"]):
-                file["bytes"] = path.stat().st_size
+                file["bytes"], file["footer"] = path.stat().st_size, footer_digest(path)
 
     change_json(path.parents[3] / "manifest.json", note_size)
 
@@ -212,7 +213,7 @@ def test_rows_and_files_against_the_manifest(output: Path) -> None:
         (lambda value: value.update(workflow_digest="0" * 64), "the manifest says 000000000000…"),
         (lambda value: value.update(format_version=99), "format version 99"),
         (lambda value: value.pop("files"), "damaged: files is missing"),
-        (lambda value: value["files"][0].update(bytes=5), "bytes, the manifest says 5"),
+        (lambda value: value["files"][0].update(bytes=5), "bytes instead of 5"),
         (lambda value: value.pop("splits"), "damaged: splits is missing"),
         (lambda value: value.update(split={"by": []}), ""),  # nothing needs it here
     ],

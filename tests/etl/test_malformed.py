@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import types
 from pathlib import Path
 
@@ -9,11 +11,11 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.base.files.atomic import read_json, write_json
-from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.base.files.validation import parse, strict_json
 from nvt_torchrec.etl.state.output import claimed
 from nvt_torchrec.etl.state.record import begin_or_resume, plan_record
 from nvt_torchrec.etl.units.writing import UnitRecord
-from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.manifest import FORMAT, Manifest
 from tests.manifests import PLAIN, write_manifest
 from tests.mutations import expect_own_errors, mutated
 
@@ -59,6 +61,17 @@ def test_records_of_a_run(tmp_path: Path) -> None:
     expect_own_errors(tmp_path / "plan.json", lambda: _begun_or_resumed(tmp_path, now), rounds=400)
 
 
+def test_an_output_with_nothing_but_its_work(tmp_path: Path) -> None:
+    """A thread that was still at work after Ctrl-C in a notebook leaves that."""
+    (tmp_path / ".work" / "01234567").mkdir(parents=True)
+    with claimed(tmp_path, restart=False) as work:
+        write_json(work / "plan.json", {})
+    (tmp_path / ".unfinished").unlink()
+    (tmp_path / "other").touch()
+    with pytest.raises(OutputError, match=r"holds \.work, other"), claimed(tmp_path, restart=False):
+        pass
+
+
 def test_records_of_units() -> None:
     value = {
         "rows": 3, "bad_count": 1, "positives": 2, "size": 10,
@@ -72,6 +85,14 @@ def test_records_of_units() -> None:
             continue
 
 
+def _sign(file: Path) -> None:
+    """Write the digest of what a manifest says, if it is JSON."""
+    with contextlib.suppress(ValueError):
+        value = strict_json(file.read_text())
+        if isinstance(value, dict):
+            file.write_text(json.dumps(value | {FORMAT.digest_key: FORMAT.digest(value)}))
+
+
 def test_manifests(tmp_path: Path) -> None:
     file = tmp_path / "manifest.json"
     write_manifest(file)
@@ -80,19 +101,25 @@ def test_manifests(tmp_path: Path) -> None:
     assert list(value) == [
         "format_version", "generation", "settings", "extensions", "inputs", "rows", "days",
         "splits", "by_day_and_split", "by_day", "num_embeddings_per_feature", "workflow_digest",
-        "versions", "files", "next_parts",
+        "versions", "files", "next_parts", "described", "blake2b",
     ]  # fmt: skip
-    expect_own_errors(file, lambda: Manifest.read(file), rounds=300)
+    expect_own_errors(file, lambda: Manifest.read(file), rounds=300, after=lambda: _sign(file))
     write_json(file, {**value, "format_version": 1})
     with pytest.raises(SchemaError, match=r"manifest\.json: format version 1, this program reads"):
         Manifest.read(file)
+    write_json(file, {**value, "rows": {"in": 2, "out": 2, "rejected": 0}})
+    with pytest.raises(BadInputError, match="not what was written"):
+        Manifest.read(file)
     write_json(file, {**value, "rows": {"in": 1}})
+    _sign(file)
     with pytest.raises(BadInputError, match="damaged: rows in"):
         Manifest.read(file)
     write_json(file, {**value, "generation": None})
+    _sign(file)
     with pytest.raises(BadInputError, match="generation is None, an integer is needed"):
         Manifest.read(file)
     del value["files"][0]["day"]
     write_json(file, value)
+    _sign(file)
     with pytest.raises(BadInputError, match=r"manifest\.json: damaged: files\[0\]\.day is missing"):
         Manifest.read(file)

@@ -267,19 +267,24 @@ def _check_workflow(output: Output) -> WorkflowDescription | None:
 
 def _check_parts(output: Output, manifest: Manifest) -> None:
     """Compare files, bytes, rows and table sizes with the manifest."""
-    listed = {part.file: part for part in manifest.files}
+    listed, paths = {part.file: part for part in manifest.files}, EtlOutput(output.path)
     existing = {file for files in output.splits.values() for file in files}
     for name in sorted(listed.keys() - existing):
         output.add("rows", name, "missing, but listed in the manifest", AGAIN)
     for name in sorted(existing - listed.keys()):
         output.add("rows", name, "not in the manifest", "delete it, or else the loader reads it")
     for name in sorted(listed.keys() & output.footers.keys()):
-        rows, size = output.footers[name].num_rows, (output.root / name).stat().st_size
-        part = listed[name]
+        rows, part = output.footers[name].num_rows, listed[name]
         if rows != part.rows:
             output.add("rows", name, f"{rows} rows, the manifest says {part.rows}", AGAIN)
-        elif size != part.bytes:
-            output.add("rows", name, f"{size} bytes, the manifest says {part.bytes}", AGAIN)
+        elif difference := paths.part_difference(part):
+            output.add("rows", name, difference.removeprefix(f"{paths.splits / name}: "), AGAIN)
+    # schemas and the state of the extension have checks of their own
+    described = {name: file for name, file in manifest.described.items() if "/_metadata" in name}
+    try:
+        paths.check_described(dataclasses.replace(manifest, described=described), AGAIN)
+    except BadInputError as error:
+        output.add("descriptions", paths.splits, error.what, error.remedy)
     expected = manifest.num_embeddings_per_feature
     sizes = output.schema.num_embeddings_per_feature if output.schema else expected
     if sizes != expected:

@@ -52,13 +52,9 @@ def check_extendable(paths: EtlOutput, manifest: Manifest) -> FeatureSpec:
         )
     for file in manifest.files:
         split_and_number(file.file)  # a name that leads elsewhere is refused
-        path = paths.splits / file.file
-        try:
-            size = path.stat().st_size
-        except OSError as error:
-            raise BadInputError(f"{path}: cannot be read: {error.strerror}", _RESTORE) from error
-        if size != file.bytes:
-            raise BadInputError(f"{path}: {size} bytes instead of {file.bytes}", _RESTORE)
+        if difference := paths.part_difference(file):
+            raise BadInputError(difference, _RESTORE)
+    paths.check_described(manifest, _RESTORE)
     return description.spec
 
 

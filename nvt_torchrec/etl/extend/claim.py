@@ -114,8 +114,11 @@ def roll_forward(output: Path) -> int | None:
                 _rename(new, now)
         for directory in (retired, output):
             fsync_directory(directory)
-    if Manifest.read(EtlOutput(output).manifest).generation != planned.generation:
+    paths = EtlOutput(output)
+    manifest = Manifest.read(paths.manifest)
+    if manifest.generation != planned.generation:
         raise BadInputError(f"{ready}: generation {planned.generation} is missing", _REMEDY)
+    paths.check_described(manifest, _REMEDY)
     shutil.rmtree(ready, ignore_errors=True)
     remove(file)
     return planned.generation

@@ -6,8 +6,11 @@ depend on how days are grouped into commands.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvt_torchrec.base.errors import BadInputError
@@ -15,7 +18,7 @@ from nvt_torchrec.base.files.journal import changes
 from nvt_torchrec.base.files.validation import path_inside
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.extend import checks, stage
-from nvt_torchrec.etl.extend.claim import NEXT, Claim, claimed, switch
+from nvt_torchrec.etl.extend.claim import DISCARDED, NEXT, Claim, claimed, switch
 from nvt_torchrec.etl.finish.accounting import check_rows, without_empty_parts
 from nvt_torchrec.etl.finish.manifest import make_manifest
 from nvt_torchrec.etl.settings import ExtendSettings
@@ -26,6 +29,7 @@ from nvt_torchrec.etl.units.plan import Plan
 from nvt_torchrec.etl.units.writing import UnitResult
 from nvt_torchrec.formats.etl_output import PREVIOUS, EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
 
@@ -67,13 +71,15 @@ def extend(settings: ExtendSettings) -> Manifest:
 
 def _undo(paths: EtlOutput, manifest: Manifest, claim: Claim, threads: int) -> Manifest:
     """Switch back to the generation before the newest one, and return its manifest."""
-    if claim.undoing and not (paths.root / PREVIOUS).exists():
-        log.info("%s: is generation %s again, by a command before", paths.root, manifest.generation)
-        return manifest
+    from nvt_torchrec.etl.parts.parquet import write_file_list
+
     previous = EtlOutput(paths.root / PREVIOUS)
     remedy = "restore it from a copy; to leave out days without it, run the ETL again without them"
     path_inside(paths.root, PREVIOUS, paths.root, remedy)
     before = Manifest.read(previous.manifest) if previous.manifest.exists() else None
+    if claim.undoing and (before is None or before.generation > manifest.generation):
+        log.info("%s: is generation %s again, by a command before", paths.root, manifest.generation)
+        return manifest
     if before is None or before.generation != (manifest.generation or 0) - 1:
         raise BadInputError(
             f"{paths.root}: the generation before generation {manifest.generation} is not there",
@@ -82,7 +88,13 @@ def _undo(paths: EtlOutput, manifest: Manifest, claim: Claim, threads: int) -> M
     checks.check_extendable(previous, before)
     _check_undamaged(previous, paths, before, threads)
     claim.end()
-    switch(paths.root, claim.begin_undoing(), before.generation, undo=True)
+    work = claim.begin_undoing()
+    for split in SPLITS:  # of absolute paths, so these have no digest
+        names = [Path(part.file).name for part in before.files if part.split == split]
+        write_file_list(previous.splits / split, paths.splits / split, names)
+    switch(paths.root, work, before.generation, undo=True)
+    with contextlib.suppress(OSError):  # kept for trainings that read it
+        os.rename(work / DISCARDED, previous.root)
     log.info("%s: is generation %d again", paths.root, before.generation)
     return before
 
@@ -279,5 +291,4 @@ class _Day:
                 listed_in=self.paths.splits,
             )
         self.stages.check_inputs([day])
-        self.stages.finish(manifest, description, plan, of_day.rows["in"])
-        return manifest
+        return self.stages.finish(manifest, description, plan, of_day.rows["in"])

@@ -167,23 +167,25 @@ def move_parts(parts: Path, split_root: Path, names: dict[str, str]) -> None:
         fsync_directory(split_root / split)
 
 
-def check_rows(results: list[UnitResult], split_root: Path) -> dict[str, int]:
+def check_rows(results: list[UnitResult], split_root: Path) -> dict[str, tuple[int, str]]:
     """Check by the parts' footers that every line of the input is in a part or rejected.
 
     Returns:
-        Bytes of each part.
+        Bytes of each part, and the digest of its footer.
 
     Raises:
         LostRowsError: a line is not accounted for.
     """
-    sizes = {}
+    from nvt_torchrec.base.parquet_footer import footer_digest  # compiles loops
+
+    written = {}
     for result in results:
         if not result.has_part and not result.rows:
             continue
         path = split_root / result.unit.file
         try:
             rows = pq.read_metadata(path).num_rows
-            sizes[result.unit.file] = path.stat().st_size
+            written[result.unit.file] = path.stat().st_size, footer_digest(path)
         except (OSError, ValueError) as error:
             raise LostRowsError(f"{path}: cannot be read back: {error}", _REMEDY) from error
         if rows != result.rows:
@@ -194,7 +196,7 @@ def check_rows(results: list[UnitResult], split_root: Path) -> dict[str, int]:
             if before.end != after.begin:
                 what = f"{source}: a gap between {before.end} and {after.begin}"
                 raise LostRowsError(what, _REMEDY)
-    return sizes
+    return written
 
 
 _REMEDY = "begin again with --restart; if the error repeats, it is a defect of this program"

@@ -20,7 +20,7 @@ def make_manifest(
     record: dict[str, Any],
     days: list[DayFile],
     results: list[UnitResult],
-    sizes: dict[str, int],
+    written: dict[str, tuple[int, str]],
     description: WorkflowDescription,
     *,
     generation: int = 0,
@@ -32,7 +32,7 @@ def make_manifest(
         record: The plan of the run, see :func:`etl.state.record.plan_record`.
         days: The input files.
         results: The results of all units, in order.
-        sizes: The bytes of each part.
+        written: The bytes of each part, and the digest of its footer.
         description: The description of the saved workflow.
         generation: The generation of the workflow.
         split: The rule by which rows were divided, with its cuts; None by days.
@@ -49,9 +49,10 @@ def make_manifest(
         for day in days
     ]
     files = [
-        PartFile(part.unit.file, part.rows, sizes[part.unit.file], part.unit.day, generation)
+        PartFile(part.unit.file, part.rows, size, part.unit.day, generation, footer)
         for part in results
         if part.has_part
+        for size, footer in [written[part.unit.file]]
     ]
     return Manifest(
         generation=generation,

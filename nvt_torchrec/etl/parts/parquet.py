@@ -138,12 +138,17 @@ def _write_metadata(directory: Path, files: list[str], schema: TableSchema) -> l
     return rows
 
 
+def write_file_list(directory: Path, listed_in: Path, names: list[str]) -> None:
+    """Write ``_file_list.txt`` of a split: the absolute paths of its parts in ``listed_in``."""
+    paths = [str(listed_in.resolve() / name) for name in names]
+    write_text(directory / "_file_list.txt", "\n".join([str(len(paths)), *paths]) + "\n")
+
+
 def _write_hugectr(
     directory: Path, listed_in: Path, names: list[str], rows: list[int], schema: TableSchema
 ) -> None:
     """``_file_list.txt`` and ``_metadata.json`` as HugeCTR's parquet reader wants them."""
-    paths = [str(listed_in.resolve() / name) for name in names]
-    write_text(directory / "_file_list.txt", "\n".join([str(len(paths)), *paths]) + "\n")
+    write_file_list(directory, listed_in, names)
     index = {name: i for i, name in enumerate(schema.columns)}
 
     def described(columns: Iterable[str]) -> list[dict[str, Any]]:

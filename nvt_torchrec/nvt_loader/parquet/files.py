@@ -107,8 +107,8 @@ class ParquetFiles:
         if path is None:
             raise BadInputError(
                 f"{self.paths[file]}: rewritten, cut short or removed since the loader was made",
-                "if days were added to this output meanwhile with --keep_days, or one was taken "
-                "back, begin the training again; else restore the file, or start again",
+                "if days were added to this output meanwhile with --keep_days, begin the training "
+                "again; else restore the file, or start again",
             )
         return path
 

@@ -92,7 +92,7 @@ def test_a_day_that_was_added_is_not_compared_with_itself(
 
 def test_parts_of_other_statistics_are_not_compared():
     def part(split: str, number: int, generation: int) -> PartFile:
-        return PartFile(f"{split}/part.{number}.parquet", 1, 1, 0, generation)
+        return PartFile(f"{split}/part.{number}.parquet", 1, 1, 0, generation, "")
 
     files = [part("train", 0, 0), part("train", 1, 1), part("train", 2, 2), part("valid", 0, 3)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.etl.__main__ import main
 from tests.etl.drift.days import changed, drift_of
+from tests.etl.runs import change_json
 
 
 def test_no_such_day(log: Path):
@@ -52,7 +52,6 @@ def _copy(log: Path, to: Path) -> Path:
 
 def test_another_workflow_than_that_of_the_manifest(log: Path, day: Path, tmp_path: Path):
     out = _copy(log, tmp_path / "out")
-    manifest = json.loads((out / "manifest.json").read_text())
-    (out / "manifest.json").write_text(json.dumps({**manifest, "workflow_digest": "0" * 64}))
+    change_json(out / "manifest.json", lambda value: value.update(workflow_digest="0" * 64))
     with pytest.raises(SchemaError, match="not that of the workflow of"):
         drift_of(out, day)

@@ -23,7 +23,7 @@ from nvt_torchrec.formats.etl_output import NAMES, PREVIOUS, SWITCH_FILE, EtlOut
 from tests.etl.extended import SMALL, add, content, copy_of, differences, refused, write_days
 from tests.etl.findings import bad
 from tests.etl.runs import failing, settings
-from tests.mutations import expect_own_errors
+from tests.mutations import expect_own_errors, flip_bit
 
 
 def test_two_at_once(raw, output) -> None:
@@ -123,19 +123,34 @@ def test_work_that_is_elsewhere(raw, output, tmp_path: Path) -> None:
 def test_a_damaged_generation_before(raw, output) -> None:
     """It is compared with its digests before the newest one is given up for it."""
     previous = EtlOutput(output / PREVIOUS)
-    part = previous.splits / "train" / "part.0.parquet"
-    for file in (
-        next(previous.workflow.rglob("unique.cat_3.parquet")),
-        next(previous.extension.rglob("*.parquet")),
-        part,
+    for file, at, match in (
+        (next(previous.workflow.rglob("unique.cat_3.parquet")), None, "generation 0 is damaged"),
+        (next(previous.extension.rglob("*.parquet")), None, "generation 0 is damaged"),
+        (previous.splits / "train/part.0.parquet", 100, "generation 0 is damaged"),
+        (previous.splits / "train/part.0.parquet", -100, "its footer is not what was written"),
+        (previous.splits / "_metadata", None, "not the file that was written"),
+        (previous.splits / "train/_metadata.json", -10, "not the file that was written"),
+        (previous.extension / "state.json", -10, "not the file that was written"),
+        (previous.manifest, -10, "not what was written"),
     ):
         good = file.read_bytes()
-        file.unlink()  # parts are links to those of OUT
-        middle = len(good) // 2
-        file.write_bytes(good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :])
-        refused(output, "", "generation 0 is damaged", BadInputError, undo=True)
+        flip_bit(file, at)
+        refused(output, "", match, BadInputError, undo=True)
         file.write_bytes(good)
+    flip_bit(previous.splits / "train" / "_file_list.txt")
     assert add(output, "", undo=True)["generation"] == 0
+    listed = (EtlOutput(output).splits / "train" / "_file_list.txt").read_text().splitlines()[1:]
+    assert all(Path(path).exists() for path in listed)
+
+
+def test_a_state_that_is_damaged_within_a_switch(raw, output) -> None:
+    _interrupt_switch(raw, output)
+    (state,) = output.glob(".work/*/next/extension/state.json")
+    flip_bit(state, 200)
+    for _ in range(2):
+        with pytest.raises(BadInputError, match=r"state\.json: not the file that was written"):
+            add(output, "", resume=True)
+    assert (output / SWITCH_FILE).exists()
 
 
 def test_a_damaged_record_of_the_switch(raw, output, tmp_path: Path) -> None:
