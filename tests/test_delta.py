@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import datetime
 import json
+import os
 import shutil
 import string
 import struct
@@ -205,7 +206,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
     by_files = Split("files", train_files=("a",), valid_files=("b",), test_files=("c",))
     refused("a Delta table, split by files", table, dataclasses.replace(SPEC, split=by_files))
-    refused("cannot be read as a Delta table: ", f"{table}@v7")
+    refused("the newest version is 1", f"{table}@v99999999999999999")
+    refused("no such file or directory", f"{table}@v{'9' * 30}")
     refused("date=2024-10-27: no rows", f"{table}/date=2024-10-27")
     as_parquet = dataclasses.replace(SPEC, input=InputFormat("parquet"))
     refused("cannot be read as parquet", table, as_parquet)
@@ -237,6 +239,29 @@ def test_what_is_refused(tmp_path: Path) -> None:
     log(mapped, {"protocol": {**protocol, **both}}, 2)
     log(mapped, meta, 2)
     refused("a Delta table with columns mapped by name, variantType is not read", mapped)
+
+
+def test_a_log_that_names_what_is_elsewhere(tmp_path: Path) -> None:
+    """Nothing but files below the table is opened, and rows are counted there."""
+    table = write(tmp_path / "clicks", 28)
+    add = action(table, "add")
+    stats = {**json.loads(add["add"]["stats"]), "numRecords": 10**12}
+    changes = [{"stats": json.dumps(stats)}, {"path": "fifo"}]
+    elsewhere = "github://o:r@main/x zip::x ../x %2e%2e/x a/.. file:///x http://a/x /x a%00b"
+    changes += [{"path": path} for path in elsewhere.split()]
+    for number, change in enumerate(changes):
+        copy = shutil.copytree(table, tmp_path / str(number))
+        os.mkfifo(copy / "fifo")
+        log_file = copy / "_delta_log" / f"{0:020}.json"
+        lines = [line for line in log_file.read_text().splitlines() if '"add"' not in line]
+        lines.append(json.dumps({"add": {**add["add"], **change}}))
+        log_file.write_text("\n".join(lines))
+        if "stats" in change:
+            pieces = format_of(SPEC).stream(str(copy), 1 << 20)
+            assert sum(len(piece.parse()) for piece in pieces) == 120
+            continue
+        with pytest.raises(BadInputError, match=r"is not below the table|not a regular file"):
+            next(format_of(SPEC).stream(str(copy), 1 << 20))
 
 
 def test_without_the_package(tmp_path: Path) -> None:

@@ -33,9 +33,9 @@ from nvt_torchrec.base.arrays import to_arrow, to_numpy
 from nvt_torchrec.base.errors import OutputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.atomic import TEMPORARY, atomic_path, locked, output_errors, together
 from nvt_torchrec.base.files.journal import Journal, refuse_changes
+from nvt_torchrec.base.files.remote import filesystem_of
 from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.clicklog.in_memory.errors import of_fitted_spec, say_fitted
-from nvt_torchrec.clicklog.readers.lines import filesystem_of
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
 from nvt_torchrec.dlrm.metrics import ByLabel, Metrics, compute_metrics
 from nvt_torchrec.formats.rows import RawRows
@@ -100,10 +100,9 @@ def predict_file(
     Raises:
         BadInputError, BadRowError: The input is missing or malformed.
         SchemaError: An id column, or the label, is missing.
-        OutputError: The output exists or cannot be written, or the earlier run had other arguments.
+        OutputError: The output exists, of another run, or cannot be written, or the earlier run had
+            other arguments.
     """
-    if output_path.exists() and not resume:
-        raise OutputError(f"{output_path} exists", _OTHER)
     spec = input_spec(predictor.spec, input_path, file_format)
     input_path = format_of(spec).pinned(input_path)
     pieces = format_of(spec).stream(input_path, piece_bytes)
@@ -316,9 +315,9 @@ def _score(
         rows = piece.parse(reject=reject)
     columns: dict[str, Any] = {"row": to_arrow(piece.first + rows.line)}
     columns |= piece.columns(id_columns, rows.line) if id_columns else {}
-    with one_thread():  # pieces are scored in parallel already
-        scores = predictor.predict_rows(rows, piece.first).reshape(len(rows), -1)
     names, labels = predictor.labels, predictor.labels_of(rows)
+    with one_thread():  # pieces are scored in parallel already
+        scores = predictor.predict_rows(rows, piece.first).reshape(len(rows), len(names))
     columns |= zip(of_labels("probability", names), map(to_arrow, scores.T), strict=True)
     if labels is not None:
         columns |= zip(of_labels("label", names), map(to_arrow, labels), strict=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,10 @@ def test_empty_file_and_no_directory(tmp_path: Path) -> None:
         find_days(str(tmp_path))
     (tmp_path / "day_0").touch()
     with pytest.raises(BadInputError, match="day_0: empty file"):
+        find_days(str(tmp_path))
+    (tmp_path / "day_0").unlink()
+    os.mkfifo(tmp_path / "day_0")
+    with pytest.raises(BadInputError, match="day_0: not a regular file"):
         find_days(str(tmp_path))
     with pytest.raises(BadInputError, match="no such file or directory"):
         find_days(str(tmp_path / "none"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.auroc import auroc
-from nvt_torchrec.base.errors import OutputError
+from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.inference import bulk
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.predictor import Predictor
@@ -127,6 +128,39 @@ def test_bad_rows(trained: Trained, predictor: Predictor, tmp_path: Path, capsys
     assert second.startswith("151\tcolumn int_2: '1.5'")
 
 
+@pytest.mark.parametrize("bad", [range(60), range(201)])
+@pytest.mark.parametrize("kind", ["day", "day.parquet", "day.jsonl"])
+def test_a_piece_without_a_good_row(trained: Trained, predictor, tmp_path: Path, kind, bad) -> None:
+    rows = [[*row[:20], "bad!" if i in bad else row[20], *row[21:]] for i, row in
+            enumerate(trained.days[2])]  # fmt: skip
+    names = predictor.spec.file_columns(label=True)
+    table = pa.table({name: [row[i] or None for row in rows] for i, name in enumerate(names)})
+    if kind == "day":
+        write_day(tmp_path / kind, rows)
+    elif kind == "day.parquet":
+        pq.write_table(table, tmp_path / kind, row_group_size=20)
+    else:
+        lines = map(json.dumps, table.to_pylist())
+        (tmp_path / kind).write_text("".join(f"{line}\n" for line in lines))
+    scored = bulk.predict_file(
+        predictor, str(tmp_path / kind), tmp_path / "p", reject=True, piece_bytes=4000,
+        file_format="json" if kind == "day.jsonl" else None,
+    )  # fmt: skip
+    assert (scored.rows, scored.rejected) == (201 - len(bad), len(bad))
+    assert pq.read_table(tmp_path / "p")["row"].to_pylist() == list(range(len(bad), 201))
+
+
+@pytest.mark.parametrize("kind", ["fifo", "/dev/zero"])
+def test_what_is_no_regular_file(predictor: Predictor, tmp_path: Path, kind: str) -> None:
+    """It has no end, or no beginning."""
+    os.mkfifo(tmp_path / "fifo")
+    for file_format in (None, "parquet", "json"):
+        with pytest.raises(BadInputError, match="not a regular file"):
+            bulk.predict_file(
+                predictor, str(tmp_path / kind), tmp_path / "p", file_format=file_format
+            )
+
+
 def test_resume(
     trained: Trained, predictor: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,11 +201,11 @@ def test_resume(
     whole = output.read_bytes()
     rejected = (tmp_path / "p.parquet.rejected.tsv").read_bytes()
     assert rejected.count(b"\n") == 2
-    assert score() == [], "it is done"
-    assert output.read_bytes() == whole
-    for other in ({"id_columns": ("cat_0",)}, {"resume": False}):
+    for resume in (True, False):
+        assert score(resume=resume) == [], "it is done"
+        assert output.read_bytes() == whole
         with pytest.raises(OutputError, match=r"p\.parquet exists(.|\n)*another --output"):
-            score(**other)
+            score(id_columns=("cat_0",), resume=resume)
     for content in (b"", b"PAR1", (trained.parquet / "test" / "part.0.parquet").read_bytes()):
         output.write_bytes(content)
         with pytest.raises(OutputError, match="of other settings or inputs"):
@@ -200,12 +234,17 @@ def test_resume(
 
 def test_an_output_is_not_overwritten(trained: Trained, tmp_path: Path, capsys) -> None:
     (tmp_path / "p.parquet").write_text("precious")
-    flags = [*trained.flags, "--input", "none", "--output", str(tmp_path / "p.parquet")]
+    flags = [
+        *trained.flags,
+        "--input",
+        str(trained.raw / "day_2"),
+        "--output",
+        str(tmp_path / "p.parquet"),
+    ]
     assert main(["predict", *flags]) == 2
     assert "p.parquet exists" in capsys.readouterr().err
     assert (tmp_path / "p.parquet").read_text() == "precious"
     flags[-1] = "/proc/none/p.parquet"
-    flags[-3] = str(trained.raw / "day_2")
     assert main(["predict", *flags]) == 2
     assert "/proc/none/p.parquet: cannot be written" in capsys.readouterr().err
 

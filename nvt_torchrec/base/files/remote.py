@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import IO, Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.validation import open_regular
@@ -45,6 +46,18 @@ class RemoteFile:
         """Return the size, and what changes when the file is rewritten. Raises OSError."""
         key = self.filesystem.ukey(self.path)
         return SimpleNamespace(st_size=self.filesystem.size(self.path), key=key)
+
+
+def open_input(path: str) -> IO[bytes]:
+    """Open a path or URL to read it.
+
+    Raises:
+        BadInputError: There is no such file system.
+        OSError: It cannot be opened, or is a local file that is not regular.
+    """
+    filesystem, name = filesystem_of(path)
+    is_local = isinstance(filesystem, LocalFileSystem)
+    return open_regular(name) if is_local else filesystem.open(name, "rb")
 
 
 def open_file(path: Path | str | RemoteFile) -> IO[bytes]:

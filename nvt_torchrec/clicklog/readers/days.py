@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
-from nvt_torchrec.clicklog.readers.lines import filesystem_of
+from nvt_torchrec.base.files.remote import filesystem_of
 from nvt_torchrec.formats.day_names import (
     DATA_ENDING,
     DayName,
@@ -87,8 +87,8 @@ def find_days(
         input_path: A directory, a glob such as ``RAW/part-*.csv``, or a file of any name, which is
             day 0 unless its name says otherwise.
         days: The days to take; None: all, between which no day may be missing.
-        after: Of a directory, take only later days than this one, of which there may be none; the
-            next day must be the first of them. None: any days.
+        after: Of a directory, take only this day, if it is there, and later ones, of which there
+            may be none; the next day must be the first of them. None: any days.
         split: How the rows are split. If by files, only those that it names are taken, in natural
             order. If not by days, the files of a glob may have any names, and are numbered in
             natural order where these tell no number.
@@ -120,7 +120,7 @@ def find_days(
     for info, name in named:
         if days is not None and name.number not in days:
             continue
-        if after is not None and name.number <= after and not one_file:
+        if after is not None and name.number < after and not one_file:
             continue
         file = info if isinstance(info, DayFile) else _day_file(filesystem, info, name)
         if file.day in files:
@@ -149,7 +149,8 @@ def _day_file(filesystem: Any, info: dict[str, Any], name: DayName) -> DayFile:
     packed = _COMPRESSED.fullmatch(path) is not None
     file = DayFile(name.number, path, info["size"], path, info.get("mtime"), packed, title)
     if not info["size"]:
-        raise BadInputError(f"{path}: empty file", f"fetch {file.name} again, or leave it out")
+        what = "empty file" if info["type"] == "file" else "not a regular file"
+        raise BadInputError(f"{path}: {what}", f"fetch {file.name} again, or leave it out")
     return file
 
 

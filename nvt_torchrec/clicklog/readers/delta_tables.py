@@ -18,15 +18,17 @@ from typing import Any
 import pyarrow as pa
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.files.remote import filesystem_of
 from nvt_torchrec.base.versions import import_name
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.clicklog.readers.lines import filesystem_of
 from nvt_torchrec.clicklog.readers.parquet_rows import Parquet
 from nvt_torchrec.clicklog.readers.table_rows import Rows, Table, TableFormat
 from nvt_torchrec.formats.day_names import DayName, day_title, name_of, partition_name
 from nvt_torchrec.formats.feature_spec.split import Split
 
-_PATH = re.compile(r"(.+?)(?:@v(\d+))?((?:/[^/=]+=[^/]*)*)/*")
+_PATH = re.compile(r"(.+?)(?:@v(\d{1,18}))?((?:/[^/=]+=[^/]*)*)/*")
+#: Of a path in the log that may lead elsewhere than below the table, or chains file systems.
+_ELSEWHERE = re.compile(r"/|.*(://|::|\0)|(.*/)?\.\.(/|$)", re.DOTALL)
 #: Reader features that leave the files as they were, or have a check of their own.
 _FEATURES = {"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint"}
 
@@ -42,7 +44,6 @@ class _Version(Table):
         self.files = [file for file in files if f"{file['folder']}/".startswith(f"{folder}/")]
         if not self.files:
             raise BadInputError(f"{self.path}: no rows", "there is nothing to read")
-        self.rows = [file["num_records"] for file in self.files]
 
     def read(
         self, begin: int, end: int, names: Sequence[str] | None, chunk_rows: int | None
@@ -108,7 +109,10 @@ class Delta(TableFormat):
     @contextlib.contextmanager
     def opened(cls, path: str, source: str) -> Iterator[Table]:
         """See :meth:`TableFormat.opened`."""
-        yield _version(path)
+        table = _version(path)
+        # of the footers, because the log may say anything
+        table.rows = [_count_rows(file["path"]) for file in table.files]
+        yield table
 
 
 def _place(path: str) -> tuple[str, str | None, str] | None:
@@ -138,7 +142,14 @@ def _version(path: str) -> _Version:
 @functools.lru_cache(maxsize=8)
 def _contents(root: str, version: int) -> tuple[pa.Schema, list[dict[str, Any]]]:
     """Return the columns and, in order, the files of a version, which never change."""
-    table = import_name("deltalake", "DeltaTable")(root, version=version)
+    table = import_name("deltalake", "DeltaTable")(root)
+    if version > table.version():  # deltalake would look for each version between
+        raise BadInputError(
+            f"{root}@v{version}: cannot be read as a Delta table: the newest version is "
+            f"{table.version()}",
+            "check the path and the version",
+        )
+    table.load_as_version(version)
     meta, features = table.metadata(), set(table.protocol().reader_features or ())
     mapping = meta.configuration.get("delta.columnMapping.mode", "none")
     refused = features - _FEATURES | {f"columns mapped by {mapping}"} - {"columns mapped by none"}
@@ -152,11 +163,20 @@ def _contents(root: str, version: int) -> tuple[pa.Schema, list[dict[str, Any]]]
     files = pa.table(table.get_add_actions(flatten=True)).to_pylist()
     for file in files:
         path = urllib.parse.unquote(file["path"])
-        file["path"] = path if "://" in path else f"{root}/{path}"
+        if _ELSEWHERE.match(path):
+            raise BadInputError(
+                f"{root}@v{version}: its log names {path!r:.100}, which is not below the table",
+                "only a table's own files are read: write a copy that has them",
+            )
+        file["path"] = f"{root}/{path}"
         values = ((name, file[f"partition.{name}"]) for name in meta.partition_columns)
         file["folder"] = "".join(f"/{name}={value}" for name, value in values)
-        if file.get("num_records") is None:  # written without statistics
-            with Parquet.opened(file["path"], file["path"]) as opened:
-                file["num_records"] = sum(opened.rows)
     files.sort(key=lambda file: (file["modification_time"], file["path"]))
     return pa.schema(table.schema().to_arrow()), files
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _count_rows(path: str) -> int:
+    """Return the rows of a file of a table, which never changes."""
+    with Parquet.opened(path, path) as opened:
+        return sum(opened.rows)

@@ -15,7 +15,7 @@ from fsspec.compression import compr
 from fsspec.utils import infer_compression
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.base.files.remote import filesystem_of
+from nvt_torchrec.base.files.remote import open_input
 from nvt_torchrec.clicklog.readers.line_chunks import LongLine, fill, split_chunks
 from nvt_torchrec.formats.feature_spec import InputFormat
 
@@ -58,9 +58,8 @@ def read_into(path: str, begin: int, end: int, buffer: memoryview) -> None:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[IO[bytes]]:
-    filesystem, name = filesystem_of(path)
     try:
-        with filesystem.open(name, "rb") as file:
+        with open_input(path) as file:
             yield file
     except OSError as error:
         raise BadInputError(f"{path}: cannot be read: {error}") from error
@@ -226,10 +225,9 @@ def measure_head(path: str) -> tuple[int, int, bool]:
 @contextlib.contextmanager
 def _stream(path: str) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """Open a file and yield the decompressed file and the file itself."""
-    filesystem, name = filesystem_of(path)
     kind = infer_compression(path)
     try:
-        with filesystem.open(name, "rb") as file:
+        with open_input(path) as file:
             if path.endswith(".zst"):  # fsspec needs one more package for it, Arrow does not
                 with pa.CompressedInputStream(file, "zstd") as stream:
                     yield io.BufferedReader(stream), file

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.remote import open_input
 from nvt_torchrec.base.parquet_footer import DECOMPRESSED, Footer, columns_of_leaves, footer_of
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.clicklog.readers.lines import PARQUET_MAGIC, filesystem_of, read_stream
+from nvt_torchrec.clicklog.readers.lines import PARQUET_MAGIC, read_stream
 from nvt_torchrec.clicklog.readers.table_rows import Rows, Table, TableFormat
 
 
@@ -54,9 +55,8 @@ class Parquet(TableFormat):
     @contextlib.contextmanager
     def opened(cls, path: str, source: str) -> Iterator[Table]:
         """See :meth:`TableFormat.opened`."""
-        filesystem, name = filesystem_of(path)
         try:
-            with filesystem.open(name, "rb") as file:
+            with open_input(path) as file:
                 footer = footer_of(file)
                 with pq.ParquetFile(
                     file, metadata=footer.metadata, pre_buffer=True, page_checksum_verification=True

@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import as_bytes
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.remote import filesystem_of
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.clicklog.readers.lines import filesystem_of, read_stream
+from nvt_torchrec.clicklog.readers.lines import read_stream
 from nvt_torchrec.clicklog.readers.table_rows import partition_values
 from nvt_torchrec.clicklog.text.line_layout import check_text
 from nvt_torchrec.etl.guess.dialect import Dialect, decode, find_dialect, has_header, split_rows

@@ -49,6 +49,7 @@ def test_a_day_that_is_there(raw, output, tmp_path: Path, caplog) -> None:
     assert differences(before, content(output)) == []
     write_days(tmp_path, {3: 41, 0: 41})
     refused(output, tmp_path / "day_3", r"has day 3 already.*\n.*--undo.*call it day_4")
+    refused(output, tmp_path, "has day 3 already, of another file")
     refused(output, tmp_path / "day_0", r"has day 0 already, of another file.*\n  -> if this")
     assert add(output, raw, days={1, 4})["generation"] == 2
 
