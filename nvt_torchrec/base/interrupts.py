@@ -1,4 +1,4 @@
-"""Ctrl-C, too little memory, full disks, closed pipes: one message or none, no traceback.
+"""Ctrl-C, too little memory, full disks, long paths, closed pipes: one message or none.
 
 Command lines import this module before anything that takes time to import; its hooks apply from
 then on. The command itself runs in :func:`base.errors.run_command`, which handles the same
@@ -19,7 +19,12 @@ from types import TracebackType
 #: Exit statuses: of SIGINT and SIGPIPE as shells report them, and of all errors that a user can act
 #: on.
 INTERRUPTED, PIPE_CLOSED, OUT_OF_MEMORY, DISK_FULL = 130, 141, 2, 2
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+#: What to do about errors of the system that any command can meet.
+_REMEDIES = {
+    errno.ENOSPC: "free space there, or write elsewhere",
+    errno.EDQUOT: "free space there, or write elsewhere",
+    errno.ENAMETOOLONG: "give a shorter path",
+}
 
 #: Messages of libraries that have no type of error for it.
 _NO_MEMORY = (
@@ -40,9 +45,9 @@ def expected_end(error: BaseException) -> tuple[int, str] | None:
         return PIPE_CLOSED, ""
     if is_out_of_memory(error):
         return OUT_OF_MEMORY, _memory_message(error)
-    if isinstance(error, OSError) and error.errno in _DISK_FULL:
+    if isinstance(error, OSError) and error.errno in _REMEDIES:
         what = f"{error.filename or 'the output'}: {error.strerror}"
-        return DISK_FULL, f"error: {what}\n  -> free space there, or write elsewhere"
+        return DISK_FULL, f"error: {what}\n  -> {_REMEDIES[error.errno]}"
     return None
 
 

@@ -8,7 +8,7 @@ from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
-from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
+from nvt_torchrec.nvt_loader.parquet.dataset import error_context, read_dataset
 
 #: Splits of which no part is later than another one.
 _NOT_BY_TIME = ("share", "column", "files")
@@ -47,7 +47,8 @@ def find_order(settings: TrainSettings) -> str:
     names = [name for name in schema.columns if name not in (schema.weight, *schema.multi_hot)]
     samples = []
     for group in groups[:: max(1, len(groups) // _ROW_GROUPS)]:
-        samples.append(next(iter(dataset.source.read(group, names, _ROWS))))
+        with error_context(dataset, group):
+            samples.append(next(iter(dataset.source.read(group, names, _ROWS))))
     columns = {name: [part[name].to_numpy() for part in samples] for name in names if samples}
     found = {name: strength for name, parts in columns.items() if (strength := _strength(parts))}
     return max(found, key=found.__getitem__, default="")

@@ -137,6 +137,8 @@ def test_what_is_a_defect_stays_one() -> None:
     assert expected_end(BrokenPipeError()) is None  # of another pipe: stdout is read
     assert expected_end(ImportError("no module")) is None
     assert expected_end(OSError(errno.ENOMEM, "x"))[0] == 2
+    long = expected_end(OSError(errno.ENAMETOOLONG, "File name too long", "xxx"))
+    assert long == (2, "error: xxx: File name too long\n  -> give a shorter path")
     wrapped = RuntimeError("while loading")
     wrapped.__cause__ = MemoryError()
     assert expected_end(wrapped)[0] == 2

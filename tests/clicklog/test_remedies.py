@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import struct
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from nvt_torchrec.base.errors import BadInputError, BadRowError, ClickLogError
+from nvt_torchrec.base.errors import BadInputError, BadRowError, ClickLogError, SchemaError
 from nvt_torchrec.clicklog.in_memory.frames import read_columns
 from nvt_torchrec.clicklog.readers.json_rows import json_layout
 from nvt_torchrec.clicklog.readers.table_rows import check_columns
@@ -83,6 +84,17 @@ def test_another_column_of_the_spec_is_no_suggestion(names: list[str]) -> None:
         assert "int_3" in error.value.what
         assert ("'Int_3'" in error.value.remedy) == ("Int_3" in names)
         assert "'int_9'" not in error.value.remedy
+
+
+def test_an_arrow_column_whose_offsets_lie() -> None:
+    """The process would end when they are used."""
+    offsets = pa.py_buffer(struct.pack("4i", 0, 2**30, 5, 3))
+    lists = pa.Array.from_buffers(
+        pa.list_(pa.int64()), 3, [None, offsets], children=[pa.array([1, 2, 3])]
+    )
+    spec = FeatureSpec("y", (), (CategoricalColumn("c", raw="int", multi_hot=True),))
+    with pytest.raises(SchemaError, match="column c: not valid Arrow data"):
+        read_columns(pa.table({"c": lists}), spec)
 
 
 def _spec(raw: str = "int", **options) -> FeatureSpec:

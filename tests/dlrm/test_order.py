@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.order import choose_order, find_order
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from tests.dlrm.runs import train_here
+from tests.mutations import flip_bit
 from tests.nvt_loader.data import write_split
 from tests.plays import DAYS, SHARE, SHARES, TIME, write_plays
 
@@ -46,6 +48,13 @@ def test_a_run_says_by_what_its_rows_are_sorted_and_resumes_as_it_began(tmp_path
     caplog.clear()
     train_here(data, "--batch_size=64", f"--log_path={tmp_path / 'log'}")
     assert "in the order of" not in caplog.text
+
+
+def test_a_damaged_part_is_named(tmp_path):
+    write_split(tmp_path, {"train": [3_000]})
+    flip_bit(tmp_path / "train" / "part.0.parquet", 1_000)
+    with pytest.raises(BadInputError, match=r"part\.0\.parquet: row group 0 cannot be decoded"):
+        find_order(parse_settings([f"--binary_path={tmp_path}"]))
 
 
 @pytest.mark.parametrize(("dense", "column"), [(0, ""), (1, "int_0")])

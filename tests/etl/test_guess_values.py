@@ -51,6 +51,10 @@ def test_any_texts_have_a_profile(values: list[str]) -> None:
     assert (found.kind == "empty") == (found.missing == found.rows)
 
 
+def test_integers_of_more_digits_than_python_reads() -> None:
+    assert profile(["9" * 5000, "1", "-" + "8" * 4301], "x").kind == profile(["9" * 50], "x").kind
+
+
 _FIELD = st.text(
     st.characters(codec="utf-8", exclude_characters='\r\n"|;,\t \x01\x00^~:#%!*'), max_size=6
 )

@@ -107,6 +107,7 @@ WRONG = {
     "[[dense]]\nnames = 'd'\nraw = 'float'\nfill = inf": "fill is inf, a finite number",
     "[[dense]]\nnames = 'd'\ntransform = 'sqrt'": "column d: transform = 'sqrt'",
     "[[dense]]\nnames = 'd'\nthousands = 'x'": "column d: thousands = 'x'",
+    f"[[dense]]\nnames = 'd'\nnulls = {['x'] * 1001}": r"column d: nulls = .*\n.*at most 1000",
     "[[dense]]\nnames = 'd{0..999}'\n[[dense]]\nnames = 'e'": "has 1001 dense columns",
     # each of these would leave out a column, or the label's name, without a word
     "[[dense]]\nnames = 'd_{12..0}'": r"'d_\{12\.\.0\}' is not a range of names",

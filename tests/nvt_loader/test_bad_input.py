@@ -78,6 +78,16 @@ def cast(column, kind):
     return change
 
 
+def test_a_table_whose_offsets_lie():
+    """The process would end when they are used."""
+    offsets = pa.py_buffer(np.array([0, 2**30, 5, 3], np.int32).tobytes())
+    kind, values = pa.list_(pa.int32()), pa.array([1, 2, 3], pa.int32())
+    lists = pa.Array.from_buffers(kind, 3, [None, offsets], children=[values])
+    table = pa.table({"y": pa.array([1.0] * 3, pa.float32()), "c": lists})
+    with pytest.raises(SchemaError, match="the table: not valid Arrow data"):
+        KJTLoader(table, 2, schema=TableSchema("y", (), ("c",), (9,), multi_hot=("c",)))
+
+
 def test_no_such_directory(tmp_path):
     with pytest.raises(BadInputError, match=r"nowhere: no such directory[\s\S]*etl run"):
         read(tmp_path / "nowhere")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import mask_to_arrow, null_mask, to_arrow, to_numpy
+from nvt_torchrec.base.arrays import check_valid, mask_to_arrow, null_mask, to_arrow, to_numpy
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.errors import (
     InvalidRowError,
@@ -200,10 +200,9 @@ def _check_kind(array: pa.Array, read: Read) -> None:
 
 def _array(values: Any, name: str, *, times: bool) -> pa.Array | list:
     """Return an Arrow array if the type of the values is known, else a list of objects."""
-    if isinstance(values, pa.ChunkedArray):
-        return values.combine_chunks()
-    if isinstance(values, pa.Array):
-        return values
+    if isinstance(values, pa.ChunkedArray | pa.Array):
+        check_valid(values, f"column {name}")
+        return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     if isinstance(values, np.ma.MaskedArray):
         return values.tolist()
     if isinstance(values, np.ndarray):
@@ -220,7 +219,7 @@ def _array(values: Any, name: str, *, times: bool) -> pa.Array | list:
     if isinstance(getattr(values, "dtype", None), np.dtype):  # pandas
         return _array(np.asarray(values), name, times=times)
     if hasattr(values, "__arrow_c_stream__"):
-        return pa.chunked_array(values).combine_chunks()
+        return _array(pa.chunked_array(values), name, times=times)
     if hasattr(values, "to_arrow"):  # cuDF
         return _array(values.to_arrow(), name, times=times)
     if hasattr(values, "__array__"):

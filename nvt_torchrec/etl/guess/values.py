@@ -17,6 +17,8 @@ from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS, ISO
 #: Texts that mean a missing value in any column, and those that do so among numbers only.
 NULLS = ("?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "\\N", "None")
 _NULLS_OF_NUMBERS = ("-", "--", "na", "none", ".", "nil", "unknown", "inf", "-inf")
+#: Of an integer; longer ones are in no range, and Python converts no text of 4,300 digits.
+_MOST_DIGITS = 300
 _INT = re.compile(r"-?\d+")
 _FLOAT = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _LENIENT_INT = re.compile(r"[-+]?\d+(\.0+)?")
@@ -120,7 +122,8 @@ class Profile:
     def number(self, text: str) -> float:
         """Return the number that a text is."""
         text = _bare(text, self.reading)
-        return int(text) if _INT.fullmatch(text) else float(text)
+        is_int = _INT.fullmatch(text) and len(text) <= _MOST_DIGITS
+        return int(text) if is_int else float(text)
 
     def of_rows(self) -> list[str | None]:
         """Return the value of each row without spaces around, None where it is missing."""

@@ -36,9 +36,12 @@ class Reading:
             ("thousands", self.thousands in ("", *_GROUPING), "give one of , . ' _ or a space"),
             ("unit", not re.search(r"[\d\s+.,-]", self.unit), "give a sign or a word, such as $"),
             ("nulls", not set("".join(self.nulls)) & set("\r\n"), "a value has no line breaks"),
+            ("nulls", len(self.nulls) <= _MOST_NULLS, f"give at most {_MOST_NULLS} texts"),
         )
 
 
+#: Each text takes a comparison of every value of a column of numbers.
+_MOST_NULLS = 1000
 _GROUPING = (",", ".", "'", " ", "_")
 #: A column is read under its own name, and every text is a value.
 AS_IT_IS = Reading()

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from nvt_torchrec.base.arrays import check_valid
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader.parquet.files import (
@@ -180,7 +181,9 @@ def read_dataset(
     elif hasattr(data, "__arrow_c_stream__"):
         table = pa.table(data)
         check_columns(table.schema, read, "the table")
-        source = TableSource(table.select(read.columns))
+        table = table.select(read.columns)
+        check_valid(table, "the table")
+        source = TableSource(table)
     else:
         source = data
     several = label is not None and not isinstance(label, str)
