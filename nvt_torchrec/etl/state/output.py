@@ -57,8 +57,8 @@ def check_output(output: Path, *, restart: bool = False) -> None:
         OutputError: It holds something else.
     """
     present = {path.name for path in output.iterdir()} if output.is_dir() else set()
-    # a thread that was still at work after Ctrl-C in a notebook made it anew
-    present -= {WORK_DIRECTORY} if present == {WORK_DIRECTORY} else set()
+    if present == {WORK_DIRECTORY}:  # made anew by a thread that was at work after Ctrl-C
+        present = set()
     finished = is_finished(output)
     if present and (restart if finished else UNFINISHED_FILE not in present):
         raise OutputError(
