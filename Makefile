@@ -87,7 +87,7 @@ bench-loader: $(LINKED) ## the loader beside Merlin's and TorchRec's; minutes
 bench-train: $(LINKED) ## the trainer beside dlrm_main.py and a bare loop; minutes
 	@$(ON_PATH) python -m benchmarks.train $(BENCH_FLAGS)
 
-bench-quality: $(LINKED) ## AUROC after one epoch beside logistic regression and the oracle's; hours
+bench-quality: $(LINKED) ## AUROC beside logistic regression, boosted trees and the oracle's; hours
 	@$(ON_PATH) python -m benchmarks.regression $(BENCH_FLAGS)
 
 bench-inference: $(LINKED) ## scoring beside NVTabular and TorchRec; BENCH_FLAGS names model and rows

@@ -155,7 +155,8 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
         if resumed and not (settings.learning_rate or settings.dense_learning_rate):
             kept |= {"dense_decay": 0.0, **{name: then.get(name) for name in _RATES}}
         if resumed:
-            kept["shuffle_training_set"] = then.get("shuffle_training_set")
+            same = "shuffle_training_set", "epochs", "early_stopping"
+            kept |= {name: then.get(name) for name in same}
         if model.model == settings.model != "dlrm":
             kept["model_settings"] = model.settings
         known = {name: value for name, value in kept.items() if value not in (None, ())}
@@ -245,6 +246,28 @@ def make_loader(
         strict_gpu=settings.strict_gpu,
         cpu_decoding=settings.cpu_decoding,
     )
+
+
+def make_sample(
+    settings: TrainSettings,
+    config: ModelConfig,
+    split: str,
+    group: Group,
+    batches: int,
+    batch_rows: int,
+    selection: Selection | None = None,
+) -> KJTLoader:
+    """Return this rank's loader of some batches of a split, of so many rows on all ranks.
+
+    Training rows are drawn at random, whatever their labels.
+    """
+    size = max(1, batch_rows // group.world_size)
+    changes: dict[str, Any] = {"batch_size": size, "test_batch_size": size, "loader": None}
+    changes |= {"limit_train_batches": batches, "limit_val_batches": batches}
+    changes |= {"shuffle_training_set": True, "drop_last_training_batch": False}
+    changes |= {"undersampling_rate": None, "loader_memory": None}
+    settings = dataclasses.replace(settings, **changes)
+    return make_loader(settings, config, split, group, selection)  # type: ignore[return-value]
 
 
 def check_length(settings: TrainSettings, total_steps: int) -> None:

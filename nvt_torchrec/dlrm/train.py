@@ -32,11 +32,12 @@ from nvt_torchrec.dlrm.data import (
     choose_label,
     choose_sizes,
     make_loader,
+    make_sample,
     padded_batches,
     read_schema,
 )
 from nvt_torchrec.dlrm.days import choose_days, log_days
-from nvt_torchrec.dlrm.evaluate import evaluate
+from nvt_torchrec.dlrm.evaluate import column_importance, evaluate, fit_bias
 from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0, gathered
 from nvt_torchrec.dlrm.launch.preemption import EXIT_STATUS, StopRequests
 from nvt_torchrec.dlrm.metrics import ByLabel, to_json
@@ -59,8 +60,12 @@ from nvt_torchrec.dlrm.reporting.learning_check import LearningCheck
 from nvt_torchrec.dlrm.reporting.metrics_log import MetricsLog, metrics_table
 from nvt_torchrec.dlrm.reporting.progress import Progress, TrainResult, step_profiler
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.stopping import Stopping
 
 log = logging.getLogger(__name__)
+
+#: The values of valid that are scored to find the columns that matter, by shuffling each; seconds.
+_VALUES = 2**18
 
 
 def train(settings: TrainSettings, group: Group) -> TrainResult:
@@ -120,7 +125,15 @@ class Trainer:
         self.settings = settings
         self.learning = LearningCheck(settings, group, self.events, self.epoch_steps, remedy)
         self.progress = Progress(settings, group, self.events, self.epoch_steps)
-        self.model, self.optimizer, plan = build(settings, config, group, self.loaders)
+        # opened now, as a day may be added meanwhile
+        sampled = _VALUES // (len(config.dense) + len(config.categorical))
+        sampled = min(max(sampled, 1024), 16_384)
+        self.samples = {
+            "train": make_sample(settings, config, "train", group, 16, 8192, days.selection),
+            "valid": make_sample(settings, config, "valid", group, 1, sampled),
+        }
+        read = self.loaders | {f"sample of {name}": it for name, it in self.samples.items()}
+        self.model, self.optimizer, plan = build(settings, config, group, read)
         self.pipeline = make_pipeline(self.model, self.optimizer, group)
         self.origin = {
             "days": days.with_earlier(earlier_days(self.ancestor, settings)),
@@ -128,6 +141,8 @@ class Trainer:
             **data_origin(settings),
         }
         self.learning_rate = settings.learning_rate
+        self.stopping = Stopping(settings, group)
+        self.finished: int | None = None  # the last step, once the model is that to be saved
         self.resumed = False
         self.metrics: dict[str, ByLabel] = {}
         self.checkpoints: Checkpoints | None = None
@@ -162,8 +177,9 @@ class Trainer:
             regressions, baselines = compute_baselines(settings, self.config, self.selection)
         if not self._resume():
             self._start(regressions)
-        kept = settings.checkpoint_dir or settings.save_checkpoint_path
-        if self.group.rank == 0 and not kept:
+        # the checkpoints of --checkpoint_dir are of the last steps, not of the best one
+        kept = settings.checkpoint_dir and not settings.early_stopping
+        if self.group.rank == 0 and not (kept or settings.save_checkpoint_path):
             log.warning("no --save_checkpoint_path: the trained model will not be kept")
         try:
             with StopRequests(self.group) as self.stop_requests:
@@ -175,7 +191,7 @@ class Trainer:
                 if self.group.rank == 0:
                     results = self.metrics, baselines
                     warnings = self.learning.finished(progress.step, self.config, *results)
-                progress.report_end(self.metrics, baselines, warnings)
+                progress.report_end(self.metrics, baselines, self.learning.advice(), warnings)
         except BaseException:
             if self.checkpoints:
                 self.checkpoints.abandon()
@@ -183,15 +199,25 @@ class Trainer:
         return self._result()
 
     def _train_epochs(self) -> None:
-        """Train what is left of all epochs, with evaluations of valid on the way and of test."""
+        """Train what is left of all epochs, with evaluations on the way, and finish the model."""
         self.model.train()
         progress = self.progress
+        of_model = self.pipeline, self.model, self.config, self.group
         # a checkpoint is written before the evaluation of its step: a resumed run repeats that
-        if progress.step:
+        if progress.step and not self.finished:
             self._validate_if_due()
-        while progress.step < progress.total_steps:
+        while progress.step < progress.total_steps and not self.finished:
             self._train_epoch()
+        if not self.finished:
+            last = progress.step
+            self.stopping.finish(progress, self.model, self.optimizer)
+            fit_bias(self.samples["train"], *of_model)
+            self.finished = last
+        progress.total_steps = progress.step
+        self.learning.evaluated(progress.step, self._evaluate("valid"))
         self._evaluate("test")
+        for label, lost in column_importance(self.samples["valid"], *of_model).items():
+            self.events.write("importance", label=label, columns=lost)
         if self.checkpoints:
             self.checkpoints.wait()
 
@@ -205,13 +231,13 @@ class Trainer:
         first = progress.step % self.epoch_steps
         last = min(self.epoch_steps, first + progress.total_steps - progress.step)
         batches = self._batches(first)
-        while first < last:
+        while first < last and progress.step < progress.total_steps:
             end = min(first - first % every + every, last)
             # a new iterator object: the pipeline takes it as a new series of batches
             self._train_segment(itertools.islice(batches, end - first), progress.step + end - first)
             first = end
             self._validate_if_due()
-        if last == self.epoch_steps:  # otherwise the rest of the epoch is not read
+        if first == self.epoch_steps:  # otherwise the rest of the epoch is not read
             next(batches, None)
             self.loaders["train"].check_epoch()
 
@@ -243,7 +269,8 @@ class Trainer:
     def _train_step(self, batches: Iterator[TrainBatch]) -> None:
         """Train the next batch, at the learning rates of this step."""
         progress = self.progress
-        rates = learning_rates(self.settings, progress.step, progress.total_steps)
+        steps = progress.step, progress.total_steps, self.epoch_steps
+        rates = learning_rates(self.settings, *steps)
         self.learning_rate = rates.tables
         set_learning_rate(self.optimizer, rates)
         output = self.pipeline.progress(batches)
@@ -253,10 +280,15 @@ class Trainer:
             self.profiler.step()
 
     def _validate_if_due(self) -> None:
-        """Evaluate valid if that follows the last step."""
-        step, every = self.progress.step, self.progress.validation_every
-        if step == self.progress.total_steps or step % self.epoch_steps % every == 0:
-            self.learning.evaluated(step, self._evaluate("valid"))
+        """Evaluate valid if that follows the last step; at the end only to choose the model."""
+        progress = self.progress
+        due = progress.step % self.epoch_steps % progress.validation_every == 0
+        if progress.step == progress.total_steps:
+            due = bool(self.settings.early_stopping)
+        if due:
+            metrics = self._evaluate("valid")
+            self.learning.evaluated(progress.step, metrics)
+            self.stopping.evaluated(metrics, progress, self.model, self.optimizer)
 
     def _evaluate(self, split: str) -> ByLabel | None:
         """Evaluate a split; its metrics on rank 0. What is trained is kept if that fails."""
@@ -315,7 +347,7 @@ class Trainer:
                 f"--checkpoint_dir {directory}: holds a run, up to {checkpoints[-1].name}",
                 "add --resume to go on from there, or choose another directory",
             )
-        path, training = resume_from(
+        path, training, best = resume_from(
             checkpoints,
             self._record(),
             self.config,
@@ -324,7 +356,9 @@ class Trainer:
             self.optimizer,
             group,
         )
-        self.resumed, self.checkpoints.saved_step = True, training["steps"]
+        self.stopping.best, self.stopping.state = training.get("best"), best
+        self.finished = training.get("finished")
+        self.resumed, self.checkpoints.saved_step = True, self.finished or training["steps"]
         self.origin = {name: training.get(name) for name in self.origin}
         progress.step, progress.samples = training["steps"], training["samples"]
         progress.train_seconds = training["train_seconds"]
@@ -336,14 +370,19 @@ class Trainer:
     def _save_checkpoint(self) -> None:
         """Write a checkpoint of the last step, in the background."""
         progress = self.progress
+        last = self.finished or progress.step
         record = {
             **self._record(),
-            "loader": self.loaders["train"].state_dict(progress.epoch_step),  # type: ignore[union-attr]
+            "loader": self.loaders["train"].state_dict((last - 1) % self.epoch_steps + 1),  # type: ignore[union-attr]
             "train_seconds": progress.train_seconds,
+            "best": self.stopping.best,
+            "finished": self.finished,
         }
         state = training_state(self.model, self.optimizer, self.group)
+        if self.stopping.state:
+            state["best"] = self.stopping.state
         assert self.checkpoints is not None
-        self.checkpoints.save(progress.step, state, record, progress.loss)
+        self.checkpoints.save(last, state, record, progress.loss)
 
     def _save_final_checkpoint(self) -> None:
         """Write ``--save_checkpoint_path``, with the metrics that there are."""
@@ -363,7 +402,7 @@ class Trainer:
         kept = "nothing is kept of it without --checkpoint_dir"
         if checkpoints:
             checkpoints.wait()
-            if checkpoints.saved_step != self.progress.step:
+            if checkpoints.saved_step != (self.finished or self.progress.step):
                 self._save_checkpoint()
                 checkpoints.wait()
             kept = f"--resume continues from the checkpoint of this step in {checkpoints.directory}"

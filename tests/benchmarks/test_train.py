@@ -68,5 +68,6 @@ def test_regression_beside_the_trainer(
     found = written["output"]
     assert 0.6 < found["auroc"] < 0.9
     assert 0.6 < found["regression_auroc"] < found["oracle"] < 1
+    assert 0.6 < found["trees"] < found["oracle"]
     assert 0.1 < found["regression_log_loss"] < 0.7
     assert "oracle's" in capsys.readouterr().out

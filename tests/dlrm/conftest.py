@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from tests.dlrm.generations import write_output
-from tests.dlrm.runs import adam_flags, flags_of, train_here, train_many, train_until_pulled
+from tests.dlrm.runs import (
+    adam_flags,
+    early_flags,
+    flags_of,
+    train_here,
+    train_many,
+    train_until_pulled,
+)
 from tests.nvt_loader.data import write_split
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as train_torchrec.py does
@@ -50,7 +57,7 @@ def whole(data, tmp_path_factory) -> Path:
 def two_ranks(data, whole, tmp_path_factory) -> Path:
     """By two ranks, not interrupted: ``same``, the run of ``whole``; ``column_wise``; ``adam``.
 
-    ``wider``: the second half of ``whole``, begun by one rank.
+    ``early`` stops early; ``wider``: the second half of ``whole``, begun by one rank.
     """
     path = tmp_path_factory.mktemp("two")
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -62,6 +69,7 @@ def two_ranks(data, whole, tmp_path_factory) -> Path:
         [*flags_of(data, path / "wider", batch_size=16), "--resume"],
         flags_of(data, path / "column_wise", *column_wise, batch_size=16),
         adam_flags(data, path / "adam", batch_size=16),
+        early_flags(data, path / "early", batch_size=16),
     ]
     train_many(runs, 2)
     return path

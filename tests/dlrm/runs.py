@@ -31,6 +31,8 @@ MODEL = [
     "--embedding_dim=8",
     "--dense_arch_layer_sizes=16,8",
     "--over_arch_layer_sizes=16,1",
+    "--epochs=1",
+    "--no-boosted_trees",
     "--throughput_check_freq_within_epoch=1",
     "--validation_freq_within_epoch=10000",
 ]
@@ -205,6 +207,13 @@ def flags_of(data: Path, path: Path, *other: str, batch_size: int = 32) -> list[
     """The flags of a run of three epochs that also keeps checkpoints of its steps."""
     steps = [f"--checkpoint_dir={path / 'steps'}", "--checkpoint_freq=7"]
     return small_run(data, path, *steps, *FLAGS, *other, batch_size=batch_size)
+
+
+def early_flags(data: Path, path: Path, **kwargs) -> list[str]:
+    """The flags of a run that stops early, at the default rates: its labels depend on nothing."""
+    steps = [f"--checkpoint_dir={path / 'steps'}", "--checkpoint_freq=7", "--early_stopping=4"]
+    more = ["--epochs=20", "--validation_freq_within_epoch=10", "--shuffle_training_set"]
+    return small_run(data, path, *steps, *more, **kwargs)
 
 
 def adam_flags(data: Path, path: Path, **kwargs) -> list[str]:

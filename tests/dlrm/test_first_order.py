@@ -14,13 +14,15 @@ from nvt_torchrec.dlrm.build import build, start_from
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.data import make_loader, read_schema
+from nvt_torchrec.dlrm.evaluate import find_shift
 from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.model import TrainBatch
 from nvt_torchrec.dlrm.models.head import build_head
 from nvt_torchrec.dlrm.regression import Column, Sample, fit_regression, read_sample
 from nvt_torchrec.dlrm.reporting.baselines import REGRESSION, compute_baselines
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings, with_sizes
-from tests.dlrm.runs import MODEL, events, train_here
+from nvt_torchrec.nvt_loader import KJTLoader
+from tests.dlrm.runs import MODEL, events, model_of, score, train_here
 from tests.dlrm.shapes import dlrm
 from tests.plays import SHARE, write_plays
 
@@ -65,6 +67,30 @@ def test_a_first_training_ends_no_worse_than_the_regression(tmp_path, monkeypatc
     assert record.model["first_order"] == 0.2
     monkeypatch.setattr(train_module, "start_from", lambda *arguments: None)
     assert ends_below("from nothing") > 0.003
+
+
+@pytest.mark.parametrize("flags", [[], ["--undersampling_rate=0.4"]])
+def test_the_bias_is_fitted_to_training_rows(learnable, tmp_path, flags):
+    """A learning rate at which the last batches move the model far: by 8 %, without a decay."""
+    rates = ["--first_order=0.2", "--dense_learning_rate=0.3", "--batch_size=64", *flags]
+    train_here(f"--binary_path={learnable}", f"--save_checkpoint_path={tmp_path}", *rates)
+    with process_group():
+        logits, labels = score(model_of(tmp_path), KJTLoader(learnable / "train", 4096))
+    assert np.mean(1 / (1 + np.exp(-logits))) == pytest.approx(labels.mean(), rel=0.01)
+
+
+def test_few_clicks_hardly_move_the_bias():
+    """By less than chance moves their number, and by nothing without rows."""
+    rate = np.full(10**6, -7.0, np.float32)
+    clicks = np.zeros(len(rate), np.float32)
+    clicks[:1300] = 1  # where 911 are expected
+    assert 0.2 < find_shift(rate, clicks, None) < 0.3
+    half = slice(0, len(rate), 100)
+    assert 0.0 < find_shift(rate[half], clicks[half], None) < 0.02
+    assert find_shift(rate, clicks, np.full(len(rate), 0.01)) == pytest.approx(
+        find_shift(rate, clicks, None)
+    )
+    assert find_shift(rate[:0], clicks[:0], None) == 0
 
 
 def test_each_label_has_a_coordinate():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 
 import numpy as np
@@ -13,7 +14,7 @@ from nvt_torchrec.dlrm.launch.distributed import Group
 from nvt_torchrec.dlrm.metrics import Metrics, compute_metrics
 from nvt_torchrec.dlrm.optimizers import Remedies
 from nvt_torchrec.dlrm.reporting.learning_check import LearningCheck, _is_chance
-from nvt_torchrec.dlrm.reporting.metrics_log import CLICK_RATE, REGRESSION
+from nvt_torchrec.dlrm.reporting.metrics_log import CLICK_RATE, REGRESSION, TREES
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from tests.dlrm.runs import events, train_here
 from tests.dlrm.shapes import dlrm
@@ -96,7 +97,8 @@ class _Check(LearningCheck):
     def __init__(self, *losses: float, sorted_by: str = "", labels: str = "label") -> None:
         self.written: list[dict] = []
         group = Group(0, 1, 1, torch.device("cpu"), None)
-        settings = parse_settings(["--shuffle_training_set", f"--label={labels}"])
+        given = ["--shuffle_training_set", f"--label={labels}", "--epochs=1"]
+        settings = parse_settings(given)
         super().__init__(settings, group, self, epoch_steps=10, remedies=Remedies("", "", "rates"))
         self._sorted_by = sorted_by
         for number, loss in enumerate(losses, start=1):
@@ -121,7 +123,7 @@ class _Check(LearningCheck):
     [
         ((1.01, 1.0, 1.0), None),
         ((1.2, 1.0, 1.0), "rates"),  # the model's own
-        ((0.8, 1.0, 0.82), "rates"),  # of what both learned, not of the click rate
+        ((0.8, 1.0, 0.82), "--freq_threshold"),  # of what both learned, not of the click rate
         ((0.8, 0.79, 0.82), "rows of the same time"),
         ((0.8, 0.79, 1.0), "rates"),  # the columns explain the shift
     ],
@@ -145,9 +147,43 @@ def test_worse_than_the_regression_by_more_than_chance():
     assert "in the order of column user: give --shuffle_training_set; or rates" in warning
     (warning,) = _Check(0.40, 0.41, sorted_by="user").at_end(worse, _metrics(), good)
     assert "overfitting: the log loss of valid was 0.4000 after step 10 and is 0.4100" in warning
+    check = _Check(0.5, 0.4)
+    beside = {("test", TREES): {"label": worse}}
+    for model, count in ((_metrics(signal=0.0985), 0), (_metrics(signal=0.09), 1)):
+        assert len(check.finished(20, SHAPE, {"test": {"label": model}}, beside)) == count
+    assert f"worse than the {worse.auroc:.4f} of boosted trees" in check.written[-1]["text"]
     few = LABELS[:200]
     few_worse, few_good = (_metrics(signal=signal, labels=few) for signal in (0.19, 0.2))
     assert not _Check().at_end(few_worse, _metrics(), few_good), "chance"
+
+
+def test_a_log_loss_above_that_of_the_click_rate():
+    """Of a model that is calibrated, and too sure."""
+    random = np.random.default_rng(3)
+    sure, constant = compute_metrics(random.normal(-1.35, 0.8, len(LABELS)), LABELS), _metrics()
+    (warning,) = _Check(0.5, 0.4).finished(20, SHAPE, {"test": {"label": sure}}, _named(constant))
+    assert "of test is above the 0.5564 of always predicting the click rate" in warning
+    even = dataclasses.replace(constant, auroc=0.5)
+    assert not _Check().finished(20, SHAPE, {"test": {"label": even}}, _named(constant))
+
+
+def _named(constant: Metrics) -> dict:
+    return {("test", CLICK_RATE): {"label": constant}}
+
+
+@pytest.mark.parametrize(
+    ("losses", "advice"),
+    [
+        ((0.5, 0.47, 0.45, 0.44), "fell from 0.4500 to 0.4400 in the last quarter; try --epochs 2"),
+        ((0.5, 0.47, 0.4401, 0.44), ""),
+        ((0.5, 0.44, 0.43, 0.45), ""),
+        ((0.5,), ""),
+    ],
+)
+def test_a_run_that_still_improves_is_told_to_train_longer(losses, advice):
+    found = _Check(*losses).advice()
+    assert advice in found
+    assert bool(found) == bool(advice)
 
 
 def test_of_several_labels_the_bad_one_is_named():

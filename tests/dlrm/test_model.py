@@ -4,9 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_torchrec.dlrm import model as model_module
-from nvt_torchrec.dlrm.model import build_model, fill_table
+from nvt_torchrec.dlrm.evaluate import _reordered
+from nvt_torchrec.dlrm.model import TrainBatch, build_model, fill_table
 from tests import fake_cuda
 from tests.dlrm.shapes import dlrm
 
@@ -53,6 +55,26 @@ def test_dense_weights_depend_on_the_seed_alone():
     pairs = zip(first.head.parameters(), second.head.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     assert not torch.equal(next(first.head.parameters()), next(third.head.parameters()))
+
+
+@pytest.mark.parametrize("name", ["d", "a", "b"])
+def test_the_values_of_a_column_change_their_rows(name):
+    """Those of lists, too; the other columns stay, and padding rows keep none."""
+    lengths = torch.tensor([1, 1, 1, 0, 2, 0, 2, 0])
+    ids = KeyedJaggedTensor(["a", "b"], torch.arange(7), lengths=lengths)
+    batch = TrainBatch(torch.arange(8.0).view(4, 2), ids, torch.zeros(4), None, 3, 3)
+    shape = dlrm(("c", "d"), ("a", "b"), (9, 9), 4, (8, 4), (8, 1), 0.0)
+    moved = _reordered(batch, name, shape, torch.tensor([2, 0, 1, 3]))
+    lists = {key: [v.tolist() for v in moved.sparse_features[key].to_dense()] for key in "ab"}
+    expected = {"a": [[0], [1], [2], []], "b": [[3, 4], [], [5, 6], []]}
+    dense = batch.dense_features.clone()
+    if name == "d":
+        dense[:, 1] = torch.tensor([5.0, 1, 3, 7])
+    else:
+        first, second, third, last = expected[name]
+        expected[name] = [third, first, second, last]
+    assert lists == expected
+    assert torch.equal(moved.dense_features, dense)
 
 
 def test_tables_have_no_memory_before_sharding():

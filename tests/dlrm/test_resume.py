@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from nvt_torchrec.base.errors import OutputError, SchemaError, SettingsError
+from nvt_torchrec.dlrm import train as train_module
 from nvt_torchrec.dlrm.checkpoint.record import FORMAT, CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.writer import finished
+from nvt_torchrec.dlrm.evaluate import fit_bias
 from tests.dlrm.conftest import TABLE_SIZES
 from tests.dlrm.generations import DIGESTS, write_workflow
 from tests.dlrm.runs import (
@@ -22,6 +27,7 @@ from tests.dlrm.runs import (
     STEPS,
     adam_flags,
     assert_same,
+    early_flags,
     events,
     flags_of,
     losses,
@@ -33,6 +39,7 @@ from tests.dlrm.runs import (
     train_script,
     train_until_pulled,
     two_machines,
+    weights,
 )
 from tests.nvt_loader.data import write_metadata, write_split
 
@@ -62,6 +69,39 @@ def test_adam_resumes_bitwise_too(data, tmp_path, monkeypatch):
     train_until_pulled(monkeypatch, step, *adam_flags(data, broken))
     train_here(*adam_flags(data, broken), "--resume", "--validation_freq_within_epoch=5")
     assert_same(whole / "final", broken / "final")
+
+
+def test_a_run_that_stops_early_resumes_bitwise_to_its_best_model(
+    data, two_ranks, tmp_path, monkeypatch
+):
+    """After its best evaluation, which only the checkpoints then know; also on two ranks."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    result = train_here(*early_flags(data, whole))
+    *tried, last = [e for e in events(whole / "log", "evaluation") if e["split"] == "valid"]
+    best = min(tried, key=lambda event: event["log_loss"])
+    assert result.steps == last["step"] == best["step"] == tried[-5]["step"]
+    assert last["auroc"] == best["auroc"]  # the bias alone has changed
+    record = CheckpointRecord.read(whole / "final").training
+    assert (record["steps"], record["samples"]) == (best["step"], result.samples)
+    train_until_pulled(monkeypatch, tried[-1]["step"] - 2, *early_flags(data, broken))
+    with monkeypatch.context() as patch:
+        patch.setattr(train_module, "fit_bias", _fit_bias_and_terminate)
+        with pytest.raises(SystemExit):
+            train_here(*early_flags(data, broken), "--resume")
+    assert train_here(*early_flags(data, broken), "--resume").steps == result.steps
+    first, second = events(broken / "log", "resume")
+    assert first["step"] > best["step"] == second["step"]
+    assert_same(whole / "final", broken / "final")
+    assert CheckpointRecord.read(two_ranks / "early" / "final").training["steps"] == result.steps
+    expected, found = (weights(path / "final") for path in (whole, two_ranks / "early"))
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-4)
+
+
+def _fit_bias_and_terminate(*args) -> None:
+    """Get SIGTERM when the model is finished, which the last checkpoint then is."""
+    fit_bias(*args)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_a_killed_rank_brings_the_job_back(data, two_ranks, tmp_path):

@@ -40,7 +40,7 @@ def test_defaults_are_those_of_the_example_but_for_rates_and_sizes():
     settings = parse_settings([])
     assert settings == TrainSettings(
         binary_path="/data/criteo_1tb/criteo_binary/split/",
-        epochs=1,
+        epochs=None,
         learning_rate=None,
         change_lr=False,
         lr_change_point=0.80,
@@ -78,7 +78,7 @@ def test_defaults_are_those_of_the_example_but_for_rates_and_sizes():
         ),
         ("--max_table_size 50", "without --hash_indices\n.*add --hash_indices"),
         ("--max_table_size 50 --hash_indices --num_embeddings 9", "both set"),
-        ("--auc_threshold 0.8", "docs/flags.md says why"),
+        ("--auc_threshold 0.8", "--stop_at_auroc"),
         ("--undersampling_rate 80", "--undersampling_rate 80.0\n.*above 0 and at most 1"),
         ("--keep 2", "without a checkpoint to write\n.*--save_checkpoint_path"),
         (

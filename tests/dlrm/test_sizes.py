@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from nvt_torchrec.base.auroc import auroc
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.data import choose_sizes, read_schema
 from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.metrics import compute_metrics
 from nvt_torchrec.dlrm.optim.learning_rates import learning_rates
-from nvt_torchrec.dlrm.reporting.baselines import CLICK_RATE, REGRESSION, compute_baselines
+from nvt_torchrec.dlrm.regression import Column, Sample
+from nvt_torchrec.dlrm.reporting.baselines import CLICK_RATE, REGRESSION, Trees, compute_baselines
 from nvt_torchrec.dlrm.settings.train_settings import (
     global_batch_for,
     parse_settings,
@@ -39,7 +44,7 @@ def _sizes(settings):
 
 @pytest.mark.parametrize(
     ("rows", "size", "batch"),
-    [(0, "small", 32), (80_000, "small", 128), (10**6, "small", 2048), (4 * 10**9, "large", 16384)],
+    [(0, "tiny", 32), (80_000, "tiny", 128), (10**6, "small", 2048), (4 * 10**9, "large", 16384)],
 )
 def test_by_rows(rows, size, batch):
     assert (size_for(rows), global_batch_for(rows)) == (size, batch)
@@ -48,13 +53,30 @@ def test_by_rows(rows, size, batch):
 def test_flags_win():
     found = with_sizes(parse_settings([]), 80_000, ranks=2)
     assert _sizes(found) == (16, (64, 16), (64, 1), "adagrad", 64)
-    assert (found.size, found.batch_size_of("test")) == ("small", 4096)
+    assert (found.size, found.batch_size_of("test")) == ("tiny", 4096)
     flags = ["--embedding_dim=8", "--batch_size=10", "--adagrad", "--size=medium"]
     found = with_sizes(parse_settings(flags), 80_000, ranks=2)
     assert _sizes(found) == (8, (256, 8), (256, 128, 1), None, 10)
     assert (found.table_optimizer, found.batch_size_of("test")) == ("rowwise_adagrad", 10)
     found = with_sizes(parse_settings(["--learning_rate=15"]), 80_000, ranks=1)
     assert found.table_optimizer == "sgd"  # as TorchRec's example
+    assert (found.epochs, found.early_stopping) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "rows", "expected"),
+    [
+        ([], 80_000, (15, 8)),
+        ([], 10**6, (1, 0)),
+        (["--epochs=3"], 80_000, (3, 0)),
+        (["--early_stopping=2"], 80_000, (15, 2)),
+        (["--continue_from=a"], 80_000, (1, 0)),
+    ],
+)
+def test_epochs_by_rows(flags, rows, expected):
+    """One epoch of large logs, and of those that must not change in a daily update."""
+    found = with_sizes(parse_settings(flags), rows, ranks=1)
+    assert (found.epochs, found.early_stopping) == expected
 
 
 def test_a_checkpoint_knows_its_sizes(split, tmp_path):
@@ -83,10 +105,33 @@ def test_the_dense_layers_rate_falls(optimizer, tables_fall):
     flags = ["--dense_decay=0.5", "--learning_rate=2", f"--optimizer={optimizer}"]
     settings = with_sizes(parse_settings(flags), 0, 1)
     settings = settings.filled({"dense_learning_rate": 1.0, "lr_warmup_steps": 0})
-    rates = [learning_rates(settings, step, 8) for step in range(8)]
+    rates = [learning_rates(settings, step, 8, 8) for step in range(8)]
     falling = [1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
     assert [rate.dense for rate in rates] == falling
     assert [rate.tables for rate in rates] == [2 * x if tables_fall else 2 for x in falling]
+    stopping = dataclasses.replace(
+        settings, early_stopping=3
+    )  # with an end after epochs 1, 3 and 5
+    rates = [learning_rates(stopping, step, 10, 2) for step in range(10)]
+    assert [rate.dense for rate in rates] == [1, 1, 1, 1, 1, 0.5, 1, 1, 1, 0.5]
+
+
+@pytest.mark.parametrize("without", ["", "lightgbm", "sklearn.ensemble"])
+def test_boosted_trees_learn_what_a_regression_cannot(monkeypatch, without):
+    """A hump in a number, and of two ids that a row has the first; rows of weight 0 are noise."""
+    monkeypatch.setitem(sys.modules, without, None)
+    random = np.random.default_rng(0)
+    number, ids = random.normal(0, 1, 4000).astype(np.float32), random.integers(3, 9, 8000)
+    labels = (np.abs(number) + (ids[::2] % 3 == 0) > 1.2).astype(np.float32)
+    noise = np.arange(4000) % 4 == 0
+    column = Column(ids, np.repeat(np.arange(4000), 2))
+    given = np.where(noise, 1 - labels, labels)
+    sample = Sample(number[:, None], [column], {"y": given}, (~noise).astype(np.float32))
+    if without.startswith("sklearn"):
+        with pytest.raises(ImportError):
+            Trees(sample, "y")
+        return
+    assert auroc(Trees(sample, "y").logits(sample), labels) > 0.99
 
 
 def test_baselines_are_those_of_scikit_learn(split):

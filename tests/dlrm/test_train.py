@@ -162,6 +162,17 @@ def test_reports_every_interval_and_at_the_end_of_an_epoch(data, tmp_path):
     assert some[1]["loss"] == pytest.approx(np.average(each[20:30], weights=weights), abs=1e-6)
 
 
+def test_a_run_stops_at_the_auroc_that_is_enough(learnable, tmp_path):
+    """After the first evaluation of valid that has it."""
+    flags = ["--stop_at_auroc=0.7", "--batch_size=512", "--validation_freq_within_epoch=4"]
+    rate = ["--learning_rate=0.005", "--adagrad", "--epochs=9", f"--log_path={tmp_path}"]
+    result = train_here(f"--binary_path={learnable}", *flags, *rate)
+    *before, reached, last = [e for e in events(tmp_path, "evaluation") if e["split"] == "valid"]
+    assert before
+    assert max(event["auroc"] for event in before) < 0.7 <= reached["auroc"]
+    assert result.steps == reached["step"] == last["step"] < 9 * 32
+
+
 def test_divergence_stops_the_run(data, tmp_path):
     saved = f"--save_checkpoint_path={tmp_path / 'c'}"
     with pytest.raises(SettingsError, match=r"the loss is nan between .*\n.*--learning_rate"):

@@ -46,7 +46,7 @@ def run(data, tmp_path_factory):
     log = directory / "log"
     flags = [f"--binary_path={split}", "--batch_size=32", "--learning_rate=0.1", "--tensorboard"]
     flags += ["--validation_freq_within_epoch=10", f"--log_path={log}"]
-    train_here(*flags)
+    train_here(*flags, f"--save_checkpoint_path={directory / 'end'}")
     return log
 
 
@@ -65,6 +65,12 @@ def test_the_page_is_whole_and_says_what_happened(run):
     assert "; split by days: train 0, valid none, test none" in page.texts
     assert page.texts[page.texts.index("; label ") + 1] == "label"
     assert "The run has not finished." not in " ".join(page.texts)
+    command = next(text for text in page.texts if "inference bundle --workflow" in text)
+    assert f"etl/workflow --checkpoint {run.parent / 'end'} --output BUNDLE" in command
+    (importance,) = events(run, "importance")
+    columns = importance["columns"]
+    names = [name for name in page.texts if name in columns]
+    assert names == sorted(columns, key=columns.get, reverse=True)
 
 
 def test_the_model_stands_beside_the_regression_and_warnings_below(run, tmp_path):

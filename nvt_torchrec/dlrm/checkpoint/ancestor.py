@@ -44,6 +44,7 @@ _CHOSEN = (
     *("embedding_dim", "dense_arch_layer_sizes", "over_arch_layer_sizes", "first_order"),
     *("optimizer", "eps", "batch_size", "test_batch_size", "learning_rate", "dense_learning_rate"),
     *("lr_warmup_steps", "dense_decay", "shuffle_training_set", "model_settings"),
+    *("epochs", "early_stopping"),
 )
 #: What :class:`Ancestor` takes over from the training record of the checkpoint.
 _OF_TRAINING = ("optimizer_steps", "epochs", "workflow_digest", "generation", "days")

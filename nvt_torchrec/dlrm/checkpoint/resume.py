@@ -37,7 +37,8 @@ _MUST_STAY = (
 )
 #: Settings that also change what is trained, but may change when a run is resumed.
 _MAY_CHANGE = (
-    *("epochs", "max_steps", "learning_rate", "dense_learning_rate", "dense_decay", "change_lr"),
+    *("epochs", "early_stopping", "stop_at_auroc", "max_steps", "learning_rate"),
+    *("dense_learning_rate", "dense_decay", "change_lr"),
     *("lr_change_point", "lr_after_change_point", "lr_warmup_steps", "lr_decay_start"),
     *("lr_decay_steps", "comm_precision", "amp"),
 )
@@ -53,7 +54,7 @@ def resume_from(
     model: DistributedModelParallel,
     optimizer: CombinedOptimizer,
     group: Group,
-) -> tuple[Path, dict[str, Any]]:
+) -> tuple[Path, dict[str, Any], dict[str, Any] | None]:
     """Load the newest checkpoint that is whole, undamaged and finite (collective).
 
     Newer ones are renamed, so that the run can write its own of these steps.
@@ -69,7 +70,8 @@ def resume_from(
         group: This rank; rank 0 logs which checkpoints are passed over, and why.
 
     Returns:
-        The checkpoint, and its training record with what is known of its data.
+        The checkpoint, its training record with what is known of its data, and what it holds of
+        the best evaluation (:func:`dlrm.checkpoint.state.load_state`).
 
     Raises:
         BadInputError: None of them can be used.
@@ -81,7 +83,7 @@ def resume_from(
     for path in reversed(checkpoints):
         try:
             training = on_all_ranks(group, path, _read_training, path, record, config, loader)
-            load_state(path, model, optimizer, group)
+            best = load_state(path, model, optimizer, group)
         except BadInputError as error:
             refused.append((path, error.what))
             continue
@@ -90,7 +92,7 @@ def resume_from(
         for name in _MAY_CHANGE:
             if group.rank == 0 and then.get(name) != now[name]:
                 log.warning("--%s is %s from here on; it was %s", name, now[name], then.get(name))
-        return path, training
+        return path, training, best
     raise BadInputError(
         f"{checkpoints[0].parent}: none of its {len(checkpoints)} checkpoints can be used:\n  "
         + "\n  ".join(why for _, why in refused),

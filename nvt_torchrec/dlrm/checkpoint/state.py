@@ -22,6 +22,7 @@ from nvt_torchrec.dlrm.checkpoint.growth import GrownTable
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.store import check_contents, errors_of, is_momentary, not_read
 from nvt_torchrec.dlrm.checkpoint.tensors import Tensors, Window, read_tensors, read_windows
+from nvt_torchrec.dlrm.checkpoint.writer import copied
 from nvt_torchrec.dlrm.launch.distributed import Group, gathered
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 
@@ -46,7 +47,7 @@ def load_state(
     optimizer: CombinedOptimizer | None,
     group: Group,
     tables: dict[str, GrownTable] | None = None,
-) -> None:
+) -> dict[str, Any] | None:
     """Load weights and optimizer state, also from another world size and plan (collective).
 
     Random number generators follow if nothing else changes: tables or the world size.
@@ -58,6 +59,10 @@ def load_state(
         group: This rank.
         tables: How each table follows from that of the checkpoint; None: it is the same.
 
+    Returns:
+        Weights and optimizer state of the run's best evaluation, if it is to be resumed and has
+        kept them (:mod:`dlrm.stopping`).
+
     Raises:
         BadInputError: The checkpoint is damaged, or holds values that are not finite.
         SchemaError: Its tensors are not those of the run, for example row-wise Adagrad's moments
@@ -67,6 +72,9 @@ def load_state(
     record = on_all_ranks(group, path, CheckpointRecord.read, path)
     if tables is not None or record.world_size != group.world_size:
         state.pop("random", None)
+    best = None
+    if optimizer and tables is None and record.training.get("best"):
+        best = state["best"] = copied({name: state[name] for name in ("model", "optimizer")})
     shares = group.rank, group.world_size
     on_all_ranks(group, path, check_contents, path, record.files, *shares)
     on_all_ranks(group, path, _read_state, path, state, tables or {})
@@ -76,7 +84,8 @@ def load_state(
             f"{path}: {diverged} holds values that are not finite: training had diverged",
             "use an earlier one",
         )
-    on_all_ranks(group, path, _fill, state, model, optimizer, group)
+    on_all_ranks(group, path, fill_state, state, model, optimizer, group)
+    return best
 
 
 def on_all_ranks(group: Group, path: Path, function: Callable[..., Any], *args: Any) -> Any:
@@ -124,12 +133,13 @@ def _state_to_fill(
     return training_state(model, optimizer, group)
 
 
-def _fill(
+def fill_state(
     state: dict[str, Any],
     model: DistributedModelParallel,
     optimizer: CombinedOptimizer | None,
     group: Group,
 ) -> None:
+    """Load weights and, with an optimizer, its state; random number generators if there are any."""
     model.load_state_dict(state["model"])
     if optimizer is None:
         return

@@ -83,7 +83,7 @@ class Checkpoints:
         """
         self.wait()
         self.saved_step = step
-        copies = step, _copied(state), record, _copied_tensor(loss)
+        copies = step, copied(state), record, _copied_tensor(loss)
         self._thread = threading.Thread(
             name="checkpoint", target=self._write, args=copies, daemon=True
         )
@@ -159,10 +159,10 @@ def _rename(path: Path, name: str) -> Path:
         ) from error
 
 
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
+def copied(state: dict[str, Any]) -> dict[str, Any]:
     """Copy a nested dict of tensors to main memory."""
     return {
-        key: _copied(value) if isinstance(value, dict) else _copied_tensor(value)
+        key: copied(value) if isinstance(value, dict) else _copied_tensor(value)
         for key, value in state.items()
     }
 

@@ -178,15 +178,24 @@ class Rates(NamedTuple):
     dense: float
 
 
-def learning_rates(settings: TrainSettings, step: int, total_steps: int) -> Rates:
+def learning_rates(settings: TrainSettings, step: int, total_steps: int, epoch_steps: int) -> Rates:
     """Return the learning rates of step ``step`` (from 0) out of ``total_steps``, of all epochs.
+
+    A run that may stop early decays its rates again and again, at the end of epochs 1, 3, 7, 15 …
+    (warm restarts, Loshchilov & Hutter 2017, arXiv:1608.03983): whenever it stops, there is a model
+    of a finished schedule, and the first is that of a run of one epoch.
 
     ``settings`` come from :func:`with_default_rates`.
     """
     bases = settings.learning_rate, settings.dense_learning_rate
     tables, dense = (learning_rate(settings, base, step, total_steps) for base in bases)
-    falling = settings.dense_decay * total_steps
-    share = min(1.0, (total_steps - step) / falling) if falling else 1.0
+    begin, end = 0, total_steps
+    if settings.early_stopping:
+        number = (step // epoch_steps + 1).bit_length()
+        begin, end = (epoch_steps * ((1 << power) - 1) for power in (number - 1, number))
+        end = min(end, total_steps)
+    falling = settings.dense_decay * (end - begin)
+    share = min(1.0, (end - step) / falling) if falling else 1.0
     if OPTIMIZERS[settings.table_optimizer].TABLES_FALL:
         tables *= share
     return Rates(tables, dense * share)

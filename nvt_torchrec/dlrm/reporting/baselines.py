@@ -1,25 +1,34 @@
-"""What a model must beat: always predicting the click rate, and logistic regression.
+"""What a model must beat: always predicting the click rate, logistic regression, boosted trees.
 
 A loss alone says nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
+from scipy.special import logit
 
 from nvt_torchrec.base.auroc import column_auroc
 from nvt_torchrec.dlrm.metrics import ByLabel, compute_metrics, groups_of
 from nvt_torchrec.dlrm.models.config import ModelConfig
-from nvt_torchrec.dlrm.regression import BATCH, Regression, fit_regression, read_sample
-from nvt_torchrec.dlrm.reporting.metrics_log import CLICK_RATE, REGRESSION
+from nvt_torchrec.dlrm.regression import BATCH, Regression, Sample, fit_regression, read_sample
+from nvt_torchrec.dlrm.reporting.metrics_log import CLICK_RATE, REGRESSION, TREES
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.nvt_loader.selection import Selection
 
 #: The values of a sample to fit to, which take seconds, and the batches to evaluate.
 _VALUES, _EVALUATED = 2**23, 12
+#: The rows that trees are fitted to, at most; with 40 columns that takes some seconds.
+_TREE_ROWS = 200_000
+#: The ids of a column that trees of LightGBM, and of scikit-learn, tell apart.
+_IDS, _SCIKIT_IDS = 4000, 254
 #: A dense column is cut at these for the AUROC that it has alone.
 _QUANTILES = np.linspace(0, 1, 33)
 
@@ -43,9 +52,12 @@ def compute_baselines(
     fitted = read_sample(settings, config, "train", batches, training)
     clicks = {label: fitted.click_rate(label) for label in config.labels}
     offset = float(np.log(settings.undersampling_rate or 1.0))
-    regressions = {}
+    regressions, trees = {}, {}
     for label, rate in clicks.items():
         if 0 < rate < 1:
+            if settings.boosted_trees:
+                with contextlib.suppress(ImportError):
+                    trees[label] = Trees(fitted, label)
             found = fit_regression(fitted, label)
             regressions[label] = dataclasses.replace(found, bias=found.bias + offset)
     metrics: dict[tuple[str, str], ByLabel] = {}
@@ -55,14 +67,71 @@ def compute_baselines(
         if settings.gauc_column:
             column = sample.columns[config.categorical.index(settings.gauc_column)]
             groups = groups_of(column.ids)
-        metrics[split, CLICK_RATE], metrics[split, REGRESSION] = {}, {}
         for label, regression in regressions.items():
             rest = sample.labels[label], sample.weights, groups
             odds = clicks[label] / (1 - clicks[label])
-            constant = np.full(len(sample.dense), np.log(odds) + offset)
-            metrics[split, CLICK_RATE][label] = compute_metrics(constant, *rest)
-            metrics[split, REGRESSION][label] = compute_metrics(regression.logits(sample), *rest)
+            logits = {CLICK_RATE: np.full(len(sample.dense), np.log(odds) + offset)}
+            logits[REGRESSION] = regression.logits(sample)
+            if label in trees:
+                logits[TREES] = trees[label].logits(sample) + offset
+            for name, values in logits.items():
+                metrics.setdefault((split, name), {})[label] = compute_metrics(values, *rest)
     return regressions, metrics
+
+
+class Trees:
+    """Boosted trees with their library's defaults: LightGBM (Ke et al. 2017), or scikit-learn's.
+
+    Ids are categories, the most frequent ones of a column; of a list the first id counts.
+
+    Raises:
+        ImportError: Neither is installed.
+    """
+
+    def __init__(self, sample: Sample, label: str) -> None:
+        from sklearn.ensemble import HistGradientBoostingClassifier
+
+        lightgbm: Any = None
+        with contextlib.suppress(ImportError, OSError):  # or OpenMP's library is missing
+            import lightgbm
+
+        self._known: list[np.ndarray] = []
+        for ids in _first_ids(sample):
+            values, counts = np.unique(ids, return_counts=True)
+            order = np.argsort(-counts, kind="stable")[: _IDS if lightgbm else _SCIKIT_IDS]
+            self._known.append(np.sort(values[order]))
+        rows, dense = slice(_TREE_ROWS), sample.dense.shape[1]
+        data = self._inputs(sample)[rows], sample.labels[label][rows]
+        weights = None if sample.weights is None else sample.weights[rows]
+        places: Any = list(range(dense, dense + len(self._known)))
+        if lightgbm:
+            fixed: Any = {"deterministic": True, "force_col_wise": True, "verbose": -1}
+            model = lightgbm.LGBMClassifier(n_jobs=torch.get_num_threads(), **fixed)
+            model.fit(*data, sample_weight=weights, categorical_feature=places)
+        else:
+            model = HistGradientBoostingClassifier(categorical_features=places, random_state=0)
+            model.fit(*data, weights)
+        self._model = model
+
+    def logits(self, sample: Sample) -> np.ndarray:
+        """Return the logits of rows, float64 [n]."""
+        return logit(self._model.predict_proba(self._inputs(sample))[:, 1].clip(1e-7, 1 - 1e-7))
+
+    def _inputs(self, sample: Sample) -> np.ndarray:
+        places = [
+            np.where(known[at := np.searchsorted(known[:-1], ids)] == ids, at, len(known))
+            for known, ids in zip(self._known, _first_ids(sample), strict=True)
+        ]
+        return np.column_stack([sample.dense, *places]).astype(np.float32)
+
+
+def _first_ids(sample: Sample) -> Iterator[np.ndarray]:
+    """Yield for each categorical column the first id of each row, 0 without one."""
+    for column in sample.columns:
+        ids = np.zeros(len(sample.dense), np.int64)
+        rows = np.arange(len(ids)) if column.rows is None else column.rows
+        ids[rows[::-1]] = column.ids[::-1]
+        yield ids
 
 
 def best_column(

@@ -1,7 +1,8 @@
 """Warn early that a run does not learn, with the likely remedy.
 
 The loss of training steps is checked after steps 1, 2, 4, 8, …, the AUROC at evaluations of valid
-after the first tenth of an epoch; calibration, and AUROC beside the regression's, at the end.
+after the first tenth of an epoch; at the end calibration, and AUROC and log loss beside the
+baselines'.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.optimizers import Remedies
 from nvt_torchrec.dlrm.order import find_order
 from nvt_torchrec.dlrm.reporting.baselines import best_column
-from nvt_torchrec.dlrm.reporting.metrics_log import REGRESSION, MetricsLog, name_of
+from nvt_torchrec.dlrm.reporting.metrics_log import (
+    CLICK_RATE,
+    REGRESSION,
+    TREES,
+    MetricsLog,
+    name_of,
+)
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
@@ -38,14 +45,26 @@ _SHARE = 0.1
 _OFF = 0.05
 #: A model with a better AUROC may have seen the label, by one column; and has seen it.
 _SUSPICIOUS, _IMPOSSIBLE = 0.95, 0.995
-#: How far AUROCs may be apart: as such, and in standard deviations if they are of the same rows.
-_EQUAL, _PAIRED = 0.001, 0.6
+#: How far a model's AUROC may be below a baseline's.
+_MARGINS = {REGRESSION: 0.001, TREES: 0.005}
+#: How far AUROCs of the same rows may be apart, in standard deviations.
+_PAIRED = 0.6
+#: The factor from which on a log loss is above that of always predicting the click rate.
+_WORSE = 1.002
+#: Valid still improves if its log loss has fallen by more than this share in the last quarter.
+_FALLING = 0.003
 #: The factor by which the log loss of valid rises where a model overfits.
 _RISEN = 1.01
 #: What to do where always predicting the click rate of training is off as well.
 _SHIFTED = (
     "so is that of always predicting the click rate of training: clicks are rarer or more frequent "
     "in %s; train on rows of the same time, or divide them at random"
+)
+#: What to do where the regression is off, and the click rate is not.
+_UNSEEN = (
+    "so is that of the logistic regression: rows of %s have values that training has not; let "
+    "values that are rare in training share the id of unknown ones, by --freq_threshold 20 of "
+    "etl run, or divide the rows at random"
 )
 #: The fewest clicks, and the fewest samples without a click, for a click rate.
 _FEW = 100
@@ -174,20 +193,54 @@ class LearningCheck:
                 "after the click"
             )
             warn("leak", problem, remedy)
-        regression = baselines.get(REGRESSION)
-        if regression and regression.auroc and result.auroc < _limit(result, regression):
-            problem = (
-                f"AUROC {result.auroc:.4f} of {name} is worse than the {regression.auroc:.4f} "
-                "of a logistic regression"
-            )
-            warn("worse", problem, self._cause(label))
+        for other, margin in _MARGINS.items():
+            beside = baselines.get(other)
+            if beside and beside.auroc and result.auroc < _limit(result, beside, margin):
+                a = "a " if other == REGRESSION else ""
+                problem = (
+                    f"AUROC {result.auroc:.4f} of {name} is worse than the {beside.auroc:.4f} "
+                    f"of {a}{other}"
+                )
+                warn("worse", problem, self._cause(label))
+        constant = baselines.get(CLICK_RATE)
+        # normalized, as the rows may be others
+        worst = (constant and constant.normalized_entropy) or math.inf
         if _is_off(result):
             problem = (
                 f"calibration {result.calibration:.3f} of {name}: the mean prediction is "
                 f"{result.mean_prediction:.4f}, the click rate {result.positive_rate:.4f}"
             )
-            shifted = baselines and all(map(_is_off, baselines.values()))
-            warn("calibration", problem, _SHIFTED % split if shifted else self._cause(label))
+            if baselines and all(map(_is_off, baselines.values())):
+                remedy = _SHIFTED % split
+            elif REGRESSION in baselines and _is_off(baselines[REGRESSION]):
+                remedy = _UNSEEN % split
+            else:
+                remedy = self._cause(label)
+            warn("calibration", problem, remedy)
+        elif constant and (result.normalized_entropy or 0) > _WORSE * worst:
+            problem = (
+                f"log loss {result.log_loss:.4f} of {name} is above the {constant.log_loss:.4f} of "
+                "always predicting the click rate"
+            )
+            warn("log loss", problem, self._cause(label))
+
+    def advice(self) -> str:
+        """Return what to give if valid still improved at the end, or ""."""
+        settings = self._settings
+        for losses in () if settings.stop_at_auroc else self._losses.values():
+            *earlier, last = [loss for _, loss in sorted({s: loss for loss, s in losses}.items())]
+            before = earlier[-1 - len(earlier) // 4] if earlier else last
+            if last <= min(earlier, default=last) and before > last * (1 + _FALLING):
+                more = f"--epochs {2 * settings.epochs}"
+                if settings.max_steps:
+                    more = f"--max_steps {2 * settings.max_steps}"
+                if not settings.early_stopping:
+                    more += " --early_stopping 8"
+                return (
+                    f"valid still improved at the end: its log loss fell from {before:.4f} to "
+                    f"{last:.4f} in the last quarter; try {more}"
+                )
+        return ""
 
     def _cause(self, label: str) -> str:
         """Return the likely cause of a model that is worse than it should be, and the remedy."""
@@ -197,7 +250,7 @@ class LearningCheck:
             if step > self._epoch_steps and last > _RISEN * least:
                 return (
                     f"overfitting: the log loss of valid was {least:.4f} after step {best} and is "
-                    f"{last:.4f} now; give --max_steps {best}, or fewer --epochs"
+                    f"{last:.4f} now; give --early_stopping 8, which keeps the model of then"
                 )
         if self._sorted_by:
             return (
@@ -238,13 +291,13 @@ class LearningCheck:
             log.warning("%s", text)
 
 
-def _limit(model: Metrics, regression: Metrics) -> float:
-    """Return the AUROC below which a model is worse than a regression by more than chance.
+def _limit(model: Metrics, other: Metrics, margin: float) -> float:
+    """Return the AUROC below which a model is worse by ``margin``, and by more than chance.
 
     On the same rows, scores that are much alike differ by less than both vary.
     """
-    share = _PAIRED if model.samples == regression.samples else 2
-    return (regression.auroc or 0.0) - _EQUAL - share * _deviation(*regression.effective_counts)
+    share = _PAIRED if model.samples == other.samples else 2
+    return (other.auroc or 0.0) - margin - share * _deviation(*other.effective_counts)
 
 
 def _is_off(metrics: Metrics) -> bool:

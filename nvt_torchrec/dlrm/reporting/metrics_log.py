@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tensorboardX import SummaryWriter
 
 #: The names of the baselines in ``baseline`` events.
-CLICK_RATE, REGRESSION = "click rate", "logistic regression"
+CLICK_RATE, REGRESSION, TREES = "click rate", "logistic regression", "boosted trees"
 METRICS_FILE = "metrics.jsonl"
 _REMEDY = "choose a writable --log_path"
 #: Titles of the metrics that the log shows.
@@ -49,7 +49,7 @@ class MetricsLog:
     - ``baseline``: split, label, name and the same fields (:mod:`dlrm.reporting.baselines`);
     - ``warning``: step, text and remedy (:mod:`dlrm.reporting.learning_check`);
     - ``resume``: step and checkpoint;
-    - ``end``: step, samples, train_seconds, samples_per_s, checkpoint.
+    - ``end``: step, samples, train_seconds, samples_per_s, checkpoint, advice (or "").
 
     Attributes:
         directory: The directory of the file; None on ranks other than 0: nothing is written.

@@ -6,18 +6,20 @@ Training writes it after evaluations of valid, at most every minute, and at its 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from jinja2 import UndefinedError
 
 from nvt_torchrec.base.command_line import as_text
-from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.errors import BadInputError, as_called
 from nvt_torchrec.base.files.atomic import write_text
 from nvt_torchrec.base.pages import render
 from nvt_torchrec.base.pages.charts import Chart, Series, lines
-from nvt_torchrec.dlrm.reporting.metrics_log import METRICS_FILE, REGRESSION, name_of
+from nvt_torchrec.dlrm.reporting.metrics_log import METRICS_FILE, name_of
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.formats.etl_output import EtlOutput
 
 REPORT_FILE = "training.html"
 #: Points of a curve at most; of more, every n-th and the last are drawn.
@@ -94,26 +96,30 @@ def page(events: Events) -> str:
     start, *rest = events
     of_kind = {
         kind: [event for event in rest if event["event"] == kind]
-        for kind in ("train", "evaluation", "baseline", "warning", "end")
+        for kind in ("train", "evaluation", "baseline", "importance", "warning", "end")
     }
     given, defaults = _split_settings(start["settings"])
     last = {_name_of(event): event for event in of_kind["evaluation"]}
     final = [name for name, event in last.items() if event["split"] == "test"] or list(last)
-    baselines = {f"{_name_of(event)}, {event['name']}": event for event in of_kind["baseline"]}
+    baselines = {(_name_of(event), event["name"]): event for event in of_kind["baseline"]}
     oracle = start.get("oracle") or {}
     best = {f"{split}, oracle": oracle[split] for split in last if split in oracle}
+    drawn = curves(start, of_kind["train"], of_kind["evaluation"])
     return render(
         Path(__file__).with_name("training.html"),
         start=start,
-        regressions={split: baselines.get(f"{split}, {REGRESSION}") for split in last},
+        baselines=defaultdict(lambda: None, baselines),
+        importance=list({event["label"]: event for event in of_kind["importance"]}.values()),
+        next=_next_commands(start, of_kind["end"]),
         warnings=of_kind["warning"],
         end=of_kind["end"][0] if of_kind["end"] else None,
         train=of_kind["train"],
         last=last,
         final=final,
         oracle=oracle,
-        results=last | baselines | best,
-        curves=curves(start, of_kind["train"], of_kind["evaluation"]),
+        results=last | {", ".join(names): event for names, event in baselines.items()} | best,
+        quality=drawn[: -len(_CURVES)],
+        speed=drawn[-len(_CURVES) :],
         table_sizes=[sum(table["gpu"]) + sum(table["host"]) for table in start["plan"]["tables"]],
         given=given,
         defaults=defaults,
@@ -122,6 +128,20 @@ def page(events: Events) -> str:
 
 def _name_of(event: dict[str, Any]) -> str:
     return name_of(event["split"], event.get("label", ""))
+
+
+def _next_commands(start: dict[str, Any], end: Events) -> list[str]:
+    """Return the commands that use the model; none if it was not saved."""
+    checkpoint = end and end[0].get("checkpoint")
+    if not checkpoint:
+        return []
+    workflow = EtlOutput.of_splits(start["settings"]["binary_path"]).workflow
+    of_model = f"--workflow {workflow} --checkpoint {checkpoint}"
+    commands = (
+        f"bundle {of_model} --output BUNDLE",
+        "predict --bundle BUNDLE --input RAW --output SCORES",
+    )
+    return [as_called(f"python -m inference {command}") for command in commands]
 
 
 def curves(start: dict[str, Any], train: Events, evaluations: Events) -> list[Chart]:
@@ -176,7 +196,9 @@ def _curves_of_label(
 
 
 def _points(events: Events, key: str) -> list[tuple[float, float]]:
-    points = [(event["step"], event[key]) for event in events if event[key] is not None]
+    # a run that went back to its best model evaluates that step again
+    found = {event["step"]: event[key] for event in events if event[key] is not None}
+    points = sorted(found.items())
     every = -(-len(points) // _POINTS)
     return points[:-1:every] + points[-1:] if every > 1 else points
 

@@ -212,6 +212,7 @@ class Progress:
         self,
         metrics: dict[str, ByLabel],
         baselines: Mapping[tuple[str, str], ByLabel],
+        advice: str,
         warnings: Sequence[str],
     ) -> None:
         """Report the whole run and write its page, on rank 0.
@@ -219,6 +220,7 @@ class Progress:
         Args:
             metrics: The final metrics by split.
             baselines: Those of the baselines, by split and name.
+            advice: What may make the model better.
             warnings: What is wrong with the model, which the log ends with.
         """
         directory = self._events.directory
@@ -238,6 +240,7 @@ class Progress:
             train_seconds=self.train_seconds,
             samples_per_s=speed,
             checkpoint=path,
+            advice=advice,
         )
         log.info(
             "trained %s samples in %.1f s%s\n%s",
@@ -250,6 +253,8 @@ class Progress:
         log.info("checkpoint: %s", kept)
         write_report(directory)
         log.info("report: %s", directory / REPORT_FILE)
+        if advice:
+            log.info("%s", advice)
         for warning in warnings:
             log.warning("%s", warning)
 

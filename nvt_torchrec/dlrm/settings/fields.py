@@ -34,13 +34,17 @@ class Size:
     embedding_dim: int
     dense_arch_layer_sizes: tuple[int, ...]
     over_arch_layer_sizes: tuple[int, ...]
+    epochs: int = 1
+    early_stopping: int = 0
 
 
 #: By rising number of rows: a small log has too few for wide tables and many layers, which learn
 #: more slowly and rank worse than logistic regression (``make bench-quality``). The large one is
-#: that of TorchRec's example, but for its optimizer.
+#: that of TorchRec's example, but for its optimizer. Logs of numbers gain by many epochs, which a
+#: tiny one has the time for; logs of ids overfit, and stop early.
 SIZES = {
-    "small": Size(0, "adagrad", 16, (64, 16), (64, 1)),
+    "tiny": Size(0, "adagrad", 16, (64, 16), (64, 1), 15, 8),
+    "small": Size(1_000_000, "adagrad", 16, (64, 16), (64, 1)),
     "medium": Size(20_000_000, "adagrad", 32, (256, 32), (256, 128, 1)),
     "large": Size(200_000_000, "rowwise_adagrad", 128, (512, 256, 128), (1024, 1024, 512, 256, 1)),
 }
@@ -165,7 +169,18 @@ class TrainFields(Settings):
         "less with more than 25 categorical columns; 0 with --learning_rate)", None, least=0
     )
 
-    epochs: int = _optimization("passes over the training set", 1, least=1)
+    epochs: int | None = _optimization(
+        "passes over the training set, at most (default: by --size; 1 with --learning_rate, "
+        "--max_steps, --load_checkpoint_path or --continue_from)", None, least=1
+    )
+    early_stopping: int | None = _optimization(
+        "stop after so many evaluations of valid without a lower log loss, and keep the model of "
+        "the lowest; 0: off (default: by --size; 0 with --epochs)", None, least=0
+    )
+    stop_at_auroc: float | None = _optimization(
+        "stop when each label's AUROC of valid is at least this", None, above=0, most=1,
+        needs="--mode train"
+    )
     max_steps: int | None = _optimization(
         "stop after this many steps", None, least=1, needs="--mode train"
     )
@@ -255,6 +270,10 @@ class TrainFields(Settings):
     gauc_column: str | None = _reporting(
         "id column, such as the user: evaluations also give the mean AUROC of the rows of each id",
         None, metavar="NAME"
+    )
+    boosted_trees: bool = _reporting(
+        "fit boosted trees to training rows, if LightGBM or scikit-learn is installed, to compare "
+        "the model with", True
     )
     log_path: str | None = _reporting(
         "directory for metrics.jsonl (appended), settings.json and training.html (default: "

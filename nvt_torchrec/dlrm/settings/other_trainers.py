@@ -25,12 +25,13 @@ RENAMED = _by_flag(
         "--compile_dense": "--cuda_graphs",
         "--save_checkpoint_path": "--output_dir",
         "--amp": "--fp16",
+        "--stop_at_auroc": "--validation_auroc --auc_threshold",
         "--optimizer adam": "--Adam_embedding_optimizer --Adam_MLP_optimizer",
     }
 )
 #: Their flags that have no place here; docs/flags.md says why.
 _LEFT_OUT = (
-    "--auc_device --auc_threshold --backend --base_device --bottom_features_ordered "
+    "--auc_device --backend --base_device --bottom_features_ordered "
     "--collect_multi_hot_freqs_stats --dataset_name --dataset_subset --dataset_type "
     "--decay_end_lr --decay_power --embedding_type --feature_spec --freeze_embeddings "
     "--freeze_mlps --inference_benchmark_batch_sizes --inference_benchmark_steps --loss_scale "

@@ -154,6 +154,12 @@ def with_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
         "optimizer": size.optimizer if settings.learning_rate is None else "sgd",
         "batch_size": batch,
     }
+    if settings.epochs is None:
+        once = settings.learning_rate or settings.max_steps or settings.continue_from
+        several = settings.mode == "train" and not (once or settings.load_checkpoint_path)
+        chosen["epochs"] = size.epochs if several else 1
+        chosen["early_stopping"] = size.early_stopping if several else 0
+    chosen.setdefault("early_stopping", 0)
     if settings.model == "dlrm":
         chosen["dense_arch_layer_sizes"] = (*size.dense_arch_layer_sizes[:-1], dim)
         last = settings.label_count
