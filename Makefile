@@ -29,6 +29,9 @@ TOOLS := build/tools/built
 AUDIT := build/tools/bin/pip-audit
 # Modules whose loops Numba compiles on import: at the end of `make env`, instead of in the first runs.
 COMPILED := nvt_torchrec.workflows.drift nvt_torchrec.nvt_loader.parquet.decoder
+# Servers of others, each installed with ONNX Runtime into an environment of its own.
+SERVERS := nvidia-pytriton==0.7.0 kserve==0.21.0
+RUNTIME := onnxruntime==1.32.0
 # Installed before a lock.
 BEFORE := requirements/build.txt requirements/torch.txt requirements/cuda.txt
 # The next argument is a version of Python. Pins stay as they are while requirements/*.in allow them;
@@ -51,7 +54,7 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-.PHONY: help env demo test test-gpu rapids-sources lint bench-etl bench-loader bench-train bench-quality bench-inference bench-gpu lock audit sbom clean
+.PHONY: help env demo test test-servers test-gpu rapids-sources lint bench-etl bench-loader bench-train bench-quality bench-inference bench-gpu lock audit sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -64,6 +67,14 @@ demo: $(LINKED) ## raw click log -> ETL -> training -> scored rows; everything b
 
 test: $(LINKED) ## run the tests, two files at a time; on the CPU, also where there are GPUs
 	@CUDA_VISIBLE_DEVICES= $(ON_PATH) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TEST_FLAGS)
+
+test-servers: $(LINKED) ## an exported model in genuine Triton and KServe servers, installed into build/servers
+	@for package in $(SERVERS); do \
+	    folder=build/servers/$${package%%=*}; \
+	    [ -e $$folder/built ] || { rm -rf $$folder && $(BIN)/python -m venv $$folder && \
+	        $$folder/bin/python -m pip --disable-pip-version-check install --quiet $$package $(RUNTIME) && \
+	        touch $$folder/built; }; \
+	done; $(ON_PATH) python -m pytest -rs $(TEST_FLAGS) tests/inference/test_servers.py
 
 test-gpu: $(LINKED) ## the tests that need a GPU, a process for each file; minutes
 	@for file in tests/gpu/test_*.py; do \

@@ -41,6 +41,7 @@ from tests.inference.conftest import Trained
 from tests.inference.exported import score, tensors_of
 from tests.inference.reference import make_scorer, to_serve
 from tests.inference.test_predictor import criteo_dicts
+from tests.shell import ROOT
 from tests.workflows.random_specs import as_columns, examples, feature_specs
 from tests.workflows.test_compiled import odd_rows, save
 
@@ -325,6 +326,14 @@ def test_a_triton_repository(shop: Trained, shop_predictor: Predictor, tmp_path:
     rows = first_rows(str(sorted(shop.raw.iterdir())[-1]), shop_predictor.spec, 60)
     scores = score(model / "1", to_tensors(inputs_of(shop_predictor.spec), rows))
     np.testing.assert_allclose(scores, shop_predictor.predict(rows), atol=1e-6)
+    # docs/onnx.md's row of missing values, of any columns: lists, their lengths and floats, too
+    page = (ROOT / "docs" / "onnx.md").read_text()
+    snippet = re.search(r"```python\n(.*?)row\[\"int_0\"\]", page, re.DOTALL)[1]
+    names: dict = {}
+    exec(snippet.replace("DIR/model.onnx", str(model / "1" / "model.onnx")), names)
+    (got,) = names["session"].run(["probability"], names["row"])
+    row = dict.fromkeys(shop_predictor.spec.sources(label=False))
+    np.testing.assert_allclose(got, shop_predictor.predict([row]), atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["onnx", "triton"])

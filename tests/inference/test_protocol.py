@@ -50,6 +50,21 @@ def request_of(tensors: dict[str, np.ndarray]) -> dict:
     }
 
 
+def given_to_client(
+    tensors: dict[str, np.ndarray], *, binary: bool
+) -> tuple[np.ndarray, list[tritonclient.http.InferInput]]:
+    """The inputs for Triton's client, of all rows or, as its JSON has no NaN, of those without."""
+    floats = [values for values in tensors.values() if values.dtype.kind == "f"]
+    kept = np.full(60, binary) | np.isfinite(floats).all(0)
+    assert kept.sum() > 10
+    kinds, inputs = {"O": "BYTES", "i": "INT64", "f": "FP64"}, []
+    for name, values in tensors.items():
+        values = values[kept] if values.ndim == 2 else values[kept, None]
+        given = tritonclient.http.InferInput(name, values.shape, kinds[values.dtype.kind])
+        inputs.append(given.set_data_from_numpy(values, binary_data=binary))
+    return kept, inputs
+
+
 @pytest.mark.parametrize("binary", [True, False])
 def test_tritons_client(
     server: Server,
@@ -60,10 +75,7 @@ def test_tritons_client(
 ) -> None:
     """Of JSON alone, it names no content type. One binary input would make it another request."""
     rows = first_rows(str(sorted(shop.raw.iterdir())[-1]), shop_predictor.spec, 60)
-    floats = [values for values in tensors.values() if values.dtype.kind == "f"]
-    # in the client's JSON there is no NaN
-    kept = np.ones(60, bool) if binary else np.isfinite(floats).all(0)
-    assert kept.sum() > 10
+    kept, inputs = given_to_client(tensors, binary=binary)
     client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.port}")
     assert client.is_server_live()
     assert client.is_server_ready()
@@ -71,13 +83,9 @@ def test_tritons_client(
     assert client.is_model_ready(MODEL, "1")
     assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
     described = client.get_model_metadata(MODEL, "1")["inputs"]
-    assert {tensor["name"] for tensor in described} == tensors.keys()
-    inputs = []
-    for tensor in described:
-        values = tensors[tensor["name"]][kept]
-        values = values if values.ndim == 2 else values[:, None]
-        given = tritonclient.http.InferInput(tensor["name"], values.shape, tensor["datatype"])
-        inputs.append(given.set_data_from_numpy(values, binary_data=binary))
+    assert {(tensor["name"], tensor["datatype"]) for tensor in described} == {
+        (tensor.name(), tensor.datatype()) for tensor in inputs
+    }
     output = tritonclient.http.InferRequestedOutput("probability", binary_data=binary)
     expected = shop_predictor.predict(list(itertools.compress(rows, kept)))
     for outputs, version in (([output], ""), (None, "1")):

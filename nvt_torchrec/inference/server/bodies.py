@@ -26,6 +26,8 @@ Parser: TypeAlias = Callable[[bytearray, Mapping[str, str], Predictor, ServerSet
 
 #: Bytes that a value of JSON takes as a Python object, and how many more a list or an object takes.
 _VALUE_BYTES, _CONTAINER_BYTES = 64, 128
+#: How often --max_body_mb the values of a body may take, by these.
+_EXPANSION = 16
 
 
 class RefusedError(Exception):
@@ -81,8 +83,8 @@ def read_json(body: bytearray, limits: ServerSettings) -> Any:
     """
     values = body.count(b",") + body.count(b":")
     containers = body.count(b"[") + body.count(b"{")
-    size, most = _VALUE_BYTES * values + _CONTAINER_BYTES * containers, limits.max_parsed_bytes
-    if size > most:
+    size = _VALUE_BYTES * values + _CONTAINER_BYTES * containers
+    if size > (most := _EXPANSION * limits.max_body_bytes):
         raise RefusedError(
             413,
             f"the body's values may take {size >> 20} MiB of memory; the limit is {most >> 20} MiB",

@@ -59,21 +59,15 @@ def routes(service: Any) -> list[Route]:
         _check_name(request)
         return await service.answer(request, parse_tensors)
 
-    of_server = [
+    paths = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
+    return [
         Route("/v2", server),
         Route("/v2/health/live", live),
         Route("/v2/health/ready", ready),
+        *(Route(path, model) for path in paths),
+        *(Route(f"{path}/ready", ready) for path in paths),
+        *(Route(f"{path}/infer", infer, methods=["POST"]) for path in paths),
     ]
-    of_model = [
-        route
-        for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
-        for route in (
-            Route(path, model),
-            Route(f"{path}/ready", ready),
-            Route(f"{path}/infer", infer, methods=["POST"]),
-        )
-    ]
-    return of_server + of_model
 
 
 def _check_name(request: Request) -> None:

@@ -136,9 +136,8 @@ class _Server(uvicorn.Server):
                 waiting.append((sockets or [])[0].accept()[0])
         for server in self.servers:
             server.close()
-        connection = functools.partial(
-            _Protocol, self.config, self.server_state, self.lifespan.state
-        )
+        state = self.server_state, self.lifespan.state
+        connection = functools.partial(_Protocol, self.config, *state)
         for accepted in waiting:
             await asyncio.get_running_loop().connect_accepted_socket(connection, accepted)
         await super().shutdown(sockets)

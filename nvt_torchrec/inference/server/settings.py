@@ -75,8 +75,3 @@ class ServerSettings(Settings):
     def max_body_bytes(self) -> int:
         """The largest size of a request in bytes."""
         return int(self.max_body_mb * 2**20)
-
-    @property
-    def max_parsed_bytes(self) -> int:
-        """The most memory in bytes that the values of a request may take when they are parsed."""
-        return 16 * self.max_body_bytes
