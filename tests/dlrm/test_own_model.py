@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -133,7 +134,14 @@ def test_what_a_program_may_say(theirs):
         (with_steps(called("aten.relu.default", dense, key)), "not a program"),
         *(
             (with_steps(called(name, dense)), "is not one of the operators of programs")
-            for name in ("aten.from_file.default", "os.system", "eval", "aten.relu", key)
+            for name in (
+                "aten.from_file.default",
+                "aten.empty.memory_format",
+                "os.system",
+                "eval",
+                "aten.relu",
+                key,
+            )
         ),
         (with_steps(called("aten.relu.default", {"result": -1})), "an argument 'result': -1"),
         (with_steps(called("aten.relu.default", {"torch": "load"})), "an argument 'torch': 'load'"),
@@ -196,8 +204,12 @@ def test_programs_that_were_changed_at_random(theirs):
         lambda dense, vectors: functional.cosine_similarity(vectors[:, 0], vectors[:, 1]),
         lambda dense, vectors: functional.scaled_dot_product_attention(*[vectors] * 3).sum((1, 2)),
         lambda dense, vectors: torch.einsum("bfd,bgd->bfg", vectors, vectors).amax((1, 2)),
+        lambda dense, vectors: functional.batch_norm(
+            vectors, *torch.tensor([0.1, 2]).expand(3, 2).T
+        ).sum((1, 2)),
+        lambda dense, vectors: functional.bilinear(*vectors[:, :2].unbind(1), torch.ones(1, 4, 4)),
     ],
-    ids=["normalize", "cosine_similarity", "attention", "einsum"],
+    ids=["normalize", "cosine_similarity", "attention", "einsum", "batch_norm", "bilinear"],
 )
 def test_operators_of_usual_models(compute):
     class Module(nn.Module):
@@ -248,6 +260,11 @@ def test_tables_grow_and_settings_are_kept(outputs, theirs, caplog, monkeypatch)
     before, after = (CheckpointRecord.read(theirs / name).model for name in ("first", "second"))
     assert before["settings"] == after["settings"] == {"hidden": 12}
     assert sum(after["num_embeddings"]) > sum(before["num_embeddings"])
+    forged = CheckpointRecord.read(shutil.copytree(theirs / "second", theirs / "forged"))
+    forged.model["program"]["steps"][0]["options"][KEY] = [1]
+    forged.write(theirs / "forged")
+    with pytest.raises(SchemaError, match=r"forged/model\.json: .*not a program"):
+        read_model(theirs / "forged")
     with pytest.raises(SchemaError, match="hidden was 12, is 9"):
         train_here(*more, *DEEP_FM, "hidden=9")
     with pytest.raises(SchemaError, match="model was their_models:deep_fm, is dlrm"):

@@ -5,7 +5,8 @@ The list is closed: a name that a file gives is looked up here and nowhere else.
 xDeepFM, AutoInt, FiBiNET, MaskNet, GDCN, FinalMLP, DIN, FGCNN, MMoE, recurrent and convolutional
 ones). Not in it: what changes its arguments or leaves values unset (``set_``, ``resize_``,
 ``empty``), reads memory by strides (``as_strided``), has a size that depends on values
-(``nonzero``), draws random numbers, only serves a backward pass, or which no such model needs.
+(``nonzero``), draws random numbers, only serves a backward pass, reads beyond tensors of the wrong
+size (``_native_batch_norm_legit_no_training``), or which no such model needs.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ amax.default amin.default any.default any.dim any.dims argmax.default argmin.def
 linalg_vector_norm.default max.dim mean.default mean.dim min.dim prod.dim_int sort.default
 sum.dim_IntList topk.default var.correction
 
-_native_batch_norm_legit_no_training.default native_group_norm.default native_layer_norm.default
+native_group_norm.default native_layer_norm.default
 
 addmm.default bmm.default convolution.default linear.default max_pool2d_with_indices.default
 mm.default

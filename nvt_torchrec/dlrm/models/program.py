@@ -336,6 +336,7 @@ def make_program(module: nn.Module, columns: Columns) -> Program:
     for name in ("linear", "linalg_vector_norm"):  # faster as one; not decomposed into core ones
         table.pop(getattr(torch.ops.aten, name).default, None)
     table[torch.ops.aten._trilinear.default] = _trilinear
+    table[torch.ops.aten._native_batch_norm_legit_no_training.default] = _batch_norm
     exported = exported.run_decompositions(table)
     changed = {**exported.graph_signature.buffers_to_mutate}
     changed |= exported.graph_signature.user_inputs_to_mutate
@@ -354,6 +355,16 @@ def _trilinear(*arguments: Any) -> torch.Tensor:
         product = tensor if product is None else product * tensor
     assert product is not None
     return product.sum(summed)
+
+
+def _batch_norm(
+    x: torch.Tensor, weight: Any, bias: Any, mean: Any, variance: Any, momentum: float, eps: float
+) -> tuple[torch.Tensor, ...]:
+    """Compute what BatchNorm does in evaluation; its operator does not check sizes."""
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    scale = torch.rsqrt(variance + eps) * (1 if weight is None else weight)
+    y = (x - mean.view(shape)) * scale.view(shape)
+    return y if bias is None else y + bias.view(shape), mean, variance
 
 
 def _encoded_program(exported: ExportedProgram, first: int) -> Program:
