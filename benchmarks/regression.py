@@ -1,4 +1,4 @@
-"""Train with the trainer's defaults on eight kinds of logs, beside regression and boosted trees.
+"""Train with the trainer's defaults on nine kinds of logs, beside regression and boosted trees.
 
 Each log is trained with every optimizer and model, and no flag of these; scikit-learn's logistic
 regression has a weight for each value of a column (C = 1), and the same rows; the trees are those
@@ -94,6 +94,20 @@ def _census(rows: int) -> Drawn:
     return logits, pd.DataFrame({**columns, "age": age, "hours": hours})
 
 
+def _bent(rows: int) -> Drawn:
+    """Draw few values, and numbers whose effects are humps and steps, also of two together."""
+    random = np.random.default_rng(6)
+    columns = {f"c{size}": _zipf(random, rows, size) for size in (5, 12)}
+    logits = sum(random.normal(0, 0.5, x.max() + 1)[x] for x in columns.values()) - 1.0
+    age = random.normal(39, 13, rows).clip(17, 90).astype(int)
+    hours = random.normal(40, 12, rows).clip(1, 99).astype(int)
+    price = random.lognormal(3, 1, rows).round(2)
+    logits += 1.2 * np.cos((age - 45) / 8) + 1.2 * (hours > 40) - 0.8 * (hours > 55)
+    logits += 1.2 * np.exp(-((np.log(price) - 3) ** 2) * 4) - (price > 60)
+    logits += 1.2 * (age < 35) * (hours < 38)
+    return logits, pd.DataFrame({**columns, "age": age, "hours": hours, "price": price})
+
+
 LOGS: dict[str, Callable[[], Drawn] | None] = {
     "additive": functools.partial(_additive, 100_000, users=20_000, items=3_000),
     "large": functools.partial(_additive, 1_000_000, users=30_000, items=5_000),
@@ -102,6 +116,7 @@ LOGS: dict[str, Callable[[], Drawn] | None] = {
     "plays": lambda: _sorted(_additive(75_000, 2_000, 4_000), "user"),
     "rare": functools.partial(_additive, 60_000, users=20_000, items=20_000),
     "tiny": functools.partial(_census, 2_200),
+    "bent": functools.partial(_bent, 40_000),
     "demo": None,  # etl synthesize
 }
 _SPEC = """[input]

@@ -13,7 +13,7 @@ from torch import nn
 class DeepFM(nn.Module):
     def __init__(self, columns, hidden):
         super().__init__()
-        width = len(columns.dense) + len(columns.categorical) * columns.embedding_dim
+        width = len(columns.dense) + len(columns.vectors) * columns.embedding_dim
         layers = []
         for size in hidden:
             layers += [nn.Linear(width, size), nn.ReLU()]

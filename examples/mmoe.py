@@ -13,7 +13,7 @@ from torch import nn
 class MMoE(nn.Module):
     def __init__(self, columns, experts, width):
         super().__init__()
-        inputs = len(columns.dense) + len(columns.categorical) * columns.embedding_dim
+        inputs = len(columns.dense) + len(columns.vectors) * columns.embedding_dim
         self.norm = nn.LayerNorm(inputs)  # vectors begin small, and so would all gradients
         self.experts = nn.ModuleList(nn.Linear(inputs, width) for _ in range(experts))
         self.gates = nn.ModuleList(nn.Linear(inputs, experts) for _ in columns.labels)

@@ -19,7 +19,7 @@ def tower(inputs, width):
 class TwoTower(nn.Module):
     def __init__(self, columns, user, width):
         super().__init__()
-        names = columns.categorical
+        names = columns.vectors
         self.of_user = [j for j, name in enumerate(names) if name in user]
         self.of_item = [j for j, name in enumerate(names) if name not in user]
         dim = columns.embedding_dim

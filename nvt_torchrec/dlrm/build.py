@@ -40,7 +40,7 @@ from nvt_torchrec.dlrm.planning import (
     make_plan,
     sharder,
 )
-from nvt_torchrec.dlrm.regression import Regression
+from nvt_torchrec.dlrm.regression import Regression, Start
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
@@ -190,19 +190,20 @@ def _shards(model: DistributedModelParallel) -> Iterator[tuple[str, torch.Tensor
                 yield name.split(".")[-2], shard.tensor.detach(), (row, column)
 
 
-def start_from(
-    regressions: Mapping[str, Regression], model: DistributedModelParallel, config: ModelConfig
-) -> None:
-    """Let the first-order term be a logistic regression of each label, as far as they are fitted.
+def start_from(start: Start, model: DistributedModelParallel, config: ModelConfig) -> None:
+    """Set the edges of bins, and let the first-order term be a logistic regression of each label.
 
-    Values without a weight have 0.
+    Values without a weight have 0, and so have the weights of a label without a regression.
 
     A model learns the weights of rare values slowly: with few rows an id, one that starts without
     them ends an epoch below the regression (``python -m benchmarks.regression``).
     """
-    for number, label in enumerate(config.labels):
-        if label in regressions:
-            _write_regression(regressions[label], number, model, config)
+    for name, buffer in model.named_buffers():
+        if name.endswith("piecewise.edges"):
+            buffer.copy_(torch.from_numpy(start.edges))
+    for number, label in enumerate(config.labels if config.first_order else ()):
+        if label in start.regressions:
+            _write_regression(start.regressions[label], number, model, config)
 
 
 @torch.no_grad()
@@ -210,8 +211,9 @@ def _write_regression(
     regression: Regression, number: int, model: DistributedModelParallel, config: ModelConfig
 ) -> None:
     """Write a regression to the first-order term of the label of this number."""
-    of_tables = zip(regression.ids, regression.weights, strict=True)
-    fitted = dict(zip(config.table_names, of_tables, strict=True))
+    of_columns = list(zip(regression.ids, regression.weights, strict=True))
+    tables = len(config.table_names)
+    fitted = dict(zip(config.table_names, of_columns, strict=False))
     for table, shard, (row, column) in _shards(model):
         if column <= number < column + shard.shape[1]:
             ids, weights = fitted[table]
@@ -224,6 +226,12 @@ def _write_regression(
             parameter[number].copy_(torch.from_numpy(regression.dense))
         elif name.endswith("first_order.bias"):
             parameter[number].fill_(regression.bias)
+        elif name.endswith("piecewise.vectors"):
+            of_edges = parameter.view(len(config.dense), config.dense_bins + 1, -1)[..., number]
+            for edges, (ids, weights) in zip(of_edges, of_columns[tables:], strict=True):
+                edges[torch.from_numpy(ids)] = torch.from_numpy(weights / config.first_order).to(
+                    edges
+                )
 
 
 def _log_plan(tables: list[TablePlan], hardware: Hardware, settings: TrainSettings) -> None:

@@ -46,18 +46,20 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
         num_embeddings=_table_sizes(settings, schema),
         embedding_dim=settings.embedding_dim,
         labels=settings.labels or (schema.label,),
-        first_order=_first_order(settings, len(schema.categorical)),
+        dense_bins=settings.dense_bins or 0,
+        first_order=_first_order(settings, schema),
         model=settings.model,
         settings=values,
     )
 
 
-def _first_order(settings: TrainSettings, columns: int) -> float:
+def _first_order(settings: TrainSettings, schema: TableSchema) -> float:
     """Return the factor of the first-order term; with a rate of their own, users mean a DLRM."""
     if settings.first_order is not None:
         return settings.first_order
     if settings.learning_rate:
         return 0.0
+    columns = len(schema.categorical) + (len(schema.dense) if settings.dense_bins else 0)
     return min(_FIRST_ORDER, round(_MOST_FIRST_ORDER / max(columns, 1), 3))
 
 

@@ -38,6 +38,7 @@ Loader: TypeAlias = "KJTLoader | MerlinLoader"
 #: What a run takes from its checkpoint unless it is given.
 _MODEL_SIZES = (
     *("embedding_dim", "dense_arch_layer_sizes", "over_arch_layer_sizes", "first_order"),
+    "dense_bins",
 )
 _RATES = ("learning_rate", "dense_learning_rate", "lr_warmup_steps", "dense_decay")
 

@@ -1,10 +1,12 @@
 """Logistic regression on a run's data: what a first training starts from, and what it must beat.
 
-It has a weight for each value of each categorical column, one for each dense column, and a bias,
-and minimizes Σ loss + ½ Σ penalty · weight², the bias excluded. Dense columns have the penalty 1,
-as scikit-learn's by default. That of a categorical column is one over the variance of its weights,
-so far as they differ by more than chance: small for the ids of users, whose effects are large, and
-large for columns of small effects, whose rare values would otherwise have weights of noise.
+It has a weight for each value of each categorical column, one for each dense column and for each
+edge of its bins (:mod:`.models.piecewise`), and a bias, and minimizes Σ loss + ½ Σ penalty ·
+weight², the bias excluded. Dense columns have the penalty 1, as scikit-learn's by default. That of
+a categorical column is one over the variance of its weights, so far as they differ by more than
+chance: small for the ids of users, whose effects are large, and large for columns of small effects,
+whose rare values would otherwise have weights of noise. So is that of a dense column's edges, whose
+weights say how its effect differs from a straight line: a regression without them is fitted first.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from torch import distributed as dist
 from nvt_torchrec.dlrm.data import make_loader
 from nvt_torchrec.dlrm.launch.distributed import Group
 from nvt_torchrec.dlrm.models.config import ModelConfig
+from nvt_torchrec.dlrm.models.piecewise import interpolate
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.nvt_loader.selection import Selection
 
@@ -37,21 +40,42 @@ _STEPS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """The ids of some rows in a categorical column.
+    """The ids of some rows in a categorical column, or the edges around values of a dense one.
 
     Attributes:
         ids: The ids of all rows, int64.
         rows: The row of each id, int64; None if each row has one.
+        shares: What part of an edge's weight counts, float64; None: all of it.
     """
 
     ids: np.ndarray
     rows: np.ndarray | None
+    shares: np.ndarray | None = None
+
+    @classmethod
+    def of_bins(cls, values: np.ndarray, edges: np.ndarray) -> Column:
+        """Return the two edges, and their shares, of each value."""
+        below, share = interpolate(values, edges)
+        rows = np.arange(len(values))
+        return cls(*map(np.concatenate, ([below, below + 1], [rows, rows], [1 - share, share])))
 
     def sums(self, weights: np.ndarray, count: int) -> np.ndarray:
         """Return for each of ``count`` rows the sum of its ids' ``weights`` [n], float64."""
         if self.rows is None:
             return weights
+        if self.shares is not None:
+            weights = weights * self.shares
         return np.bincount(self.rows, weights, count)
+
+    def sums_by_id(
+        self, places: np.ndarray, values: np.ndarray, power: int, count: int
+    ) -> np.ndarray:
+        """Return for each of ``count`` places of ids the sum of its rows' ``values``, float64."""
+        if self.rows is not None:
+            values = values[self.rows]
+        if self.shares is not None:
+            values = values * self.shares**power
+        return np.bincount(places, values, count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +94,12 @@ class Sample:
     labels: dict[str, np.ndarray]
     weights: np.ndarray | None
 
+    def bins(self, edges: np.ndarray | None) -> list[Column]:
+        """Return the columns of the dense values' edges; none without edges."""
+        if edges is None:
+            return []
+        return [Column.of_bins(*of) for of in zip(self.dense.T, edges, strict=True)]
+
     def click_rate(self, label: str) -> float:
         """Return the (weighted) share of the rows with label 1; 0 without rows."""
         labels = self.labels[label]
@@ -81,11 +111,13 @@ class Regression:
     """A fitted logistic regression.
 
     Attributes:
-        ids: For each categorical column the ids that have a weight, int64, ascending.
+        ids: For each categorical column the ids that have a weight, int64, ascending; with bins,
+            for each dense column the numbers of the edges that have one.
         weights: Their weights, float64.
         dense: The weights of the dense columns, float64.
         bias: The bias.
-        penalties: The penalty of each categorical column, float64.
+        penalties: The penalties of ``weights``, float64, one a column.
+        edges: The edges of the dense columns' bins (:func:`find_edges`); None without bins.
     """
 
     ids: list[np.ndarray]
@@ -93,17 +125,32 @@ class Regression:
     dense: np.ndarray
     bias: float
     penalties: np.ndarray
+    edges: np.ndarray | None = None
 
     def logits(self, sample: Sample) -> np.ndarray:
         """Return the logits of rows, float64 [n]; ids without a weight count 0."""
         logits = sample.dense @ self.dense + self.bias
-        for column, ids, weights in zip(sample.columns, self.ids, self.weights, strict=True):
+        columns = sample.columns + sample.bins(self.edges)
+        for column, ids, weights in zip(columns, self.ids, self.weights, strict=True):
             known = np.zeros(len(column.ids))
             if len(ids):  # lists may all be empty in training
                 places = np.searchsorted(ids, column.ids).clip(max=len(ids) - 1)
                 known = np.where(ids[places] == column.ids, weights[places], 0.0)
             logits += column.sums(known, len(logits))
         return logits
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What a first training starts from.
+
+    Attributes:
+        edges: The edges of the dense columns' bins (:func:`find_edges`); None without bins.
+        regressions: The regression of each label that has one.
+    """
+
+    edges: np.ndarray | None = None
+    regressions: dict[str, Regression] = dataclasses.field(default_factory=dict)
 
 
 def read_sample(
@@ -145,59 +192,103 @@ def read_sample(
     return Sample(np.concatenate(dense), columns, of_labels, of_rows)
 
 
-def fit_regression(sample: Sample, label: str) -> Regression:
+def fit_regression(sample: Sample, label: str, edges: np.ndarray | None = None) -> Regression:
     """Fit a regression to a label whose values are not all the same."""
-    seen, places = [], []
-    for column in sample.columns:
-        known = np.zeros(column.ids.max(initial=0) + 1, bool)
-        known[column.ids] = True
-        seen.append(np.flatnonzero(known))
-        places.append(np.cumsum(known)[column.ids] - 1)
-    sizes = [len(ids) for ids in seen]
-    ends = np.cumsum(sizes)
-    labels, dense = sample.labels[label], sample.dense.astype(np.float64)
-    count = len(labels)
-    scale = np.ones(count)
-    if sample.weights is not None:
-        scale = sample.weights / sample.weights.mean()
+    rate = sample.click_rate(label)
+    straight = _Problem(sample, label, sample.columns)
+    penalties = straight.penalties(np.full(straight.count, rate))
+    weights = np.zeros(sum(straight.sizes) + sample.dense.shape[1] + 1)
+    weights[-1] = np.log(rate / (1 - rate))
+    weights = straight.solve(weights, penalties)
+    found = straight.regression(weights, penalties)
+    if edges is None or not len(edges):
+        return found
+    bent = _Problem(sample, label, sample.columns + sample.bins(edges))
+    of_bins = bent.penalties(_probabilities(straight.logits(weights)))[len(penalties) :]
+    of_ids, rest = np.split(weights, [sum(straight.sizes)])
+    start = np.concatenate([of_ids, np.zeros(sum(bent.sizes) - len(of_ids)), rest])
+    penalties = np.concatenate([penalties, of_bins])
+    found = bent.regression(bent.solve(start, penalties), penalties)
+    return dataclasses.replace(found, edges=edges)
 
-    def logits(w: np.ndarray) -> np.ndarray:
-        *of_ids, rest = np.split(w, ends)
-        sums = dense @ rest[:-1] + rest[-1]
-        for column, place, weights in zip(sample.columns, places, of_ids, strict=True):
-            sums += column.sums(weights[place], count)
+
+class _Problem:
+    """What is minimized; its weights are those of ``columns``, of the dense columns, and the bias.
+
+    Attributes:
+        count: The number of rows.
+        sizes: The number of weights of each column.
+    """
+
+    def __init__(self, sample: Sample, label: str, columns: list[Column]) -> None:
+        self._columns = columns
+        self._seen, self._places = [], []
+        for column in columns:
+            known = np.zeros(column.ids.max(initial=0) + 1, bool)
+            known[column.ids] = True
+            self._seen.append(np.flatnonzero(known))
+            self._places.append(np.cumsum(known)[column.ids] - 1)
+        self.sizes = [len(ids) for ids in self._seen]
+        self._ends = np.cumsum(self.sizes)
+        self._labels, self._dense = sample.labels[label], sample.dense.astype(np.float64)
+        self.count = len(self._labels)
+        self._scale = np.ones(self.count)
+        if sample.weights is not None:
+            self._scale = sample.weights / sample.weights.mean()
+
+    def logits(self, w: np.ndarray) -> np.ndarray:
+        """Return the logits of the rows."""
+        *of_ids, rest = np.split(w, self._ends)
+        sums = self._dense @ rest[:-1] + rest[-1]
+        for column, place, weights in zip(self._columns, self._places, of_ids, strict=True):
+            sums += column.sums(weights[place], self.count)
         return sums
 
-    def per_weight(values: np.ndarray, power: int = 1) -> np.ndarray:
+    def _per_weight(self, values: np.ndarray, power: int = 1) -> np.ndarray:
         """Return for each weight the sum of the rows' ``values``, times its inputs' power."""
         parts = [
-            np.bincount(place, values if column.rows is None else values[column.rows], size)
-            for column, place, size in zip(sample.columns, places, sizes, strict=True)
+            column.sums_by_id(place, values, power, size)
+            for column, place, size in zip(self._columns, self._places, self.sizes, strict=True)
         ]
-        return np.concatenate([*parts, (dense**power).T @ values, [values.sum()]])
+        return np.concatenate([*parts, (self._dense**power).T @ values, [values.sum()]])
 
-    rate = sample.click_rate(label)
-    curvature = rate * (1 - rate) * per_weight(scale, 2)
-    chance = rate * (1 - rate) * per_weight(scale**2)
-    slopes = per_weight(scale * (labels - rate))
-    parts = (np.split(values, ends)[:-1] for values in (slopes, curvature, chance))
-    penalties = np.array([_penalty(*column) for column in zip(*parts, strict=True)])
-    penalty = np.concatenate([penalties.repeat(sizes), np.ones(dense.shape[1]), [0.0]])
-    # in units of which every weight has a similar curvature, so that few steps are enough
-    unit = 1 / np.sqrt(np.maximum(penalty, 1) + curvature)
+    def penalties(self, rates: np.ndarray) -> np.ndarray:
+        """Return the penalty of each column's weights where rows have these probabilities."""
+        variance, scale = rates * (1 - rates), self._scale
+        slopes = self._per_weight(scale * (self._labels - rates))
+        curvature, chance = (self._per_weight(variance * s, 2) for s in (scale, scale**2))
+        parts = (np.split(values, self._ends)[:-1] for values in (slopes, curvature, chance))
+        return np.array([_penalty(*column) for column in zip(*parts, strict=True)])
 
-    def loss(scaled: np.ndarray) -> tuple[float, np.ndarray]:
-        w = unit * scaled
-        z = logits(w)
-        losses = np.logaddexp(0, z) - labels * z
-        slopes = per_weight(scale * (1 / (1 + np.exp(-z)) - labels)) + penalty * w
-        return scale @ losses + penalty @ w**2 / 2, unit * slopes
+    def solve(self, start: np.ndarray, penalties: np.ndarray) -> np.ndarray:
+        """Return the weights of the least loss, or those after some steps from ``start``."""
+        of_dense = np.ones(self._dense.shape[1])
+        penalty = np.concatenate([penalties.repeat(self.sizes), of_dense, [0.0]])
+        rates = _probabilities(self.logits(start))
+        curvature = self._per_weight(self._scale * rates * (1 - rates), 2)
+        # in units of which every weight has a similar curvature, so that few steps are enough
+        unit = 1 / np.sqrt(np.maximum(penalty, 1) + curvature)
 
-    start, options = np.zeros(len(unit)), {"maxiter": _STEPS}
-    start[-1] = np.log(rate / (1 - rate)) / unit[-1]
-    found = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
-    *of_ids, rest = np.split(unit * found.x, ends)
-    return Regression(seen, of_ids, rest[:-1], float(rest[-1]), penalties)
+        def loss(scaled: np.ndarray) -> tuple[float, np.ndarray]:
+            w = unit * scaled
+            z = self.logits(w)
+            losses = np.logaddexp(0, z) - self._labels * z
+            errors = self._scale * (_probabilities(z) - self._labels)
+            slopes = self._per_weight(errors) + penalty * w
+            return self._scale @ losses + penalty @ w**2 / 2, unit * slopes
+
+        options = {"maxiter": _STEPS}
+        found = optimize.minimize(loss, start / unit, jac=True, method="L-BFGS-B", options=options)
+        return unit * found.x
+
+    def regression(self, w: np.ndarray, penalties: np.ndarray) -> Regression:
+        """Return weights as a regression."""
+        *of_ids, rest = np.split(w, self._ends)
+        return Regression(self._seen, of_ids, rest[:-1], float(rest[-1]), penalties)
+
+
+def _probabilities(logits: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-logits))
 
 
 def _penalty(slopes: np.ndarray, curvature: np.ndarray, chance: np.ndarray) -> float:

@@ -54,7 +54,7 @@ from nvt_torchrec.dlrm.optim.learning_rates import (
 )
 from nvt_torchrec.dlrm.order import choose_order
 from nvt_torchrec.dlrm.preflight import with_program
-from nvt_torchrec.dlrm.regression import Regression
+from nvt_torchrec.dlrm.regression import Start
 from nvt_torchrec.dlrm.reporting.baselines import compute_baselines
 from nvt_torchrec.dlrm.reporting.learning_check import LearningCheck
 from nvt_torchrec.dlrm.reporting.metrics_log import MetricsLog, metrics_table
@@ -171,12 +171,12 @@ class Trainer:
         profiler: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if settings.profile and self.events.directory:
             profiler = step_profiler(settings, self.events.directory, progress.total_steps)
-        regressions: dict[str, Regression] = {}
+        start = Start()
         baselines: dict[tuple[str, str], ByLabel] = {}
         if self.group.rank == 0:
-            regressions, baselines = compute_baselines(settings, self.config, self.selection)
+            start, baselines = compute_baselines(settings, self.config, self.selection)
         if not self._resume():
-            self._start(regressions)
+            self._start(start)
         # the checkpoints of --checkpoint_dir are of the last steps, not of the best one
         kept = settings.checkpoint_dir and not settings.early_stopping
         if self.group.rank == 0 and not (kept or settings.save_checkpoint_path):
@@ -315,8 +315,8 @@ class Trainer:
             self.progress.report_evaluation(split, metrics, time.perf_counter() - begin)
         return metrics
 
-    def _start(self, regressions: dict[str, Regression] | None = None) -> None:
-        """Load what a run starts from if it is not resumed: a checkpoint, or regressions."""
+    def _start(self, start: Start | None = None) -> None:
+        """Load what a run starts from if it is not resumed: a checkpoint, or ``start``."""
         settings, config, group = self.settings, self.config, self.group
         if settings.load_checkpoint_path:
             load_weights(Path(settings.load_checkpoint_path), self.model, config, group)
@@ -325,8 +325,8 @@ class Trainer:
                 self.ancestor, settings, config, self.model, self.optimizer, group
             )
             self.events.write("continue", checkpoint=self.ancestor.checkpoint, **counts)
-        elif config.first_order and not settings.load_checkpoint_path:
-            start_from(from_rank_0(group, regressions) or {}, self.model, config)
+        elif not settings.load_checkpoint_path:
+            start_from(from_rank_0(group, start) or Start(), self.model, config)
 
     @property
     def _optimizer_steps(self) -> int:

@@ -12,7 +12,7 @@ from torch import nn
 class DeepFM(nn.Module):
     def __init__(self, columns, hidden, broken):
         super().__init__()
-        width = len(columns.dense) + len(columns.categorical) * columns.embedding_dim
+        width = len(columns.dense) + len(columns.vectors) * columns.embedding_dim
         self.layers = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Dropout(0.1))
         self.last = nn.LazyLinear(1) if broken == "lazy" else nn.Linear(hidden, 1)
         self.norm = nn.BatchNorm1d(width) if broken == "statistics" else nn.Identity()
@@ -56,8 +56,8 @@ class TwoTowers(nn.Module):
 
     def __init__(self, columns, sizes):
         super().__init__()
-        self.users = len(columns.categorical) // 2
-        items = len(columns.categorical) - self.users
+        self.users = len(columns.vectors) // 2
+        items = len(columns.vectors) - self.users
         inputs = len(columns.dense) + self.users * columns.embedding_dim
         self.user = nn.Sequential(nn.Linear(inputs, sizes[0]), nn.ReLU())
         self.item = nn.Sequential(nn.Linear(items * columns.embedding_dim, sizes[0]), nn.ReLU())

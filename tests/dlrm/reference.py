@@ -139,8 +139,8 @@ def reference_losses(
     config = model_config(settings, TableSchema.read(data))
     settings = dataclasses.replace(settings, binary_path=str(data))
     with process_group():
-        regressions, _ = compute_baselines(settings, config, None)
-    model = Reference(config, regressions, settings.seed, sparse=optimizer == "adam")
+        start, _ = compute_baselines(settings, config, None)
+    model = Reference(config, start.regressions, settings.seed, sparse=optimizer == "adam")
     dense = [*model.dense.parameters(), *model.over.parameters()]
     dense += model.linear.parameters() if model.first_order else []
     tables = [table.weight for table in model.tables]

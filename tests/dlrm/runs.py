@@ -146,6 +146,7 @@ def resumed_step(path: Path) -> int:
 
 
 FLAGS = ["--epochs=3", "--learning_rate=0.05", "--adagrad", "--shuffle_training_set"]
+FLAGS += ["--dense_bins=4"]
 STEPS = 90  # 3 epochs of 30 steps of 32 rows
 
 

@@ -18,6 +18,8 @@ from nvt_torchrec.dlrm.evaluate import find_shift
 from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.model import TrainBatch
 from nvt_torchrec.dlrm.models.head import build_head
+from nvt_torchrec.dlrm.models.piecewise import PiecewiseLinear, find_edges
+from nvt_torchrec.dlrm.optim.learning_rates import with_default_rates
 from nvt_torchrec.dlrm.regression import Column, Sample, fit_regression, read_sample
 from nvt_torchrec.dlrm.reporting.baselines import REGRESSION, compute_baselines
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings, with_sizes
@@ -27,15 +29,17 @@ from tests.dlrm.shapes import dlrm
 from tests.plays import SHARE, write_plays
 
 
-def test_a_model_starts_as_the_regression(data):
+@pytest.mark.parametrize("bins", [0, 8])
+def test_a_model_starts_as_the_regression(data, bins):
     """With layers of zeros the logits are the regression's."""
-    given = [*MODEL, f"--binary_path={data}", "--learning_rate=0.1", "--first_order=0.3"]
+    given = [*MODEL, f"--binary_path={data}", f"--dense_bins={bins}", "--first_order=0.3"]
     settings = with_sizes(parse_settings([*given, "--batch_size=8192"]), 0, 1)
     config = model_config(settings, read_schema(settings))
     with process_group() as group:
-        regressions, _ = compute_baselines(settings, config, None)
+        settings = with_default_rates(settings, config, 8192, 1)
+        start, _ = compute_baselines(settings, config, None)
         model, _, _ = build(settings, config, group)
-        start_from(regressions, model, config)
+        start_from(start, model, config)
         for name, parameter in model.named_parameters():
             if ".top." in name:
                 parameter.data.zero_()
@@ -45,7 +49,7 @@ def test_a_model_starts_as_the_regression(data):
         sample = read_sample(settings, config, "train", 1)
     # of all rows, which the sample has in another order
     assert len(sample.dense) == size > 500
-    expected = regressions["label"].logits(sample)
+    expected = start.regressions["label"].logits(sample)
     assert np.sort(output.logits) == pytest.approx(np.sort(expected), abs=1e-5)
 
 
@@ -91,6 +95,72 @@ def test_few_clicks_hardly_move_the_bias():
         find_shift(rate, clicks, None)
     )
     assert find_shift(rate[:0], clicks[:0], None) == 0
+
+
+def test_vectors_of_numbers_are_the_papers_encoding_times_a_matrix():
+    """Below, at, between and above edges, and in a constant column; gradients as well.
+
+    Gorishniy et al. 2022, equation 1, clipped at both ends, with the vector of the first edge.
+    """
+    rng = np.random.default_rng(0)
+    dense = np.stack([rng.normal(size=400), rng.integers(0, 3, 400), np.full(400, 7.0)], 1)
+    edges = find_edges(dense.astype(np.float32), 6)
+    at = np.concatenate([edges.T, (edges.T[1:] + edges.T[:-1]) / 2, [[-9] * 3, [99] * 3]])
+    values = torch.from_numpy(at.astype(np.float32))
+    for summed in (False, True):
+        layer = PiecewiseLinear(3, 6, 4, 0, summed=summed)
+        layer.edges.copy_(torch.from_numpy(edges))
+        table = layer.vectors.detach().numpy().reshape(3, 7, 4)
+        encoded = np.zeros((len(at), 3, 6))
+        for k in range(6):
+            width = np.where(edges[:, k + 1] > edges[:, k], edges[:, k + 1] - edges[:, k], np.inf)
+            encoded[:, :, k] = ((values.numpy() - edges[:, k]) / width).clip(0, 1)
+        expected = table[:, 0] + np.einsum("bnk,nkd->bnd", encoded, np.diff(table, axis=1))
+        if summed:
+            expected = expected.sum(1, keepdims=True)
+        gradient = torch.from_numpy(rng.normal(size=expected.shape).astype(np.float32))
+        gradients = []
+        for compute in (layer, layer.by_operators):
+            result = compute(values)
+            np.testing.assert_allclose(result.detach(), expected, atol=1e-5)
+            gradients += torch.autograd.grad(result, layer.vectors, gradient)
+        torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-5)
+
+
+def test_a_frequent_value_has_edges_beside_it():
+    """As a missing value that was filled: no other value has a part of its weight."""
+    rng = np.random.default_rng(0)
+    values = np.where(rng.random(5_000) < 0.1, 0, rng.normal(size=5_000)).astype(np.float32)
+    (edges,) = find_edges(values[:, None], 16)
+    sorted_values = np.unique(values)
+    place = np.searchsorted(sorted_values, 0)
+    assert set(sorted_values[[0, 1, place - 1, place, place + 1, -2, -1]]) <= set(edges)
+    assert len(set(edges)) == 17
+    (few,) = find_edges(np.array([[3], [1], [1]], np.float32), 4)
+    assert few.tolist() == [1, 3, 3, 3, 3]
+
+
+def test_bins_bend_the_regression_where_data_do():
+    """On a log of a hump they are better by far; on a small one of a line no worse."""
+    rng = np.random.default_rng(1)
+    ids = Column(rng.integers(0, 5, 12_000), None)
+
+    def losses(effect, rows):
+        x = rng.normal(size=(12_000, 2)).astype(np.float32)
+        labels = (rng.random(12_000) < 1 / (1 + np.exp(-effect(x[:, 0])))).astype(np.float32)
+        parts = []
+        for part in (slice(rows), slice(6_000, None)):
+            of_rows = Column(ids.ids[part], None)
+            parts.append(Sample(x[part], [of_rows], {"x": labels[part]}, None))
+        train, test = parts
+        for edges in (None, find_edges(train.dense, 16)):
+            logits = fit_regression(train, "x", edges).logits(test)
+            yield float(np.logaddexp(0, (1 - 2 * test.labels["x"]) * logits).mean())
+
+    straight, bent = losses(lambda x: 2 - 2 * x**2, 6_000)
+    assert bent < straight - 0.15
+    straight, bent = losses(lambda x: x, 500)
+    assert bent < straight + 0.003
 
 
 def test_each_label_has_a_coordinate():

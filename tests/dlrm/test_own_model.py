@@ -225,7 +225,7 @@ def test_operators_of_usual_models(compute):
 @pytest.mark.parametrize("model", [DEEP_FM, TWO_TOWERS], ids=["deep_fm", "two_towers"])
 def test_two_ranks_train_and_resume_bitwise(data, theirs, model):
     """As one rank; and what is loaded from the checkpoint needs no module of theirs."""
-    rates = ["--epochs=2", "--adagrad", "--learning_rate=0.05", *model]
+    rates = ["--epochs=2", "--adagrad", "--learning_rate=0.05", "--dense_bins=3", *model]
 
     def flags(name: str, *more: str, batch_size: int = 16) -> list[str]:
         return small_run(data, theirs / name, *rates, *more, batch_size=batch_size)

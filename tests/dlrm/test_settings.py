@@ -203,7 +203,7 @@ def test_model_config_round_trip():
     value = config.to_dict()
     value = {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
     assert ModelConfig.from_dict(value) == config
-    needed = value.keys() - {"program"}
+    needed = value.keys() - {"program", "dense_bins"}
     lacking = [{k: v for k, v in value.items() if k != key} for key in needed]
     for broken in (None, [], {**value, "colour": 1}, {"dense": []}, *lacking):
         with pytest.raises(SchemaError, match="not the configuration of a model"):

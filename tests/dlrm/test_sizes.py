@@ -140,15 +140,15 @@ def test_baselines_are_those_of_scikit_learn(split):
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import OneHotEncoder
 
-    settings = with_sizes(parse_settings([f"--binary_path={split}"]), 0, 1)
+    settings = with_sizes(parse_settings([f"--binary_path={split}", "--dense_bins=0"]), 0, 1)
     schema = read_schema(settings)
     with process_group():
-        regressions, found = compute_baselines(settings, model_config(settings, schema), None)
+        start, found = compute_baselines(settings, model_config(settings, schema), None)
     train_rows, test_rows = (pq.read_table(split / part).to_pandas() for part in ("train", "test"))
     names = list(schema.categorical)
     encoder = OneHotEncoder(handle_unknown="ignore").fit(train_rows[names].to_numpy())
     sizes = [len(values) for values in encoder.categories_]
-    penalties = regressions["label"].penalties.repeat(sizes)
+    penalties = start.regressions["label"].penalties.repeat(sizes)
     assert 1 <= min(penalties) < max(penalties) <= 200
 
     def inputs(rows):

@@ -36,6 +36,7 @@ STEPS = 30  # of an epoch of the fixture's 929 rows in global batches of 32; the
 SGD = ["--epochs=2", "--learning_rate=0.3"]
 SGD += ["--change_lr", "--lr_change_point=0.7", "--lr_after_change_point=0.03"]
 ADAGRAD = ["--epochs=2", "--learning_rate=0.1", "--adagrad", "--seed=5", "--first_order=0.5"]
+ADAGRAD += ["--dense_bins=4"]
 
 
 @pytest.fixture(scope="module", params=[SGD, ADAGRAD], ids=["sgd", "adagrad"])

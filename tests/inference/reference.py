@@ -37,8 +37,11 @@ def make_scorer(schema, seed: int) -> tuple[ModelWithTables, ModelConfig]:
         seed = 1  # of a single vector there are no products
     first_order = (0.0, 0.7)[seed % 2]
     config = dlrm(*columns, 4, bottom, (8, 4, 1), first_order, INTERACTIONS[seed % 3])
-    config = dataclasses.replace(config, labels=schema.labels[:1])
+    config = dataclasses.replace(config, labels=schema.labels[:1], dense_bins=5 * (seed % 2))
     model = with_tables(config, seed)
+    if model.head.piecewise is not None:
+        edges = torch.linspace(-1, 2, 6).expand_as(model.head.piecewise.edges)
+        model.head.piecewise.edges.copy_(edges)
     bags = model.sparse_arch.embedding_bag_collection.embedding_bags
     for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
         fill_table(bags[name].weight.detach(), name, rows, 4, seed, (0, 0))

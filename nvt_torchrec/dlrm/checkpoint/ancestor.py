@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 _ANY_VALUE = ("size", "resume", "keep", "log_path", "json")
 _CHOSEN = (
     *("embedding_dim", "dense_arch_layer_sizes", "over_arch_layer_sizes", "first_order"),
+    "dense_bins",
     *("optimizer", "eps", "batch_size", "test_batch_size", "learning_rate", "dense_learning_rate"),
     *("lr_warmup_steps", "dense_decay", "shuffle_training_set", "model_settings"),
     *("epochs", "early_stopping"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.files.validation import convert
-from nvt_torchrec.dlrm.models.contract import Columns
+from nvt_torchrec.dlrm.models.contract import MOST_BINS, Columns
 from nvt_torchrec.dlrm.models.program import Program
 from nvt_torchrec.formats.schema import LARGEST_TABLE
 
@@ -46,6 +46,8 @@ class ModelConfig(Columns):
         for size in (self.embedding_dim, *self.num_embeddings):
             if not 1 <= size <= LARGEST_TABLE:
                 raise SchemaError(f"no table has {size} rows or columns")
+        if not 0 <= self.dense_bins <= MOST_BINS:
+            raise SchemaError(f"no model has {self.dense_bins} dense_bins")
         if not 0 <= self.first_order < math.inf:
             raise SchemaError(f"no model has first_order {self.first_order}")
         if not self.labels:

@@ -5,7 +5,7 @@
     class Wide(nn.Module):
         def __init__(self, columns, hidden):
             super().__init__()
-            width = len(columns.dense) + len(columns.categorical) * columns.embedding_dim
+            width = len(columns.dense) + len(columns.vectors) * columns.embedding_dim
             self.layers = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
         def forward(self, dense, vectors):
@@ -22,8 +22,10 @@ checkpoints record.
 
 - ``dense``, float32 [B, N]: the values of the dense columns as the ETL wrote them; [B, 0] without
   dense columns.
-- ``vectors``, float32 [B, F, D]: the embedding of each row in each categorical column; of a list,
-  the sum. With ``--table_precision`` and ``--amp`` they have been, or are computed in, 16 bits.
+- ``vectors``, float32 [B, V, D]: the embedding of each row in each categorical column, of a list
+  the sum; then the vector of its value in each dense column (:mod:`.piecewise`), unless with
+  ``--dense_bins 0``. ``columns.vectors`` names them. With ``--table_precision`` and ``--amp`` they
+  have been, or are computed in, 16 bits.
 
 The logit of a row depends on that row alone: rows are padded in training, and a server scores them
 one by one. So a layer must not compute statistics of a batch (``LayerNorm``, not ``BatchNorm``).
@@ -52,6 +54,8 @@ from torch import nn
 
 from nvt_torchrec.base.errors import SettingsError
 
+#: The most bins of a dense column.
+MOST_BINS = 1024
 #: A function ``build``.
 Build: TypeAlias = Callable[..., nn.Module]
 
@@ -62,10 +66,11 @@ class Columns:
 
     Attributes:
         dense: The names of the dense columns, in the order of the columns of ``dense``.
-        categorical: The names of the categorical columns, in the order of ``vectors``.
+        categorical: The names of the categorical columns.
         num_embeddings: The rows of the table of each categorical column.
         embedding_dim: The width of all tables, D.
         labels: The names of the labels that are trained, in the order of the logits.
+        dense_bins: The bins of each dense column; 0: there are no vectors of dense columns.
     """
 
     dense: tuple[str, ...]
@@ -73,6 +78,12 @@ class Columns:
     num_embeddings: tuple[int, ...]
     embedding_dim: int
     labels: tuple[str, ...]
+    dense_bins: int = dataclasses.field(default=0, kw_only=True)
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """The names of the columns in the order of ``vectors``."""
+        return self.categorical + (self.dense if self.dense_bins else ())
 
 
 def load_build(name: str) -> Build | None:

@@ -1,4 +1,4 @@
-"""What follows the lookup, in training and in serving: a first-order term, and a module."""
+"""What follows the lookup: vectors of dense values, a first-order term, and a module."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.dlrm.models import dlrm
 from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.models.contract import Build
+from nvt_torchrec.dlrm.models.piecewise import PiecewiseLinear
 
 #: The models of this project: their functions ``build``.
 MODELS: dict[str, Build] = {"dlrm": dlrm.build}
@@ -20,7 +21,8 @@ class FirstOrder(nn.Module):
     It is the wide part of Wide & Deep (Cheng et al. 2016, arXiv:1606.07792) and the linear one of
     DeepFM (Guo et al. 2017, arXiv:1703.04247). The weights of the ids have no tables of their own:
     those for label t are coordinate t of the ids' embeddings, times a factor, and the module does
-    not see these coordinates.
+    not see these coordinates. So it is with the vectors of dense values, beside whose weights a
+    dense feature has one for the value itself.
 
     Attributes:
         weight: The weights of the dense features, [T, their number]; None without any.
@@ -47,7 +49,7 @@ class FirstOrder(nn.Module):
     def forward(
         self, dense: torch.Tensor, vectors: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the term [B, T], and the embeddings [B, F, D] with 0 as first T coordinates."""
+        """Return the term [B, T], and the vectors [B, V, D] with 0 as first T coordinates."""
         of_ids = vectors.narrow(2, 0, self.labels).sum(1)
         term = torch.add(self.bias, of_ids, alpha=self.factor)
         if self.weight is not None:  # not a matrix product, which autocast rounds to bfloat16
@@ -59,17 +61,27 @@ class Head(nn.Module):
     """The logits of dense values and embeddings.
 
     Attributes:
+        piecewise: The vectors of dense values, or None.
         first_order: The first-order term, or None.
         module: The module of the contract (:mod:`.contract`).
         labels: The number of labels, T.
     """
 
-    def __init__(self, first_order: FirstOrder | None, module: nn.Module, labels: int) -> None:
+    def __init__(
+        self,
+        piecewise: PiecewiseLinear | None,
+        first_order: FirstOrder | None,
+        module: nn.Module,
+        labels: int,
+    ) -> None:
         super().__init__()
-        self.first_order, self.module, self.labels = first_order, module, labels
+        self.piecewise, self.first_order = piecewise, first_order
+        self.module, self.labels = module, labels
 
     def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
         """Return logits [B, T] of dense values [B, N] and embeddings [B, F, D]."""
+        if self.piecewise is not None:
+            vectors = torch.cat([vectors, self.piecewise(dense)], 1)
         if self.first_order is None:
             return self.module(dense, vectors).reshape(-1, self.labels)
         term, vectors = self.first_order(dense, vectors)
@@ -104,7 +116,13 @@ def build_head(
         if config.first_order:
             sizes = len(config.dense), config.embedding_dim, len(config.labels)
             first_order = FirstOrder(config.first_order, *sizes)
-    return Head(first_order, module, len(config.labels)).to(device)
+        piecewise = None
+        if config.dense_bins and config.dense:
+            weights = len(config.labels) if config.first_order else 0
+            sizes = len(config.dense), config.dense_bins, config.embedding_dim
+            summed = isinstance(module, dlrm.Dlrm) and module.sums_dense
+            piecewise = PiecewiseLinear(*sizes, weights, summed=summed)
+    return Head(piecewise, first_order, module, len(config.labels)).to(device)
 
 
 def _known_module(config: ModelConfig, device: torch.device | str) -> nn.Module:

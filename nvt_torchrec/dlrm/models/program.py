@@ -61,7 +61,7 @@ def example_inputs(
     """Return what ``forward`` of a module is given, by name and in order: zeros, for some rows."""
     shapes = {
         "dense": (rows, len(columns.dense)),
-        "vectors": (rows, len(columns.categorical), columns.embedding_dim),
+        "vectors": (rows, len(columns.vectors), columns.embedding_dim),
     }
     return {name: torch.zeros(shape, device=device) for name, shape in shapes.items()}
 

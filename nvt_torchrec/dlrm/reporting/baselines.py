@@ -18,7 +18,8 @@ from scipy.special import logit
 from nvt_torchrec.base.auroc import column_auroc
 from nvt_torchrec.dlrm.metrics import ByLabel, compute_metrics, groups_of
 from nvt_torchrec.dlrm.models.config import ModelConfig
-from nvt_torchrec.dlrm.regression import BATCH, Regression, Sample, fit_regression, read_sample
+from nvt_torchrec.dlrm.models.piecewise import find_edges
+from nvt_torchrec.dlrm.regression import BATCH, Sample, Start, fit_regression, read_sample
 from nvt_torchrec.dlrm.reporting.metrics_log import CLICK_RATE, REGRESSION, TREES
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.nvt_loader.selection import Selection
@@ -35,7 +36,7 @@ _QUANTILES = np.linspace(0, 1, 33)
 
 def compute_baselines(
     settings: TrainSettings, config: ModelConfig, training: Selection | None
-) -> tuple[dict[str, Regression], dict[tuple[str, str], ByLabel]]:
+) -> tuple[Start, dict[tuple[str, str], ByLabel]]:
     """Fit the baselines to training rows.
 
     Args:
@@ -44,21 +45,23 @@ def compute_baselines(
         training: The part of the training set that the run reads.
 
     Returns:
-        The regression of each label, for the whole log where rows are undersampled, and the metrics
-        by split and name. A label whose values are all the same has none.
+        What the training starts from: the regression of each label, for the whole log where rows
+        are undersampled. And the metrics by split and name. A label whose values are all the same
+        has none.
     """
     columns = len(config.dense) + len(config.categorical)
     batches = max(_EVALUATED, _VALUES // (BATCH * columns))
     fitted = read_sample(settings, config, "train", batches, training)
     clicks = {label: fitted.click_rate(label) for label in config.labels}
     offset = float(np.log(settings.undersampling_rate or 1.0))
+    edges = find_edges(fitted.dense, config.dense_bins) if config.dense_bins else None
     regressions, trees = {}, {}
     for label, rate in clicks.items():
         if 0 < rate < 1:
             if settings.boosted_trees:
                 with contextlib.suppress(ImportError):
                     trees[label] = Trees(fitted, label)
-            found = fit_regression(fitted, label)
+            found = fit_regression(fitted, label, edges)
             regressions[label] = dataclasses.replace(found, bias=found.bias + offset)
     metrics: dict[tuple[str, str], ByLabel] = {}
     for split in ("valid", "test") if regressions else ():
@@ -76,7 +79,7 @@ def compute_baselines(
                 logits[TREES] = trees[label].logits(sample) + offset
             for name, values in logits.items():
                 metrics.setdefault((split, name), {})[label] = compute_metrics(values, *rest)
-    return regressions, metrics
+    return Start(edges, regressions), metrics
 
 
 class Trees:

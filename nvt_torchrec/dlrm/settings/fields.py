@@ -166,7 +166,13 @@ class TrainFields(Settings):
     first_order: float | None = _model(
         "factor of the sum of all embeddings' first coordinates in the first-order term, which is "
         "added to the logit and starts as a logistic regression; 0: no such term (default: 0.2, "
-        "less with more than 25 categorical columns; 0 with --learning_rate)", None, least=0
+        "less with more than 25 columns; 0 with --learning_rate)", None, least=0
+    )
+
+    dense_bins: int | None = _model(
+        "bins of each dense column, over which its vector and its weight are piecewise linear; 0: "
+        "the model has the value alone (default: 8 to 64, by the number of training rows; 0 with "
+        "--learning_rate)", None, least=0, most=1024
     )
 
     epochs: int | None = _optimization(

@@ -20,6 +20,8 @@ from nvt_torchrec.formats.splits import SPLITS
 THREE_DASHES = "---adagrad"
 #: The steps of an epoch that the default batch gives at least, and the bounds of that batch.
 _STEPS, _LEAST_BATCH, _MOST_BATCH = 350, 32, 16_384
+#: The fewest and the most bins of a dense column, by default.
+_BINS = 8, 64
 #: The samples of a step of an evaluation, at least, where no batch size is given.
 _TEST_BATCH = 4096
 #: The flags of what Merlin's loader cannot do.
@@ -153,6 +155,7 @@ def with_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
         # with a rate of their own, users mean the optimizer of TorchRec's example
         "optimizer": size.optimizer if settings.learning_rate is None else "sgd",
         "batch_size": batch,
+        "dense_bins": bins_for(rows) if settings.learning_rate is None else 0,
     }
     if settings.epochs is None:
         once = settings.learning_rate or settings.max_steps or settings.continue_from
@@ -172,6 +175,12 @@ def with_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
 def size_for(rows: int) -> str:
     """Return the largest size that so many training rows can train."""
     return [name for name, size in SIZES.items() if size.least_rows <= rows][-1]
+
+
+def bins_for(rows: int) -> int:
+    """Return the bins of each dense column for so many training rows."""
+    least, most = _BINS
+    return max(least, min(most, round(2 * rows ** (1 / 3))))
 
 
 def global_batch_for(rows: int) -> int:
