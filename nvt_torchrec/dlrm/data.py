@@ -37,6 +37,7 @@ Loader: TypeAlias = "KJTLoader | MerlinLoader"
 
 #: What a run takes from its checkpoint unless it is given.
 _MODEL_SIZES = (
+    "vector_scale",
     *("embedding_dim", "dense_arch_layer_sizes", "over_arch_layer_sizes", "first_order"),
     "dense_bins",
 )

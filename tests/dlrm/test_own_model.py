@@ -91,6 +91,19 @@ def test_a_logit_for_each_label():
         tried("their_models:deep_fm", labels)
 
 
+def test_vectors_are_scaled_but_for_the_first_order_term():
+    class Sum(nn.Module):
+        def forward(self, dense, vectors):
+            return vectors.sum((1, 2))
+
+    config = dlrm((), ("a", "b"), (9, 9), 4, (), (), 0.5)
+    config = dataclasses.replace(config, settings={}, vector_scale=4.0)
+    vectors = torch.randn(5, 2, 4)
+    sums = vectors.sum(1)
+    logits = build_head(config, build=lambda columns: Sum())(torch.empty(5, 0), vectors)
+    torch.testing.assert_close(logits.squeeze(1), 4 * sums[:, 1:].sum(1) + 0.5 * sums[:, 0])
+
+
 def test_functions_that_are_not_there():
     for name, message in (
         ("their_models:deep", "no attribute 'deep'"),
@@ -259,6 +272,7 @@ def test_tables_grow_and_settings_are_kept(outputs, theirs, caplog, monkeypatch)
     assert re.search(r"first: the code .* was aten\.relu\.default, is aten\.sigmoid", caplog.text)
     before, after = (CheckpointRecord.read(theirs / name).model for name in ("first", "second"))
     assert before["settings"] == after["settings"] == {"hidden": 12}
+    assert before["vector_scale"] == after["vector_scale"] == 4
     assert sum(after["num_embeddings"]) > sum(before["num_embeddings"])
     forged = CheckpointRecord.read(shutil.copytree(theirs / "second", theirs / "forged"))
     forged.model["program"]["steps"][0]["options"][KEY] = [1]

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 #: Settings that do not tell one run from another, and those that a run chooses if they are None.
 _ANY_VALUE = ("size", "resume", "keep", "log_path", "json")
 _CHOSEN = (
+    "vector_scale",
     *("embedding_dim", "dense_arch_layer_sizes", "over_arch_layer_sizes", "first_order"),
     "dense_bins",
     *("optimizer", "eps", "batch_size", "test_batch_size", "learning_rate", "dense_learning_rate"),

@@ -26,6 +26,7 @@ class ModelConfig(Columns):
         first_order: The factor of the first-order term (:class:`.head.FirstOrder`); 0: none.
         model: A key of :data:`.head.MODELS`, or MODULE:FUNCTION of an own model.
         settings: The settings of its function ``build``, as JSON holds them.
+        vector_scale: What the vectors are multiplied by that the module gets beside that term.
         program: What an own model computes, so that nothing else imports it.
 
     Raises:
@@ -35,6 +36,7 @@ class ModelConfig(Columns):
     first_order: float
     model: str
     settings: dict[str, Any]
+    vector_scale: float = 1.0
     program: Program | None = None
 
     def __post_init__(self) -> None:
@@ -50,6 +52,8 @@ class ModelConfig(Columns):
             raise SchemaError(f"no model has {self.dense_bins} dense_bins")
         if not 0 <= self.first_order < math.inf:
             raise SchemaError(f"no model has first_order {self.first_order}")
+        if not 0 < self.vector_scale < math.inf:
+            raise SchemaError(f"no model has vector_scale {self.vector_scale}")
         if not self.labels:
             raise SchemaError("a model without a label")
         if self.first_order and self.embedding_dim <= len(self.labels) > 1:

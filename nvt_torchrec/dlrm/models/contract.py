@@ -27,6 +27,9 @@ checkpoints record.
   ``--dense_bins 0``. ``columns.vectors`` names them. With ``--table_precision`` and ``--amp`` they
   have been, or are computed in, 16 bits.
 
+Beside the first-order term vectors are multiplied by ``--vector_scale``, by default 4: they begin
+small, and so would the effect of all layers.
+
 The logit of a row depends on that row alone: rows are padded in training, and a server scores them
 one by one. So a layer must not compute statistics of a batch (``LayerNorm``, not ``BatchNorm``).
 

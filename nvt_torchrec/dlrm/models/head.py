@@ -33,16 +33,17 @@ class FirstOrder(nn.Module):
         dense: The number of dense features.
         dim: The width of the embeddings, D.
         labels: The number of labels, T.
+        scale: What the other coordinates are multiplied by.
     """
 
     others: torch.Tensor
 
-    def __init__(self, factor: float, dense: int, dim: int, labels: int) -> None:
+    def __init__(self, factor: float, dense: int, dim: int, labels: int, scale: float) -> None:
         super().__init__()
         self.factor, self.labels = factor, labels
         self.weight = nn.Parameter(torch.zeros(labels, dense)) if dense else None
         self.bias = nn.Parameter(torch.zeros(labels))
-        others = torch.ones(dim)
+        others = torch.full((dim,), scale)
         others[:labels] = 0
         self.register_buffer("others", others, persistent=False)
 
@@ -114,7 +115,7 @@ def build_head(
             module = _known_module(config, device)
         first_order = None
         if config.first_order:
-            sizes = len(config.dense), config.embedding_dim, len(config.labels)
+            sizes = len(config.dense), config.embedding_dim, len(config.labels), config.vector_scale
             first_order = FirstOrder(config.first_order, *sizes)
         piecewise = None
         if config.dense_bins and config.dense:

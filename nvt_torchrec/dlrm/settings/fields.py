@@ -163,6 +163,10 @@ class TrainFields(Settings):
         "original", choices=tuple(INTERACTIONS), needs="--model dlrm"
     )
 
+    vector_scale: float | None = _model(
+        "what the vectors are multiplied by before the model gets them beside the first-order term "
+        "(default: 4 with --model, unless the optimizer is sgd; else 1)", None, above=0
+    )
     first_order: float | None = _model(
         "factor of the sum of all embeddings' first coordinates in the first-order term, which is "
         "added to the logit and starts as a logistic regression; 0: no such term (default: 0.2, "
