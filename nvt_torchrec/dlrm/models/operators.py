@@ -18,40 +18,32 @@ from typing import Any
 
 import torch
 
+#: Of ``torch.ops.aten``; without an overload, "default".
 _ATEN = """
-abs.default acos.default add.Scalar add.Tensor asin.default asinh.default atan.default
-atan2.default ceil.default clamp.Tensor clamp.default cos.default cosh.default div.Tensor
-div.Tensor_mode erf.default exp.default expm1.default floor.default fmod.Scalar fmod.Tensor
-log.default log10.default log1p.default log2.default maximum.default minimum.default mul.Scalar
-mul.Tensor neg.default pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor reciprocal.default
-remainder.Scalar remainder.Tensor round.default rsqrt.default sign.default sin.default sinh.default
-sqrt.default sub.Scalar sub.Tensor tan.default tanh.default trunc.default
+abs acos add.Scalar add.Tensor asin asinh atan atan2 ceil clamp.Tensor clamp cos cosh div.Tensor
+div.Tensor_mode erf exp expm1 floor fmod.Scalar fmod.Tensor log log10 log1p log2 maximum minimum
+mul.Scalar mul.Tensor neg pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor reciprocal remainder.Scalar
+remainder.Tensor round rsqrt sign sin sinh sqrt sub.Scalar sub.Tensor tan tanh trunc
 
-elu.default gelu.default hardtanh.default leaky_relu.default relu.default sigmoid.default
-_softmax.default _log_softmax.default
+elu gelu hardtanh leaky_relu relu sigmoid _softmax _log_softmax
 
-bitwise_and.Tensor bitwise_not.default bitwise_or.Tensor bitwise_xor.Tensor eq.Scalar eq.Tensor
-ge.Scalar ge.Tensor gt.Scalar gt.Tensor isinf.default isnan.default le.Scalar le.Tensor
-logical_and.default logical_not.default logical_or.default logical_xor.default lt.Scalar lt.Tensor
-ne.Scalar ne.Tensor where.self
+bitwise_and.Tensor bitwise_not bitwise_or.Tensor bitwise_xor.Tensor eq.Scalar eq.Tensor ge.Scalar
+ge.Tensor gt.Scalar gt.Tensor isinf isnan le.Scalar le.Tensor logical_and logical_not logical_or
+logical_xor lt.Scalar lt.Tensor ne.Scalar ne.Tensor where.self
 
-amax.default amin.default any.default any.dim any.dims argmax.default argmin.default cumsum.default
-linalg_vector_norm.default max.dim mean.default mean.dim min.dim prod.dim_int sort.default
-sum.dim_IntList topk.default var.correction
+amax amin any any.dim any.dims argmax argmin cumsum linalg_vector_norm max.dim mean mean.dim min.dim
+prod.dim_int sort sum.dim_IntList topk var.correction
 
-native_group_norm.default native_layer_norm.default
+native_group_norm native_layer_norm
 
-addmm.default bmm.default convolution.default linear.default max_pool2d_with_indices.default
-mm.default
+addmm bmm convolution linear max_pool2d_with_indices mm
 
-_to_copy.default alias.default cat.default clone.default constant_pad_nd.default diagonal.default
-expand.default flip.default permute.default repeat.default select.int slice.Tensor
-slice_scatter.default split_with_sizes.default squeeze.dims sym_size.int unsqueeze.default
-view.default
+_to_copy alias cat clone constant_pad_nd diagonal expand flip permute repeat select.int slice.Tensor
+slice_scatter split_with_sizes squeeze.dims sym_size.int unsqueeze view
 
-embedding.default gather.default index.Tensor index_select.default
+embedding gather index.Tensor index_select
 
-arange.start_step full.default full_like.default scalar_tensor.default triu_indices.default
+arange.start_step full full_like scalar_tensor triu_indices
 """
 #: Products of matrices, and the argument whose last dimension they sum over.
 _PRODUCTS = {"mm": 0, "bmm": 0, "linear": 0, "addmm": 1}
@@ -101,15 +93,15 @@ def _item(items: Any, index: Any) -> Any:
     return items[index]
 
 
-def _aten(name: str) -> Callable[..., Any]:
+def _aten(name: str) -> torch._ops.OpOverload:
     packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), overload)
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 #: By their names in a program. Sizes are added, subtracted and multiplied by constants, so that
 #: they are linear in the number of rows.
 OPERATORS: dict[str, Callable[..., Any]] = {
-    **{f"aten.{name}": _aten(name) for name in _ATEN.split()},
+    **{str(function): function for function in map(_aten, _ATEN.split())},
     **{name: _of_sizes(getattr(operator, name)) for name in ("add", "sub", "mul")},
     "getitem": _item,
 }
