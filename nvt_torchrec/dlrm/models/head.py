@@ -113,17 +113,17 @@ def build_head(
                 raise TypeError(f"{config.model} returns {type(module).__name__}, not a module")
         else:
             module = _known_module(config, device)
-        first_order = None
+        labels, dim = len(config.labels), config.embedding_dim
+        first_order = piecewise = None
         if config.first_order:
-            sizes = len(config.dense), config.embedding_dim, len(config.labels), config.vector_scale
-            first_order = FirstOrder(config.first_order, *sizes)
-        piecewise = None
+            scale = config.vector_scale
+            first_order = FirstOrder(config.first_order, len(config.dense), dim, labels, scale)
         if config.dense_bins and config.dense:
-            weights = len(config.labels) if config.first_order else 0
-            sizes = len(config.dense), config.dense_bins, config.embedding_dim
+            weights = labels if config.first_order else 0
             summed = isinstance(module, dlrm.Dlrm) and module.sums_dense
+            sizes = len(config.dense), config.dense_bins, dim
             piecewise = PiecewiseLinear(*sizes, weights, summed=summed)
-    return Head(piecewise, first_order, module, len(config.labels)).to(device)
+    return Head(piecewise, first_order, module, labels).to(device)
 
 
 def _known_module(config: ModelConfig, device: torch.device | str) -> nn.Module:
