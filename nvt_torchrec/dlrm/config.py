@@ -53,7 +53,7 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
         vector_scale=_vector_scale(settings),
         embedding_dim=settings.embedding_dim,
         labels=settings.labels or (schema.label,),
-        dense_bins=settings.dense_bins or 0,
+        dense_bins=(settings.dense_bins or 0) if schema.dense else 0,
         first_order=_first_order(settings, schema),
         model=settings.model,
         settings=values,

@@ -13,12 +13,17 @@ from nvt_torchrec.base.device import Device
 
 
 class Array(np.ndarray):
-    """CuPy's array; ``set`` takes an array of the same kind, and a stream."""
+    """CuPy's array: ``set`` takes one of the same kind and a stream, ``get`` pinned memory."""
 
     def set(self, host: np.ndarray, stream: object) -> None:
         assert (host.shape, host.dtype) == (self.shape, self.dtype)
         assert stream is streams[-1]
         self[...] = host
+
+    def get(self, out: np.ndarray) -> np.ndarray:
+        assert any(out is memory for memory in pinned)
+        out[...] = self
+        return out
 
 
 class Stream:
@@ -62,6 +67,7 @@ class PoolMemoryResource:
 
 streams: list[Stream] = []
 resources: list[object] = []
+pinned: list[np.ndarray] = []
 
 
 @pytest.fixture
@@ -72,12 +78,16 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     cupy = ModuleType("cupy")
     cupy.ndarray = Array
     cupy.empty = lambda shape, dtype: np.empty(shape, dtype).view(Array)
-    cupy.asnumpy = lambda array: np.array(array)
     cupy.cuda = SimpleNamespace(
         Stream=Stream, get_current_stream=lambda: streams[-1], set_allocator=allocators.append
     )
     cupyx = ModuleType("cupyx")
-    cupyx.empty_pinned = lambda size, dtype: np.empty(size, dtype)
+
+    def empty_pinned(shape: int | tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        pinned.append(np.empty(shape, dtype))
+        return pinned[-1]
+
+    cupyx.empty_pinned = empty_pinned
     modules = {"cupy": cupy, "cupyx": cupyx}
     for name in ("rmm", "rmm.allocators", "rmm.allocators.cupy", "rmm.pylibrmm"):
         modules[name] = ModuleType(name)

@@ -6,15 +6,16 @@ import json
 import os
 import resource
 from pathlib import Path
+from typing import IO
 
 import fsspec
 import numpy as np
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError
 from nvt_torchrec.base.files.atomic import write_json
 from nvt_torchrec.base.files.journal import changes
+from nvt_torchrec.base.files.remote import open_input
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.state.record import plan_record
@@ -152,15 +153,14 @@ def test_decompressed_days_outlast_a_read_error(tmp_path: Path, monkeypatch) -> 
     write_log(raw, ROWS)
     for day in ("day_0", "day_1", "day_2"):
         pack(raw / day)
-    opened = LocalFileSystem.open
 
-    def failing(self, path, *args, **options):
+    def failing(path: str) -> IO[bytes]:
         if path.endswith("day_2.gz") and list(output.glob(".work/*/decompressed/day_[01]")):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return opened(self, path, *args, **options)
+        return open_input(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalFileSystem, "open", failing)
+        patch.setattr("nvt_torchrec.clicklog.readers.lines.open_input", failing)
         with pytest.raises(BadInputError, match=os.strerror(errno.EIO)):
             run(settings(raw, output, workers=1))
     assert list(output.glob(".work/*/decompressed/day_0"))
