@@ -7,7 +7,6 @@ import gzip
 import io
 import tracemalloc
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -96,7 +95,7 @@ def test_zeros_at_the_end_are_read_a_few_times_not_hundreds(
     head = _rows_and_zeros(tmp_path / "day_0", 64 * MIB, after)
     day = open_file(tmp_path, CRITEO)
     counted, _Counted.opened, _Counted.bytes = _Counted, 0, 0
-    monkeypatch.setattr(lines, "filesystem_of", lambda path: (SimpleNamespace(open=counted), path))
+    monkeypatch.setattr(lines, "open_input", lambda path: counted(path, "rb"))
     blocks = day.cut(day.begin, day.end, 4 * MIB)
     assert counted.bytes < 66 * MIB
     tracemalloc.start()
