@@ -294,7 +294,8 @@ def test_threads_touch_the_device_of_their_rank_only(tmp_path, libcudf, monkeypa
     block = SimpleNamespace(to=lambda _: block, tensors={}, batches=lambda steps, _: iter([steps]))
     batch = SimpleNamespace(labels=torch.zeros(1))
     produced = iter([(batch, block)] * 3)
-    found = EpochIterator(produced, builder, None, Position(0), lambda _: None)
+    ignore = [lambda _: None] * 2
+    found = EpochIterator(produced, builder, None, Position(0), *ignore)
     assert list(found) == [batch] * 3
     assert touched == {3}
     touched.clear()
