@@ -104,12 +104,12 @@ bench-quality: $(LINKED) ## AUROC beside logistic regression, boosted trees and 
 bench-inference: $(LINKED) ## scoring beside NVTabular and TorchRec; BENCH_FLAGS names model and rows
 	@$(ON_PATH) python -m inference benchmark $(BENCH_FLAGS)
 
-# Most valuable first, as a card is often lent for minutes; a step that fails or hangs costs its own time.
 # What --size large takes without --learning_rate, which the benchmark gives.
 DEFAULTS := --optimizer rowwise_adagrad --first_order 0.192
 # 21 GB of text, 22 names of one file.
 BIG_LOG := build/bench/gpu-log-of-22-days
 MLPERF := --max_table_rows 40000000 --warm_up 10 --steps 30 --repeats 1
+# Most valuable first, as a card is often lent for minutes; a step that fails or hangs costs its own time.
 bench-gpu: $(LINKED) ## checks, tests, and figures beside their limits on a GPU, step by step; half an hour
 	@export $(ON_PATH); step() { echo "== $$*"; timeout "$$@" || echo "== failed, status $$?: $$*"; }; \
 	step 90 python -m etl doctor; \

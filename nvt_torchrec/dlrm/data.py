@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 #: What reads a split.
 Loader: TypeAlias = "KJTLoader | MerlinLoader"
 
+_LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
 #: What a run takes from its checkpoint unless it is given.
 _MODEL_SIZES = (
     "vector_scale",
@@ -261,13 +262,12 @@ def make_sample(
 ) -> KJTLoader:
     """Return this rank's loader of some batches of a split, of so many rows on all ranks.
 
-    Training rows are drawn at random, whatever their labels.
+    Training rows are drawn at random.
     """
     size = max(1, batch_rows // group.world_size)
-    changes: dict[str, Any] = {"batch_size": size, "test_batch_size": size, "loader": None}
-    changes |= {"limit_train_batches": batches, "limit_val_batches": batches}
+    changes: dict[str, Any] = {**dict.fromkeys(_LIMITS, batches), "loader": None}
+    changes |= {"batch_size": size, "test_batch_size": size, "loader_memory": None}
     changes |= {"shuffle_training_set": True, "drop_last_training_batch": False}
-    changes |= {"undersampling_rate": None, "loader_memory": None}
     settings = dataclasses.replace(settings, **changes)
     return make_loader(settings, config, split, group, selection)  # type: ignore[return-value]
 

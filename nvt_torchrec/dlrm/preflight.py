@@ -26,7 +26,8 @@ from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0
 from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.models.contract import Build, Columns
 from nvt_torchrec.dlrm.models.head import build_head
-from nvt_torchrec.dlrm.models.program import Program, example_inputs, make_program
+from nvt_torchrec.dlrm.models.program import Program, example_inputs
+from nvt_torchrec.dlrm.models.program_export import make_program
 
 _ROWS, _TOLERANCE = 4, 1e-4
 #: Times that it goes forward and backward: a layer may be left out at random.

@@ -12,14 +12,13 @@ weights say how its effect differs from a straight line: a regression without th
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import torch
 from scipy import optimize
 from torch import distributed as dist
 
-from nvt_torchrec.dlrm.data import make_loader
+from nvt_torchrec.dlrm.data import make_sample
 from nvt_torchrec.dlrm.launch.distributed import Group
 from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.dlrm.models.piecewise import interpolate
@@ -28,7 +27,6 @@ from nvt_torchrec.nvt_loader.selection import Selection
 
 #: Rows are read in batches of so many.
 BATCH = 8192
-_LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
 #: Least and largest penalty of a categorical column.
 _PENALTIES = 1.0, 200.0
 #: Variance of weights that the estimate of their variance is best for; others hardly change it.
@@ -161,16 +159,13 @@ def read_sample(
     selection: Selection | None = None,
 ) -> Sample:
     """Read at most so many batches of rows of a split, drawn at random, on this rank alone."""
-    changes: dict[str, Any] = {**dict.fromkeys(_LIMITS, batches), "loader": None}
-    changes |= {"batch_size": BATCH, "test_batch_size": BATCH, "shuffle_training_set": True}
-    settings = dataclasses.replace(settings, **changes)
     alone = Group(0, 1, 1, torch.device("cpu"), dist.GroupMember.WORLD)  # type: ignore[arg-type]
     count, names = len(config.categorical), config.labels
     dense, weights = [np.zeros((0, len(config.dense)), np.float32)], []
     labels = [np.zeros((0, len(names)))]
     ids, rows = ([[np.zeros(0, np.int64)] for _ in range(count)] for _ in range(2))
     read, single = 0, True
-    for batch in make_loader(settings, config, split, alone, selection):
+    for batch in make_sample(settings, config, split, alone, batches, BATCH, selection):
         features, size = batch.sparse_features, len(batch.labels)
         lengths = features.lengths().view(count, size).long()
         single &= bool((lengths == 1).all())

@@ -32,12 +32,12 @@ from nvt_torchrec.dlrm.data import (
     choose_label,
     choose_sizes,
     make_loader,
-    make_sample,
     padded_batches,
     read_schema,
 )
 from nvt_torchrec.dlrm.days import choose_days, log_days
-from nvt_torchrec.dlrm.evaluate import column_importance, evaluate, fit_bias
+from nvt_torchrec.dlrm.evaluate import evaluate
+from nvt_torchrec.dlrm.finish import column_importance, fit_bias, make_samples
 from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0, gathered
 from nvt_torchrec.dlrm.launch.preemption import EXIT_STATUS, StopRequests
 from nvt_torchrec.dlrm.metrics import ByLabel, to_json
@@ -63,9 +63,6 @@ from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.dlrm.stopping import Stopping
 
 log = logging.getLogger(__name__)
-
-#: The values of valid that are scored to find the columns that matter, by shuffling each; seconds.
-_VALUES = 2**18
 
 
 def train(settings: TrainSettings, group: Group) -> TrainResult:
@@ -125,13 +122,7 @@ class Trainer:
         self.settings = settings
         self.learning = LearningCheck(settings, group, self.events, self.epoch_steps, remedy)
         self.progress = Progress(settings, group, self.events, self.epoch_steps)
-        # opened now, as a day may be added meanwhile
-        sampled = _VALUES // (len(config.dense) + len(config.categorical))
-        sampled = min(max(sampled, 1024), 16_384)
-        self.samples = {
-            "train": make_sample(settings, config, "train", group, 16, 8192, days.selection),
-            "valid": make_sample(settings, config, "valid", group, 1, sampled),
-        }
+        self.samples = make_samples(settings, config, group, days.selection)
         read = self.loaders | {f"sample of {name}": it for name, it in self.samples.items()}
         self.model, self.optimizer, plan = build(settings, config, group, read)
         self.pipeline = make_pipeline(self.model, self.optimizer, group)

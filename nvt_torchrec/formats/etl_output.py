@@ -126,12 +126,9 @@ def find_part(part: Path, then: os.stat_result) -> Path | None:
     """
     output = EtlOutput.of_splits(part.parent.parent)
     # lazily: what a switch moves meanwhile is found at one of these places, in this order
-    patterns = ("", ".work/*/discarded/", f"{PREVIOUS}/")
-    others = (
-        path
-        for pattern in patterns
-        for path in output.root.glob(f"{pattern}criteo_binary/split/*/*.parquet")
-    )
+    parts = output.splits.relative_to(output.root) / "*" / "*.parquet"
+    places = ("", ".work/*/discarded", PREVIOUS)
+    others = (path for place in places for path in output.root.glob(str(Path(place) / parts)))
     for path in itertools.chain([part], others):
         with contextlib.suppress(OSError):
             now = path.stat()

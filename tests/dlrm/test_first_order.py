@@ -14,7 +14,7 @@ from nvt_torchrec.dlrm.build import build, start_from
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.data import make_loader, read_schema
-from nvt_torchrec.dlrm.evaluate import find_shift
+from nvt_torchrec.dlrm.finish import find_shift
 from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.model import TrainBatch
 from nvt_torchrec.dlrm.models.head import build_head

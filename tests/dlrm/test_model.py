@@ -7,7 +7,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_torchrec.dlrm import model as model_module
-from nvt_torchrec.dlrm.evaluate import _reordered
+from nvt_torchrec.dlrm.finish import _reordered
 from nvt_torchrec.dlrm.model import TrainBatch, build_model, fill_table
 from tests import fake_cuda
 from tests.dlrm.shapes import dlrm

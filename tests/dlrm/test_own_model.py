@@ -24,7 +24,7 @@ from nvt_torchrec.dlrm.models.contract import load_build
 from nvt_torchrec.dlrm.models.head import build_head
 from nvt_torchrec.dlrm.models.interactions import INTERACTIONS, Interaction
 from nvt_torchrec.dlrm.models.layers import joined
-from nvt_torchrec.dlrm.models.program import make_program
+from nvt_torchrec.dlrm.models.program_export import make_program
 from nvt_torchrec.dlrm.preflight import with_program
 from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from tests.dlrm.hostile_programs import KEY

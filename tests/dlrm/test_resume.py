@@ -19,7 +19,7 @@ from nvt_torchrec.base.errors import OutputError, SchemaError, SettingsError
 from nvt_torchrec.dlrm import train as train_module
 from nvt_torchrec.dlrm.checkpoint.record import FORMAT, CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.writer import finished
-from nvt_torchrec.dlrm.evaluate import fit_bias
+from nvt_torchrec.dlrm.finish import fit_bias
 from tests.dlrm.conftest import TABLE_SIZES
 from tests.dlrm.generations import DIGESTS, write_workflow
 from tests.dlrm.runs import (

@@ -88,7 +88,7 @@ class Trees:
     Ids are categories, the most frequent ones of a column; of a list the first id counts.
 
     Raises:
-        ImportError: Neither is installed.
+        ImportError: scikit-learn is not installed, by which LightGBM is called, too.
     """
 
     def __init__(self, sample: Sample, label: str) -> None:

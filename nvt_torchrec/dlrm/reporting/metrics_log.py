@@ -48,7 +48,7 @@ class MetricsLog:
       fields of :class:`dlrm.metrics.Metrics`, seconds;
     - ``baseline``: split, label, name and the same fields (:mod:`dlrm.reporting.baselines`);
     - ``importance``: label, and for each of the ``columns`` by how much AUROC falls without it
-      (:func:`dlrm.evaluate.column_importance`);
+      (:func:`dlrm.finish.column_importance`);
     - ``warning``: step, text and remedy (:mod:`dlrm.reporting.learning_check`);
     - ``resume``: step and checkpoint;
     - ``end``: step, samples, train_seconds, samples_per_s, checkpoint, advice (or "").

@@ -7,6 +7,9 @@ import re
 
 from nvt_torchrec.formats.feature_spec.checks import check
 
+#: Of ``nulls``: each takes a comparison of every value of a column of numbers.
+_MOST_NULLS = 1000
+
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
@@ -40,8 +43,6 @@ class Reading:
         )
 
 
-#: Each text takes a comparison of every value of a column of numbers.
-_MOST_NULLS = 1000
 _GROUPING = (",", ".", "'", " ", "_")
 #: A column is read under its own name, and every text is a value.
 AS_IT_IS = Reading()
