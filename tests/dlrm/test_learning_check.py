@@ -57,9 +57,10 @@ def test_a_loss_that_explodes(learnable, tmp_path, caplog):
 
 
 def test_nothing_learned_by_an_evaluation_of_valid(noise, tmp_path, caplog):
-    (text, *_) = _warnings(noise, tmp_path, "--batch_size=128")
+    text, at_end = _warnings(noise, tmp_path, "--batch_size=128")
     assert text.startswith("step 128: AUROC 0.")
     assert text.endswith("of valid: nothing is learned yet")
+    assert at_end.endswith("of always predicting the click rate")
     assert "look whether the data tell anything of the label" in caplog.text
 
 
