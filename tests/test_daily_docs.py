@@ -16,7 +16,6 @@ pytestmark = pytest.mark.timeout(_TIMEOUT)
 
 #: How far a metric on the page may be from what is printed, on another processor.
 _TOLERANCE = 0.02
-_NUMBER = re.compile(r"[-+]?\d[\d,.]*(e[-+]\d+)?")
 _BLOCK = re.compile(r"^```(bash|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -37,13 +36,12 @@ def script() -> str:
 def shape(line: str) -> str:
     """Return a line without digests and numbers, some of which differ between machines."""
     line = re.sub(r"\b[0-9a-f]{12}\b", "@", " ".join(line.split()))
-    return _NUMBER.sub("#", line)
+    return re.sub(r"[-+]?\d[\d,.]*(e[-+]\d+)?", "#", line)
 
 
 def fractions(line: str) -> list[float]:
     """Return the numbers of a line that have a decimal point: metrics, probabilities, rates."""
-    numbers = [match.group() for match in _NUMBER.finditer(line)]
-    return [float(text.rstrip(",.").replace(",", "")) for text in numbers if "." in text[:-1]]
+    return [float(text) for text in re.findall(r"[-+]?\d+\.\d+", line)]
 
 
 @pytest.fixture(scope="module")
