@@ -19,8 +19,6 @@ from tests.dlrm.runs import (
 )
 from tests.nvt_loader.data import write_split
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as train_torchrec.py does
-
 TABLE_SIZES = (10, 50, 200, 3)
 
 

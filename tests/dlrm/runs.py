@@ -110,7 +110,7 @@ def environment() -> dict[str, str]:
         name: os.pathsep.join([str(folder), *filter(None, [os.environ.get(name)])])
         for name, folder in first.items()
     }
-    return {**os.environ, **paths, "OMP_WAIT_POLICY": "passive"}
+    return {**os.environ, **paths}
 
 
 def run_command(
