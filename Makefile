@@ -102,7 +102,7 @@ bench-quality: $(LINKED) ## AUROC beside logistic regression, boosted trees and 
 	@$(ON_PATH) python -m benchmarks.regression $(BENCH_FLAGS)
 
 bench-inference: $(LINKED) ## scoring beside NVTabular and TorchRec; BENCH_FLAGS names model and rows
-	@$(ON_PATH) python -m inference benchmark $(BENCH_FLAGS)
+	@$(ON_PATH) python -m benchmarks.inference $(BENCH_FLAGS)
 
 # What --size large takes without --learning_rate, which the benchmark gives.
 DEFAULTS := --optimizer rowwise_adagrad --first_order 0.192

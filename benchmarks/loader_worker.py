@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.data import criteo_schema, npy_files
 from benchmarks.process import high_water
-from nvt_torchrec.dlrm.launch.startup import prepare_torch
+from nvt_torchrec.base.startup import prepare_torch
 
 OURS, STOCK, NPY, DECODE = "ours", "merlin stock", "torchrec npy", "limit: decode"
 #: On a GPU: ours without libcudf.

@@ -2,7 +2,7 @@
 
 Each log is trained with every optimizer and model, and no flag of these; scikit-learn's logistic
 regression has a weight for each value of a column (C = 1), and the same rows; the trees are those
-of the run (``dlrm.reporting.baselines``). Oracle is the AUROC of the probabilities that the clicks
+of the run (``training.baselines.trees``). Oracle is the AUROC of the probabilities that the clicks
 were drawn with.
 
 Everything after -- goes to train_torchrec.py.
@@ -33,10 +33,11 @@ from benchmarks.harness import ROOT, Metric, System, Table, run_benchmark, run_e
 from benchmarks.process import BUILD
 from nvt_torchrec.base.auroc import auroc
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.dlrm.metrics import compute_metrics
-from nvt_torchrec.dlrm.reporting.metrics_log import METRICS_FILE, TREES
-from nvt_torchrec.dlrm.reporting.page import read_events
 from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.models.metrics import compute_metrics
+from nvt_torchrec.training.baselines.baselines import TREES
+from nvt_torchrec.training.reporting.metrics_log import METRICS_FILE
+from nvt_torchrec.training.reporting.page import read_events
 
 METRICS = (
     Metric("auroc", "AUROC", ".4f"),

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nvt_torchrec.base.errors import run_command
-from nvt_torchrec.dlrm.launch.startup import prepare_torch
+from nvt_torchrec.base.startup import prepare_torch
 
 OURS, DLRM_MAIN, BARE = "ours", "dlrm_main", "bare loop"
 
@@ -109,7 +109,7 @@ def _draw_on_device() -> None:
     """Draw initial embeddings where they lie: the CPU would take minutes for 97 GiB of a GPU."""
     from torch import cuda
 
-    from nvt_torchrec.dlrm import build
+    from nvt_torchrec.training.sharding import build
 
     def fill(model: Any, config: object, seed: int) -> None:
         for _, shard, _ in build._shards(model):
@@ -121,7 +121,7 @@ def _draw_on_device() -> None:
 
 def _ours(args: argparse.Namespace, stamps: Stamps) -> None:
     import train_torchrec
-    from nvt_torchrec.dlrm.build import OneRankPipeline
+    from nvt_torchrec.training.sharding.build import OneRankPipeline
 
     _draw_on_device()
     _count_steps(stamps, OneRankPipeline)
@@ -152,13 +152,13 @@ def _dlrm_main(args: argparse.Namespace, stamps: Stamps) -> None:
 
 def _bare(args: argparse.Namespace, stamps: Stamps) -> None:
     """Run forward, backward and optimizer of our model over one batch in memory."""
-    from nvt_torchrec.dlrm.build import build
-    from nvt_torchrec.dlrm.config import model_config
-    from nvt_torchrec.dlrm.data import make_loader, read_schema
-    from nvt_torchrec.dlrm.launch.distributed import process_group
-    from nvt_torchrec.dlrm.model import TrainBatch
-    from nvt_torchrec.dlrm.optim.learning_rates import with_default_rates
-    from nvt_torchrec.dlrm.settings.train_settings import parse_settings
+    from nvt_torchrec.training.data.choices import read_schema
+    from nvt_torchrec.training.data.loaders import TrainBatch, make_loader
+    from nvt_torchrec.training.launch.distributed import process_group
+    from nvt_torchrec.training.optim.learning_rates import with_default_rates
+    from nvt_torchrec.training.settings.train_settings import parse_settings
+    from nvt_torchrec.training.sharding.build import build
+    from nvt_torchrec.training.sharding.model_config import model_config
 
     _draw_on_device()
     settings = parse_settings([*_flags(args), "--binary_path", str(args.data / "split")])

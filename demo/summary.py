@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 
 from nvt_torchrec.base.files.atomic import read_json, write_text
 from nvt_torchrec.base.pages import render
-from nvt_torchrec.dlrm.reporting.metrics_log import METRICS_FILE
-from nvt_torchrec.dlrm.reporting.page import curves, read_events
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.training.reporting.metrics_log import METRICS_FILE
+from nvt_torchrec.training.reporting.page import curves, read_events
 
 
 def make_summary(paths: dict[str, Path]) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def _check_scores(paths: dict[str, Path], evaluations: dict[str, dict]) -> tuple
     checkpoint's model on the ETL's parquet, and their log loss with that of the sharded model in
     the last evaluation of training.
     """
-    from nvt_torchrec.dlrm.launch.startup import prepare_torch
+    from nvt_torchrec.base.startup import prepare_torch
 
     prepare_torch()
     from nvt_torchrec.inference.scorer import Scorer

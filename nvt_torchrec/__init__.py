@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nvt_torchrec.base import __version__
+
 if TYPE_CHECKING:
     from nvt_torchrec.etl.run import run
     from nvt_torchrec.etl.settings import EtlSettings
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from nvt_torchrec.nvt_loader.loader import KJTLoader
     from nvt_torchrec.workflows.store import load
 
-__version__ = "0.1.0"
 __all__ = [
     "Encoder",
     "EtlSettings",

@@ -24,10 +24,10 @@ _REPORT_DELAY_S = 2.0
 
 
 def _train(argv: list[str]) -> None:
+    from nvt_torchrec.base.startup import prepare_torch
     from nvt_torchrec.base.versions import check_training_stack
-    from nvt_torchrec.dlrm.launch.startup import prepare_torch
-    from nvt_torchrec.dlrm.reporting.metrics_log import set_up_logging
-    from nvt_torchrec.dlrm.settings.train_settings import THREE_DASHES, parse_settings
+    from nvt_torchrec.training.reporting.metrics_log import set_up_logging
+    from nvt_torchrec.training.settings.train_settings import THREE_DASHES, parse_settings
 
     settings = parse_settings(argv)
     check_training_stack()  # also where TorchRec is missing
@@ -37,14 +37,14 @@ def _train(argv: list[str]) -> None:
         log.info("%s: read as --adagrad; the example's README has a dash too many", THREE_DASHES)
     prepare_torch()
     if settings.plan_only:
-        from nvt_torchrec.dlrm.planning import plan_only
+        from nvt_torchrec.training.sharding.planning import plan_only
 
         print(plan_only(settings))
         return
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    from nvt_torchrec.dlrm.launch.distributed import process_group
-    from nvt_torchrec.dlrm.train import train
+    from nvt_torchrec.training.launch.distributed import process_group
+    from nvt_torchrec.training.loop.train import train
 
     gc.freeze()  # imported objects stay: a collection that visits them takes a tenth of a second
 

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from nvt_torchrec import EtlSettings, KJTLoader, run
-from nvt_torchrec.dlrm.reporting.metrics_log import REGRESSION
-from nvt_torchrec.dlrm.reporting.page import read_events
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
+from nvt_torchrec.training.baselines.baselines import REGRESSION
+from nvt_torchrec.training.reporting.page import read_events
 from tests.logs import write_log
 from tests.shell import ROOT
 from tests.shell import run as run_script

@@ -27,10 +27,6 @@ COMMANDS = {
     ),
     "serve": ("nvt_torchrec.inference.commands.serve", "score rows over HTTP, in JSON"),
     "export": ("nvt_torchrec.inference.commands.export", "export a bundle as ONNX, or for Triton"),
-    "benchmark": (
-        "nvt_torchrec.inference.commands.benchmark",
-        "measure latency and rows/s by batch size",
-    ),
 }
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.base.files.artifact import check_digests
-from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, CheckpointRecord, digest_of
 from nvt_torchrec.formats.day_names import days_text
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.inference.model.bundle import WORKFLOW, BundleDescription, bundle_digest, describe
+from nvt_torchrec.models.checkpoint.record import MODEL_FILE, CheckpointRecord, digest_of
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.report import generations_table
 
@@ -145,7 +145,7 @@ def _check_checkpoint(
         return
     what = f"checkpoint: the digest of {checkpoint / MODEL_FILE}"
     lineage.compare(what, digest_of(checkpoint), origin.digest)
-    from nvt_torchrec.dlrm.checkpoint.store import check_contents  # imports TorchRec: seconds
+    from nvt_torchrec.models.checkpoint.reading import check_contents  # imports TorchRec: seconds
 
     lineage.verify(
         "checkpoint: the digests of its files",

@@ -8,7 +8,7 @@ were wrong, and can be deleted alone once upstream does not need it:
 =================  =======================================================================
 this one           configuration of Dask and pandas that the old code needs
 ``dask_names``     names that were removed from ``dask.dataframe``, and collections with fixed keys
-``merlin_io``      merlin-core's reader and writer of datasets, ``Workflow.load`` of ours
+``merlin_io``      merlin-core's reader and writer of datasets, and NVTabular's graphs
 ``cudf_names``     where cuDF is installed: names that were removed, and strings
 ``dispatch``       list columns of pandas frames, the same hash on the CPU and on the GPU
 ``values``         wrong values that the released Categorify returns silently

@@ -1,23 +1,12 @@
-"""merlin-core's reader and writer of datasets, and NVTabular's graphs, on Dask expressions.
-
-``Workflow.load`` opens workflows that ``python -m etl run`` saved, too: the released function looks
-for a pickle, which they do not contain, and raises FileNotFoundError.
-"""
+"""merlin-core's reader and writer of datasets, and NVTabular's graphs, on Dask expressions."""
 
 from __future__ import annotations
-
-import functools
-import json
 
 from nvt_torchrec.nvt_compat.dask_names import BlockwiseLayer, FreezingHighLevelGraph, freeze
 from nvt_torchrec.nvt_compat.patching import PatchError, replace
 
 import dask.dataframe as dd
-import fsspec
 from dask.blockwise import Blockwise
-from fsspec.implementations.local import LocalFileSystem
-
-from nvt_torchrec.base.errors import BadInputError
 
 
 def _ensure_optimize_dataframe_graph(ddf=None, dsk=None, keys=None):
@@ -52,34 +41,6 @@ def _parquet_to_ddf(self, columns=None, cpu=None):
     plan = expression._plan
     self._pp_metadata = {"parts": list(plan["parts"]), "stats": list(plan["statistics"])}
     return ddf
-
-
-def _format(fs, directory: str) -> str | None:
-    """Return the format in metadata.json, which NVTabular's own workflows do not have."""
-    try:
-        with fs.open(f"{directory}/metadata.json") as file:
-            return json.load(file).get("format")
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return None  # the loader reports what is wrong
-
-
-def _loading_ours(load):
-    @functools.wraps(load)
-    def load_workflow(cls, path, client=None):
-        # Imported by the call, because `workflows` imports this package.
-        from nvt_torchrec.formats.workflow_description import FORMAT
-        from nvt_torchrec.workflows.store import load as load_ours
-
-        fs, _, [directory] = fsspec.get_fs_token_paths(str(path))
-        if _format(fs, directory) != FORMAT.name:
-            return load(cls, path, client=client)
-        if not isinstance(fs, LocalFileSystem):
-            raise BadInputError(f"{path}: not a local directory", "copy the workflow here first")
-        workflow = load_ours(directory)
-        workflow.client = client
-        return workflow
-
-    return load_workflow
 
 
 def apply() -> None:
@@ -124,5 +85,3 @@ def apply() -> None:
         if not hasattr(module, "HighLevelGraph"):
             raise PatchError(f"nvt_compat: {module.__name__} no longer uses HighLevelGraph")
         module.HighLevelGraph = FreezingHighLevelGraph
-    load = classmethod(_loading_ours(nvtabular.Workflow.load.__func__))
-    replace(nvtabular.Workflow, "load", load, expect='"workflow.pkl"')

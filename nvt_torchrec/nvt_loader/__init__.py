@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nvt_torchrec import __version__
+from nvt_torchrec.base import __version__
 
 if TYPE_CHECKING:
     from nvt_torchrec.nvt_loader.loader import KJTLoader

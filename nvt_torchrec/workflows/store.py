@@ -1,10 +1,14 @@
 """NVTabular Workflows: made of records of operators (:mod:`workflows.nodes`), fitted and loaded.
 
-:mod:`formats.workflow_description` describes the files.
+:mod:`formats.workflow_description` describes the files. Once this module is imported,
+``nvtabular.Workflow.load`` opens them, too: the released function looks for a pickle, which they do
+not contain, and raises FileNotFoundError.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import nvt_torchrec.nvt_compat  # noqa: F401
+from nvt_torchrec.nvt_compat.patching import replace
 
+import fsspec
 import numpy as np
 import nvtabular
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
 from merlin.dag import Graph
 from merlin.dag.ops.concat_columns import ConcatColumns
 from merlin.dag.ops.selection import SelectionOp
@@ -27,9 +34,11 @@ from nvtabular import ColumnSelector, Workflow, ops
 from nvtabular.ops.operator import Operator
 from nvtabular.workflow.node import WorkflowNode
 
+from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.in_memory.frames import check_columns, read_features
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.workflow_description import FORMAT
 from nvt_torchrec.workflows import functions, nodes
 from nvt_torchrec.workflows.description import graph_of, inspect
 from nvt_torchrec.workflows.frames import features_to_frame
@@ -309,3 +318,32 @@ class RawWorkflow(nvtabular.Workflow):
     def _transform_impl(self, dataset: Any, capture_dtypes: bool = False) -> Any:
         check_columns(dataset.to_ddf().columns, self._input_columns())
         return super()._transform_impl(dataset, capture_dtypes)
+
+
+def _format_name(fs: fsspec.AbstractFileSystem, directory: str) -> str | None:
+    """Return the format in metadata.json, which NVTabular's own workflows do not have."""
+    try:
+        with fs.open(f"{directory}/metadata.json") as file:
+            return json.load(file).get("format")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None  # the loader reports what is wrong
+
+
+def _make_load(stock: Callable[..., Workflow]) -> classmethod:
+    """Return ``Workflow.load``, which opens what this project saved, and the rest by ``stock``."""
+
+    @functools.wraps(stock)
+    def load_workflow(cls: type[Workflow], path: Path | str, client: Any = None) -> Workflow:
+        fs, _, [directory] = fsspec.get_fs_token_paths(str(path))
+        if _format_name(fs, directory) != FORMAT.name:
+            return stock(cls, path, client=client)
+        if not isinstance(fs, LocalFileSystem):
+            raise BadInputError(f"{path}: not a local directory", "copy the workflow here first")
+        workflow = load(directory)
+        workflow.client = client
+        return workflow
+
+    return classmethod(load_workflow)
+
+
+replace(Workflow, "load", _make_load(Workflow.load.__func__), expect='"workflow.pkl"')

@@ -278,5 +278,7 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     if "nvtabular" in versions:
-        versions["nvtabular"] += " (to open it, import nvt_torchrec.nvt_compat before nvtabular)"
+        versions["nvtabular"] += (
+            " (to open it, import nvt_torchrec.workflows.store before nvtabular)"
+        )
     return versions

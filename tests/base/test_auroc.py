@@ -1,4 +1,4 @@
-"""The AUROC of a single column; that of scores is compared with scikit-learn's in tests/dlrm."""
+"""The AUROC of a single column; tests of metrics compare that of scores with scikit-learn's."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.vocabularies import Vocabulary
 from nvt_torchrec.formats.workflow_description import WorkflowDescription, identify
-from tests.dlrm.generations import REUSED, SPEC, values_of, write_workflow
 from tests.mutations import edit_json, flip_bit
+from tests.training.generations import REUSED, SPEC, values_of, write_workflow
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.inference.model.scoring import KINDS
 from nvt_torchrec.inference.predictor import Predictor
-from tests.dlrm.runs import MODEL, train_here
+from nvt_torchrec.training.settings.train_settings import parse_settings
 from tests.etl.runs import settings
 from tests.logs import CRITEO, write_log
+from tests.training.runs import MODEL, train_here
 
 
 @dataclasses.dataclass

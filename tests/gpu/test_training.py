@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
-from nvt_torchrec.dlrm.planning import plan_only
-from nvt_torchrec.dlrm.settings.train_settings import parse_settings
+from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.nvt_loader import KJTLoader
-from tests.dlrm.reference import reference_losses
-from tests.dlrm.runs import (
+from nvt_torchrec.training.settings.train_settings import parse_settings
+from nvt_torchrec.training.sharding.planning import plan_only
+from tests.nvt_loader.data import write_split
+from tests.training.reference import reference_losses
+from tests.training.runs import (
     MODEL,
     events,
     losses,
@@ -26,7 +27,6 @@ from tests.dlrm.runs import (
     train_losses,
     train_script,
 )
-from tests.nvt_loader.data import write_split
 
 TABLE_SIZES = (10, 50, 200, 3)
 #: One table of 64 MB, and a GPU that has 56 MB for tables.

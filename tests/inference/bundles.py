@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from nvt_torchrec.dlrm.models.head import build_head
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.vocabularies import Generation
 from nvt_torchrec.inference.model.bundle import save_bundle
 from nvt_torchrec.inference.model.scoring import ServingModel, Table
 from nvt_torchrec.inference.model.weights import CheckpointOrigin, Origin
 from nvt_torchrec.inference.publish import PublishSettings, steps
+from nvt_torchrec.models.head import build_head
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary
 from nvt_torchrec.workflows.writer import Descent, Fitted, write_workflow
-from tests.dlrm.shapes import dlrm
 from tests.shell import python
+from tests.training.shapes import dlrm
 
 SPEC = FeatureSpec(
     "label",

@@ -12,10 +12,10 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.predictor import Predictor
-from tests.dlrm.runs import MODEL, torchrun, train_here
 from tests.inference.bundles import make_bundle
 from tests.logs import CRITEO, write_log
 from tests.spec_logs import write_spec_log
+from tests.training.runs import MODEL, torchrun, train_here
 
 TRAINING = ["--adagrad", "--learning_rate=0.1", "--batch_size=64", "--epochs=2"]
 

@@ -10,17 +10,17 @@ import nvt_torchrec.nvt_compat  # noqa: F401
 import numpy as np
 import torch
 
-from nvt_torchrec.dlrm.model import ModelWithTables, fill_table
-from nvt_torchrec.dlrm.models.config import ModelConfig
-from nvt_torchrec.dlrm.models.interactions import DotProducts, LowRankCross, Projection
+from benchmarks.inference import to_tensors
 from nvt_torchrec.formats.rows import RawRows
-from nvt_torchrec.inference.benchmark import to_tensors
 from nvt_torchrec.inference.model.scoring import ServingModel, Table
+from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.interactions import DotProducts, LowRankCross, Projection
+from nvt_torchrec.training.sharding.train_model import ModelWithTables, fill_table
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.frames import to_frame
 from nvt_torchrec.workflows.store import load
-from tests.dlrm.runs import with_tables
-from tests.dlrm.shapes import dlrm
+from tests.training.runs import with_tables
+from tests.training.shapes import dlrm
 
 INTERACTIONS = (
     DotProducts(),

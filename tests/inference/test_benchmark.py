@@ -1,4 +1,4 @@
-"""``python -m inference benchmark``: both systems agree, all stages are timed."""
+"""``python -m benchmarks.inference``: both systems agree, all stages are timed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.inference import main, rows_as_dicts
 from nvt_torchrec.clicklog.readers.log_format import format_of
-from nvt_torchrec.inference.__main__ import main
-from nvt_torchrec.inference.benchmark import rows_as_dicts
 from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.predictor import Predictor
@@ -27,7 +26,7 @@ def test_the_table(shop: Trained, tmp_path: Path, capsys: pytest.CaptureFixture)
     export_onnx(tmp_path / "bundle", tmp_path / "export")
     flags = [*shop.flags, "--input", str(shop.raw / "day_2.csv"), "--seconds", "0.1"]
     flags += ["--onnx", str(tmp_path / "export" / "model.onnx")]
-    assert main(["benchmark", *flags, "--batch_sizes", "1,500"]) == 0
+    assert main([*flags, "--batch_sizes", "1,500"]) == 0
     printed = capsys.readouterr().out
     lines = re.findall(r"^ *(\d+)  (.{28}) *([\d.]+) +([\d.]+) +([\d.]+) +([\d,]+)$", printed, re.M)
     for size in (1, 500):
@@ -44,7 +43,7 @@ def test_the_table(shop: Trained, tmp_path: Path, capsys: pytest.CaptureFixture)
     assert [0 < float(p50) <= float(p99) for p50, p99 in latencies] == [True, True]
     (tmp_path / "garbage").write_bytes(b"garbage")
     flags = ["--bundle", str(tmp_path / "bundle"), "--input", str(shop.raw / "day_2.csv")]
-    assert main(["benchmark", *flags, "--onnx", str(tmp_path / "garbage")]) == 2
+    assert main([*flags, "--onnx", str(tmp_path / "garbage")]) == 2
     error = capsys.readouterr().err
     assert f"error: {tmp_path / 'garbage'}: ONNX Runtime cannot open it" in error
     assert "Traceback" not in error

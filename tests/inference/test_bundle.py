@@ -14,12 +14,12 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.base.files.atomic import read_json, write_json
-from nvt_torchrec.dlrm.checkpoint.record import FORMAT
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.model.bundle import FORMAT as BUNDLE_FORMAT
 from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.models.checkpoint.record import FORMAT
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary
 from nvt_torchrec.workflows.writer import DAY_0, Descent, Fitted, write_workflow

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.inference import rows_as_dicts
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
 from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.inference.benchmark import rows_as_dicts
 from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.model.weights import check_same_interface
 from nvt_torchrec.inference.predictor import Predictor, input_spec

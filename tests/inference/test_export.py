@@ -20,11 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
+from benchmarks.inference import first_rows
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS, Bucket, Derivation
 from nvt_torchrec.formats.feature_spec.reading import Reading
 from nvt_torchrec.inference.__main__ import main
-from nvt_torchrec.inference.benchmark import first_rows
 from nvt_torchrec.inference.export import onnx_file
 from nvt_torchrec.inference.export.graph import encode
 from nvt_torchrec.inference.export.onnx_file import Scores, assemble, export_onnx

@@ -16,10 +16,10 @@ import torch
 import tritonclient.http
 from sklearn import metrics as sklearn
 
+from benchmarks.inference import first_rows
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.inference.__main__ import main
-from nvt_torchrec.inference.benchmark import first_rows
 from nvt_torchrec.inference.lineage import read_lineage, text_of
 from nvt_torchrec.inference.model.bundle import describe, save_bundle, write_bundle
 from nvt_torchrec.inference.model.weights import read_checkpoint
@@ -28,10 +28,10 @@ from nvt_torchrec.inference.publish.steps import score_labelled
 from nvt_torchrec.inference.scorer import Scorer
 from nvt_torchrec.inference.tensors import inputs_of, to_tensors
 from nvt_torchrec.nvt_loader import KJTLoader
-from tests.dlrm.runs import model_of, train_here
 from tests.etl.runs import settings
 from tests.inference.bundles import make_origin, publish
 from tests.inference.serving import serving
+from tests.training.runs import model_of, train_here
 from tests.weighted_logs import write_weighted_log
 
 BOTH = ("liked", "bought")

@@ -10,12 +10,12 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.atomic import read_json, write_json
-from nvt_torchrec.dlrm.checkpoint.record import FORMAT
 from nvt_torchrec.formats.etl_output import SWITCH_FILE
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.lineage import read_lineage
 from nvt_torchrec.inference.model.bundle import FORMAT as BUNDLE_FORMAT
 from nvt_torchrec.inference.model.bundle import describe, write_bundle
+from nvt_torchrec.models.checkpoint.record import FORMAT
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.writer import Descent
 from tests.inference.bundles import make_bundle, make_origin, make_workflow

@@ -27,9 +27,9 @@ from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.nvt_loader import KJTLoader
-from tests.dlrm.runs import train_here
 from tests.etl.runs import write_parquet
 from tests.inference.test_predictor import trainers_scores
+from tests.training.runs import train_here
 from tests.workflows.random_specs import Oracle, random_raw_rows
 
 _POLICIES = [

@@ -14,12 +14,12 @@ from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.tensors import inputs_of, to_tensors
-from tests.dlrm.own_models import write_models
 from tests.inference.conftest import Trained, train_model
 from tests.inference.exported import score
 from tests.inference.serving import serving
 from tests.inference.test_predictor import trainers_scores
 from tests.spec_logs import write_spec_log
+from tests.training.own_models import write_models
 
 SPEC = FeatureSpec(
     "click",

@@ -23,10 +23,10 @@ from nvt_torchrec.inference.model.threads import ONE_THREAD_ROWS, one_thread
 from nvt_torchrec.inference.predictor import MODEL_ROWS, Predictor
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.workflows import compiled
-from tests.dlrm.runs import model_of, score
 from tests.inference.conftest import Trained
 from tests.inference.reference import make_scorer, scores, to_serve
 from tests.logs import CRITEO, random_rows
+from tests.training.runs import model_of, score
 from tests.workflows.random_specs import examples, feature_specs
 from tests.workflows.test_compiled import odd_rows, save
 

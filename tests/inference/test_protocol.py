@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.http
 
-from nvt_torchrec.inference.benchmark import first_rows
+from benchmarks.inference import first_rows
 from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.tensors import inputs_of, to_tensors

@@ -6,14 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nvt_torchrec.dlrm.reporting.metrics_log import CLICK_RATE, REGRESSION
 from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.tensors import inputs_of
-from tests.dlrm.runs import events, train_here, train_many
+from nvt_torchrec.training.baselines.baselines import CLICK_RATE, REGRESSION
 from tests.inference.exported import score
 from tests.plays import SHARE, write_plays
+from tests.training.runs import events, train_here, train_many
 
 RATE = 0.2
 

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.command_line import Parser, parse
-from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.etl.__main__ import COMMANDS as ETL
 from nvt_torchrec.formats.feature_spec.toml_file import shipped_specs
 from nvt_torchrec.inference.__main__ import COMMANDS as INFERENCE
+from nvt_torchrec.training.settings.train_settings import parse_settings
 from tests import shell
 from tests.lookalikes.logs import LOGS
 from tests.shell import ROOT

@@ -30,7 +30,7 @@ SETTINGS = (BundleSettings,)
 
 def run(settings: BundleSettings) -> None:
     """Write the bundle; print its size."""
-    from nvt_torchrec.dlrm.launch.startup import prepare_torch
+    from nvt_torchrec.base.startup import prepare_torch
 
     prepare_torch()
     from nvt_torchrec.inference.model.bundle import write_bundle

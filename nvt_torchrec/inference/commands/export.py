@@ -28,7 +28,7 @@ SETTINGS = (ExportSettings,)
 
 def run(settings: ExportSettings) -> None:
     """Export the bundle."""
-    from nvt_torchrec.dlrm.launch.startup import prepare_torch
+    from nvt_torchrec.base.startup import prepare_torch
 
     prepare_torch()
     if settings.format == "onnx":

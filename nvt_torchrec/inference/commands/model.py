@@ -23,7 +23,7 @@ def prepare() -> None:
     """Do once what has to be done before torch is imported."""
     # if a mapped file is truncated while it is in use, print "Bus error" and where
     faulthandler.enable(sys.__stderr__ or 2)
-    from nvt_torchrec.dlrm.launch.startup import prepare_torch
+    from nvt_torchrec.base.startup import prepare_torch
 
     prepare_torch()
 

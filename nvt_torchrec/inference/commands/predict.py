@@ -45,8 +45,8 @@ SETTINGS = (ModelSettings, PredictSettings)
 def run(model: ModelSettings, settings: PredictSettings) -> None:
     """Score the rows; print how many there were, and perhaps metrics."""
     predictor = model.load()
-    from nvt_torchrec.dlrm.metrics import to_json
     from nvt_torchrec.inference.bulk import evaluate_file, predict_file
+    from nvt_torchrec.models.metrics import to_json
 
     begin = time.perf_counter()
     scored = predict_file(

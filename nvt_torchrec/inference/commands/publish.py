@@ -31,8 +31,8 @@ SETTINGS = (PublishSettings,)
 def run(settings: PublishSettings) -> int:
     """Publish or roll back; print the comparison and what is served. Return the exit status."""
     prepare()
-    from nvt_torchrec.dlrm.metrics import by_label
     from nvt_torchrec.inference.publish.steps import publish, rollback
+    from nvt_torchrec.models.metrics import by_label
 
     done = rollback(settings.to) if settings.rollback else publish(settings)
     if settings.json:

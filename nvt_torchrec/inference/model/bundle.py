@@ -11,7 +11,7 @@ Layout::
                            float16, or uint8 with weights/ranges.npy, float32 [rows, 2 or more]; see
                            :mod:`inference.model.scoring`
     weights/NAME.npy       the weights of the layers, by their names in
-                           :class:`dlrm.models.head.Head`
+                           :class:`models.head.Head`
 
 There is no pickle and no absolute path in it. The table is mapped into memory, not read: opening a
 bundle takes no longer for a large one, and the processes of a machine share the table.
@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nvt_torchrec import __version__
+from nvt_torchrec.base import __version__
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
 from nvt_torchrec.base.files.artifact import (
     FileEntry,
@@ -40,9 +40,6 @@ from nvt_torchrec.base.files.artifact import (
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.finite import not_finite
-from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, digest_of
-from nvt_torchrec.dlrm.models.config import ModelConfig
-from nvt_torchrec.dlrm.models.head import Head, build_head
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
 from nvt_torchrec.inference.model.scoring import KINDS, ServingModel, Table
@@ -51,6 +48,9 @@ from nvt_torchrec.inference.model.weights import (
     check_pair,
     read_checkpoint,
 )
+from nvt_torchrec.models.checkpoint.record import MODEL_FILE, digest_of
+from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.head import Head, build_head
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
 

@@ -23,9 +23,9 @@ from torch.nn import functional
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.mapping import MappedArray
-from nvt_torchrec.dlrm.models.config import ModelConfig
-from nvt_torchrec.dlrm.models.head import Head
 from nvt_torchrec.formats.rows import Jagged
+from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.head import Head
 from nvt_torchrec.workflows.compiled.workflow import Ids
 
 KINDS = {"float32": torch.float32, "float16": torch.float16, "int8": torch.uint8}

@@ -11,11 +11,11 @@ import torch
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.base.files.validation import parse
-from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, CheckpointRecord, digest_of
-from nvt_torchrec.dlrm.models.config import ModelConfig
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.inference.model.scoring import ServingModel, Table
+from nvt_torchrec.models.checkpoint.record import MODEL_FILE, CheckpointRecord, digest_of
+from nvt_torchrec.models.config import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ def read_checkpoint(
         BadInputError: The checkpoint is missing, incomplete or damaged, or scores are not finite.
         SchemaError: It is not a checkpoint of this program.
     """
-    from nvt_torchrec.dlrm.checkpoint.store import read_model  # imports torch.distributed
+    from nvt_torchrec.models.checkpoint.reading import read_model  # imports torch.distributed
 
     origin = _read_origin(Path(path))
     rows, head, config = read_model(path, device)

@@ -14,13 +14,13 @@ from tqdm import tqdm
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
 from nvt_torchrec.clicklog.readers.log_format import format_of
-from nvt_torchrec.dlrm.metrics import Metrics, to_json
 from nvt_torchrec.inference.bulk import metrics_of
 from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest, bundle_name, describe
 from nvt_torchrec.inference.model.weights import check_same_interface
 from nvt_torchrec.inference.predictor import Predictor, input_spec
 from nvt_torchrec.inference.publish import PublishSettings
 from nvt_torchrec.inference.publish.store import PUBLISH, ROLLBACK, Entry, Store, open_store
+from nvt_torchrec.models.metrics import Metrics, to_json
 from nvt_torchrec.workflows.description import inspect
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from nvt_torchrec import __version__
+from nvt_torchrec.base import __version__
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
 from nvt_torchrec.inference.predictor import Predictor, check_finite

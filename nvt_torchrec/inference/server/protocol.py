@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from nvt_torchrec import __version__
+from nvt_torchrec.base import __version__
 from nvt_torchrec.inference.predictor import Predictor, of_labels
 from nvt_torchrec.inference.server.bodies import (
     Parsed,

@@ -1,0 +1,319 @@
+"""Latency and rows/s of scoring, beside NVTabular and TorchRec; of one row also on busy cores.
+
+Both systems score the same rows in one process. They take turns batch by batch, so that other load
+on the machine affects both.
+
+- *ours*: rows as dicts (as in JSON) → ``Predictor.predict``; and its stages: read (dicts → typed
+  columns), encode (→ ids and dense features), lookup (→ embeddings), dense (the rest of the model).
+- *onnx*: the same rows as tensors, made beforehand → ``model.onnx`` by ONNX Runtime.
+- *stock*: the same rows as a pandas frame, made beforehand → NVTabular's ``Workflow.transform`` → a
+  KeyedJaggedTensor → TorchRec's DLRM with the same weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from nvt_torchrec.base.command_line import Parser, Settings, flag, parse
+from nvt_torchrec.base.errors import SettingsError, run_command
+from nvt_torchrec.clicklog.in_memory.values import read_as_text
+from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
+from nvt_torchrec.formats.feature_spec.reading import Read
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.inference import tensors
+from nvt_torchrec.inference.commands.model import ModelSettings
+from nvt_torchrec.inference.model.threads import threads_for
+from nvt_torchrec.inference.predictor import Predictor, input_spec, of_labels
+from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.frames import to_frame
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from onnxruntime import InferenceSession
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+_PIECE_BYTES = 2 << 20
+_ONNX = "onnx: tensors to probability"
+_OURS, _STOCK = "ours: rows to probability", "stock: frame to probability"
+_NUMBERS: dict[str, Callable[[str], Any]] = {"int32": int, "int": int, "float": float}
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkSettings(Settings):
+    """What to measure with."""
+
+    input: str = flag("raw rows to measure with", metavar="FILE")
+    format: str | None = flag("format of the input", None, choices=tuple(INPUT_FORMATS))
+    batch_sizes: tuple[int, ...] = flag("batch sizes", (1, 64, 4096), least=1)
+    seconds: float = flag("time for each measurement", 2.0)
+    onnx: Path | None = flag("the same model as exported, to measure, too", None, metavar="FILE")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark; return the exit status."""
+    return run_command(lambda: _run(argv))
+
+
+def _run(argv: list[str] | None) -> None:
+    parser = Parser(prog="python -m benchmarks.inference", description=__doc__)
+    model, settings = parse(parser, argv, ModelSettings, BenchmarkSettings)
+    predictor, stock = model.load(), None
+    spec = input_spec(predictor.spec, settings.input, settings.format)
+    rows = first_rows(settings.input, spec, max(*settings.batch_sizes, 1 << 14))
+    if model.workflow and model.checkpoint:
+        stock = Stock(model.workflow, model.checkpoint, predictor.model.device)
+    seconds, sizes = settings.seconds, settings.batch_sizes
+    print_table({n: measure(predictor, stock, rows, n, seconds, settings.onnx) for n in sizes})
+    print_one_row(predictor, rows[0], seconds)
+
+
+def first_rows(path: str, spec: FeatureSpec, limit: int) -> list[dict[str, Any]]:
+    """Return the first well-formed rows of a file by source, at most ``limit``."""
+    rows: list[dict[str, Any]] = []
+    pieces = format_of(spec).stream(path, _PIECE_BYTES)
+    while len(rows) < limit and (piece := next(pieces, None)) is not None:
+        rows += rows_as_dicts(piece, limit - len(rows))
+    if not rows:
+        raise SettingsError(f"{path}: no well-formed row", "pass a file with valid rows")
+    return rows
+
+
+def rows_as_dicts(piece: UnparsedRows, limit: int) -> list[dict[str, Any]]:
+    """Return the well-formed rows of a piece, at most ``limit``, by source; None where missing.
+
+    Of text, numbers become numbers, unless the spec has rules for how they are written.
+    """
+    spec = piece.spec
+    lines = piece.parse(reject=True).line[:limit]
+    reads = spec.read_plan(label=False).reads
+    text = read_as_text(reads)
+    names = tuple(spec.sources(label=False))
+    fields = piece.columns(names, lines)
+    columns = []
+    for name in names:
+        read = next(read for read in reads if read.source == name)
+        values = fields[name].to_pylist()
+        if spec.input.delimiter:
+            number = None if name in text else _NUMBERS.get(read.raw)
+            values = [_value(value, read, number, spec.input.list_separator) for value in values]
+        columns.append(values)
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _value(text: str, read: Read, number: Callable | None, separator: str) -> Any:
+    if read.multi_hot:
+        items = [item for item in text.split(separator) if item]
+        return [number(item) for item in items] if number else items
+    if not text:
+        return None
+    return number(text) if number else text
+
+
+Timed = Callable[[str, Callable[[], Any]], Any]
+
+
+class Stock:
+    """The baseline: NVTabular's Workflow, and TorchRec's model with the same weights."""
+
+    def __init__(self, workflow: Path, checkpoint: Path, device: torch.device) -> None:
+        import nvt_torchrec.nvt_compat  # noqa: F401
+
+        from nvt_torchrec.models.checkpoint.reading import read_model
+        from nvt_torchrec.training.sharding.train_model import build_model
+        from nvt_torchrec.workflows.store import load
+
+        description = inspect(workflow)
+        self._spec, self._schema = description.spec, description.table_schema
+        self._workflow = load(workflow, label=False, raw=False)
+        rows, head, config = read_model(checkpoint, device)
+        self._model, self._device = build_model(config, device="meta"), device
+        self._model.head = head
+        bags = self._model.sparse_arch.embedding_bag_collection.embedding_bags
+        for name, part in zip(config.table_names, rows.split(config.num_embeddings), strict=True):
+            bags[name].weight = torch.nn.Parameter(part)
+
+    def frame(self, rows: RawRows) -> pd.DataFrame:
+        """Return the frame that the Workflow transforms, without labels."""
+        return to_frame(rows, self._spec)
+
+    def predict(self, frame: pd.DataFrame, timed: Timed) -> np.ndarray:
+        """Return probabilities; ``timed`` runs a stage and measures its time."""
+        features = timed("  Workflow.transform", lambda: self._workflow.transform(frame))
+        return timed("  plain model", lambda: self._score(features))
+
+    @torch.inference_mode()
+    def _score(self, features: pd.DataFrame) -> np.ndarray:
+        dense, sparse = to_tensors(features, self._schema)
+        logits = self._model(dense.to(self._device), sparse.to(self._device))
+        return torch.sigmoid(logits).squeeze(-1).cpu().numpy()
+
+
+def to_tensors(features: pd.DataFrame, schema: Any) -> tuple[torch.Tensor, KeyedJaggedTensor]:
+    """Convert a Workflow's output to the model's inputs: dense float32 [n, columns], and ids."""
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    values, lengths = [], []
+    for name in schema.categorical:
+        column = features[name]
+        if name in schema.multi_hot:
+            lengths.append(np.array([len(ids) for ids in column], np.int32))
+            values += [np.asarray(ids, np.int64) for ids in column]
+        else:
+            lengths.append(np.ones(len(column), np.int32))
+            values.append(column.to_numpy(np.int64))
+    sparse = KeyedJaggedTensor(
+        keys=list(schema.categorical),
+        values=torch.from_numpy(np.concatenate(values)),
+        lengths=torch.from_numpy(np.concatenate(lengths)),
+    )
+    dense = features[list(schema.dense)].to_numpy(np.float32)
+    return torch.from_numpy(np.array(dense)), sparse  # a copy: pandas' array may be read-only
+
+
+def open_onnx(file: Path, rows: int) -> InferenceSession:
+    """Open ``model.onnx``, with as many threads as PyTorch has for so many rows.
+
+    Raises:
+        SettingsError: ONNX Runtime cannot open it.
+    """
+    from onnxruntime import InferenceSession, SessionOptions
+
+    options = SessionOptions()
+    with threads_for(rows):
+        options.intra_op_num_threads = torch.get_num_threads()
+    try:
+        return InferenceSession(file, options)
+    except Exception as error:  # one class for each of its statuses
+        remedy = "pass the model.onnx that `python -m inference export` wrote"
+        raise SettingsError(
+            f"{file}: ONNX Runtime cannot open it: {error!s:.200}", remedy
+        ) from None
+
+
+def measure(
+    predictor: Predictor,
+    stock: Stock | None,
+    rows: list[dict],
+    size: int,
+    seconds: float,
+    file: Path | None = None,
+) -> dict[str, list[float]]:
+    """Return the times of all stages on batches of ``size`` rows, in seconds.
+
+    Args:
+        predictor: The predictor to measure.
+        stock: The baseline; None to measure without it.
+        rows: The rows, which are repeated if they are too few.
+        size: Rows in a batch.
+        seconds: Time for the predictor, and for the baseline, which scores one batch at least.
+        file: The same model as exported; None to measure without it.
+
+    Raises:
+        SettingsError: The file cannot be opened.
+    """
+    onnx = None if file is None else open_onnx(file, size)
+    times: dict[str, list[float]] = {}
+    rows = rows * -(-size // len(rows))
+    batches = itertools.cycle(rows[at : at + size] for at in range(0, len(rows) - size + 1, size))
+
+    def timed(stage: str, work: Callable[[], Any]) -> Any:
+        begin = time.perf_counter()
+        result = work()
+        times.setdefault(stage, []).append(time.perf_counter() - begin)
+        return result
+
+    def ours(batch: list[dict]) -> np.ndarray:
+        score = timed(_OURS, lambda: predictor.predict(batch))
+        raw = timed("  read", lambda: predictor.read(batch))
+        encoded = timed("  encode", lambda: predictor.workflow.transform(raw))
+        with torch.inference_mode(), threads_for(size):
+            embedded = timed("  lookup", lambda: _done(predictor.model.lookup(encoded.ids)))
+            timed("  dense", lambda: _done(predictor.model.logits(encoded.dense, embedded)))
+        if onnx is not None:
+            given = tensors.to_tensors(inputs, batch)
+            others = timed(_ONNX, lambda: onnx.run(outputs, given))
+            np.testing.assert_allclose(np.stack(others), np.atleast_2d(score.T), atol=atol)
+        return score
+
+    def stocks(batch: list[dict]) -> np.ndarray:
+        assert stock is not None
+        frame = stock.frame(predictor.read(batch))
+        return timed(_STOCK, lambda: stock.predict(frame, timed))
+
+    atol = 1e-5 if predictor.model.table.kind == "float32" else 0.1
+    inputs, outputs = tensors.inputs_of(predictor.spec), of_labels(tensors.OUTPUT, predictor.labels)
+    for batch in itertools.islice(batches, 5):  # caches, compiled code
+        ours(batch)
+    if stock is not None:
+        stocks(next(batches))
+    times.clear()
+    ours_s = stock_s = 0.0
+    while ours_s < seconds or (stock is not None and stock_s < seconds):
+        batch = next(batches)
+        score = ours(batch)
+        ours_s += times[_OURS][-1]
+        if stock is not None and stock_s <= min(ours_s, seconds):
+            np.testing.assert_allclose(score, stocks(batch), atol=atol)
+            stock_s += times[_STOCK][-1]
+    return times
+
+
+def print_one_row(predictor: Predictor, row: dict, seconds: float) -> None:
+    """Print the latency of one row: as the machine is, and with a busy process on each core."""
+    cores = len(os.sched_getaffinity(0))
+    busy = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+    print(f"\n{'one row':36}{'p50 ms':>10}{'p99 ms':>10}")
+    for name, count in (("without other load from here", 0), (f"{cores} cores busy", cores)):
+        others = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(count)]
+        try:
+            time.sleep(0.5 if others else 0)  # they start
+            times = measure(predictor, None, [row], 1, seconds)[_OURS]
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+        print("{:36}{:10.3f}{:10.3f}".format(name, *1e3 * np.quantile(times, (0.5, 0.99))))
+
+
+def _done(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_cuda:
+        torch.cuda.synchronize()
+    return tensor
+
+
+def print_table(by_size: dict[int, dict[str, list[float]]]) -> None:
+    """Print a line for each batch size and stage, and by how much ours is faster than stock."""
+    print(f"{'batch':>6}  {'':28}{'p50 ms':>10}{'p90 ms':>10}{'p99 ms':>10}{'rows/s':>12}")
+    medians = {}
+    for size, times in by_size.items():
+        for stage, seconds in times.items():
+            p50, p90, p99 = 1e3 * np.quantile(seconds, (0.5, 0.9, 0.99))
+            rate = size / p50 * 1e3
+            print(f"{size:>6}  {stage:28}{p50:10.3f}{p90:10.3f}{p99:10.3f}{rate:12,.0f}")
+            medians[size, stage] = p50
+    for size, times in by_size.items():
+        if _STOCK in times:
+            total = medians[size, _STOCK] / medians[size, _OURS]
+            encode = medians[size, "  read"] + medians[size, "  encode"]
+            print(
+                f"batch {size}: {total:,.0f} times faster than stock; read and encode "
+                f"{medians[size, '  Workflow.transform'] / encode:,.0f} times faster than "
+                "Workflow.transform"
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Models in plain PyTorch: the contract of one, and those of this project."""

@@ -1,0 +1,1 @@
+"""Checkpoints as files: their record, their tensors, and the model in them."""

@@ -1,0 +1,183 @@
+"""The model of a checkpoint, read into one process; and its files compared with their digests.
+
+:func:`read_model` takes a checkpoint of any world size and sharding plan, without TorchRec;
+:mod:`training.checkpoint.state` reads all of it back into a training run. Both compare the digests
+first, so that a byte that changed on disk is never trained on or served: that reads each file once
+more, at 0.5 to 1 GB/s a rank. Values that are not finite are not loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
+from nvt_torchrec.base.files.artifact import FileEntry
+from nvt_torchrec.base.finite import not_finite
+from nvt_torchrec.base.interrupts import is_out_of_memory
+from nvt_torchrec.models.checkpoint.record import AGAIN, MODEL_FILE, CheckpointRecord
+from nvt_torchrec.models.checkpoint.tensors import Tensors, Window, read_tensors, read_windows
+from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.head import Head, build_head
+
+#: The names of weights in a checkpoint, those of :class:`training.sharding.train_model.TrainModel`.
+_TABLE = "model.model.sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
+_HEAD = "model.model.head."
+
+
+def check_contents(
+    path: Path, files: dict[str, FileEntry], rank: int = 0, world_size: int = 1
+) -> None:
+    """Compare this rank's share of a checkpoint's files with their digests.
+
+    Args:
+        path: The checkpoint.
+        files: Those of its record.
+        rank, world_size: Each rank checks a share of the files, all ranks together every file.
+
+    Raises:
+        BadInputError: A file is not the one that was written.
+        ClickLogError: A file cannot be read now.
+    """
+    with errors_of(path):
+        for name in sorted(files)[rank::world_size]:
+            if difference := files[name].difference(path / name):
+                raise BadInputError(difference, AGAIN)
+
+
+@contextlib.contextmanager
+def errors_of(path: Path) -> Iterator[None]:
+    """Name the checkpoint in errors, and tell damage from errors of this moment.
+
+    Raises:
+        BadInputError: The checkpoint is damaged.
+        ClickLogError: It cannot be read now.
+    """
+    try:
+        yield
+    except (
+        *(OSError, MemoryError, EOFError, RuntimeError, ValueError, TypeError),
+        *(LookupError, AttributeError, AssertionError, pickle.UnpicklingError),  # of torch.load
+    ) as error:
+        if is_momentary(error):
+            raise not_read(path, error) from error
+        raise BadInputError(
+            f"{path}: the checkpoint is damaged: {first_line(error)}", AGAIN
+        ) from error
+
+
+def is_momentary(error: BaseException | None) -> bool:
+    """Return whether an error says nothing against a checkpoint: memory is short, or reading fails.
+
+    A missing file is an error of the checkpoint.
+    """
+    while error is not None:
+        gone = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+        if is_out_of_memory(error) or (isinstance(error, OSError) and error.errno and not gone):
+            return True
+        error = error.__cause__
+    return False
+
+
+def not_read(path: Path, error: BaseException) -> ClickLogError:
+    """Make the error to raise instead of one that :func:`is_momentary`."""
+    return ClickLogError(
+        f"{path}: cannot be read now: {first_line(error)}",
+        "the checkpoint may be whole: free memory or repair the storage, and try again",
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error; torch's CheckpointException holds those of ranks."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()), (error,))[0]
+    if "enforce fail at inline_container" in str(error):  # of torch's writer
+        return "a file of it could not be written whole: the disk is full, or fails"
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def read_model(
+    path: Path | str, device: torch.device | str = "cpu"
+) -> tuple[torch.Tensor, Head, ModelConfig]:
+    """Read the model of a checkpoint of any world size and sharding plan into one process.
+
+    Nothing of TorchRec is needed.
+
+    Args:
+        path: A directory that :func:`save_checkpoint` wrote.
+        device: Where the model goes; it must hold all tables.
+
+    Returns:
+        The rows of all tables, one table after the other, float32 [rows, D]; what follows the
+        lookup; and the configuration of both.
+
+    Raises:
+        BadInputError: The checkpoint is missing, incomplete or damaged, or a weight is not finite.
+        SchemaError: It is not a checkpoint of this program, or its tensors are not those of the
+            model that ``model.json`` describes.
+        ClickLogError: It cannot be read now.
+        RuntimeError, MemoryError: The device has too little memory.
+    """
+    path = Path(path)
+    record = CheckpointRecord.read(path)
+    with _errors_of_model(path):
+        config = ModelConfig.from_dict(record.model)
+        # on the meta device first: memory is only allocated for tensors that are really stored
+        wanted = _weights(*_allocate(config, "meta"), config)
+    check_contents(path, record.files)
+    with errors_of(path):
+        tensors = read_tensors(path)
+        _check_tensors(path, wanted, tensors)
+    # outside of the blocks around: too little memory on the device is no damage of the files
+    with _errors_of_model(path):
+        rows, head = _allocate(config, device)
+    weights = _weights(rows, head, config)
+    with errors_of(path):
+        windows = [Window(name, (0,) * weight.dim(), weight) for name, weight in weights.items()]
+        read_windows(path, tensors, windows)
+    if diverged := not_finite(weights):
+        raise BadInputError(
+            f"{path}: {diverged} holds values that are not finite: training diverged, and scores "
+            "would be NaN",
+            "take an earlier checkpoint, or train again with a lower --learning_rate",
+        )
+    return rows, head, config
+
+
+@contextlib.contextmanager
+def _errors_of_model(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except SchemaError as error:
+        raise SchemaError(f"{path / MODEL_FILE}: {error.what}", error.remedy) from None
+
+
+def _allocate(config: ModelConfig, device: torch.device | str) -> tuple[torch.Tensor, Head]:
+    rows = torch.empty(sum(config.num_embeddings), config.embedding_dim, device=device)
+    return rows, build_head(config, device=device).requires_grad_(False)
+
+
+def _weights(rows: torch.Tensor, head: Head, config: ModelConfig) -> dict[str, torch.Tensor]:
+    """Return the weights by their names in a checkpoint; tables are parts of ``rows``."""
+    tables = zip(config.table_names, rows.split(config.num_embeddings), strict=True)
+    weights = {_TABLE.format(name): part for name, part in tables}
+    return weights | {_HEAD + name: tensor for name, tensor in head.state_dict().items()}
+
+
+def _check_tensors(path: Path, wanted: dict[str, torch.Tensor], stored: Tensors) -> None:
+    for name, tensor in wanted.items():
+        if name not in stored:
+            raise SchemaError(f"{path}: no weights {name!r}, which {MODEL_FILE} requires")
+        if stored[name].size != tuple(tensor.shape):
+            raise SchemaError(
+                f"{path}: {name} is {list(stored[name].size)}, but {MODEL_FILE} says "
+                f"{list(tensor.shape)}"
+            )
+    for name in stored:
+        if name.startswith("model.") and name not in wanted:
+            raise SchemaError(f"{path}: weights {name!r}, which {MODEL_FILE} does not list")

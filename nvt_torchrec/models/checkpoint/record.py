@@ -1,0 +1,103 @@
+"""``model.json`` of a checkpoint: what the model is, where it comes from, and which files hold it.
+
+Imports no PyTorch, so programs can ask a checkpoint about itself at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from nvt_torchrec.base.command_line import words
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
+from nvt_torchrec.base.files.artifact import FileEntry, Format, check_sizes, holds_only
+from nvt_torchrec.base.files.atomic import read_json
+
+MODEL_FILE, TENSORS_FILE = "model.json", "tensors.json"
+FORMAT = Format(
+    "nvt-torchrec DLRM checkpoint",
+    4,
+    "a checkpoint of train_torchrec.py",
+    version_key="version",
+    digest_key="blake2b",
+    foreign=SchemaError,
+)
+AGAIN = "the checkpoint is damaged or incomplete: copy it again, or use another one"
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointRecord:
+    """The content of ``model.json``.
+
+    Attributes:
+        model: The shape of the model, as :class:`models.config.ModelConfig` writes it.
+        training: What the run records of itself: its settings, steps, days and data.
+        world_size: The number of ranks that wrote it.
+        versions: The versions of the packages that wrote it.
+        files: Size and BLAKE2b digest of the other files, by name.
+    """
+
+    model: dict[str, Any]
+    training: dict[str, Any]
+    world_size: int
+    versions: dict[str, str]
+    files: dict[str, FileEntry]
+
+    def __post_init__(self) -> None:
+        if TENSORS_FILE not in self.files:
+            raise ValueError(f"files.{TENSORS_FILE} is missing")
+
+    @classmethod
+    def read(cls, path: Path | str) -> CheckpointRecord:
+        """Read the record of a checkpoint; its files are all there and of the right size.
+
+        :func:`models.checkpoint.reading.check_contents` checks the content of these files.
+
+        Raises:
+            BadInputError: There is no checkpoint, a file of it is missing or truncated, or
+                ``model.json`` was changed.
+            SchemaError: It is not a checkpoint of this program, or has another version.
+        """
+        path = Path(path)
+        if not path.is_dir():
+            raise BadInputError(f"{path}: no such checkpoint directory")
+        record = FORMAT.read(
+            cls,
+            path / MODEL_FILE,
+            AGAIN,
+            other_format="give the directory that --save_checkpoint_path named",
+            other_version="use the program that wrote it, or train again",
+        )
+        check_sizes(path, record.files, AGAIN)
+        for file in (path / TENSORS_FILE, *path.glob("*.distcp")):
+            if file.exists() and file.name not in record.files:
+                raise BadInputError(
+                    f"{file}: not of this checkpoint: {MODEL_FILE} does not list it",
+                    "copy it again",
+                )
+        return record
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels that the model was trained on; () for the data's main one alone."""
+        return words(str(self.training["settings"].get("label") or ""))
+
+    def write(self, directory: Path) -> None:
+        """Write ``model.json``. Raises OutputError."""
+        files = {name: entry.to_dict() for name, entry in sorted(self.files.items())}
+        FORMAT.write(directory / MODEL_FILE, {**vars(self), "files": files})
+
+
+def is_checkpoint_alone(path: Path) -> bool:
+    """Whether a directory is a checkpoint by its record, without other files: it may be removed."""
+    try:
+        return holds_only(path, [*CheckpointRecord.read(path).files, MODEL_FILE])
+    except ClickLogError:
+        return False
+
+
+def digest_of(path: Path | str) -> str:
+    """Return the digest that a checkpoint's ``model.json`` holds of itself, and so of all files."""
+    value = read_json(Path(path) / MODEL_FILE, FORMAT.what)
+    return str(value.get(FORMAT.digest_key)) if isinstance(value, dict) else ""

@@ -1,0 +1,141 @@
+"""What a checkpoint or a bundle says of its model, and the run that trains it knows."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.base.files.validation import convert
+from nvt_torchrec.formats.schema import LARGEST_TABLE
+from nvt_torchrec.models.contract import MOST_BINS, Columns
+from nvt_torchrec.models.program import Program
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig(Columns):
+    """A model: its columns and tables, and what :func:`.head.build_head` makes its layers of.
+
+    Attributes:
+        first_order: The factor of the first-order term (:class:`.head.FirstOrder`); 0: none.
+        model: A key of :data:`.head.MODELS`, or MODULE:FUNCTION of an own model.
+        settings: The settings of its function ``build``, as JSON holds them.
+        vector_scale: What the vectors are multiplied by that the module gets beside that term.
+        program: What an own model computes, so that nothing else imports it.
+
+    Raises:
+        SchemaError: The values do not make a model.
+    """
+
+    first_order: float
+    model: str
+    settings: dict[str, Any]
+    vector_scale: float = 1.0
+    program: Program | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.categorical) != len(self.num_embeddings):
+            raise SchemaError(
+                f"{len(self.categorical)} categorical features, "
+                f"{len(self.num_embeddings)} table sizes"
+            )
+        for size in (self.embedding_dim, *self.num_embeddings):
+            if not 1 <= size <= LARGEST_TABLE:
+                raise SchemaError(f"no table has {size} rows or columns")
+        if not 0 <= self.dense_bins <= MOST_BINS:
+            raise SchemaError(f"no model has {self.dense_bins} dense_bins")
+        if not 0 <= self.first_order < math.inf:
+            raise SchemaError(f"no model has first_order {self.first_order}")
+        if not 0 < self.vector_scale < math.inf:
+            raise SchemaError(f"no model has vector_scale {self.vector_scale}")
+        if not self.labels:
+            raise SchemaError("a model without a label")
+        if self.first_order and self.embedding_dim <= len(self.labels) > 1:
+            raise SchemaError(
+                f"embedding_dim {self.embedding_dim} with {len(self.labels)} labels: the "
+                "first-order term takes a coordinate of the embeddings for each label",
+                "give --embedding_dim a larger value, or --first_order 0",
+            )
+
+    @property
+    def columns(self) -> Columns:
+        """What ``build`` is given."""
+        names = (field.name for field in dataclasses.fields(Columns))
+        return Columns(**{name: getattr(self, name) for name in names})
+
+    @property
+    def table_names(self) -> list[str]:
+        """The names of the tables, ``t_<feature>`` as in TorchRec's examples."""
+        return [f"t_{name}" for name in self.categorical]
+
+    @property
+    def layer_sizes(self) -> list[tuple[int, ...]]:
+        """The widths of the layers for the dense columns, if any, and of those at the end."""
+        names = ("dense_arch_layer_sizes", "over_arch_layer_sizes")
+        given = {} if self.program else self.settings
+        return [tuple(given[name]) for name in names if given.get(name)]
+
+    @property
+    def widest(self) -> int:
+        """The width of the widest layer."""
+        own = [self.program.widest] if self.program else []
+        return max((*own, *itertools.chain(*self.layer_sizes)), default=1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict, which :meth:`from_dict` reads."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: Any) -> ModelConfig:
+        """Read what :meth:`to_dict` returned.
+
+        Raises:
+            SchemaError: A key is missing or unknown, or its value is of another type.
+        """
+        try:
+            return convert(cls, value)
+        except ValueError as error:
+            raise SchemaError(f"not the configuration of a model: {error}") from None
+
+    def differences(self, then: ModelConfig) -> str:
+        """Describe the values that were other ones in ``then``; "" if none were.
+
+        A label may have got another name.
+        """
+        before, now = (
+            {**value.to_dict(), "labels": len(value.labels), **value.settings}
+            for value in (then, self)
+        )
+        for value in (before, now):
+            del value["settings"], value["program"]
+        return differences(before, {**dict.fromkeys(before), **now})
+
+    def warn_of_other_code(self, then: ModelConfig, path: Path | str) -> None:
+        """Warn if an own model computes something else than that of the checkpoint ``path``.
+
+        It is not refused: another version of PyTorch may make another program of the same code.
+        """
+        before, now = (config.program.steps if config.program else () for config in (then, self))
+        for number, (old, new) in enumerate(itertools.zip_longest(before, now)):
+            if old != new:
+                names = (step.operator if step else "none" for step in (old, new))
+                log.warning(
+                    "%s: the code of --model %s has changed since: step %d of its program was %s, "
+                    "is %s", path, self.model, number, *names
+                )  # fmt: skip
+                return
+
+
+def differences(then: dict[str, Any], now: dict[str, Any]) -> str:
+    """Describe the values of ``now`` that were other ones; "" if none were."""
+    return "; ".join(
+        f"{name} was {then.get(name)}, is {now[name]}"
+        for name in now
+        if then.get(name) != now[name]
+    )

@@ -1,0 +1,137 @@
+"""What follows the lookup: vectors of dense values, a first-order term, and a module."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.models import dlrm
+from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.contract import Build
+from nvt_torchrec.models.piecewise import PiecewiseLinear
+
+#: The models of this project: their functions ``build``.
+MODELS: dict[str, Build] = {"dlrm": dlrm.build}
+
+
+class FirstOrder(nn.Module):
+    """Logistic regression beside the module: the first-order term of the logit.
+
+    It is the wide part of Wide & Deep (Cheng et al. 2016, arXiv:1606.07792) and the linear one of
+    DeepFM (Guo et al. 2017, arXiv:1703.04247). The weights of the ids have no tables of their own:
+    those for label t are coordinate t of the ids' embeddings, times a factor, and the module does
+    not see these coordinates. So it is with the vectors of dense values, beside whose weights a
+    dense feature has one for the value itself.
+
+    Attributes:
+        weight: The weights of the dense features, [T, their number]; None without any.
+        bias: The biases, [T].
+
+    Args:
+        factor: ``ModelConfig.first_order``. It scales the steps of the ids' weights.
+        dense: The number of dense features.
+        dim: The width of the embeddings, D.
+        labels: The number of labels, T.
+        scale: What the other coordinates are multiplied by.
+    """
+
+    others: torch.Tensor
+
+    def __init__(self, factor: float, dense: int, dim: int, labels: int, scale: float) -> None:
+        super().__init__()
+        self.factor, self.labels = factor, labels
+        self.weight = nn.Parameter(torch.zeros(labels, dense)) if dense else None
+        self.bias = nn.Parameter(torch.zeros(labels))
+        others = torch.full((dim,), scale)
+        others[:labels] = 0
+        self.register_buffer("others", others, persistent=False)
+
+    def forward(
+        self, dense: torch.Tensor, vectors: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the term [B, T], and the vectors [B, V, D] with 0 as first T coordinates."""
+        of_ids = vectors.narrow(2, 0, self.labels).sum(1)
+        term = torch.add(self.bias, of_ids, alpha=self.factor)
+        if self.weight is not None:  # not a matrix product, which autocast rounds to bfloat16
+            term = term + (dense.unsqueeze(1) * self.weight).sum(2)
+        return term, vectors * self.others
+
+
+class Head(nn.Module):
+    """The logits of dense values and embeddings.
+
+    Attributes:
+        piecewise: The vectors of dense values, or None.
+        first_order: The first-order term, or None.
+        module: The module of the contract (:mod:`.contract`).
+        labels: The number of labels, T.
+    """
+
+    def __init__(
+        self,
+        piecewise: PiecewiseLinear | None,
+        first_order: FirstOrder | None,
+        module: nn.Module,
+        labels: int,
+    ) -> None:
+        super().__init__()
+        self.piecewise, self.first_order = piecewise, first_order
+        self.module, self.labels = module, labels
+
+    def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        """Return logits [B, T] of dense values [B, N] and embeddings [B, F, D]."""
+        if self.piecewise is not None:
+            vectors = torch.cat([vectors, self.piecewise(dense)], 1)
+        if self.first_order is None:
+            return self.module(dense, vectors).reshape(-1, self.labels)
+        term, vectors = self.first_order(dense, vectors)
+        return self.module(dense, vectors).reshape(-1, self.labels) + term
+
+
+def build_head(
+    config: ModelConfig,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    build: Build | None = None,
+) -> Head:
+    """Build the head of a model, with its initial weights, which depend on the seed alone.
+
+    They are made on the CPU. With ``device="meta"`` nothing is allocated. An own model is built by
+    ``build``, to train it, or else of its program, without values.
+
+    Raises:
+        SchemaError: The settings do not make the model.
+    """
+    initial_device = "meta" if torch.device(device).type == "meta" else "cpu"
+    with torch.random.fork_rng(devices=[]), torch.device(initial_device):
+        torch.manual_seed(seed)
+        if build:
+            module = build(config.columns, **config.settings)
+            if not isinstance(module, nn.Module):
+                raise TypeError(f"{config.model} returns {type(module).__name__}, not a module")
+        else:
+            module = _known_module(config, device)
+        labels, dim = len(config.labels), config.embedding_dim
+        first_order = piecewise = None
+        if config.first_order:
+            scale = config.vector_scale
+            first_order = FirstOrder(config.first_order, len(config.dense), dim, labels, scale)
+        if config.dense_bins and config.dense:
+            weights = labels if config.first_order else 0
+            summed = isinstance(module, dlrm.Dlrm) and module.sums_dense
+            sizes = len(config.dense), config.dense_bins, dim
+            piecewise = PiecewiseLinear(*sizes, weights, summed=summed)
+    return Head(piecewise, first_order, module, labels).to(device)
+
+
+def _known_module(config: ModelConfig, device: torch.device | str) -> nn.Module:
+    try:
+        if config.program:
+            return config.program.module(config.columns, device)
+        if config.model not in MODELS:
+            raise ValueError(f"no model is called {config.model!r:.80}, and it has no program")
+        return MODELS[config.model](config.columns, **config.settings)
+    except (TypeError, ValueError) as error:
+        raise SchemaError(f"not the configuration of a model: {error}") from None

@@ -1,0 +1,123 @@
+"""How a DLRM combines its vectors: one class for each ``--interaction_type``.
+
+A class holds all that is particular to an interaction: its sizes, which are flags, and the module
+that computes it, in training and in serving. Add another one to :data:`INTERACTIONS`. PyTorch is
+imported where it is used, so that ``--help`` answers at once.
+"""
+
+# ruff: noqa: D102, the base class describes the methods
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, ClassVar
+
+from nvt_torchrec.base.command_line import as_text, flag
+from nvt_torchrec.base.errors import SettingsError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclasses.dataclass(frozen=True)
+class Interaction:
+    """An interaction of certain sizes; they are its fields, and flags of the same names.
+
+    Attributes:
+        NAME: The value of ``--interaction_type``.
+        LEAST_VECTORS: The fewest vectors that it combines.
+    """
+
+    NAME: ClassVar[str]
+    LEAST_VECTORS: ClassVar[int] = 1
+
+    def check_width(self, dim: int) -> None:
+        """Check that the sizes go with vectors of width ``dim``. Raises SettingsError."""
+
+    def build(self, vectors: int, dim: int, has_dense: bool) -> tuple[nn.Module, int]:
+        """Return the module, and the width of its output.
+
+        The module's ``forward(dense, vectors)`` returns [B, width] of the dense vector [B, D], or
+        [B, 0] without one, and the embeddings [B, F, D].
+
+        Args:
+            vectors: The number of vectors, the dense one included.
+            dim: Their width, D.
+            has_dense: Whether one of them is the dense one, of all dense columns.
+        """
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class DotProducts(Interaction):
+    """The dot products of all pairs of vectors (Naumov et al. 2019, arXiv:1906.00091)."""
+
+    NAME, LEAST_VECTORS = "original", 2
+
+    def build(self, vectors: int, dim: int, has_dense: bool) -> tuple[nn.Module, int]:
+        from nvt_torchrec.models.layers import PairProducts
+
+        return PairProducts(vectors), has_dense * dim + vectors * (vectors - 1) // 2
+
+
+_cross = functools.partial(flag, least=1, needs="--interaction_type dcn", group="model")
+
+
+@dataclasses.dataclass(frozen=True)
+class LowRankCross(Interaction):
+    """The low-rank cross network of DCN v2 (Wang et al. 2020, arXiv:2008.13535, §3.4)."""
+
+    NAME = "dcn"
+
+    dcn_num_layers: int = _cross("layers of the cross network", 3)
+    dcn_low_rank_dim: int = _cross("rank of the cross network's weights", 512)
+
+    def build(self, vectors: int, dim: int, has_dense: bool) -> tuple[nn.Module, int]:
+        from nvt_torchrec.models.layers import CrossNetwork
+
+        width = vectors * dim
+        return CrossNetwork(width, self.dcn_num_layers, self.dcn_low_rank_dim), width
+
+
+_projection = functools.partial(flag, least=1, needs="--interaction_type projection", group="model")
+
+
+@dataclasses.dataclass(frozen=True)
+class Projection(Interaction):
+    """The products of two projections of the vectors."""
+
+    NAME = "projection"
+
+    interaction_branch1_layer_sizes: tuple[int, ...] = _projection(
+        "layers of the first projection; ends with a multiple of embedding_dim", (2048, 2048)
+    )
+    interaction_branch2_layer_sizes: tuple[int, ...] = _projection(
+        "layers of the second projection; ends with a multiple of embedding_dim", (2048, 2048)
+    )
+
+    def check_width(self, dim: int) -> None:
+        for name, sizes in vars(self).items():
+            if sizes[-1] % dim:
+                raise SettingsError(
+                    f"--{name} {as_text(sizes)} ends with {sizes[-1]}",
+                    f"a projection makes vectors of --embedding_dim: end with a multiple of {dim}",
+                )
+
+    def build(self, vectors: int, dim: int, has_dense: bool) -> tuple[nn.Module, int]:
+        from nvt_torchrec.models.layers import Projections
+
+        sizes = self.interaction_branch1_layer_sizes, self.interaction_branch2_layer_sizes
+        width = has_dense * dim + sizes[0][-1] // dim * (sizes[1][-1] // dim)
+        return Projections(vectors * dim, dim, *sizes), width
+
+
+#: By the value of ``--interaction_type``.
+INTERACTIONS: dict[str, type[Interaction]] = {
+    kind.NAME: kind for kind in (DotProducts, LowRankCross, Projection)
+}
+
+
+def sizes_of(kind: type[Interaction]) -> tuple[str, ...]:
+    """Return the names of an interaction's sizes."""
+    return tuple(field.name for field in dataclasses.fields(kind))

@@ -1,0 +1,148 @@
+"""Vectors of numbers: piecewise linear in the value, with edges at quantiles of training rows.
+
+They are what the piecewise-linear encoding of Gorishniy et al. 2022 (arXiv:2203.05556, §3.2) and a
+linear layer for each column give, written by their values at the edges: between two edges a vector
+is interpolated, so that no encoding [rows, bins] is made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from nvt_torchrec.models import piecewise_kernels
+
+#: The share of a column's edges that are quantiles of rows.
+_OF_ROWS = 2 / 3
+#: The share of rows from which the neighbours of a value are edges, too.
+_FREQUENT = 1 / 20
+
+
+class PiecewiseLinear(nn.Module):
+    """A vector for each value of each dense column, or the sum of those of a row.
+
+    Attributes:
+        edges: The edges of each column, float32 [N, K + 1]: rising, then the largest repeated. They
+            are 0 until a run sets them (:func:`find_edges`).
+        vectors: The vectors at the edges, [N · (K + 1), D]; the first T values of each are, divided
+            by ``ModelConfig.first_order``, weights of the first-order term, and start as 0.
+
+    Args:
+        columns: The number of dense columns, N.
+        bins: The number of bins of each, K.
+        dim: The width of the vectors, D.
+        labels: T with a first-order term, else 0.
+        summed: Whether the vectors of a row are summed.
+    """
+
+    edges: torch.Tensor
+    first: torch.Tensor
+
+    def __init__(self, columns: int, bins: int, dim: int, labels: int, *, summed: bool) -> None:
+        super().__init__()
+        self.summed = summed
+        self.register_buffer("edges", torch.zeros(columns, bins + 1))
+        first = torch.arange(columns).unsqueeze(1) * (bins + 1)
+        self.register_buffer("first", first, persistent=False)
+        self.vectors = nn.Parameter(torch.empty(columns * (bins + 1), dim))
+        bound = (bins + 1) ** -0.5  # as that of a table of so many rows
+        nn.init.uniform_(self.vectors, -bound, bound)
+        with torch.no_grad():
+            self.vectors[:, :labels] = 0
+
+    def forward(self, dense: torch.Tensor) -> torch.Tensor:
+        """Return the vectors [B, N, D] of values [B, N], or [B, 1, D]; see :func:`find_edges`."""
+        if dense.is_cpu and not torch.compiler.is_exporting():
+            inputs = (dense, self.edges, self.vectors, self.summed)
+            return _OnCpu.apply(*inputs) if self.vectors.requires_grad else _on_cpu(*inputs)[0]
+        return self.by_operators(dense)
+
+    def by_operators(self, dense: torch.Tensor) -> torch.Tensor:
+        """Compute :meth:`forward` with PyTorch's operators: on GPUs, and for ONNX."""
+        edges, inner = self.edges, self.edges[:, 1:-1]
+        values = dense.T.contiguous().clamp(edges[:, :1], edges[:, -1:])
+        if torch.compiler.is_exporting():  # ONNX has no search
+            below = (values.unsqueeze(2) > inner.unsqueeze(1)).sum(2)
+        else:
+            below = torch.searchsorted(inner.contiguous(), values)
+        below = below + self.first
+        low, high = (edges.flatten()[rows] for rows in (below, below + 1))
+        share = (values - low) / torch.where(high > low, high - low, 1.0)
+        left, right = (functional.embedding(rows, self.vectors) for rows in (below, below + 1))
+        vectors = torch.lerp(left, right, share.unsqueeze(2)).transpose(0, 1)
+        return vectors.sum(1, keepdim=True) if self.summed else vectors
+
+
+def _on_cpu(
+    dense: torch.Tensor, edges: torch.Tensor, vectors: torch.Tensor, summed: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the result of :func:`.piecewise_kernels.interpolate`, and its rows and shares."""
+    rows, columns = dense.shape
+    out = np.zeros((rows, 1 if summed else columns, vectors.shape[1]), np.float32)
+    below, share = np.empty((columns, rows), np.int32), np.empty((columns, rows), np.float32)
+    inputs = (tensor.numpy() for tensor in (dense, edges, vectors))
+    piecewise_kernels.interpolate(*inputs, out, below, share)
+    return torch.from_numpy(out), torch.from_numpy(below), torch.from_numpy(share)
+
+
+class _OnCpu(torch.autograd.Function):
+    """[B, N] → [B, N, D] or [B, 1, D], by :mod:`.piecewise_kernels`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, dense: torch.Tensor, edges: torch.Tensor, vectors: torch.Tensor, summed: bool
+    ) -> torch.Tensor:
+        out, below, share = _on_cpu(dense, edges, vectors.detach(), summed)
+        ctx.save_for_backward(below, share, vectors)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, torch.Tensor, None]:
+        below, share, vectors = ctx.saved_tensors
+        out = torch.zeros_like(vectors)
+        inputs = (gradient, below, share, out)
+        piecewise_kernels.add_gradients(*(tensor.detach().numpy() for tensor in inputs))
+        return None, None, out, None
+
+
+def find_edges(dense: np.ndarray, bins: int) -> np.ndarray:
+    """Return the edges of columns, float32 [N, bins + 1], of values float32 [rows, N].
+
+    They are all values of a column if there are no more. Else two of three are quantiles of the
+    rows; values with at least one row in twenty, the smallest and the largest one have the values
+    next to them as edges, too, so that nothing else has a part of their weight: a missing value
+    that the ETL has filled, above all. The others are spread evenly over the distinct values that
+    are left.
+    """
+    return np.stack([_edges_of(column, bins + 1) for column in dense.T]).astype(np.float32)
+
+
+def _edges_of(column: np.ndarray, size: int) -> np.ndarray:
+    values, counts = np.unique(column, return_counts=True)
+    if len(values) > size:
+        chosen = np.zeros(len(values), bool)
+        ranks = np.linspace(0, len(column) - 1, int(_OF_ROWS * size)).round()
+        chosen[np.searchsorted(np.cumsum(counts), ranks, "right")] = True
+        alone = np.flatnonzero(counts >= max(_FREQUENT * len(column), 2))
+        for near in (alone - 1, alone + 1, [1], [len(values) - 2]):
+            if chosen.sum() + len(near) <= size:
+                chosen[np.clip(near, 0, len(values) - 1)] = True
+        left = np.flatnonzero(~chosen)
+        count = size - np.count_nonzero(chosen)
+        chosen[left[np.linspace(0, len(left) - 1, count).round().astype(int)]] = True
+        values = values[chosen]
+    if not len(values):  # of no rows
+        values = np.zeros(1)
+    return np.pad(values, (0, size - len(values)), mode="edge")
+
+
+def interpolate(values: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the edge below each value [n] and the share of the next one, int64 and float64 [n]."""
+    values = values.clip(edges[0], edges[-1])
+    place = np.searchsorted(edges[1:-1], values)
+    below, above = edges[place].astype(np.float64), edges[place + 1]
+    return place, (values - below) / np.maximum(above - below, np.finfo(np.float32).tiny)

@@ -1,0 +1,1 @@
+"""What a model starts from, and what it is compared with."""

@@ -1,0 +1,327 @@
+"""The checkpoint of an earlier generation that a run continues from, ``--continue_from``.
+
+Its data were made by the workflow of the run's data or by one of the generations before it. The
+run's own checkpoints record it, so that a restarted run goes on with the same days even if it is
+gone by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer
+
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError, SettingsError
+from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.models.checkpoint.record import (
+    AGAIN,
+    MODEL_FILE,
+    CheckpointRecord,
+    digest_of,
+    is_checkpoint_alone,
+)
+from nvt_torchrec.models.config import ModelConfig, differences
+from nvt_torchrec.training.checkpoint.growth import GrownTable, grow_tables
+from nvt_torchrec.training.checkpoint.resume import data_origin, merge_origins
+from nvt_torchrec.training.checkpoint.state import load_state, on_all_ranks
+from nvt_torchrec.training.checkpoint.writer import checkpoints_in, finished, remove
+from nvt_torchrec.training.launch.distributed import Group, from_rank_0
+from nvt_torchrec.training.settings.train_settings import TrainSettings, table_optimizer
+
+log = logging.getLogger(__name__)
+
+#: Settings that do not tell one run from another, and those that a run chooses if they are None.
+_ANY_VALUE = ("size", "resume", "keep", "log_path", "json")
+_CHOSEN = (
+    "vector_scale",
+    *("embedding_dim", "dense_arch_layer_sizes", "over_arch_layer_sizes", "first_order"),
+    "dense_bins",
+    *("optimizer", "eps", "batch_size", "test_batch_size", "learning_rate", "dense_learning_rate"),
+    *("lr_warmup_steps", "dense_decay", "shuffle_training_set", "model_settings"),
+    *("epochs", "early_stopping"),
+)
+#: What :class:`Ancestor` takes over from the training record of the checkpoint.
+_OF_TRAINING = ("optimizer_steps", "epochs", "workflow_digest", "generation", "days")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ancestor:
+    """What a run records of the checkpoint that it continues from.
+
+    Attributes:
+        checkpoint: The path of the checkpoint.
+        digest: The digest of its ``model.json``, which holds those of all its files.
+        optimizer_steps: The steps of the optimizer until then, over all runs.
+        epochs: The passes of the last of these runs over its days.
+        workflow_digest: The workflow of its data; None if it is unknown.
+        generation: The generation of that workflow; None if it is unknown.
+        days: The days that it has been trained on; None if they are unknown.
+    """
+
+    checkpoint: str
+    digest: str
+    optimizer_steps: int
+    epochs: float
+    workflow_digest: str | None
+    generation: int | None
+    days: list[int] | None
+
+
+def agree_on_ancestor(settings: TrainSettings, group: Group) -> Ancestor | None:
+    """Return the checkpoint that a run continues from, the same on all ranks (collective).
+
+    If the run has checkpoints of its own, it continues from them, and from the ancestor that they
+    name. Without ``--continue_from`` or such checkpoints there is none.
+
+    Raises:
+        BadInputError: There is no such checkpoint, or it is damaged.
+        SchemaError: It is of another program or version.
+        SettingsError: The run so far continued from another checkpoint, or from none.
+    """
+    checkpoints = checkpoints_in(settings.checkpoint_dir) if settings.checkpoint_dir else []
+    path = Path(settings.continue_from or "")
+    return on_all_ranks(group, path, _find_ancestor, settings, from_rank_0(group, checkpoints))
+
+
+def _find_ancestor(settings: TrainSettings, checkpoints: list[Path]) -> Ancestor | None:
+    given = Path(settings.continue_from) if settings.continue_from else None
+    newest = newest_record(checkpoints)
+    if newest is None:
+        return _describe(resolve(given)) if given else None
+    path, record = newest
+    before = ancestor_of(path, record.training)
+    if given and (before is None or not _may_be(given.absolute(), before)):
+        began = f"continued from {before.checkpoint}" if before else "began from scratch"
+        raise SettingsError(
+            f"{path.parent}: holds a run that {began}, not from {given}",
+            "give each run a --checkpoint_dir of its own, or leave --continue_from out",
+        )
+    return before
+
+
+def _may_be(given: Path, before: Ancestor) -> bool:
+    """Return whether a path names the checkpoint of a record, if it still names one."""
+    recorded = Path(before.checkpoint)
+    try:  # of a directory of checkpoints, which may have newer ones by now, the recorded one
+        now = _describe(recorded if given == recorded.parent else resolve(given))
+    except BadInputError:
+        return True
+    return now.digest == before.digest
+
+
+def newest_record(checkpoints: list[Path]) -> tuple[Path, CheckpointRecord] | None:
+    """Return the newest of a run's checkpoints that can be read, and its record."""
+    for path in reversed(checkpoints):
+        try:
+            return path, CheckpointRecord.read(path)
+        except ClickLogError:
+            continue  # the run passes it over, too, or ends with this error
+    return None
+
+
+def ancestor_of(path: Path, training: dict[str, Any]) -> Ancestor | None:
+    """Return the checkpoint that the run of a training record continued from, if any.
+
+    Raises:
+        BadInputError: The record is damaged.
+    """
+    value = training.get("continued_from")
+    return None if value is None else parse(Ancestor, value, path / MODEL_FILE, AGAIN)
+
+
+def resolve(path: Path) -> Path:
+    """Return the checkpoint at a path, or the newest one if it is a run's directory of them.
+
+    Raises:
+        BadInputError: There is none.
+    """
+    if (path / MODEL_FILE).is_file():
+        return path
+    checkpoints = finished(path)
+    if not checkpoints:
+        raise BadInputError(
+            f"--continue_from {path}: no checkpoint",
+            "give a directory that --save_checkpoint_path named, a periodic checkpoint "
+            "(CHECKPOINT_DIR/step_…), or a --checkpoint_dir that holds one",
+        )
+    return checkpoints[-1]
+
+
+def finished_run(settings: TrainSettings) -> dict[str, Any] | None:
+    """Return the training record of ``--save_checkpoint_path`` if the same run has written it.
+
+    None if there is no checkpoint, or one of other data or settings.
+    """
+    path = Path(settings.save_checkpoint_path or "")
+    if settings.mode != "train" or not (path / MODEL_FILE).is_file():
+        return None
+    training = CheckpointRecord.read(path).training
+    then = training["settings"]
+    now = {
+        name: then.get(name) if value is None and name in _CHOSEN else value
+        for name, value in json.loads(json.dumps(settings.to_dict())).items()
+        if name not in _ANY_VALUE
+    }
+    before = ancestor_of(path, training)
+    retrained = before and not _may_be(Path(now["continue_from"] or "").absolute(), before)
+    if differences(then, now) or retrained:
+        return None
+    with contextlib.suppress(SchemaError):
+        merge_origins(path, training, data_origin(settings))
+        return training
+    return None
+
+
+def remove_older(path: Path, keep: int) -> None:
+    """Keep the ``keep`` newest of a checkpoint and those beside it that it continues, in a row.
+
+    Nothing is removed but checkpoints with the digest that the next one records.
+    """
+    chain = [path.absolute()]
+    with contextlib.suppress(ClickLogError):  # one that is damaged ends the row
+        while before := ancestor_of(chain[-1], CheckpointRecord.read(chain[-1]).training):
+            older = Path(before.checkpoint)
+            if older.parent != chain[0].parent or digest_of(older) != before.digest:
+                break
+            if not is_checkpoint_alone(older):
+                break
+            chain.append(older)
+    for older in chain[keep:]:
+        remove(older)
+        log.info("removed %s, which --keep %d leaves out", older, keep)
+
+
+def earlier_days(ancestor: Ancestor | None, settings: TrainSettings) -> list[int] | None:
+    """Return the days that a run's weights have seen before it begins; None if they are unknown."""
+    if ancestor:
+        return ancestor.days
+    if settings.load_checkpoint_path:
+        return _describe(Path(settings.load_checkpoint_path)).days
+    return []
+
+
+def _describe(path: Path) -> Ancestor:
+    training = CheckpointRecord.read(path).training
+    file = path / MODEL_FILE
+    return parse(
+        Ancestor,
+        {
+            "checkpoint": str(path.absolute()),
+            "digest": digest_of(path),
+            **{name: value for name, value in training.items() if name in _OF_TRAINING},
+        },
+        file,
+        AGAIN,
+    )
+
+
+def read_growth(
+    ancestor: Ancestor, settings: TrainSettings, config: ModelConfig
+) -> dict[str, GrownTable]:
+    """Return how each table of a run follows from that of the checkpoint it continues from.
+
+    Args:
+        ancestor: The checkpoint.
+        settings: The settings of the run.
+        config: The run's model.
+
+    Raises:
+        SchemaError: The checkpoint is of another line of descent or of another model.
+        SettingsError: It was trained with another optimizer, or a table is too small.
+        BadInputError: The checkpoint or the workflow is missing or damaged.
+    """
+    path = Path(ancestor.checkpoint)
+    record = CheckpointRecord.read(path)
+    then = ModelConfig.from_dict(record.model)
+    now = config
+    if then.categorical == config.categorical:
+        now = dataclasses.replace(config, num_embeddings=then.num_embeddings)
+    different = now.differences(then)
+    if different:
+        raise SchemaError(
+            f"--continue_from {path}: another model: {different}",
+            "give the same model settings, or train from scratch without --continue_from",
+        )
+    now.warn_of_other_code(then, path)
+    before = record.training["settings"]
+    optimizer = table_optimizer(before)
+    if settings.mode == "train" and optimizer != settings.table_optimizer:
+        raise SettingsError(
+            f"--continue_from {path}: optimizer was {optimizer}, is {settings.table_optimizer}",
+            f"give --optimizer {optimizer}, or train from scratch without --continue_from",
+        )
+    workflow = EtlOutput.of_splits(settings.binary_path).workflow
+    if ancestor.workflow_digest is None:
+        raise SchemaError(
+            f"--continue_from {path}: does not name the workflow of its data",
+            "train from scratch, on data that lie beside their workflow as the ETL writes them",
+        )
+    description = WorkflowDescription.read(workflow)
+    generation = description.ancestor(ancestor.workflow_digest)
+    if generation is None:
+        number = "" if ancestor.generation is None else f" (generation {ancestor.generation})"
+        raise SchemaError(
+            f"--continue_from {path}: trained on data of workflow "
+            f"{ancestor.workflow_digest:.12}…{number}, which is none of the generations 0 to "
+            f"{description.generation} of {workflow} (workflow {description.digest:.12}…)",
+            "continue from a checkpoint of an earlier generation of these data, or train from "
+            "scratch without --continue_from",
+        )
+    return grow_tables(then, config, generation, description)
+
+
+def load_ancestor(
+    ancestor: Ancestor,
+    settings: TrainSettings,
+    config: ModelConfig,
+    model: DistributedModelParallel,
+    optimizer: CombinedOptimizer,
+    group: Group,
+) -> dict[str, int]:
+    """Load the weights and, to train, the optimizer state that a run starts from (collective).
+
+    Args:
+        ancestor: The checkpoint.
+        settings: The settings of the run.
+        config: The run's model.
+        model: The sharded model, as it is initialized.
+        optimizer: Its optimizer, before the first step.
+        group: This rank.
+
+    Returns:
+        The numbers of rows of all tables that are new, and of ids that other values have now.
+
+    Raises:
+        BadInputError, SchemaError, SettingsError: As :func:`read_growth`, and for a checkpoint
+            that is damaged or holds values that are not finite.
+    """
+    path = Path(ancestor.checkpoint)
+    tables = on_all_ranks(group, path, read_growth, ancestor, settings, config)
+    trained = optimizer if settings.mode == "train" else None
+    load_state(path, model, trained, group, tables)
+    counts = {
+        "new_rows": sum(table.rows - table.kept for table in tables.values()),
+        "reused_rows": sum(len(table.reused) for table in tables.values()),
+    }
+    if group.rank == 0:
+        log.info(
+            "continues from %s: %s new rows, %s reused",
+            path,
+            *(f"{count:,}" for count in counts.values()),
+        )
+        if settings.days == "new" and ancestor.epochs < 1:
+            log.warning(
+                "%s was written after %.0f %% of the first epoch: --days new leaves out the rest "
+                "of its days\n  -> list the days to train on them again",
+                path,
+                100 * ancestor.epochs,
+            )
+    return counts

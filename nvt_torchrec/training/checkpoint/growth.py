@@ -1,0 +1,112 @@
+"""Which row of a checkpoint's table each row of a larger table starts as.
+
+An id keeps its value from one generation of a workflow to the next, so its row stays. A value that
+has got an id since was encoded as out of vocabulary before: its row starts as a copy of that row,
+so that the model predicts for it what it predicted before. So do rows of ids that have been given
+to other values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.formats.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
+from nvt_torchrec.formats.vocabularies import Generation
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.models.config import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class GrownTable:
+    """How the rows of a table follow from those of a checkpoint's.
+
+    Attributes:
+        rows_then: The rows of the checkpoint's table.
+        rows: The rows of the table.
+        kept: The first so many rows of the checkpoint's table stay, but for the reused ones.
+        reused: The rows below ``kept`` that start anew: int64, ascending.
+        origins: For each row that starts anew, the reused ones first, then those from ``kept`` on,
+            the row of the checkpoint's table that it starts as: int64. Later rows, which no value
+            has, start as the first row of out of vocabulary.
+        oov_ids: The number of rows of out of vocabulary.
+    """
+
+    rows_then: int
+    rows: int
+    kept: int
+    reused: np.ndarray
+    origins: np.ndarray
+    oov_ids: int = 1
+
+    def anew(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return which of the rows [begin, end) start anew, and as which row of the checkpoint."""
+        first, last = np.searchsorted(self.reused, [begin, end])
+        added = np.arange(max(begin, self.kept), max(end, self.kept))
+        known = len(self.origins) - len(self.reused)
+        places = np.minimum(added - self.kept, known)
+        padded = np.append(self.origins[len(self.reused) :], FIRST_OOV_ID)
+        rows = np.concatenate([self.reused[first:last], added])
+        return rows, np.concatenate([self.origins[first:last], padded[places]])
+
+
+def grow_tables(
+    then: ModelConfig, now: ModelConfig, generation: Generation, workflow: WorkflowDescription
+) -> dict[str, GrownTable]:
+    """Return how each table follows from that of a checkpoint, by the name of the table.
+
+    Args:
+        then: The model of the checkpoint.
+        now: The model of the run, which differs in the sizes of tables only.
+        generation: The generation of the checkpoint's data.
+        workflow: The workflow of the run's data, of a later generation or the same one.
+
+    Raises:
+        SettingsError: A table has too few rows for a row of its own for each value.
+        SchemaError: The columns are not those of the workflow.
+        BadInputError: A file of the workflow is damaged.
+    """
+    columns = {column.name: column for column in workflow.spec.categorical}
+    reused = workflow.reused_ids(generation.number)
+    tables = {}
+    for table, name, rows_then, rows in zip(
+        now.table_names, now.categorical, then.num_embeddings, now.num_embeddings, strict=True
+    ):
+        if name not in columns:
+            raise SchemaError(
+                f"{workflow.path}: no categorical column {name}, which the data have",
+                "restore the workflow that made the data",
+            )
+        column = columns[name]
+        vocabulary = column.vocabulary_name
+        values = generation.values[vocabulary], workflow.lineage[-1].values[vocabulary]
+        needed_then, needed = (column.reserved_ids + count for count in values)
+        reused_ids = reused.get(vocabulary, np.empty(0, np.int64))
+        _check_size(column, (rows_then, rows), (needed_then, needed), changed=len(reused_ids) > 0)
+        kept = min(rows_then, needed_then, rows)
+        reused_ids = reused_ids[reused_ids < kept]
+        added = np.arange(kept, max(kept, min(needed, rows)))
+        origins = workflow.oov_ids(column, np.concatenate([reused_ids, added]))
+        tables[table] = GrownTable(rows_then, rows, kept, reused_ids, origins, column.oov_ids)
+    return tables
+
+
+def _check_size(
+    column: CategoricalColumn, rows: tuple[int, int], needed: tuple[int, int], *, changed: bool
+) -> None:
+    """Check that values with a new id have a row of their own, and that old rows stay."""
+    rows_then, rows_now = rows
+    needed_then, needed_now = needed
+    shared = rows_then < needed_then or rows_now < needed_now
+    unchanged = rows_then == rows_now and needed_then == needed_now and not changed
+    if shared and not unchanged:
+        raise SettingsError(
+            f"--continue_from: column {column.name} has {needed_then} ids in the checkpoint's "
+            f"generation and {needed_now} now, its table {rows_then} rows and {rows_now} now: "
+            "with --hash_indices values that are new would share rows with others",
+            "limit the table in the ETL instead (--max_table_size, or hash_buckets in the spec), "
+            "and train from scratch without --continue_from",
+        )

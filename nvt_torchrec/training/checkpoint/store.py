@@ -1,0 +1,150 @@
+"""Checkpoints: torch.distributed.checkpoint files and ``model.json``, whole or absent.
+
+A checkpoint is a directory::
+
+    model.json      :mod:`models.checkpoint.record`: what the model is and where it comes from, and
+                    the BLAKE2b digest of each file and of itself; written last
+    tensors.json    :mod:`models.checkpoint.tensors`: which tensor lies where
+    .metadata       the same for torch.distributed.checkpoint itself, a pickle; not read here
+    __R_N.distcp    what rank R wrote: weights, optimizer state, random number generators
+
+It is written beside its final name, fsynced and renamed. Only tensors are stored, and reading a
+checkpoint of any origin runs no code in it (:mod:`models.checkpoint.tensors`). Values that are not
+finite are not written.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from nvt_torchrec.base.errors import OutputError, SettingsError
+from nvt_torchrec.base.files.artifact import FileEntry
+from nvt_torchrec.base.files.atomic import TEMPORARY, fsync_directory
+from nvt_torchrec.base.finite import not_finite
+from nvt_torchrec.models.checkpoint.reading import first_line
+from nvt_torchrec.models.checkpoint.record import MODEL_FILE, TENSORS_FILE, CheckpointRecord
+from nvt_torchrec.models.checkpoint.tensors import write_tensors
+from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.training.launch.distributed import Group, gathered
+
+#: What torch writes beside the tensors.
+_PICKLE_FILE = ".metadata"
+#: The packages whose versions a checkpoint records.
+_PACKAGES = ("torch", "torchrec", "numpy")
+
+
+def check_destination(path: Path | str) -> None:
+    """Check that a checkpoint may be written to ``path``; nothing is ever overwritten.
+
+    Raises:
+        OutputError: Something is there already.
+    """
+    path = Path(path)
+    if (path / MODEL_FILE).exists():
+        raise OutputError(
+            f"{path} holds a checkpoint already", "choose another directory, or move that one away"
+        )
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise OutputError(
+            f"{path} exists and is not an empty directory", "choose another directory"
+        )
+
+
+def save_checkpoint(
+    path: Path | str,
+    state: dict[str, Any],
+    config: ModelConfig,
+    record: dict[str, Any],
+    group: Group,
+    *,
+    loss: torch.Tensor | None = None,
+) -> None:
+    """Write a checkpoint to ``path`` (collective; all ranks see the same file system).
+
+    A state with values that are not finite is not written: checkpoints of a run that has diverged
+    must not replace those from which it could be resumed.
+
+    Args:
+        path: The directory; missing or empty.
+        state: Nested dicts of tensors, see :func:`training.checkpoint.state.training_state`.
+        config: The model's shape.
+        record: JSON-ready facts about the training, kept in ``model.json``.
+        group: This rank; its ``cpu`` group is used.
+        loss: The sum of this rank's losses since the last report; must be finite as well.
+
+    Raises:
+        OutputError: ``path`` holds something already, or cannot be written.
+        SettingsError: A weight, a moment or the loss is not finite (on all ranks).
+    """
+    path = Path(path).absolute()
+    _check_finite(state if loss is None else {"loss": loss, **state}, record, group)
+    temporary = path.with_name(f".{path.name}{TEMPORARY}")
+    try:
+        if group.rank == 0:
+            check_destination(path)
+            shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
+            temporary.mkdir(parents=True)
+        dist.barrier(group=group.cpu)
+        metadata = dcp.save(
+            state,
+            storage_writer=dcp.FileSystemWriter(temporary, sync_files=True),
+            process_group=group.cpu,
+        )
+        parts = gathered(group, _entries(temporary, f"__{group.rank}_*.distcp"))
+        if group.rank == 0:
+            write_tensors(temporary, metadata)
+            _check_visible(path, temporary)
+            rest = (_entries(temporary, _PICKLE_FILE), _entries(temporary, TENSORS_FILE))
+            versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+            files = {name: entry for part in (*parts, *rest) for name, entry in part.items()}
+            about = CheckpointRecord(config.to_dict(), record, group.world_size, versions, files)
+            about.write(temporary)
+            os.rename(temporary, path)
+            fsync_directory(path.parent)
+        dist.barrier(group=group.cpu)
+    except (OSError, CheckpointException) as error:
+        raise OutputError(
+            f"{path}: the checkpoint cannot be written: {first_line(error)}",
+            "free space or choose a writable place",
+        ) from error
+    finally:
+        if group.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_finite(state: dict[str, Any], record: dict[str, Any], group: Group) -> None:
+    name = next(filter(None, gathered(group, not_finite(state))), None)
+    if name:
+        raise SettingsError(
+            f"{name} is not finite after step {record['steps']}: training diverged, and this "
+            "checkpoint is not written",
+            f"lower --learning_rate (now {record['learning_rate']:g}); with --checkpoint_dir the "
+            "checkpoints from before are kept, and --resume continues from the newest",
+        )
+
+
+def _entries(directory: Path, pattern: str) -> dict[str, FileEntry]:
+    """Return size and digest of the files whose names match, by name."""
+    return {file.name: FileEntry.of(file, "blake2b") for file in directory.glob(pattern)}
+
+
+def _check_visible(path: Path, temporary: Path) -> None:
+    """Check that the files of all ranks can be seen here."""
+    stored = json.loads((temporary / TENSORS_FILE).read_text(encoding="utf-8")).values()
+    missing = {chunk["file"] for tensor in stored for chunk in tensor["chunks"]}
+    missing -= set(os.listdir(temporary))
+    if missing:
+        raise OutputError(
+            f"{path}: {', '.join(sorted(missing))}, written by other ranks, cannot be seen here",
+            "choose a directory on a file system that all machines share",
+        )

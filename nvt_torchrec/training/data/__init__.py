@@ -1,0 +1,1 @@
+"""The data of a run: its splits, days and order of rows, and batches for all ranks."""

@@ -1,0 +1,190 @@
+"""What a run takes from its data and its checkpoint: columns, labels, sizes, names, the oracle."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+from nvt_torchrec.base.errors import ClickLogError, SettingsError
+from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.models.checkpoint.record import CheckpointRecord
+from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
+from nvt_torchrec.training.checkpoint.ancestor import newest_record, resolve
+from nvt_torchrec.training.checkpoint.writer import checkpoints_in
+from nvt_torchrec.training.settings.train_settings import TrainSettings, table_optimizer, with_sizes
+
+log = logging.getLogger(__name__)
+
+#: What a run takes from its checkpoint unless it is given.
+_MODEL_SIZES = (
+    "vector_scale",
+    *("embedding_dim", "dense_arch_layer_sizes", "over_arch_layer_sizes", "first_order"),
+    "dense_bins",
+)
+_RATES = ("learning_rate", "dense_learning_rate", "lr_warmup_steps", "dense_decay")
+
+
+def read_schema(settings: TrainSettings) -> TableSchema:
+    """Return the columns and table sizes of the data.
+
+    Raises:
+        SettingsError: ``binary_path`` does not hold what the ETL writes.
+        BadInputError, SchemaError: The schema cannot be read, or the ETL is adding a day.
+    """
+    settings.check_data()
+    EtlOutput.of_splits(settings.binary_path).check_whole()
+    return TableSchema.read(settings.binary_path)
+
+
+def choose_label(settings: TrainSettings, schema: TableSchema) -> TrainSettings:
+    """Return the settings with the labels that the run trains or evaluates; None for the main one.
+
+    So checkpoints of data with one label do not depend on its name.
+
+    A run that only evaluates a checkpoint takes the checkpoint's labels unless it names some.
+
+    Raises:
+        SettingsError: The data have no such label, or the checkpoint that the run continues from
+            was trained on others.
+        BadInputError, SchemaError: The checkpoint cannot be read.
+    """
+    given = settings.labels
+    for name in given:
+        if name not in schema.labels:
+            raise SettingsError(
+                f"--label {name}: the data have no such label", did_you_mean(name, schema.labels)
+            )
+    labels = () if given == (schema.label,) else given
+    # with one label there is nothing to choose
+    path = _checkpoint_of(settings) if schema.more_labels else None
+    if path is not None:
+        then = CheckpointRecord.read(path).labels
+        if settings.mode != "train" and not given:
+            labels = then
+        if then != labels:
+            before, now = (",".join(names or (schema.label,)) for names in (then, labels))
+            if settings.mode == "train" and settings.continue_from:
+                raise SettingsError(
+                    f"--continue_from {path}: trained on label {before}, now it is {now}",
+                    f"give --label {before}; to train another label from these weights, give "
+                    "--load_checkpoint_path instead of --continue_from",
+                )
+            log.warning("%s was trained on label %s, now the label is %s", path, before, now)
+    return dataclasses.replace(settings, label=",".join(labels) or None)  # type: ignore[call-arg]
+
+
+def check_gauc_column(settings: TrainSettings, schema: TableSchema) -> None:
+    """Check that ``--gauc_column`` has one id in each row.
+
+    Raises:
+        SettingsError: It is another column, or none.
+    """
+    name = settings.gauc_column
+    known = [column for column in schema.categorical if column not in schema.multi_hot]
+    if name is None or name in known:
+        return
+    remedy = did_you_mean(name, known)
+    with contextlib.suppress(ClickLogError):  # data of another program
+        split = Manifest.read(EtlOutput.of_splits(settings.binary_path).manifest).split or {}
+        if name == split.get("column"):
+            remedy = (
+                "the log is divided by it: add it to the spec as a [[categorical]] column with "
+                "hash_buckets, as no value of valid is in training's vocabulary, and run the ETL"
+            )
+    raise SettingsError(f"--gauc_column {name}: no column with one id in each row", remedy)
+
+
+def _checkpoint_of(settings: TrainSettings) -> Path | None:
+    if settings.continue_from:
+        return resolve(Path(settings.continue_from))
+    return Path(settings.load_checkpoint_path) if settings.load_checkpoint_path else None
+
+
+def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> TrainSettings:
+    """Fill in the sizes of model and batch, and the optimizer, that ``settings`` do not have.
+
+    They are those of the checkpoint that the run starts from, if there is one, else those of
+    ``--size``. A run that resumes keeps its learning rates, too.
+
+    Args:
+        settings: The settings of the run.
+        schema: The columns of the data.
+        ranks: The number of ranks.
+
+    Raises:
+        BadInputError, SchemaError: The checkpoint or the data cannot be read.
+    """
+    directory = settings.checkpoint_dir
+    resumed = newest_record(checkpoints_in(directory)) if directory else None
+    path = None if resumed else _checkpoint_of(settings)
+    if resumed or path:
+        record = resumed[1] if resumed else CheckpointRecord.read(path or "")
+        then = record.training["settings"]
+        model = ModelConfig.from_dict(record.model)
+        sizes = {**model.settings, **vars(model)}
+        kept = {
+            name: tuple(sizes[name]) if isinstance(sizes[name], list) else sizes[name]
+            for name in _MODEL_SIZES
+            if name in sizes
+        }
+        if "over_arch_layer_sizes" in kept:  # with other labels it is refused as another model
+            *layers, _ = kept["over_arch_layer_sizes"]
+            kept["over_arch_layer_sizes"] = (*layers, settings.label_count)
+        if resumed or settings.continue_from:
+            batch = then.get("batch_size", 1) * record.world_size // ranks
+            kept |= {"batch_size": max(1, batch), "eps": then.get("eps")}
+            kept["optimizer"] = table_optimizer(then)
+        if resumed and not (settings.learning_rate or settings.dense_learning_rate):
+            kept |= {"dense_decay": 0.0, **{name: then.get(name) for name in _RATES}}
+        if resumed:
+            same = "shuffle_training_set", "epochs", "early_stopping"
+            kept |= {name: then.get(name) for name in same}
+        if model.model == settings.model != "dlrm":
+            kept["model_settings"] = model.settings
+        known = {name: value for name, value in kept.items() if value not in (None, ())}
+        settings = settings.filled(known)
+    rows = read_dataset(settings.split_path("train"), schema).rows
+    return with_sizes(settings, int(rows.sum()), ranks)
+
+
+def describe_data(settings: TrainSettings) -> dict[str, str]:
+    """Return the names of the log, the label and the split, as pages show them."""
+    label = ", ".join(settings.labels) or TableSchema.read(settings.binary_path).label
+    try:
+        manifest = Manifest.read(EtlOutput.of_splits(settings.binary_path).manifest)
+    except ClickLogError:  # data made elsewhere
+        return {"log": "", "label": label, "split": ""}
+    return {"log": manifest.log_name, "label": label, "split": manifest.split_text}
+
+
+def read_oracle(settings: TrainSettings) -> dict[str, dict[str, float]] | None:
+    """Return the best metrics that any model can reach, by split, for a synthetic log.
+
+    ``python -m etl synthesize`` writes the metrics of the true click probabilities beside its
+    log. They hold for the main label, and the ETL's splits if these have as many rows and clicks.
+    """
+    if settings.label:
+        return None
+    output = EtlOutput.of_splits(settings.binary_path)
+    try:
+        manifest = Manifest.read(output.manifest)
+        file = Path(manifest.inputs[0].path).parent / "synthetic.json"
+        summary = parse(dict[str, Any], read_json(file, "a synthetic log's description"), file)
+        oracle = parse(dict[str, dict[str, Any]], summary["oracle"], file)
+        best = {
+            split: {name: float(scores[name]) for name in ("auroc", "log_loss")}
+            for split, scores in oracle.items()
+            if all(scores[name] == manifest.splits[split][name] for name in ("rows", "positives"))
+        }
+    except (ClickLogError, LookupError, TypeError, ValueError):
+        return None
+    return best or None

@@ -1,0 +1,174 @@
+"""Loaders of a run's splits, and batches that have the same size on all ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torch.nn import functional
+from torchrec.datasets.utils import Batch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.nvt_loader import KJTLoader
+from nvt_torchrec.nvt_loader.cpu.blocks import LoaderBatch
+from nvt_torchrec.nvt_loader.selection import Selection
+from nvt_torchrec.training.launch.distributed import Group
+from nvt_torchrec.training.settings.train_settings import TrainSettings
+
+if TYPE_CHECKING:
+    from nvt_torchrec.nvt_loader.merlin import MerlinLoader
+
+#: What reads a split.
+Loader: TypeAlias = "KJTLoader | MerlinLoader"
+
+_LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
+
+
+@dataclasses.dataclass
+class TrainBatch(LoaderBatch):
+    """One rank's batch of a step.
+
+    Attributes:
+        rows: The number of samples in it; padding rows follow them.
+        global_size: The number of samples of all ranks together.
+    """
+
+    rows: int = 0
+    global_size: int = 0
+
+    @classmethod
+    def of(cls, batch: Batch, size: int, global_size: int) -> TrainBatch:
+        """Pad ``batch`` to ``size`` rows, so that all ranks have equally many.
+
+        Row-wise sharded tables scatter their sums in equal parts. A padding row has no ids, so it
+        reads no table; :class:`training.sharding.train_model.TrainModel` leaves it out of the loss.
+        """
+        rows, weights = len(batch.labels), getattr(batch, "weights", None)
+        counts = rows, global_size
+        if rows == size:
+            return cls(batch.dense_features, batch.sparse_features, batch.labels, weights, *counts)
+        ids = batch.sparse_features
+        more = size - rows
+        pad = functional.pad
+        padded = KeyedJaggedTensor(
+            keys=ids.keys(),
+            values=ids.values(),
+            weights=ids.weights_or_none(),
+            lengths=pad(ids.lengths().view(len(ids.keys()), rows), (0, more)).flatten(),
+            stride=size,
+        )
+        dense = pad(batch.dense_features, (0, 0, 0, more))
+        if weights is not None:
+            weights = pad(weights, (0, more))
+        labels = pad(batch.labels, (*(0, 0) * (batch.labels.dim() - 1), 0, more))
+        return cls(dense, padded, labels, weights, *counts)
+
+
+def make_loader(
+    settings: TrainSettings,
+    config: ModelConfig,
+    split: str,
+    group: Group,
+    selection: Selection | None = None,
+) -> Loader:
+    """Return this rank's loader of a split, or of the part of it that ``selection`` names.
+
+    Evaluations never read through Merlin's loader.
+
+    Raises:
+        SettingsError, BadInputError, SchemaError: As the loaders raise them.
+    """
+    training = split == "train"
+    limits = {
+        "train": settings.limit_train_batches,
+        "valid": settings.limit_val_batches,
+        "test": settings.limit_test_batches,
+    }
+    memory = settings.loader_memory
+    common: dict[str, Any] = {
+        "data": settings.split_path(split),
+        "batch_size": settings.batch_size_of(split),
+        "drop_last": settings.drop_last_training_batch and training,
+        "table_sizes": config.num_embeddings,
+        "hash_indices": settings.hash_indices,
+        "selection": selection,
+        "label": config.labels if len(config.labels) > 1 else config.labels[0],
+        "limit_batches": limits[split],
+        "rank": group.rank,
+        "world_size": group.world_size,
+        "device": group.device,
+    }
+    if settings.loader == "merlin" and training:
+        from nvt_torchrec.nvt_loader.merlin import MerlinLoader
+
+        return MerlinLoader.of_split(**common)
+    return KJTLoader(
+        **common,
+        shuffle=bool(settings.shuffle_training_set and training),
+        seed=settings.seed,
+        undersampling_rate=settings.undersampling_rate if training else None,
+        loader_memory=None if memory is None else memory << 20,
+        strict_gpu=settings.strict_gpu,
+        cpu_decoding=settings.cpu_decoding,
+    )
+
+
+def make_sample(
+    settings: TrainSettings,
+    config: ModelConfig,
+    split: str,
+    group: Group,
+    batches: int,
+    batch_rows: int,
+    selection: Selection | None = None,
+) -> KJTLoader:
+    """Return this rank's loader of some batches of a split, of so many rows on all ranks.
+
+    Training rows are drawn at random.
+    """
+    size = max(1, batch_rows // group.world_size)
+    changes: dict[str, Any] = {**dict.fromkeys(_LIMITS, batches), "loader": None}
+    changes |= {"batch_size": size, "test_batch_size": size, "loader_memory": None}
+    changes |= {"shuffle_training_set": True, "drop_last_training_batch": False}
+    settings = dataclasses.replace(settings, **changes)
+    return make_loader(settings, config, split, group, selection)  # type: ignore[return-value]
+
+
+def check_length(settings: TrainSettings, total_steps: int) -> None:
+    """Check that there is something to train on, and to measure.
+
+    Raises:
+        BadInputError: The training set has no rows.
+        SettingsError: All steps belong to ``--benchmark_warmup_steps``.
+    """
+    if not total_steps:
+        raise BadInputError(f"{settings.split_path('train')}: no rows to train on")
+    if settings.benchmark_warmup_steps >= total_steps:
+        raise SettingsError(
+            f"--benchmark_warmup_steps {settings.benchmark_warmup_steps} of {total_steps} steps",
+            "leave some to measure",
+        )
+
+
+def padded_batches(loader: Loader, group: Group, first: int = 0) -> Iterator[TrainBatch]:
+    """Yield the batches of a pass, in each step padded to the same size on all ranks.
+
+    Args:
+        loader: The loader, which begins at step ``first``.
+        group: This rank.
+        first: The step of the pass, from 0.
+    """
+    steps, batches = len(loader), iter(loader)
+    for step in range(first, steps):
+        batch = next(batches, None)
+        if batch is None:
+            raise RuntimeError(f"the loader ended after {step} of {steps} steps")
+        sizes, rows = loader.step_rows(step), len(batch.labels)
+        if rows != sizes[group.rank]:
+            raise RuntimeError(f"step {step}: {rows} rows instead of {sizes[group.rank]}")
+        yield TrainBatch.of(batch, max(sizes), sum(sizes))
+    if next(batches, None) is not None:
+        raise RuntimeError(f"the loader has more than the {steps} steps it said")

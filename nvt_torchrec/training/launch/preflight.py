@@ -1,0 +1,193 @@
+"""An own model is tried before its first step: what trains for a day must be kept and served.
+
+A few random rows go forward and backward; the weights are saved and loaded, the program of the
+checkpoint is made (:mod:`models.program`) and its scores are compared with the module's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import json
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.validation import convert
+from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.contract import Build, Columns
+from nvt_torchrec.models.head import build_head
+from nvt_torchrec.models.program import Program, example_inputs
+from nvt_torchrec.models.program_export import make_program
+from nvt_torchrec.training.launch.distributed import Group, from_rank_0
+
+_ROWS, _TOLERANCE = 4, 1e-4
+#: Times that it goes forward and backward: a layer may be left out at random.
+_PASSES = 8
+#: What is not the user's code, in tracebacks.
+_OTHERS = ("<", str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+
+
+def with_program(config: ModelConfig, build: Build, seed: int, group: Group) -> ModelConfig:
+    """Try an own model on rank 0, and return its configuration with its program (collective).
+
+    Raises:
+        SettingsError: A stage failed, on all ranks.
+    """
+    result: ModelConfig | SettingsError | None = None
+    if group.rank == 0:
+        try:
+            result = dataclasses.replace(config, program=_tried(config, build, seed))
+        except SettingsError as error:
+            result = error
+    result = from_rank_0(group, result)
+    if isinstance(result, SettingsError):
+        raise result
+    return result
+
+
+def _tried(config: ModelConfig, build: Build, seed: int) -> Program:
+    name = config.model
+    with torch.random.fork_rng(devices=[]):
+        with _stage(name, "build"):
+            module = build_head(config, seed=seed, build=build).module
+            _check_kind(module)
+        before = {key: value.clone() for key, value in module.state_dict().items()}
+        generator = torch.Generator().manual_seed(seed)
+        inputs = {
+            name: torch.randn(zeros.shape, generator=generator)
+            for name, zeros in example_inputs(config.columns, _ROWS).items()
+        }
+        vectors = inputs["vectors"].requires_grad_()
+        module.train()
+        with _stage(name, "forward", module):
+            outputs = [
+                _checked_logits(module(*inputs.values()), len(config.labels))
+                for _ in range(_PASSES)
+            ]
+        with _stage(name, "backward", module):
+            _go_backward(module, outputs, vectors)
+        with _stage(name, "save", module):
+            _check_state(module, before)
+        with _stage(name, "load", module):
+            again = build_head(config, seed=seed, build=build).module
+            _check_same(again.state_dict(), before)
+            again.load_state_dict(before)
+        with _stage(name, "export", module):
+            program = make_program(module, config.columns)
+        with _stage(name, "score", module), torch.no_grad():
+            _check_scores(module, program, config.columns, [*inputs.values()])
+    return program
+
+
+@contextlib.contextmanager
+def _stage(name: str, stage: str, module: nn.Module | None = None) -> Iterator[None]:
+    """Name the stage, and the user's line, in an error. Raises SettingsError."""
+    try:
+        yield
+    except Exception as error:
+        text = (str(error).strip() or "it failed").splitlines()[0]
+        frames = traceback.extract_tb(error.__traceback__)
+        places = [f"{f.filename}:{f.lineno}" for f in frames if not f.filename.startswith(_OTHERS)]
+        if not places and module is not None:
+            forward = inspect.unwrap(type(module).forward).__code__
+            places = [f"{forward.co_filename}:{forward.co_firstlineno}"]
+        where = f" ({places[-1]})" if places else ""
+        known = (remedy for pattern, remedy in _BY_TEXT.items() if re.search(pattern, text))
+        remedy = _REMEDIES.get(stage, "correct the model; docs/training.md says what it is given")
+        raise SettingsError(
+            f"--model {name}: {stage}{where}: {type(error).__name__}: {text}", next(known, remedy)
+        ) from error
+
+
+#: Remedies by what an error says, and by its stage.
+_BY_TEXT = {
+    "BFloat16|bfloat16": "keep weights and logits in float32; --amp computes in bfloat16",
+    "complex|_fft|view_as_": "a program has real numbers alone: multiply by a constant matrix",
+    "'cond'|data-dependent": "a program has no branch on values: compute both, and torch.where",
+    "is not one of": "compute it from the operators of usual layers, which programs may hold",
+    "BatchNorm": "write nn.LayerNorm(N) for nn.BatchNorm1d(N): its statistics are those of a row",
+}
+_REMEDIES = {
+    "export": "a bundle holds a program of the model, for any number of rows: use tensor.shape[0], "
+    "not len(tensor) (torch.export)",
+    "load": "build the same weights for the same seed of PyTorch, on every rank",
+}
+
+
+def _check_kind(module: nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, torch.jit.ScriptModule) or hasattr(part, "_orig_mod"):
+            raise TypeError(
+                f"it returns a {type(part).__name__}: return the module that was scripted or "
+                "compiled (--compile_dense compiles it)"
+            )
+    for name, value in module.state_dict(keep_vars=True).items():
+        if is_lazy(value):
+            raise TypeError(f"{name} has no shape yet: give the width, nn.Linear for LazyLinear")
+
+
+def _checked_logits(logits: object, labels: int) -> torch.Tensor:
+    if not isinstance(logits, torch.Tensor):
+        raise TypeError(f"forward returns {type(logits).__name__}, not a tensor of logits")
+    shapes = [[_ROWS], [_ROWS, 1]] if labels == 1 else [[_ROWS, labels]]
+    if list(logits.shape) not in shapes or logits.dtype != torch.float32:
+        raise ValueError(
+            f"forward returns {logits.dtype} {list(logits.shape)} for {_ROWS} rows; a logit for "
+            f"each row and label is needed, {' or '.join(map(str, shapes))}"
+        )
+    return logits.squeeze(-1)
+
+
+def _go_backward(module: nn.Module, outputs: list[torch.Tensor], vectors: torch.Tensor) -> None:
+    own = getattr(module, "loss", lambda logits, labels, weights: logits.reshape(_ROWS, -1).sum(1))
+    for logits in outputs:
+        labels = torch.arange(logits.numel(), dtype=torch.float32) % 2
+        losses = own(logits, labels.reshape(logits.shape), None)
+        if tuple(losses.shape) != (_ROWS,):
+            raise ValueError(f"loss returns {list(losses.shape)} for {_ROWS} rows, not [{_ROWS}]")
+        losses.sum().backward()
+    if vectors.grad is None:
+        raise ValueError("no gradient reaches the embeddings: forward does not use vectors")
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            raise ValueError(f"no gradient reaches {name}: use it, or set requires_grad to False")
+
+
+def _check_state(module: nn.Module, before: dict[str, torch.Tensor]) -> None:
+    for name, value in module.state_dict().items():
+        if not torch.equal(value, before[name]):
+            raise ValueError(
+                f"forward changes {name}, which each rank would do for its own rows: a layer must "
+                "not keep statistics of a batch, as BatchNorm does"
+            )
+
+
+def _check_same(now: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> None:
+    for name, value in before.items():
+        if name not in now or not torch.equal(now[name], value):
+            raise ValueError(f"{name} has other initial values when it is built again")
+
+
+def _check_scores(
+    module: nn.Module, program: Program, columns: Columns, inputs: list[torch.Tensor]
+) -> None:
+    kept = convert(Program, json.loads(json.dumps(dataclasses.asdict(program), allow_nan=False)))
+    served = kept.module(columns)
+    served.load_state_dict(module.state_dict())
+    expected = module.eval()(*inputs).reshape(-1)
+    alone = [served(*(x[i : i + 1] for x in inputs)).reshape(-1) for i in range(_ROWS)]
+    for what, scores in {
+        "the program's scores": served(*inputs).reshape(-1),
+        "scores of a row alone": torch.cat(alone),
+    }.items():
+        difference = float((scores - expected).abs().max())
+        if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())):
+            raise ValueError(f"{what} differ from those of {_ROWS} rows by {difference:g}")

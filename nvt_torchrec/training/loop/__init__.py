@@ -1,0 +1,1 @@
+"""Training steps, evaluations, when they end, and what follows the last one."""

@@ -1,0 +1,72 @@
+"""When a run stops early, and the model of its best evaluation, which it keeps."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer
+
+from nvt_torchrec.models.metrics import ByLabel
+from nvt_torchrec.training.checkpoint.state import fill_state, training_state
+from nvt_torchrec.training.checkpoint.writer import copied
+from nvt_torchrec.training.launch.distributed import Group, from_rank_0
+from nvt_torchrec.training.reporting.progress import Progress
+from nvt_torchrec.training.settings.train_settings import TrainSettings
+
+log = logging.getLogger(__name__)
+
+
+class Stopping:
+    """Decide after each evaluation of valid whether a run stops; methods are collective.
+
+    Without ``--early_stopping`` nothing is kept. With it, each rank has a copy of its part of
+    weights and optimizer state in main memory, and every checkpoint holds that copy, too.
+
+    Attributes:
+        best: The ``loss``, ``step`` and ``samples`` of the best evaluation, and the number of
+            evaluations since, ``worse``; None without one. JSON-ready.
+        state: The tensors then, as a checkpoint holds them; None likewise.
+    """
+
+    def __init__(self, settings: TrainSettings, group: Group) -> None:
+        self._settings, self._group = settings, group
+        self.best: dict[str, Any] | None = None
+        self.state: dict[str, Any] | None = None
+
+    def evaluated(
+        self,
+        metrics: ByLabel | None,
+        progress: Progress,
+        model: DistributedModelParallel,
+        optimizer: CombinedOptimizer,
+    ) -> None:
+        """Look at an evaluation, which rank 0 has; at the last one, end the run after its step."""
+        patience, target = self._settings.early_stopping, self._settings.stop_at_auroc
+        if not (patience or target):
+            return
+        values = list((metrics or {}).values())
+        loss = sum(m.log_loss or 0.0 for m in values) or None  # None without rows
+        reached = bool(target and values and min(m.auroc or 0.0 for m in values) >= target)
+        loss, reached = from_rank_0(self._group, (loss, reached))
+        if patience and loss is not None:
+            worse = self.best["worse"] + 1 if self.best and not reached else 0
+            if self.best is None or reached or loss < self.best["loss"]:
+                worse, state = 0, training_state(model, optimizer, self._group)
+                self.state = copied({name: state[name] for name in ("model", "optimizer")})
+                self.best = {"loss": loss, "step": progress.step, "samples": progress.samples}
+            self.best = {**self.best, "worse": worse}
+            reached |= worse >= patience
+        if reached:
+            progress.total_steps = progress.step
+
+    def finish(
+        self, progress: Progress, model: DistributedModelParallel, optimizer: CombinedOptimizer
+    ) -> None:
+        """Go back to the best evaluation, if there is one."""
+        if self.best and self.state and self.best["step"] != progress.step:
+            progress.step, progress.samples = self.best["step"], self.best["samples"]
+            fill_state(self.state, model, optimizer, self._group)
+            if self._group.rank == 0:
+                log.info("the model is the best one, that of step %d", progress.step)

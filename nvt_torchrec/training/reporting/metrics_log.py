@@ -1,0 +1,143 @@
+"""The log of a training run: a line per interval, a table at the end, and ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nvt_torchrec.base.files.atomic import output_errors
+from nvt_torchrec.models.metrics import ByLabel, Metrics
+
+if TYPE_CHECKING:
+    from tensorboardX import SummaryWriter
+
+METRICS_FILE = "metrics.jsonl"
+_REMEDY = "choose a writable --log_path"
+#: Titles of the metrics that the log shows.
+_COLUMNS = {
+    "AUROC": "auroc", "GAUC": "gauc", "log loss": "log_loss", "NE": "normalized_entropy",
+    "accuracy": "accuracy", "calibration": "calibration",
+}  # fmt: skip
+
+
+def set_up_logging() -> None:
+    """Log to stderr: progress on rank 0, warnings on all ranks."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    level = logging.INFO if int(os.environ.get("RANK", 0)) == 0 else logging.WARNING
+    logging.getLogger("nvt_torchrec").setLevel(level)
+
+
+class MetricsLog:
+    """``metrics.jsonl`` in a directory: one JSON object per line, appended and flushed.
+
+    The objects have an ``event``:
+
+    - ``start``: settings, model, plan, data (the names of log, label and split), steps and rows,
+      the oracle's metrics where known;
+    - ``train``: step, epoch, samples, loss, lr, samples_per_s (of all ranks) and
+      samples_per_s_per_rank, data_wait (share of the time that ranks waited for their loaders),
+      memory_bytes (rank 0), eta_s, train_seconds;
+    - ``evaluation``: step, epoch, split, label (if several are trained: an event for each) and the
+      fields of :class:`models.metrics.Metrics`, seconds;
+    - ``baseline``: split, label, name and the same fields (:mod:`training.baselines.baselines`);
+    - ``importance``: label, and for each of the ``columns`` by how much AUROC falls without it
+      (:func:`training.loop.finish.column_importance`);
+    - ``warning``: step, text and remedy (:mod:`training.reporting.learning_check`);
+    - ``resume``: step and checkpoint;
+    - ``end``: step, samples, train_seconds, samples_per_s, checkpoint, advice (or "").
+
+    Attributes:
+        directory: The directory of the file; None on ranks other than 0: nothing is written.
+
+    Args:
+        directory: The same.
+        tensorboard: Whether to write the numbers of ``train`` and ``evaluation`` as TensorBoard's
+            events too.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+
+    def __init__(self, directory: Path | None, *, tensorboard: bool = False) -> None:
+        self.directory = directory
+        self._tensorboard = _tensorboard(directory) if directory and tensorboard else None
+
+    def write(self, event: str, **values: Any) -> None:
+        """Append one object."""
+        if self.directory is None:
+            return
+        path = self.directory / METRICS_FILE
+        with output_errors(path, _REMEDY):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"event": event, **values}, allow_nan=False) + "\n")
+        if self._tensorboard and event in ("train", "evaluation"):
+            prefix = "/".join(filter(None, (values.get("split", event), values.get("label"))))
+            for name, value in values.items():
+                if isinstance(value, int | float) and name not in ("step", "epoch"):
+                    self._tensorboard.add_scalar(f"{prefix}/{name}", value, values["step"])
+            self._tensorboard.flush()
+
+
+def _tensorboard(directory: Path) -> SummaryWriter:
+    from tensorboardX import SummaryWriter  # seconds
+
+    with output_errors(directory, _REMEDY):
+        return SummaryWriter(str(directory))
+
+
+def train_line(values: Mapping[str, Any], total_steps: int, epoch: str) -> str:
+    """Format the line of one interval from the values of its ``train`` event."""
+    eta = datetime.timedelta(seconds=round(values["eta_s"]))
+    return (
+        f"step {values['step']:,}/{total_steps:,}  epoch {epoch}"
+        f"  loss {values['loss']:.5f}  lr {values['lr']:g}"
+        f"  {values['samples_per_s']:,.0f} samples/s"
+        f" ({values['samples_per_s_per_rank']:,.0f} per rank)"
+        f"  data {100 * values['data_wait']:.0f} %  memory {values['memory_bytes'] / 2**30:.2f} GiB"
+        f"  ETA {eta}"
+    )
+
+
+def name_of(split: str, label: str = "") -> str:
+    """Return the name of an evaluation; ``label`` is "" where one is trained."""
+    return f"{split} ({label})" if label else split
+
+
+def metrics_line(name: str, metrics: Metrics) -> str:
+    """Format an evaluation as one line."""
+    values = (f"{title} {value}" for title, value in _values(metrics).items())
+    counts = f"{metrics.samples:,} samples, {metrics.positives:,} clicks"
+    return f"{name}: {'  '.join(values)}  ({counts})"
+
+
+def metrics_table(results: Mapping[str, ByLabel]) -> str:
+    """Format the final metrics of all splits as a table; of several labels in a row each."""
+    of_rows = [(split, *row) for split, metrics in results.items() for row in metrics.items()]
+    titles = _values(of_rows[0][2]) if of_rows else ()
+    heads = ["split", "label", "samples", "clicks", *titles]
+    rows = [
+        [split, label, f"{m.samples:,}", f"{m.positives:,}", *_values(m).values()]
+        for split, label, m in of_rows
+    ]
+    if len({label for _, label, _ in of_rows}) < 2:
+        for row in (heads, *rows):
+            del row[1]
+    widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in [heads, *rows]
+    )
+
+
+def _values(metrics: Metrics) -> dict[str, str]:
+    """Return the metrics that are shown, by their titles."""
+    values = {title: getattr(metrics, name) for title, name in _COLUMNS.items()}
+    if metrics.gauc_samples is None:
+        del values["GAUC"]
+    return {title: "–" if value is None else f"{value:.5f}" for title, value in values.items()}

@@ -1,0 +1,297 @@
+"""Count the steps of a training run, and report them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import profiler
+
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.files.atomic import write_json, write_text
+from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.metrics import ByLabel
+from nvt_torchrec.training.data.choices import describe_data, read_oracle
+from nvt_torchrec.training.launch.distributed import Group, reduce_sum
+from nvt_torchrec.training.reporting.metrics_log import (
+    MetricsLog,
+    metrics_line,
+    metrics_table,
+    name_of,
+    train_line,
+)
+from nvt_torchrec.training.reporting.page import REPORT_FILE, write_report
+from nvt_torchrec.training.settings.train_settings import TrainSettings
+from nvt_torchrec.training.sharding.train_model import StepOutput
+
+log = logging.getLogger(__name__)
+
+SETTINGS_FILE = "settings.json"
+TRACE_FILE, TABLE_FILE = "profile.json.gz", "profile.txt"
+#: Seconds between two pages that are written on the way: each takes some hundredths of a second.
+_PAGE_SECONDS = 60.0
+#: The steps that the profiler runs and discards, those that it traces, the operators in its table.
+_WARM_UP, _TRACED, _ROWS = 2, 10, 40
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """The outcome of a run.
+
+    Attributes:
+        status: "done"; "continued" if ``--resume`` went on from a checkpoint; "already done" if the
+            same run has written ``--save_checkpoint_path`` before.
+        checkpoint: ``--save_checkpoint_path``, or ``--checkpoint_dir`` without it.
+        steps: Trained steps, over all epochs.
+        samples: Trained samples, over all epochs and ranks.
+        train_seconds: Time spent on training steps, without evaluations.
+        metrics: The last metrics of each split, JSON-ready; of several labels by label. Empty on
+            ranks other than 0.
+    """
+
+    status: str
+    checkpoint: str | None
+    steps: int
+    samples: int
+    train_seconds: float
+    metrics: dict[str, Any]
+
+
+class Progress:
+    """Count a run's steps, and report them and its evaluations, in the log and as events.
+
+    Attributes:
+        step: The trained steps, over all epochs.
+        samples: The trained samples, over all epochs and ranks.
+        train_seconds: The time spent on training steps, without evaluations.
+        total_steps: The steps of the whole run.
+        validation_every: The steps of an epoch between two evaluations of valid.
+        waited: The seconds that this rank has waited for its loader since the last report.
+        loss: The sum of this rank's scaled losses over the samples since the last report, float64
+            on the device.
+    """
+
+    def __init__(
+        self, settings: TrainSettings, group: Group, events: MetricsLog, epoch_steps: int
+    ) -> None:
+        self.step = self.samples = 0
+        self.train_seconds = 0.0
+        self.epoch_steps = epoch_steps
+        self.total_steps = epoch_steps * settings.epochs
+        if settings.max_steps is not None:
+            self.total_steps = min(self.total_steps, settings.max_steps)
+        self._settings, self._group, self._events = settings, group, events
+        twentieth = max(1, -(-min(epoch_steps, self.total_steps) // 20))
+        self._every = settings.throughput_check_freq_within_epoch or min(twentieth, 1000)
+        self.validation_every = settings.validation_freq_within_epoch or min(5 * twentieth, 10000)
+        self._timed_samples, self._timed_seconds = 0, 0.0
+        self._page_time = time.monotonic()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin what the next report is about."""
+        self._begin, self._reported = time.perf_counter(), (self.step, self.samples)
+        self.waited = 0.0
+        self.loss = torch.zeros((), dtype=torch.float64, device=self._group.device)
+
+    @property
+    def epoch_step(self) -> int:
+        """The trained steps of the epoch that the last step belongs to."""
+        return (self.step - 1) % self.epoch_steps + 1
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to report after the last step."""
+        step = self._settings.benchmark_warmup_steps
+        return self.epoch_step % self._every == 0 or self.step == step
+
+    def add(self, output: StepOutput) -> None:
+        """Count a step."""
+        self.step += 1
+        self.samples += output.global_size
+        self.loss.add_(output.loss, alpha=output.global_size)
+
+    def report_start(self, config: ModelConfig, plan: dict[str, Any], rows: dict[str, int]) -> None:
+        """Report what is trained: the model, the plan of its tables, and the rows by split."""
+        settings, directory = self._settings, self._events.directory
+        if directory is None:
+            return
+        self._events.write(
+            "start",
+            settings=settings.to_dict(),
+            model=config.to_dict(),
+            plan=plan,
+            data=describe_data(settings),
+            world_size=self._group.world_size,
+            device=str(self._group.device),
+            epoch_steps=self.epoch_steps,
+            total_steps=self.total_steps,
+            rows=rows,
+            oracle=read_oracle(settings),
+        )
+        write_json(directory / SETTINGS_FILE, settings.to_dict())
+
+    def report(self, rate: float) -> None:
+        """Report the steps since the last report (collective).
+
+        Args:
+            rate: The learning rate of the last step.
+
+        Raises:
+            SettingsError: The loss is no longer finite.
+        """
+        ranks = self._group.world_size
+        loss, waited = reduce_sum(self._group, self.loss, self.waited)
+        seconds = time.perf_counter() - self._begin
+        steps, samples = self.step - self._reported[0], self.samples - self._reported[1]
+        loss /= ranks * samples
+        if not math.isfinite(loss):
+            raise SettingsError(
+                f"the loss is {loss} between steps {self.step - steps} and {self.step}: "
+                "training diverged",
+                f"lower --learning_rate (now {rate:g})",
+            )
+        self.train_seconds += seconds
+        if self.step > self._settings.benchmark_warmup_steps:
+            self._timed_samples += samples
+            self._timed_seconds += seconds
+        if self._group.rank == 0:
+            values: dict[str, Any] = {
+                "step": self.step,
+                "epoch": self.step / self.epoch_steps,
+                "samples": self.samples,
+                "loss": loss,
+                "lr": rate,
+                "samples_per_s": samples / seconds,
+                "samples_per_s_per_rank": samples / seconds / ranks,
+                "data_wait": waited / ranks / seconds,
+                "memory_bytes": memory_in_use(self._group.device),
+                "eta_s": (self.total_steps - self.step) * seconds / steps,
+                "train_seconds": self.train_seconds,
+            }
+            self._events.write("train", **values)
+            epoch, share = -(-self.step // self.epoch_steps), self.epoch_step / self.epoch_steps
+            text = f"{epoch}/{self._settings.epochs} {100 * share:.0f} %"
+            log.info("%s", train_line(values, self.total_steps, text))
+        self.begin()
+
+    def report_evaluation(self, split: str, metrics: ByLabel, seconds: float) -> None:
+        """Report the metrics of a split after the last step, on rank 0."""
+        for label, of_label in metrics.items():
+            named = self._named(label)
+            self._events.write(
+                "evaluation",
+                step=self.step,
+                epoch=self.step / max(self.epoch_steps, 1),
+                split=split,
+                **named,
+                **of_label.to_dict(),
+                calibration_curve=of_label.calibration_curve,
+                seconds=seconds,
+            )
+            log.info("%s", metrics_line(name_of(split, **named), of_label))
+        directory = self._events.directory
+        if directory and time.monotonic() - self._page_time > _PAGE_SECONDS:
+            self._page_time = time.monotonic()
+            with contextlib.suppress(BadInputError):  # a resumed run's events of another version
+                write_report(directory)
+
+    def _named(self, label: str) -> dict[str, str]:
+        """Return what an event says of its label: nothing where one is trained."""
+        return {"label": label} if self._settings.label_count > 1 else {}
+
+    def report_end(
+        self,
+        metrics: dict[str, ByLabel],
+        baselines: Mapping[tuple[str, str], ByLabel],
+        advice: str,
+        warnings: Sequence[str],
+    ) -> None:
+        """Report the whole run and write its page, on rank 0.
+
+        Args:
+            metrics: The final metrics by split.
+            baselines: Those of the baselines, by split and name.
+            advice: What may make the model better.
+            warnings: What is wrong with the model, which the log ends with.
+        """
+        directory = self._events.directory
+        if directory is None:
+            return
+        for (split, name), by_label in baselines.items():
+            for label, values in by_label.items():
+                named = self._named(label)
+                self._events.write("baseline", split=split, **named, name=name, **values.to_dict())
+        # none if a finished run is resumed
+        speed = self._timed_samples / self._timed_seconds if self._timed_seconds else None
+        path = self._settings.save_checkpoint_path
+        self._events.write(
+            "end",
+            step=self.step,
+            samples=self.samples,
+            train_seconds=self.train_seconds,
+            samples_per_s=speed,
+            checkpoint=path,
+            advice=advice,
+        )
+        log.info(
+            "trained %s samples in %.1f s%s\n%s",
+            f"{self.samples:,}",
+            self.train_seconds,
+            "" if speed is None else f": {speed:,.0f} samples/s",
+            metrics_table(metrics | {f"{s}, {name}": m for (s, name), m in baselines.items()}),
+        )
+        kept = path or self._settings.checkpoint_dir or "none (--save_checkpoint_path)"
+        log.info("checkpoint: %s", kept)
+        write_report(directory)
+        log.info("report: %s", directory / REPORT_FILE)
+        if advice:
+            log.info("%s", advice)
+        for warning in warnings:
+            log.warning("%s", warning)
+
+
+def memory_in_use(device: torch.device) -> int:
+    """Return bytes: the most that tensors took on a GPU so far, or the process's memory now."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def step_profiler(settings: TrainSettings, directory: Path, total_steps: int) -> profiler.profile:
+    """Return what traces ten steps of this rank, after the first ``benchmark_warmup_steps``.
+
+    It writes ``profile.json.gz``, for Perfetto or chrome://tracing, and ``profile.txt``, the
+    operators by the time they took, to ``directory``.
+
+    Raises:
+        SettingsError: The run has too few steps.
+    """
+    first = settings.benchmark_warmup_steps + _WARM_UP
+    if total_steps < first + _TRACED:
+        raise SettingsError(
+            f"--profile: {total_steps} steps are too few to profile {_TRACED} "
+            f"after the first {first}",
+            "train longer, or lower --benchmark_warmup_steps",
+        )
+    order = f"self_{'device' if torch.cuda.is_available() else 'cpu'}_time_total"
+
+    def write(finished: profiler.profile) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        finished.export_chrome_trace(str(directory / TRACE_FILE))
+        table = finished.key_averages().table(order, row_limit=_ROWS)
+        write_text(directory / TABLE_FILE, f"{table}\n")
+        log.info("profile: %s and %s in %s", TRACE_FILE, TABLE_FILE, directory)
+
+    wait = settings.benchmark_warmup_steps
+    schedule = profiler.schedule(wait=wait, warmup=_WARM_UP, active=_TRACED, repeat=1)
+    return profiler.profile(schedule=schedule, on_trace_ready=write)

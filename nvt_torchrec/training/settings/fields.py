@@ -1,0 +1,332 @@
+"""The trainer's flags, as fields of a dataclass.
+
+The names and defaults are those of TorchRec's ``nvt_dataloader`` example, then those of
+facebookresearch/dlrm's ``dlrm_main.py`` and of NVIDIA's DLRM; docs/flags.md lists all of theirs.
+Knows no torch, so that ``--help`` and a mistyped flag answer at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.models.interactions import INTERACTIONS
+from nvt_torchrec.training.settings import other_trainers
+from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
+
+#: Directory of the logs of runs without --log_path and --checkpoint_dir, a subdirectory for each.
+LOGS = "training_log"
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """A value of ``--size``; its other fields are the settings of these names.
+
+    Attributes:
+        least_rows: The number of training rows from which ``--size auto`` chooses it.
+    """
+
+    least_rows: int
+    optimizer: str
+    embedding_dim: int
+    dense_arch_layer_sizes: tuple[int, ...]
+    over_arch_layer_sizes: tuple[int, ...]
+    epochs: int = 1
+    early_stopping: int = 0
+
+
+#: By rising number of rows: a small log has too few for wide tables and many layers, which learn
+#: more slowly and rank worse than logistic regression (``make bench-quality``). The large one is
+#: that of TorchRec's example, but for its optimizer. Logs of numbers gain by many epochs, which a
+#: tiny one has the time for; logs of ids overfit, and stop early.
+SIZES = {
+    "tiny": Size(0, "adagrad", 16, (64, 16), (64, 1), 15, 8),
+    "small": Size(1_000_000, "adagrad", 16, (64, 16), (64, 1)),
+    "medium": Size(20_000_000, "adagrad", 32, (256, 32), (256, 128, 1)),
+    "large": Size(200_000_000, "rowwise_adagrad", 128, (512, 256, 128), (1024, 1024, 512, 256, 1)),
+}
+
+_data = functools.partial(flag, group="data")
+_model = functools.partial(flag, group="model")
+_optimization = functools.partial(flag, group="optimization")
+_speed = functools.partial(flag, group="speed")
+_sharding = functools.partial(flag, group="sharding")
+_reporting = functools.partial(flag, group="reporting")
+_checkpoints = functools.partial(flag, group="checkpoints")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainFields(Settings):
+    """The flags, which :class:`training.settings.train_settings.TrainSettings` checks and reads."""
+
+    HINTS = other_trainers.HINTS
+
+    # fmt: off
+    mode: str = flag(
+        "train, or evaluate the test set", "train", group="what to do", choices=("train", "test")
+    )
+
+    binary_path: str = _data(
+        "the ETL's OUT/criteo_binary/split: holds train, valid and test",
+        "/data/criteo_1tb/criteo_binary/split/", metavar="PATH"
+    )
+    batch_size: int | None = _data(
+        "samples per step and rank (default: by the number of training rows)", None, least=1
+    )
+    test_batch_size: int | None = _data(
+        "samples per step and rank of evaluations (default: --batch_size, if given)", None, least=1
+    )
+    shuffle_training_set: bool | None = _data(
+        "read the rows of the training set in a new order every epoch (default: if the data are "
+        "not divided by time or days)", None
+    )
+    drop_last_training_batch: bool = _data(
+        "leave out the last training step of an epoch when it is not full", False
+    )
+    limit_train_batches: int | None = _data("largest number of steps of an epoch", None, least=1)
+    limit_val_batches: int | None = _data(
+        "largest number of steps of an evaluation of valid", None, least=1
+    )
+    limit_test_batches: int | None = _data(
+        "largest number of steps of an evaluation of test", None, least=1
+    )
+    days: str | None = _data(
+        "days of the training set to read: all; new, those that the checkpoint of --continue_from "
+        "has not been trained on; or a list such as 0-3,7 (default: all)", None,
+        metavar="all|new|LIST", needs="--mode train"
+    )
+    replay: float | None = _data(
+        "share of the rows of the other training days to read as well", None, above=0, most=1,
+        needs="--days new"
+    )
+    undersampling_rate: float | None = _data(
+        "share of the training rows with label 0 to keep", None, above=0, most=1
+    )
+    loader_memory: int | None = _data(
+        "MiB that the loader of each split may hold (default: 256, with cuDF 1024; up to four "
+        "times that if large batches or many columns need it)", None, least=1
+    )
+    loader: str | None = _data(
+        "what reads the training set: KJTLoader or Merlin's Loader (default: kjt)", None,
+        choices=("kjt", "merlin"), needs="--mode train"
+    )
+    label: str | None = _data(
+        "label to train and evaluate, if the data have several, or labels to train together "
+        "(default: the main one)", None, metavar="NAME[,NAME…]"
+    )
+    seed: int = _data(
+        "seed of the initial weights and of the shuffling", 0, least=0, most=2**63 - 1
+    )
+
+    size: str = _model(
+        "width of tables and layers, and the optimizer, where they are not given; auto: by the "
+        "number of training rows", "auto", choices=("auto", *SIZES)
+    )
+    model: str = _model(
+        "dlrm, or a model of your own: a function that Python can import from here "
+        "(docs/training.md)", "dlrm", metavar="dlrm|MODULE:FUNCTION"
+    )
+    model_settings: Mapping[str, Any] | None = _model(
+        "arguments of that function; values are JSON, or else text", None, needs="--model"
+    )
+    num_embeddings: int | None = _model(
+        "rows of every embedding table (default: from the data)", None, least=1,
+        excludes=("num_embeddings_per_feature", "max_table_size")
+    )
+    num_embeddings_per_feature: tuple[int, ...] | None = _model(
+        "rows of each embedding table (default: from the data)", None, least=1
+    )
+    max_table_size: int | None = _model(
+        "largest number of rows of a table; needs --hash_indices", None, least=1,
+        needs="--hash_indices"
+    )
+    hash_indices: bool = _model(
+        "map ids that a given table size has no row for into the table, beside the reserved ids",
+        False
+    )
+    embedding_dim: int | None = _model(
+        "width of the embedding tables (default: by --size)", None, least=1
+    )
+    dense_arch_layer_sizes: tuple[int, ...] | None = _model(
+        "layers for the dense features; ends with embedding_dim (default: by --size)", None,
+        least=1, needs="--model dlrm"
+    )
+    over_arch_layer_sizes: tuple[int, ...] | None = _model(
+        "layers above the interaction; ends with the number of labels (default: by --size)", None,
+        least=1, needs="--model dlrm"
+    )
+    interaction_type: str = _model(
+        "dot products of pairs (DLRM), a low-rank cross network (DCN v2), or two projections",
+        "original", choices=tuple(INTERACTIONS), needs="--model dlrm"
+    )
+
+    vector_scale: float | None = _model(
+        "what the vectors are multiplied by before the model gets them beside the first-order term "
+        "(default: 4 with --model, unless the optimizer is sgd; else 1)", None, above=0
+    )
+    first_order: float | None = _model(
+        "factor of the sum of all embeddings' first coordinates in the first-order term, which is "
+        "added to the logit and starts as a logistic regression; 0: no such term (default: 0.2, "
+        "less with more than 25 columns; 0 with --learning_rate)", None, least=0
+    )
+
+    dense_bins: int | None = _model(
+        "bins of each dense column, over which its vector and its weight are piecewise linear; 0: "
+        "the model has the value alone (default: 8 to 64, by the number of training rows; 0 with "
+        "--learning_rate)", None, least=0, most=1024
+    )
+
+    epochs: int | None = _optimization(
+        "passes over the training set, at most (default: by --size; 1 with --learning_rate, "
+        "--max_steps, --load_checkpoint_path or --continue_from)", None, least=1
+    )
+    early_stopping: int | None = _optimization(
+        "stop after so many evaluations of valid without a lower log loss, and keep the model of "
+        "the lowest; 0: off (default: by --size; 0 with --epochs)", None, least=0
+    )
+    stop_at_auroc: float | None = _optimization(
+        "stop when each label's AUROC of valid is at least this", None, above=0, most=1,
+        needs="--mode train"
+    )
+    max_steps: int | None = _optimization(
+        "stop after this many steps", None, least=1, needs="--mode train"
+    )
+    learning_rate: float | None = _optimization(
+        "learning rate (default: one for the tables and one for the dense layers, by optimizer, "
+        "global batch and layers, after a warm-up; docs/training.md)", None, above=0
+    )
+    dense_learning_rate: float | None = _optimization(
+        "learning rate of the dense layers (default: --learning_rate, if given)", None, above=0
+    )
+    optimizer: str | None = _optimization(
+        "optimizer of the tables, fused into their backward pass; the dense layers use the same, "
+        "or Adagrad with rowwise_adagrad (default: by --size; sgd with --learning_rate)", None,
+        choices=tuple(OPTIMIZERS)
+    )
+    adagrad: bool = _optimization(
+        "the example's name for --optimizer rowwise_adagrad", False, excludes=("optimizer",)
+    )
+    eps: float | None = _optimization(
+        "epsilon of Adagrad and Adam (default: by optimizer and global batch)", None, above=0
+    )
+    change_lr: bool = _optimization(
+        "change the learning rate at --lr_change_point", False, needs="--learning_rate"
+    )
+    lr_change_point: float = _optimization(
+        "share of all steps, over all epochs, after which the learning rate changes", 0.80, least=0,
+        most=1, needs="--change_lr"
+    )
+    lr_after_change_point: float = _optimization(
+        "the learning rate from that point on", 3.0, above=0, needs="--change_lr"
+    )
+    lr_warmup_steps: int | None = _optimization(
+        "steps over which the learning rate grows from 0 (default: 5 % of an epoch, 10 to 200; "
+        "none with --learning_rate or --continue_from)", None, least=0
+    )
+    dense_decay: float | None = _optimization(
+        "share of all steps, at the end, over which the dense layers' learning rate falls to 0, "
+        "with sgd and adam that of the tables as well (default: 0.5; 0 with --learning_rate, "
+        "--dense_learning_rate, --continue_from or another schedule)", None, least=0, most=1
+    )
+    lr_decay_start: int = _optimization(
+        "step at which the decay begins", 0, least=0, needs="--lr_decay_steps"
+    )
+    lr_decay_steps: int = _optimization("steps that the decay takes; 0: no decay", 0, least=0)
+
+    amp: bool = _speed("compute the dense layers in bfloat16; weights stay float32", False)
+    allow_tf32: bool = _speed("TensorFloat-32 for matrix products (GPUs)", False)
+    compile_dense: bool = _speed(
+        "torch.compile for the dense layers, on GPUs with CUDA graphs", False
+    )
+    table_precision: str = _speed(
+        "type of the tables' weights; fp16 is rounded stochastically (on GPUs) and halves their "
+        "memory; optimizer state stays fp32", "fp32", choices=("fp32", "fp16")
+    )
+    strict_gpu: bool = _speed(
+        "an error, not a warning, if the GPU's code differs from the CPU's at the start",
+        False
+    )
+    cpu_decoding: bool = _speed("decode parquet on the CPU, also where libcudf could", False)
+
+    sharding: str = _sharding(
+        "how to shard every table; auto: TorchRec's planner chooses table-wise or row-wise", "auto",
+        choices=("auto", "table_wise", "row_wise", "column_wise")
+    )
+    hbm_gib: float | None = _sharding(
+        "GiB of memory per rank for the plan (default: the device's)", None, above=0
+    )
+    comm_precision: str = _sharding(
+        "type of embeddings and gradients when they are sent between ranks", "fp32",
+        choices=("fp32", "fp16", "bf16")
+    )
+    plan_only: int | None = _sharding(
+        "print the plan for so many GPUs of --hbm_gib and stop; needs no GPU", None, least=1
+    )
+
+    throughput_check_freq_within_epoch: int | None = _reporting(
+        "steps between two lines of progress; one more ends each epoch (default: a twentieth of an "
+        "epoch, at most 1000)", None, least=1
+    )
+    validation_freq_within_epoch: int | None = _reporting(
+        "steps between two evaluations of valid; one more ends each epoch; test follows at the end "
+        "(default: a quarter of an epoch, at most 10000)", None, least=1
+    )
+    benchmark_warmup_steps: int = _reporting(
+        "number of first steps that the throughput at the end leaves out", 0, least=0
+    )
+    gauc_column: str | None = _reporting(
+        "id column, such as the user: evaluations also give the mean AUROC of the rows of each id",
+        None, metavar="NAME"
+    )
+    boosted_trees: bool = _reporting(
+        "fit boosted trees to training rows, if LightGBM or scikit-learn is installed, to compare "
+        "the model with", True
+    )
+    log_path: str | None = _reporting(
+        "directory for metrics.jsonl (appended), settings.json and training.html (default: "
+        f"CHECKPOINT_DIR/log, or {LOGS}/DATE-TIME)", None, metavar="PATH"
+    )
+    json: bool = _reporting(
+        "print the result as one JSON object on standard output, for programs", False
+    )
+    tensorboard: bool = _reporting(
+        "write TensorBoard's event files to the log directory", False, needs="--mode train"
+    )
+    profile: bool = _reporting(
+        "write a trace of ten steps, made by torch.profiler, to the log directory", False,
+        needs="--mode train"
+    )
+
+    save_checkpoint_path: str | None = _checkpoints(
+        "directory of the checkpoint that is written at the end", None, metavar="PATH",
+        needs="--mode train"
+    )
+    keep: int | None = _checkpoints(
+        "number of the newest checkpoints to keep: of --checkpoint_dir (default: 3), and of "
+        "--save_checkpoint_path with those beside it that it continues (default: all)", None,
+        least=1
+    )
+    load_checkpoint_path: str | None = _checkpoints(
+        "checkpoint whose weights to start from, or to test", None, metavar="PATH"
+    )
+    continue_from: str | None = _checkpoints(
+        "checkpoint, or --checkpoint_dir of a run, whose weights and optimizer state to start "
+        "from; its data may be of an earlier generation, so its tables smaller", None,
+        metavar="PATH", excludes=("load_checkpoint_path",)
+    )
+    checkpoint_dir: str | None = _checkpoints(
+        "directory for the checkpoints written during training; each run needs its own", None,
+        metavar="PATH", needs="--mode train"
+    )
+    checkpoint_freq: int | None = _checkpoints(
+        "steps between two checkpoints (default: as between two evaluations of valid)", None,
+        least=1, needs="--checkpoint_dir"
+    )
+    resume: bool = _checkpoints(
+        "continue from the newest checkpoint in --checkpoint_dir, if there is one", False,
+        needs="--checkpoint_dir"
+    )
+    # fmt: on

@@ -1,0 +1,117 @@
+"""The optimizers: one class for each ``--optimizer``. Add another one to :data:`OPTIMIZERS`.
+
+PyTorch is imported where it is used, so that ``--help`` answers at once.
+"""
+
+# ruff: noqa: D102, the base class describes the methods
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Remedies(NamedTuple):
+    """The remedies for a loss that is too high, an AUROC at chance, and a bad model at the end."""
+
+    too_high: str
+    at_chance: str
+    at_end: str
+
+
+class Optimizer:
+    """An optimizer of the tables, and that of the dense layers beside them.
+
+    Attributes:
+        NAME: The value of ``--optimizer``.
+        DENSE: The class of ``torch.optim`` for the dense layers.
+        HAS_EPS: Whether both take ``--eps``.
+        TABLES_FALL: Whether the tables' rate falls at the end, as that of the dense layers does:
+            its steps do not shrink by themselves.
+    """
+
+    NAME: str
+    DENSE: str
+    HAS_EPS = True
+    TABLES_FALL = False
+
+    def table_class(self) -> type[torch.optim.Optimizer]:
+        """Return the class for the tables, whose FBGEMM version is fused into their backward."""
+        import torch
+
+        return getattr(torch.optim, self.DENSE)
+
+    def eps(self, global_batch: int) -> float:
+        """Return the default epsilon, for gradients of the mean loss of a batch."""
+        return 1e-8
+
+    def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
+        """Return the default learning rates of the tables and the dense layers.
+
+        :mod:`training.optim.learning_rates` explains them.
+
+        Args:
+            dim: The width of the tables.
+            widest: The width of the widest dense layer.
+            global_batch: The samples of a step, on all ranks.
+        """
+        raise NotImplementedError
+
+
+class Sgd(Optimizer):
+    """SGD."""
+
+    NAME, DENSE, HAS_EPS = "sgd", "SGD", False
+    TABLES_FALL = True
+
+    def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
+        scale = min(1.0, math.sqrt(global_batch / 4096))
+        # a rare row is in one batch, of which its gradient is a 1/global_batch
+        return min(30.0, global_batch / 8), scale * min(1.0, math.sqrt(128 / widest))
+
+
+class Adagrad(Optimizer):
+    """Adagrad with a moment per weight."""
+
+    NAME, DENSE = "adagrad", "Adagrad"
+
+    def eps(self, global_batch: int) -> float:
+        # about the gradient of one sample: a row's first step follows its size, not only its sign
+        return 0.1 / global_batch
+
+    def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
+        return 0.05 / math.sqrt(dim / 16), 0.03 * min(1.0, 128 / widest)
+
+
+class RowwiseAdagrad(Adagrad):
+    """Adagrad with a moment per row of a table: the squared gradients, averaged over the row."""
+
+    NAME = "rowwise_adagrad"
+
+    def table_class(self) -> type[torch.optim.Optimizer]:
+        from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+        return RowWiseAdagrad
+
+
+class Adam(Optimizer):
+    """Adam on the rows that a batch holds, as ``torch.optim.SparseAdam``.
+
+    FBGEMM's runs on GPUs only; on CPUs :mod:`training.optim.adam` replaces it.
+    """
+
+    NAME, DENSE = "adam", "Adam"
+    TABLES_FALL = True
+
+    def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
+        scale = min(1.0, math.sqrt(global_batch / 2048))
+        return 0.0125 / math.sqrt(dim / 16), 0.01 * scale * min(1.0, 128 / widest)
+
+
+#: By the value of ``--optimizer``.
+OPTIMIZERS: dict[str, Optimizer] = {
+    kind.NAME: kind for kind in (Sgd(), Adagrad(), RowwiseAdagrad(), Adam())
+}

@@ -1,0 +1,271 @@
+"""The trainer's settings: one dataclass that checks itself, and the command line that makes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvt_torchrec.base.command_line import Parser, as_text, parse, words
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.day_names import parse_days
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.models.interactions import INTERACTIONS, Interaction, sizes_of
+from nvt_torchrec.training.settings.fields import LOGS, SIZES, TrainFields
+
+#: A flag as the README of TorchRec's example writes it.
+THREE_DASHES = "---adagrad"
+#: The steps of an epoch that the default batch gives at least, and the bounds of that batch.
+_STEPS, _LEAST_BATCH, _MOST_BATCH = 350, 32, 16_384
+#: The fewest and the most bins of a dense column, by default.
+_BINS = 8, 64
+#: The samples of a step of an evaluation, at least, where no batch size is given.
+_TEST_BATCH = 4096
+#: The flags of what Merlin's loader cannot do.
+_NOT_BY_MERLIN = (
+    *("shuffle_training_set", "undersampling_rate", "replay", "checkpoint_dir", "loader_memory"),
+)
+
+#: The flags, with those of the interactions' sizes.
+_AllFields = dataclasses.make_dataclass(
+    "_AllFields",
+    [
+        (field.name, field.type, dataclasses.field(default=field.default, metadata=field.metadata))
+        for kind in INTERACTIONS.values()
+        for field in dataclasses.fields(kind)
+    ],
+    bases=(TrainFields,),
+    frozen=True,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
+    """The settings of a training run. Each field is the flag of the same name.
+
+    Raises:
+        SettingsError: A value is not allowed, or settings contradict each other.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_layers(self)
+        _check_schedule(self)
+        _check_run(self)
+        _check_days(self)
+
+    @property
+    def table_optimizer(self) -> str:
+        """The optimizer of the tables: a key of ``OPTIMIZERS``."""
+        return table_optimizer(vars(self))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels to train; () for the data's main one alone."""
+        return words(self.label or "")
+
+    @property
+    def label_count(self) -> int:
+        """The number of labels to train."""
+        return max(1, len(self.labels))
+
+    @property
+    def interaction(self) -> Interaction:
+        """The interaction, with its sizes."""
+        kind = INTERACTIONS[self.interaction_type]
+        return kind(**{name: getattr(self, name) for name in sizes_of(kind)})
+
+    def batch_size_of(self, split: str) -> int:
+        """Return the samples per step and rank of a split, once :func:`with_sizes` chose them."""
+        return self.batch_size if split == "train" else self.test_batch_size or self.batch_size
+
+    def filled(self, defaults: Mapping[str, Any]) -> TrainSettings:
+        """Return the settings with those of ``defaults`` that they do not have."""
+        missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        if self.adagrad:  # it names the optimizer
+            missing.pop("optimizer", None)
+        return dataclasses.replace(self, **missing)
+
+    def split_path(self, split: str) -> Path:
+        """Return the directory of a split: train, valid or test."""
+        return Path(self.binary_path) / split
+
+    def log_directory(self) -> Path:
+        """Return the directory of the run's log, by default one named by the time of this call."""
+        if self.log_path:
+            return Path(self.log_path)
+        if self.checkpoint_dir:
+            return Path(self.checkpoint_dir) / "log"
+        return Path(LOGS) / time.strftime("%Y%m%d-%H%M%S")
+
+    def check_data(self) -> None:
+        """Check that ``binary_path`` is what the ETL writes, before anything is loaded.
+
+        Raises:
+            SettingsError: It is missing or is something else, with a hint at the right path.
+        """
+        path = Path(self.binary_path)
+        flag = f"--binary_path {self.binary_path}"
+        where = (
+            "it is OUT/criteo_binary/split of: python -m etl run; python -m etl synthesize makes a "
+            "log to begin with"
+        )
+        if not path.is_dir():
+            raise SettingsError(f"{flag}: no such directory", where)
+        missing = [split for split in SPLITS if not (path / split).is_dir()]
+        if not missing:
+            return
+        inner = EtlOutput(path).splits
+        if all((inner / split).is_dir() for split in SPLITS):
+            hint = f"give the directory of the splits: --binary_path {inner}"
+        elif "valid" in missing and (path / "validation").is_dir():
+            hint = "there is a directory 'validation'; the ETL calls it 'valid': rename it"
+        else:
+            hint = where
+        raise SettingsError(f"{flag}: holds no {', '.join(missing)}", hint)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return dataclasses.asdict(self)
+
+
+def table_optimizer(settings: Mapping[str, Any]) -> str:
+    """Return the optimizer that two settings name together."""
+    return "rowwise_adagrad" if settings.get("adagrad") else settings.get("optimizer") or "sgd"
+
+
+def with_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
+    """Fill in the sizes of model and batch, and the optimizer, that ``settings`` do not have.
+
+    Args:
+        settings: The settings of the run.
+        rows: The rows of the training set.
+        ranks: The number of ranks.
+    """
+    name = size_for(rows) if settings.size == "auto" else settings.size
+    size = SIZES[name]
+    layers = settings.dense_arch_layer_sizes
+    dim = settings.embedding_dim or (layers[-1] if layers else size.embedding_dim)
+    batch = max(1, global_batch_for(rows) // ranks)
+    chosen = {
+        "embedding_dim": dim,
+        # with a rate of their own, users mean the optimizer of TorchRec's example
+        "optimizer": size.optimizer if settings.learning_rate is None else "sgd",
+        "batch_size": batch,
+        "dense_bins": bins_for(rows) if settings.learning_rate is None else 0,
+    }
+    if settings.epochs is None:
+        once = settings.learning_rate or settings.max_steps or settings.continue_from
+        several = settings.mode == "train" and not (once or settings.load_checkpoint_path)
+        chosen["epochs"] = size.epochs if several else 1
+        chosen["early_stopping"] = size.early_stopping if several else 0
+    chosen.setdefault("early_stopping", 0)
+    if settings.model == "dlrm":
+        chosen["dense_arch_layer_sizes"] = (*size.dense_arch_layer_sizes[:-1], dim)
+        last = settings.label_count
+        chosen["over_arch_layer_sizes"] = (*size.over_arch_layer_sizes[:-1], last)
+    if settings.batch_size is None:
+        chosen["test_batch_size"] = max(batch, _TEST_BATCH)
+    return dataclasses.replace(settings.filled(chosen), **{"size": name})
+
+
+def size_for(rows: int) -> str:
+    """Return the largest size that so many training rows can train."""
+    return [name for name, size in SIZES.items() if size.least_rows <= rows][-1]
+
+
+def bins_for(rows: int) -> int:
+    """Return the bins of each dense column for so many training rows."""
+    least, most = _BINS
+    return max(least, min(most, round(2 * rows ** (1 / 3))))
+
+
+def global_batch_for(rows: int) -> int:
+    """Return the samples of a step, on all ranks: a power of two."""
+    most = 1 << max(0, (rows // _STEPS).bit_length() - 1)
+    return max(_LEAST_BATCH, min(most, _MOST_BATCH))
+
+
+def _check_layers(settings: TrainSettings) -> None:
+    if settings.model != "dlrm" and ":" not in settings.model:
+        raise SettingsError(f"--model {settings.model}", "dlrm, or MODULE:FUNCTION of your own")
+    dim, over = settings.embedding_dim, settings.over_arch_layer_sizes
+    if dim is not None:
+        if dim % 4:
+            raise SettingsError(f"--embedding_dim {dim}", "FBGEMM's tables need a multiple of 4")
+        settings.interaction.check_width(dim)
+    if over is None:
+        return
+    if over[-1] != settings.label_count:
+        raise SettingsError(
+            f"--over_arch_layer_sizes {as_text(over)} ends with {over[-1]}",
+            f"the last layer is the logit of each label: end with {settings.label_count}",
+        )
+    if len(over) < 2:
+        raise SettingsError(
+            f"--over_arch_layer_sizes {as_text(over)}", "TorchRec's DLRM needs two or more layers"
+        )
+
+
+def _check_schedule(settings: TrainSettings) -> None:
+    if settings.change_lr and (settings.lr_warmup_steps or settings.lr_decay_steps):
+        raise SettingsError("--change_lr and a warm-up or decay are both set", "give one schedule")
+    if settings.lr_decay_steps and settings.lr_decay_start < (settings.lr_warmup_steps or 0):
+        raise SettingsError(
+            f"--lr_decay_start {settings.lr_decay_start} is before the warm-up ends "
+            f"(--lr_warmup_steps {settings.lr_warmup_steps})",
+            "let the decay start after the warm-up",
+        )
+
+
+def _check_run(settings: TrainSettings) -> None:
+    if settings.keep and not (settings.checkpoint_dir or settings.save_checkpoint_path):
+        raise SettingsError(
+            f"--keep {settings.keep} without a checkpoint to write",
+            "add --save_checkpoint_path or --checkpoint_dir",
+        )
+    if settings.mode == "test" and not (settings.load_checkpoint_path or settings.continue_from):
+        raise SettingsError(
+            "--mode test has nothing to test",
+            "add --load_checkpoint_path, or --continue_from for a checkpoint with smaller tables",
+        )
+    for name in _NOT_BY_MERLIN if settings.loader == "merlin" else ():
+        if getattr(settings, name):
+            remedy = f"leave --{name} out, or use --loader kjt (docs/loader.md)"
+            raise SettingsError(f"--loader merlin cannot do --{name}", remedy)
+
+
+def _check_days(settings: TrainSettings) -> None:
+    if settings.days == "new" and not settings.continue_from:
+        raise SettingsError(
+            "--days new without --continue_from",
+            "name the checkpoint that has been trained on the other days, or list the days",
+        )
+    if settings.days not in (None, "all", "new"):
+        parse_days(settings.days)
+
+
+def build_parser() -> Parser:
+    """Make the parser, without the arguments that :class:`TrainSettings` declares."""
+    return Parser(
+        prog="python train_torchrec.py",
+        usage="python train_torchrec.py FLAGS",
+        description="Train a sharded TorchRec DLRM on the parquet that `python -m etl run` wrote.",
+        epilog="With several processes: torchx run -s local_cwd dist.ddp -j 1x8 "
+        "--script train_torchrec.py -- FLAGS, or: torchrun --nproc-per-node 8 "
+        "train_torchrec.py FLAGS. docs/flags.md compares the flags with those of other trainers.",
+    )
+
+
+def parse_settings(argv: Sequence[str]) -> TrainSettings:
+    """Parse the trainer's command line.
+
+    Raises:
+        SettingsError: A flag is unknown (with the one that was probably meant), a value is not
+            allowed, or settings contradict each other.
+    """
+    argv = ["--adagrad" if argument == THREE_DASHES else argument for argument in argv]
+    return parse(build_parser(), argv, TrainSettings)[0]

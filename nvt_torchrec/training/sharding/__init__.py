@@ -1,0 +1,1 @@
+"""The model under TorchRec: its configuration, plan, and tables on all ranks."""

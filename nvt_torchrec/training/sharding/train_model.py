@@ -1,0 +1,280 @@
+"""The model with its tables and its loss; its initial weights depend on the seed alone.
+
+The same seed gives the same weights on any device, for any number of ranks and any sharding plan:
+dense layers are initialized on the CPU, and tables in blocks of rows, each with a generator of its
+own, so that a shard is initialized without making the whole table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import fx, nn
+from torch.nn import functional
+from torchrec.models.dlrm import SparseArch
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from nvt_torchrec.base.device import use_device
+from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.contract import Build
+from nvt_torchrec.models.head import Head, build_head
+from nvt_torchrec.training.data.loaders import TrainBatch
+
+#: The rows of a table that one generator initializes. The initial weights depend on it.
+BLOCK_ROWS = 65536
+#: The threads that initialize blocks: this rank's share of the machine's cores.
+_INIT_THREADS = max(
+    1, min(16, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+)
+
+
+@dataclasses.dataclass
+class StepOutput:
+    """The results of one step, detached.
+
+    Attributes:
+        loss: The scaled loss, a scalar.
+        logits, labels: Those of this rank's samples [rows]; of several labels [rows, labels].
+        global_size: The number of samples of all ranks together.
+        weights: The weights of this rank's samples [rows], in training scaled so that those of the
+            global batch have a mean of 1; None if samples have none.
+    """
+
+    loss: torch.Tensor
+    logits: torch.Tensor
+    labels: torch.Tensor
+    global_size: int
+    weights: torch.Tensor | None = None
+
+
+class TrainModel(nn.Module):
+    """A model with its loss: the mean over the global batch of the losses of samples.
+
+    Where samples have weights it is their weighted mean, Σ w·l / Σ w. The sum of the weights of all
+    ranks is one more number that the ranks exchange in each step.
+
+    DDP and TorchRec average gradients over the ranks, as if all had equally many samples. The sum
+    of a rank's losses is therefore scaled with world size / global batch size: then that average
+    is the gradient of the mean over the global batch, also when the last batch is uneven or empty
+    on some ranks.
+    """
+
+    def __init__(
+        self,
+        model: ModelWithTables,
+        world_size: int,
+        device_type: str = "cpu",
+        amp: bool = False,
+        compiled: bool = False,
+        kept_negatives: float | None = None,
+    ) -> None:
+        """Add the loss to ``model``.
+
+        Args:
+            model: The model.
+            world_size: The number of ranks.
+            device_type: The kind of the device that computes.
+            amp: Whether the dense layers compute in bfloat16; loss and weights stay float32.
+            compiled: Whether they are compiled, on GPUs with CUDA graphs.
+            kept_negatives: The share of the rows with label 0 that training reads; None for all.
+                Their loss is that of the logits plus log(1 / share), which are those of the rows
+                that are read, so that the model's own are those of the whole log.
+        """
+        super().__init__()
+        self.model = model
+        self.losses = _Losses(getattr(model.head.module, "loss", None))
+        self.world_size = world_size
+        self._amp = amp
+        self._offset = -math.log(kept_negatives or 1.0)
+        self._device_type = device_type
+        self._replays_graphs = compiled and self._device_type == "cuda"
+
+    def forward(self, batch: TrainBatch) -> tuple[torch.Tensor, StepOutput]:
+        """Return the loss (scalar) to run backward on, and the detached outputs."""
+        if self._replays_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        with torch.autocast(self._device_type, torch.bfloat16, enabled=self._amp):
+            logits = self.model(batch.dense_features, batch.sparse_features)
+        logits = logits.squeeze(-1)[: batch.rows].float()
+        if self._replays_graphs:
+            logits = logits.clone()  # the next step writes to the same memory
+        labels = batch.labels[: batch.rows].float()
+        weights = batch.weights
+        if self.training:
+            weights = _with_mean_1(weights, batch.global_size, self.world_size)
+        shown = logits + self._offset if self.training and self._offset else logits
+        if weights is not None:
+            weights = weights[: batch.rows]
+        total = self.losses(shown, labels, weights)
+        loss = total * (self.world_size / batch.global_size)
+        output = StepOutput(
+            loss.detach(), logits.detach(), labels.detach(), batch.global_size, weights
+        )
+        return loss, output
+
+
+@fx.wrap  # TorchRec's pipeline traces the model once, without a batch
+def _with_mean_1(
+    weights: torch.Tensor | None, global_size: int, world_size: int
+) -> torch.Tensor | None:
+    """Scale weights so that those of the global batch have a mean of 1 (collective).
+
+    Padding rows have weight 0. If all weights of the global batch are 0, they stay 0.
+    """
+    if weights is None:
+        return None
+    total = weights.sum()
+    if world_size > 1:
+        dist.all_reduce(total)
+    return weights * (global_size / torch.where(total > 0, total, 1.0))
+
+
+class _Losses(nn.Module):
+    """The sum of the losses of samples; a module, so that the pipeline does not trace into it.
+
+    Args:
+        own: The method ``loss`` of the model's module (:mod:`models.contract`); None: the loss
+            is binary cross-entropy.
+    """
+
+    def __init__(self, own: Callable[..., torch.Tensor] | None) -> None:
+        super().__init__()
+        self._own = own
+
+    def forward(
+        self, logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None
+    ) -> torch.Tensor:
+        if self._own is not None:
+            return self._own(logits, labels, weights).sum()
+        if weights is not None and logits.dim() > 1:  # of several labels
+            weights = weights.unsqueeze(1)
+        return functional.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
+
+
+class PooledVectors(SparseArch):
+    """TorchRec's ``SparseArch``, which returns the lookup's output instead of copying it twice.
+
+    Args:
+        embedding_bag_collection: The tables, all of one width D.
+    """
+
+    def __init__(self, embedding_bag_collection: EmbeddingBagCollection) -> None:
+        super().__init__(embedding_bag_collection)
+        self.in_order = _InOrder(self.sparse_feature_names, self.D)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        """Return the features' vectors [B, F, D], in the order of the tables' configuration."""
+        return self.in_order(self.embedding_bag_collection(features))
+
+
+class _InOrder(nn.Module):
+    """A module of its own, because TorchRec's pipeline traces modules that hold sharded tables."""
+
+    def __init__(self, names: list[str], dim: int) -> None:
+        super().__init__()
+        self._names, self._dim = names, dim
+
+    def forward(self, pooled: KeyedTensor) -> torch.Tensor:
+        if list(pooled.keys()) == self._names:
+            return pooled.values().view(-1, len(self._names), self._dim)
+        vectors = pooled.to_dict()  # a plan may have them in another order
+        return torch.stack([vectors[name] for name in self._names], dim=1)
+
+
+class ModelWithTables(nn.Module):
+    """The lookup of TorchRec's tables, and what follows it."""
+
+    def __init__(self, collection: EmbeddingBagCollection, head: Head) -> None:
+        super().__init__()
+        self.sparse_arch = PooledVectors(collection)
+        self.head = head
+
+    def forward(
+        self, dense_features: torch.Tensor, sparse_features: KeyedJaggedTensor
+    ) -> torch.Tensor:
+        """Return the logits [B, T] of a batch; the arguments are those of TorchRec's DLRM."""
+        return self.head(dense_features, self.sparse_arch(sparse_features))
+
+
+def build_model(
+    config: ModelConfig,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    tables: str = "fp32",
+    build: Build | None = None,
+) -> ModelWithTables:
+    """Build a model whose dense layers are initialized, on ``device``, and whose tables are not.
+
+    The tables are on the meta device: sharding allocates them. With ``device="meta"`` nothing is
+    allocated. ``tables`` is their precision, "fp32" or "fp16".
+    ``build`` is that of an own model, to train it.
+    """
+    configs = [
+        EmbeddingBagConfig(
+            name=table,
+            embedding_dim=config.embedding_dim,
+            num_embeddings=rows,
+            feature_names=[feature],
+            data_type=DataType(tables.upper()),
+        )
+        for table, feature, rows in zip(
+            config.table_names, config.categorical, config.num_embeddings, strict=True
+        )
+    ]
+    collection = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+    head = build_head(config, seed=seed, device=device, build=build)
+    return ModelWithTables(collection, head)
+
+
+def fill_table(
+    shard: torch.Tensor, table: str, rows: int, dim: int, seed: int, offsets: tuple[int, int]
+) -> None:
+    """Write the initial weights of a table, or of a shard of it, in threads.
+
+    They are uniform in ±1/sqrt(rows), as DLRM's (Naumov et al. 2019, and its published code).
+
+    Args:
+        shard: The shard [m, n], filled in place.
+        table: The table's name, which selects its random numbers.
+        rows: The rows of the whole table.
+        dim: The width of the whole table.
+        seed: The seed of the run.
+        offsets: The first row and the first column of the shard in the table.
+    """
+    first, column = offsets
+    bound = 1 / math.sqrt(rows)
+    end = first + shard.shape[0]
+    stream = torch.cuda.current_stream(shard.device) if shard.is_cuda else None
+
+    def fill(block: int) -> None:
+        begin = block * BLOCK_ROWS
+        height = min(BLOCK_ROWS, rows - begin)
+        key = hashlib.sha256(f"{seed}/{table}/{block}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
+        values = torch.empty(height, dim).uniform_(-bound, bound, generator=generator)
+        low, high = max(first, begin), min(end, begin + height)
+        # NumPy copies in this thread; torch would start further threads in each
+        mine = np.ascontiguousarray(
+            values.numpy()[low - begin : high - begin, column : column + shard.shape[1]]
+        )
+        part = shard.detach()[low - first : high - first]
+        if stream is None:
+            np.copyto(part.numpy(), mine)
+            return
+        with torch.cuda.stream(stream):  # the caller's, not that of this thread
+            part.copy_(torch.from_numpy(mine))
+
+    with ThreadPoolExecutor(_INIT_THREADS, "init", use_device, (shard.device,)) as pool:
+        for _ in pool.map(fill, range(first // BLOCK_ROWS, -(-end // BLOCK_ROWS))):
+            pass

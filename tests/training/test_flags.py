@@ -1,0 +1,150 @@
+"""docs/flags.md against the parsers: ours, and the flags of the programs that it replaces."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from nvt_torchrec.base.command_line import add_arguments
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.training.settings.other_trainers import HINTS, LEFT_OUT, RENAMED
+from nvt_torchrec.training.settings.train_settings import (
+    TrainSettings,
+    build_parser,
+    parse_settings,
+)
+from tests.nvt_loader.data import write_split
+from tests.training.runs import ROOT, events, passed, run_command
+
+PEERS = json.loads((ROOT / "tests" / "training" / "peer_flags.json").read_text())
+PAGE = (ROOT / "docs" / "flags.md").read_text()
+SAME, RENAMED_HERE, OMITTED, OURS = (
+    part.split("\n## ")[0]
+    for part in re.split(r"## The same name|## Another name|## Left out|## Only here", PAGE)[1:]
+)
+
+PARSER = build_parser()
+add_arguments(PARSER, TrainSettings)
+
+
+def flags_in(text: str) -> set[str]:
+    """Return the flags in a list, or in the first column of a table."""
+    cells = [line.split("|")[1] if line.startswith("|") else line for line in text.splitlines()]
+    return set(re.findall(r"`(--\w+)`", "\n".join(cells)))
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer["name"])
+def test_every_flag_of_theirs_is_on_the_page(peer):
+    same = flags_in(SAME)
+    assert set(peer["flags"]) <= same | flags_in(RENAMED_HERE) | flags_in(OMITTED)
+    assert peer["name"] != "nvt" or set(peer["flags"]) <= same
+    assert peer["commit"].startswith(re.search(rf"\| {peer['name']} \|.*`(\w+)`", PAGE).group(1))
+
+
+def test_every_flag_of_ours_is_on_the_page():
+    theirs = {flag for peer in PEERS for flag in peer["flags"]}
+    ours = {flag for flag in PARSER.flags() if not flag.startswith("--no-")}
+    assert flags_in(SAME) == ours & theirs
+    assert flags_in(OURS) == ours - theirs
+
+
+def test_the_page_says_what_the_errors_say():
+    assert dict(re.findall(r"^\| `(--\w+)` \| `(.+)` \|$", RENAMED_HERE, re.M)) == RENAMED
+    assert flags_in(OMITTED) == LEFT_OUT
+
+
+@pytest.mark.parametrize("flag", ["--lr", "--backend"])
+def test_another_flag_is_refused_with_what_to_use(flag):
+    with pytest.raises(SettingsError, match=f"unknown argument {flag}") as error:
+        parse_settings([flag, "1"])
+    assert error.value.remedy == HINTS[flag]
+
+
+def test_the_switches_of_nvidia():
+    """Its parser, absl's, takes --noX, and one dash."""
+    flags = [
+        "--noamp",
+        "--nohash_indices",
+        "--nooptimized_mlp",
+        "--noshuffle_batch_order",
+        "-shuffle",
+    ]
+    with pytest.raises(SettingsError) as error:
+        parse_settings([*flags, "--synthetic_dataset_dir=/tmp/x"])
+    lines = dict(line.split(": ", 1) for line in error.value.remedy.split("\n  -> "))
+    off = "leave it out: a switch is off unless it is given"
+    assert lines == {
+        **dict.fromkeys(flags[:4], off),
+        "-shuffle": HINTS["--shuffle"],
+        "--synthetic_dataset_dir": HINTS["--synthetic_dataset_dir"],
+    }
+
+
+def test_what_to_use_is_there():
+    assert {flag.split()[0] for flag in RENAMED.values()} <= PARSER.flags()
+
+
+#: Command lines in the manner of each program's users; NVIDIA's with our names of the schedule.
+COMMANDS = {
+    "dlrm": "--embedding_dim 128 --dense_arch_layer_sizes 512,256,128 --over_arch_layer_sizes "
+    "1024,1024,512,256,1 --num_embeddings_per_feature 40000000,39060,17295 --epochs 1 "
+    "--batch_size 8192 --interaction_type=dcn --dcn_num_layers=3 --dcn_low_rank_dim=512 --adagrad "
+    "--learning_rate 0.005",
+    "NVIDIA": "--mode train --max_table_size 1000 --hash_indices --amp --epochs 5 --max_steps 500 "
+    "--benchmark_warmup_steps 250 --batch_size 65536 --test_batch_size 65536 --seed 12345 "
+    "--log_path log --save_checkpoint_path c",
+}
+
+
+@pytest.mark.parametrize("program", COMMANDS)
+def test_the_command_lines_of_the_others_are_understood(program):
+    parse_settings(shlex.split(COMMANDS[program]))
+
+
+#: The command in the README of TorchRec's example, but for 8 ranks and its tables of 40,000,000.
+SEED = (
+    "torchx run -s local_cwd dist.ddp -j 1x2 --script train_torchrec.py -- "
+    "--num_embeddings_per_feature 4000,39060,17295,7424,20265,3,7122,1543,63,4000,3067956,405282,"
+    "10,2209,11938,155,4,976,14,4000,4000,4000,590152,12973,108,36 "
+    "--over_arch_layer_sizes 1024,1024,512,256,1 --dense_arch_layer_sizes 512,256,128 "
+    "--embedding_dim 128 --binary_path {path}/criteo_binary/split/ --learning_rate 1.0 "
+    "--validation_freq_within_epoch 1000000 --throughput_check_freq_within_epoch 1000000 "
+    "--batch_size 256"
+)
+#: The values of each column, which published sizes count.
+VALUES = tuple(map(int, re.search(r"per_feature ([\d,]+)", SEED)[1].split(",")))
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory) -> Path:
+    """An output of the ETL for a log with all these values."""
+    path = tmp_path_factory.mktemp("full")
+    rows = {"train": [2000], "valid": [500], "test": [500]}
+    sizes = tuple(values + 3 for values in VALUES)
+    write_split(path / "criteo_binary" / "split", rows, table_sizes=sizes, dense=13)
+    return path
+
+
+@pytest.mark.parametrize("adagrad", [False, True], ids=["sgd", "adagrad"])
+def test_the_command_of_the_example(full, tmp_path, adagrad):
+    """It runs literally; the second time without the slash, and with Adagrad as the README has it.
+
+    The sizes count values, and the ETL's ids of column cat_5 need 6 rows.
+    """
+    command = SEED.format(path=full)
+    if adagrad:
+        command = command.replace("split/ ", "split ") + " ---adagrad"
+    (tmp_path / "train_torchrec.py").symlink_to(ROOT / "train_torchrec.py")
+    result = passed(run_command(shlex.split(command), cwd=tmp_path))
+    assert result.stderr.count("cat_5 3 → 6") == 1
+    assert result.stderr.count("---adagrad: read as --adagrad") == adagrad
+    assert "Traceback" not in result.stderr
+    (log,) = (tmp_path / "training_log").iterdir()
+    (start,) = events(log, "start")
+    assert start["model"]["num_embeddings"] == [values + 3 for values in VALUES]
+    assert start["settings"]["adagrad"] is adagrad
+    assert {event["split"] for event in events(log, "evaluation")} == {"valid", "test"}

@@ -1,0 +1,315 @@
+"""A model of the user's own: what it must do, and a run that trains it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.models.checkpoint.reading import read_model
+from nvt_torchrec.models.checkpoint.record import CheckpointRecord
+from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.contract import load_build
+from nvt_torchrec.models.head import build_head
+from nvt_torchrec.models.interactions import INTERACTIONS, Interaction
+from nvt_torchrec.models.layers import joined
+from nvt_torchrec.models.program_export import make_program
+from nvt_torchrec.training.launch.distributed import process_group
+from nvt_torchrec.training.launch.preflight import with_program
+from nvt_torchrec.training.settings.train_settings import parse_settings
+from nvt_torchrec.training.sharding.train_model import build_model
+from tests.shell import python
+from tests.training.hostile_programs import KEY
+from tests.training.own_models import SOURCE, write_models
+from tests.training.runs import assert_same, losses, small_run, train_here, train_many
+from tests.training.shapes import dlrm
+
+DEEP_FM = ["--model=their_models:deep_fm", "--model_settings", "hidden=12"]
+TWO_TOWERS = ["--model=their_models:two_towers"]
+
+
+@pytest.fixture(autouse=True)
+def theirs(tmp_path, monkeypatch) -> Path:
+    """The current directory; their module is imported from there."""
+    monkeypatch.delitem(sys.modules, "their_models", raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(write_models(tmp_path))
+    return tmp_path
+
+
+def tried(name: str, labels: tuple[str, ...] = ("label",), **settings):
+    config = dlrm(("d",), ("a", "b", "c"), (9, 9, 9), 4, (), ())
+    config = dataclasses.replace(config, model=name, settings=settings, labels=labels)
+    with process_group() as group:
+        return with_program(config, load_build(name), 0, group)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("none", "build: TypeError: their_models:deep_fm returns NoneType, not a module"),
+        ("line", r"forward \(.*/their_models\.py:21\): RuntimeError: of their own"),
+        ("shape", r"forward \(.*/their_models\.py:18\): ValueError: .* \[4, 3\] for 4 rows"),
+        ("type", r"forward returns torch\.bool"),
+        ("vectors", "backward .*no gradient reaches the embeddings"),
+        ("unused", "backward .*no gradient reaches unused"),
+        ("statistics", r"save .*changes norm.running_mean.*\n.*write nn\.LayerNorm"),
+        ("lazy", r"build: TypeError: last\.weight has no shape .*nn\.Linear"),
+        ("script", "build: TypeError: it returns a RecursiveScriptModule"),
+        ("half", r"export .*BFloat16\n.*float32"),
+        ("fourier", r"export .*aten\..*\n.*real numbers alone"),
+        ("branch", r"export .*\n.*no branch on values"),
+        ("seed", "load .*layers.0.weight has other initial values"),
+        ("length", r"export .*\n.*tensor\.shape\[0\], not len"),
+        ("operator", r"export .*'aten\._linalg_svd\.default' is not .*their_models\.py:34"),
+        ("rows", "score .*scores of a row alone differ"),
+        ("", None),
+    ],
+)
+def test_a_stage_that_fails_is_named(broken, message):
+    if message is None:
+        assert tried("their_models:deep_fm", broken=broken).program
+        assert tried("their_models:deep_fm", broken="sometimes").program
+        return
+    with pytest.raises(SettingsError, match=f"--model their_models:deep_fm: .*{message}"):
+        tried("their_models:deep_fm", broken=broken)
+
+
+def test_a_logit_for_each_label():
+    labels = ("x", "y", "z")
+    assert tried("their_models:deep_fm", labels, broken="shape").program
+    with pytest.raises(SettingsError, match=r"float32 \[4\] for 4 rows; .* needed, \[4, 3\]"):
+        tried("their_models:deep_fm", labels)
+
+
+def test_vectors_are_scaled_but_for_the_first_order_term():
+    class Sum(nn.Module):
+        def forward(self, dense, vectors):
+            return vectors.sum((1, 2))
+
+    config = dlrm((), ("a", "b"), (9, 9), 4, (), (), 0.5)
+    config = dataclasses.replace(config, settings={}, vector_scale=4.0)
+    vectors = torch.randn(5, 2, 4)
+    sums = vectors.sum(1)
+    logits = build_head(config, build=lambda columns: Sum())(torch.empty(5, 0), vectors)
+    torch.testing.assert_close(logits.squeeze(1), 4 * sums[:, 1:].sum(1) + 0.5 * sums[:, 0])
+
+
+def test_functions_that_are_not_there():
+    for name, message in (
+        ("their_models:deep", "no attribute 'deep'"),
+        ("no_such_module:build", "No module named 'no_such_module'"),
+    ):
+        with pytest.raises(SettingsError, match=f"--model {name}: .*{message}"):
+            load_build(name)
+    with pytest.raises(SettingsError, match="unexpected keyword argument 'depth'"):
+        tried("their_models:deep_fm", depth=3)
+    for flags, message in (
+        (["--model=deep"], "--model deep"),
+        (["--model_settings", "hidden=3"], "no effect without --model"),
+        ([*DEEP_FM, "--interaction_type=dcn"], "no effect without --model dlrm"),
+        ([*DEEP_FM, "=3"], "is not KEY=VALUE"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            parse_settings(flags)
+    given = parse_settings([*DEEP_FM, "sizes=[4,2]", "name=x", "on=true"]).model_settings
+    assert given == {"hidden": 12, "sizes": [4, 2], "name": "x", "on": True}
+
+
+def test_what_a_program_may_say(theirs):
+    """No text of it becomes Python: the key of an option ran a command when it did."""
+    config = tried("their_models:deep_fm")
+    value = json.loads(json.dumps(config.to_dict()))
+    program, steps = value["program"], value["program"]["steps"]
+    ran = theirs / "ran"
+    key = KEY.replace("true", f"touch {ran}")
+    size = {"operator": "aten.sym_size.int", "arguments": [{"result": 0}, 0], "options": {}}
+    first = 2 + len(program["tensors"])  # the number of the first step's result
+
+    def with_steps(*new: dict, output: int = 0) -> dict:
+        return {**program, "steps": list(new), "output": first + len(new) - 1 - output}
+
+    def called(operator: str, *arguments: object, **options: object) -> dict:
+        return {"operator": operator, "arguments": [*arguments], "options": options}
+
+    dense = {"result": 0}
+    for changed, message in (
+        (with_steps(called("aten.sum.dim_IntList", dense, **{key: [1]})), "not a program"),
+        (with_steps(called("aten.relu.default", dense, key)), "not a program"),
+        *(
+            (with_steps(called(name, dense)), "is not one of the operators of programs")
+            for name in (
+                "aten.from_file.default",
+                "aten.empty.memory_format",
+                "os.system",
+                "eval",
+                "aten.relu",
+                key,
+            )
+        ),
+        (with_steps(called("aten.relu.default", {"result": -1})), "an argument 'result': -1"),
+        (with_steps(called("aten.relu.default", {"torch": "load"})), "an argument 'torch': 'load'"),
+        (with_steps(called("aten.full.default", [2**40], 0.0)), "too large, or take too long"),
+        (with_steps(called("aten.expand.default", dense, [2**20, 2**20, 1])), "not a program"),
+        (with_steps(*[called("aten.exp.default", dense)] * 20_001), "20001 steps, at most"),
+        (with_steps(size, called("mul", *[{"result": first}] * 2)), "a product of two sizes"),
+        (with_steps(size, called("mul", {"result": first}, [0])), "mul takes two sizes"),
+        (with_steps(called("aten._to_copy.default", dense, dtype={"torch": "bfloat16"})), "0 rows"),
+        (with_steps(called("aten.clone.default", dense, memory_format=-1)), "an option 'memory_f"),
+        (with_steps(called("aten.clone.default", dense, layout=None)), "an option 'layout'"),
+        (with_steps(called("aten.slice.Tensor", dense, 0, 1)), r"give torch.float32 \[0, 1\], not"),
+        (with_steps(called("aten.view.default", dense, [3, 1])), "not a program"),
+    ):
+        with pytest.raises(SchemaError, match=message) as raised:
+            build_head(config.from_dict({**value, "program": changed}))
+        assert "\n" not in raised.value.what
+        assert not ran.exists()
+    for tensor in ({"name": 'a"); x = ("'}, {"dtype": "object"}, {"shape": [-1]}):
+        tensors = [{**program["tensors"][0], **tensor}]
+        with pytest.raises(SchemaError, match="not the configuration of a model"):
+            config.from_dict({**value, "program": {**program, "tensors": tensors}})
+    assert steps
+
+
+def test_a_step_that_fails_with_the_values_of_a_row():
+    """An index out of bounds is a sentence, as everything else that a file says."""
+    columns = dlrm(("d",), ("a",), (9,), 4, (), ()).columns
+
+    class Module(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.steps = nn.Embedding(3, 1)
+
+        def forward(self, dense, vectors):
+            return self.steps(dense.long().squeeze(1)).squeeze(1) + vectors.sum((1, 2))
+
+    module = make_program(Module(), columns).module(columns)
+    vectors = torch.ones(1, 1, 4)
+    assert module(torch.ones(1, 1), vectors).shape == (1,)
+    with pytest.raises(BadInputError, match="the model's program fails: index out of range in"):
+        module(torch.full((1, 1), 3.0), vectors)
+
+
+def test_programs_that_were_changed_at_random(theirs):
+    """None ends the process, opens a file, or takes 1 GiB or ten seconds; 22 of 29,000 did."""
+    models = [tried(f"their_models:{name}").to_dict() for name in ("deep_fm", "two_towers")]
+    (theirs / "models.json").write_text(json.dumps(models))
+    done = python("-m", "tests.training.hostile_programs", theirs / "models.json", 2000)
+    assert done.returncode == 0, done.stderr[-2000:]
+    counts = json.loads(done.stdout)
+    assert counts["SchemaError"] > 1000
+    assert counts["scored"] > 50
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda dense, vectors: functional.normalize(vectors, dim=2).sum((1, 2)),
+        lambda dense, vectors: functional.cosine_similarity(vectors[:, 0], vectors[:, 1]),
+        lambda dense, vectors: functional.scaled_dot_product_attention(*[vectors] * 3).sum((1, 2)),
+        lambda dense, vectors: torch.einsum("bfd,bgd->bfg", vectors, vectors).amax((1, 2)),
+        lambda dense, vectors: functional.batch_norm(
+            vectors, *torch.tensor([0.1, 2]).expand(3, 2).T
+        ).sum((1, 2)),
+        lambda dense, vectors: functional.bilinear(*vectors[:, :2].unbind(1), torch.ones(1, 4, 4)),
+    ],
+    ids=["normalize", "cosine_similarity", "attention", "einsum", "batch_norm", "bilinear"],
+)
+def test_operators_of_usual_models(compute):
+    class Module(nn.Module):
+        def forward(self, dense, vectors):
+            return compute(dense, vectors)
+
+    columns = dlrm(("d",), ("a", "b", "c"), (9, 9, 9), 4, (), ()).columns
+    module = make_program(Module(), columns).module(columns)
+    rows = torch.randn(5, 1), torch.randn(5, 3, 4)
+    torch.testing.assert_close(module(*rows), compute(*rows))
+
+
+@pytest.mark.parametrize("model", [DEEP_FM, TWO_TOWERS], ids=["deep_fm", "two_towers"])
+def test_two_ranks_train_and_resume_bitwise(data, theirs, model):
+    """As one rank; and what is loaded from the checkpoint needs no module of theirs."""
+    rates = ["--epochs=2", "--adagrad", "--learning_rate=0.05", "--dense_bins=3", *model]
+
+    def flags(name: str, *more: str, batch_size: int = 16) -> list[str]:
+        return small_run(data, theirs / name, *rates, *more, batch_size=batch_size)
+
+    steps = [f"--checkpoint_dir={theirs / 'steps'}", "--checkpoint_freq=7"]
+    runs = [
+        flags("whole"),
+        flags("resumed", *steps, "--max_steps=17"),
+        flags("resumed", *steps, "--resume"),
+    ]
+    runs[1] = [flag for flag in runs[1] if not flag.startswith("--save_checkpoint_path")]
+    train_many(runs, 2)
+    assert_same(theirs / "whole" / "final", theirs / "resumed" / "final")
+    trained = losses(theirs / "whole" / "log")
+    assert sum(trained[-10:]) < sum(trained[:10])
+    (theirs / "their_models.py").unlink()
+    config = read_model(theirs / "whole" / "final")[2]
+    assert "their_models" not in sys.modules
+    assert config.program
+    assert config.model == model[0].removeprefix("--model=")
+
+
+def test_tables_grow_and_settings_are_kept(outputs, theirs, caplog, monkeypatch):
+    common = ["--batch_size=32", "--learning_rate=0.05", "--adagrad", "--max_steps=3"]
+    first = [f"--save_checkpoint_path={theirs / 'first'}", *common, *DEEP_FM]
+    train_here(f"--binary_path={outputs[0]}", *first)
+    more = [f"--binary_path={outputs[2]}", f"--continue_from={theirs / 'first'}", *common]
+    monkeypatch.delitem(sys.modules, "their_models")
+    (theirs / "their_models.py").write_text(SOURCE.replace("nn.ReLU()", "nn.Sigmoid()"))
+    train_here(*more, DEEP_FM[0], f"--save_checkpoint_path={theirs / 'second'}")
+    assert re.search(r"first: the code .* was aten\.relu\.default, is aten\.sigmoid", caplog.text)
+    before, after = (CheckpointRecord.read(theirs / name).model for name in ("first", "second"))
+    assert before["settings"] == after["settings"] == {"hidden": 12}
+    assert before["vector_scale"] == after["vector_scale"] == 4
+    assert sum(after["num_embeddings"]) > sum(before["num_embeddings"])
+    forged = CheckpointRecord.read(shutil.copytree(theirs / "second", theirs / "forged"))
+    forged.model["program"]["steps"][0]["options"][KEY] = [1]
+    forged.write(theirs / "forged")
+    with pytest.raises(SchemaError, match=r"forged/model\.json: .*not a program"):
+        read_model(theirs / "forged")
+    with pytest.raises(SchemaError, match="hidden was 12, is 9"):
+        train_here(*more, *DEEP_FM, "hidden=9")
+    with pytest.raises(SchemaError, match="model was their_models:deep_fm, is dlrm"):
+        train_here(*more)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums(Interaction):
+    """The sum of the vectors: an interaction without parameters, and without a size."""
+
+    NAME = "sums"
+
+    def build(self, vectors: int, dim: int, has_dense: bool) -> tuple[nn.Module, int]:
+        class Module(nn.Module):
+            def forward(self, dense, vectors):
+                return joined(dense, vectors).sum(1)
+
+        return Module(), dim
+
+
+def test_an_interaction_is_a_class_and_a_line(monkeypatch):
+    """What trains and what a bundle builds of its record are the same."""
+    monkeypatch.setitem(INTERACTIONS, "sums", Sums)
+    summed = dlrm(("d",), ("a", "b"), (9, 9), 8, (16, 8), (16, 1), 0.2, Sums())
+    trained = build_model(summed, seed=3).head
+    record = json.loads(json.dumps(summed.to_dict()))
+    served = build_head(ModelConfig.from_dict(record))
+    served.load_state_dict(trained.state_dict())
+    dense, vectors = torch.randn(5, 1), torch.randn(5, 2, 8)
+    term, rest = trained.first_order(dense, vectors)
+    module = trained.module
+    expected = module.top(module.bottom(dense) + rest.sum(1)) + term
+    torch.testing.assert_close(served(dense, vectors), expected)
+    torch.testing.assert_close(trained(dense, vectors), expected)

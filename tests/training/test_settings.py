@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.training.settings.train_settings import TrainSettings, parse_settings, with_sizes
+from nvt_torchrec.training.sharding.model_config import model_config
+from tests.training.runs import ROOT, run_command
+
+EXAMPLE = """
+--num_embeddings_per_feature 40000000,39060,17295,7424,20265,3,7122,1543,63,40000000,3067956,405282,
+10,2209,11938,155,4,976,14,40000000,40000000,40000000,590152,12973,108,36
+--over_arch_layer_sizes 1024,1024,512,256,1 --dense_arch_layer_sizes 512,256,128
+--embedding_dim 128 --binary_path /data/split/ --learning_rate 1.0
+--validation_freq_within_epoch 1000000 --throughput_check_freq_within_epoch 1000000
+--batch_size 256
+"""
+
+
+def test_command_line_of_the_example_is_understood():
+    settings = parse_settings(shlex.split(EXAMPLE.replace(",\n", ",")))
+    assert settings.num_embeddings_per_feature[:2] == (40000000, 39060)
+    assert len(settings.num_embeddings_per_feature) == 26
+    assert settings.over_arch_layer_sizes == (1024, 1024, 512, 256, 1)
+    assert settings.dense_arch_layer_sizes == (512, 256, 128)
+    assert (settings.embedding_dim, settings.batch_size) == (128, 256)
+    assert settings.binary_path == "/data/split/"
+    assert settings.learning_rate == 1.0
+    assert settings.validation_freq_within_epoch == 1000000
+    assert not settings.adagrad
+
+
+def test_defaults_are_those_of_the_example_but_for_rates_and_sizes():
+    settings = parse_settings([])
+    assert settings == TrainSettings(
+        binary_path="/data/criteo_1tb/criteo_binary/split/",
+        epochs=None,
+        learning_rate=None,
+        change_lr=False,
+        lr_change_point=0.80,
+        lr_after_change_point=3.0,
+        adagrad=False,
+        num_embeddings=None,
+        num_embeddings_per_feature=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("---amp", r"unknown argument ---amp\n.*two dashes: --amp"),
+        ("--batchsize 5", r"unknown argument --batchsize\n.*did you mean --batch_size"),
+        ("--learning-rate=2", r"unknown argument --learning-rate\n.*did you mean --learning_rate"),
+        ("--qqqq", r"unknown argument --qqqq\n.*--help"),
+        ("--epoch 2", "did you mean --epochs"),  # no silent abbreviations
+        ("--batch_size many", "--batch_size: invalid int value: 'many'"),
+        ("--dense_arch_layer_sizes 5,x", "'5,x' is not a comma-separated list of integers"),
+        ("--batch_size 0", "--batch_size 0\n.*at least 1"),
+        ("--learning_rate 0", "--learning_rate 0.0\n.*above 0"),
+        ("--optimizer lamb", r"--optimizer lamb\n.*one of sgd"),
+        ("--adagrad --optimizer sgd", "--adagrad and --optimizer are both set"),
+        ("--lr_decay_start 5", "no effect without --lr_decay_steps"),
+        (
+            "--lr_warmup_steps 9 --lr_decay_start 5 --lr_decay_steps 3",
+            "--lr_decay_start 5 is before the warm-up ends",
+        ),
+        ("--dcn_num_layers 2", "no effect without --interaction_type dcn"),
+        (
+            "--interaction_type projection --interaction_branch1_layer_sizes 64,100 "
+            "--embedding_dim 128",
+            "ends with 100\n.*end with a multiple of 128",
+        ),
+        ("--max_table_size 50", "without --hash_indices\n.*add --hash_indices"),
+        ("--max_table_size 50 --hash_indices --num_embeddings 9", "both set"),
+        ("--auc_threshold 0.8", "--stop_at_auroc"),
+        ("--undersampling_rate 80", "--undersampling_rate 80.0\n.*above 0 and at most 1"),
+        ("--keep 2", "without a checkpoint to write\n.*--save_checkpoint_path"),
+        (
+            "--interaction_op cuda_dot",
+            "called --interaction_type here: cuda_dot and dot are original",
+        ),
+        ("--interaction_type cat", "cat is left out"),
+        ("--mode inference_benchmark", "is unknown\n.*python -m benchmarks.inference"),
+        (
+            "--mode test --load_checkpoint_path c --save_checkpoint_path d",
+            "--save_checkpoint_path d has no effect without --mode train",
+        ),
+        ("--learning_rate 1 --change_lr --lr_warmup_steps 3", "give one schedule"),
+        (
+            "--learning_rate 1 --change_lr --lr_change_point 1.5",
+            "--lr_change_point 1.5\n.*at least 0 and at most 1",
+        ),
+        ("--lr_change_point 0.5", "--lr_change_point 0.5 has no effect without --change_lr"),
+        ("--embedding_dim 6 --dense_arch_layer_sizes 6", "--embedding_dim 6\n.*multiple of 4"),
+        ("--over_arch_layer_sizes 64,2", "ends with 2\n.*end with 1"),
+        ("--over_arch_layer_sizes 1", "needs two or more layers"),
+        ("--over_arch_layer_sizes 0,1", "each number must be at least 1"),
+        ("--num_embeddings 9 --num_embeddings_per_feature 9,9", "both set"),
+        ("--continue_from a --load_checkpoint_path b", "are both set"),
+        ("--days new", "--days new without --continue_from"),
+        ("--days 1-", r"days '1-': cannot read '1-'\n.*0-3,7"),
+        ("--days 0-3 --replay 0.1 --continue_from a", "no effect without --days new"),
+        (
+            "--loader merlin --shuffle_training_set",
+            "--loader merlin cannot do --shuffle_training_set\n.*docs/loader.md",
+        ),
+        ("--loader merlin --undersampling_rate 0.1", "cannot do --undersampling_rate"),
+        ("--loader merlin --checkpoint_dir a --resume", "cannot do --checkpoint_dir"),
+        ("--loader merlin --days new --replay 0.1 --continue_from a", "cannot do --replay"),
+    ],
+)
+def test_nonsense_is_refused_with_a_remedy(flags, message):
+    with pytest.raises(SettingsError, match=message):
+        parse_settings(shlex.split(flags))
+
+
+def test_help_and_errors_need_no_torch():
+    code = (
+        "import sys, train_torchrec\n"
+        "status = train_torchrec.main(['---amp'])\n"
+        "assert status == 2, status\n"
+        "assert 'torch' not in sys.modules"
+    )
+    result = run_command([sys.executable, "-c", code])
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.startswith("error: unknown argument ---amp\n  -> ")
+
+
+def test_help_lists_every_flag():
+    result = subprocess.run(
+        [sys.executable, ROOT / "train_torchrec.py", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in TrainSettings.__dataclass_fields__:
+        assert f"--{name}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("directories", "message"),
+    [
+        ([], "no such directory"),
+        (["."], "holds no train, valid, test\n.*python -m etl run"),
+        (["train", "validation", "test"], "holds no valid\n.*calls it 'valid': rename it"),
+        (["train", "valid"], "holds no test"),
+        (
+            [f"criteo_binary/split/{split}" for split in ("train", "valid", "test")],
+            "give the directory of the splits: --binary_path .*/criteo_binary/split",
+        ),
+    ],
+)
+def test_wrong_binary_path_gets_a_hint(tmp_path, directories, message):
+    path = tmp_path / "split"
+    for directory in directories:
+        (path / directory).mkdir(parents=True)
+    with pytest.raises(SettingsError, match=message):
+        TrainSettings(binary_path=str(path)).check_data()
+
+
+SCHEMA = TableSchema("label", ("int_0",), ("cat_0", "cat_1", "cat_2"), (10, 50, 200))
+
+
+def small(**values) -> TrainSettings:
+    return with_sizes(TrainSettings(**values), rows=1000, ranks=1)
+
+
+def sizes(**values) -> tuple[int, ...]:
+    return model_config(small(**values), SCHEMA).num_embeddings
+
+
+def test_table_sizes_come_from_the_data_or_the_flags():
+    assert sizes() == (10, 50, 200)
+    assert sizes(num_embeddings=200) == (200, 200, 200)
+    assert sizes(num_embeddings_per_feature=(10, 51, 200)) == (10, 51, 200)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_embeddings": 196}, r"column cat_2 needs 200 rows .* gets 196"),
+        (
+            {"num_embeddings_per_feature": (6, 50, 7)},
+            "column cat_0 needs 10 rows .* gets 6; column cat_2 needs 200 rows .* gets 7",
+        ),
+        ({"num_embeddings_per_feature": (10, 50)}, "has 2 sizes, but the data has 3"),
+    ],
+)
+def test_table_too_small_for_the_data(values, message):
+    with pytest.raises(SettingsError, match=message) as error:
+        sizes(**values)
+    assert "--num_embeddings_per_feature 10,50,200" in error.value.remedy
+
+
+def test_model_config_round_trip():
+    config = model_config(small(), SCHEMA)
+    value = config.to_dict()
+    assert value.pop("vector_scale") == 1  # as of checkpoints that do not have it
+    value = {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
+    assert ModelConfig.from_dict(value) == config
+    needed = value.keys() - {"program", "dense_bins"}
+    lacking = [{k: v for k, v in value.items() if k != key} for key in needed]
+    for broken in (None, [], {**value, "colour": 1}, {"dense": []}, *lacking):
+        with pytest.raises(SchemaError, match="not the configuration of a model"):
+            ModelConfig.from_dict(broken)
+    with pytest.raises(SchemaError, match="2 table sizes"):
+        ModelConfig.from_dict({**value, "num_embeddings": [1, 2]})

@@ -1,0 +1,191 @@
+"""What a run leaves to look at: training.html, and TensorBoard's event files."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.atomic import write_json
+from nvt_torchrec.base.pages import environment
+from nvt_torchrec.base.pages.charts import Series, lines
+from nvt_torchrec.formats.manifest import InputFile
+from nvt_torchrec.training.baselines.baselines import REGRESSION
+from nvt_torchrec.training.data.choices import read_oracle
+from nvt_torchrec.training.reporting.metrics_log import MetricsLog
+from nvt_torchrec.training.reporting.page import read_events, write_report
+from nvt_torchrec.training.settings.train_settings import TrainSettings
+from tests.etl.test_report import Page
+from tests.layout import find_overflows
+from tests.manifests import ROWS, write_manifest
+from tests.training.runs import events, train_here
+
+LINE = ("polyline", "points")
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory):
+    """A run on data whose oracle is known: that of the files that a synthetic log leaves."""
+    directory = tmp_path_factory.mktemp("report")
+    output = directory / "etl"
+    split = output / "criteo_binary" / "split"
+    split.parent.mkdir(parents=True)
+    split.symlink_to(data)
+    rows = {"train": 929, "valid": 333, "test": 201}
+    counts = {split: {"rows": n, "positives": n // 4} for split, n in rows.items()}
+    raw = directory / "raw" / "day_0"
+    inputs = [InputFile(0, str(raw), {}, ROWS, "")]
+    write_manifest(output / "manifest.json", inputs=inputs, splits=counts)
+    raw.parent.mkdir()
+    oracle = {name: {**one, "auroc": 0.87654, "log_loss": 0.3} for name, one in counts.items()}
+    write_json(raw.parent / "synthetic.json", {"oracle": oracle})
+    log = directory / "log"
+    flags = [f"--binary_path={split}", "--batch_size=32", "--learning_rate=0.1", "--tensorboard"]
+    flags += ["--validation_freq_within_epoch=10", f"--log_path={log}"]
+    train_here(*flags, f"--save_checkpoint_path={directory / 'end'}")
+    return log
+
+
+def test_the_page_is_whole_and_says_what_happened(run):
+    page = Page((run / "training.html").read_text())
+    lines_drawn = [value for tag, name, value in page.attributes if (tag, name) == LINE]
+    assert len(lines_drawn) == 7 + 1 + 2 + 1, "seven pictures; valid's loss, oracle, diagonal"
+    assert not {"src", "href"} & {name for _, name, _ in page.attributes}, "it loads nothing"
+    last = {event["split"]: event for event in events(run, "evaluation")}
+    for split in ("valid", "test"):
+        assert f"{last[split]['auroc']:.5f}" in page.texts
+    assert "0.8765" in page.texts, "the oracle"
+    assert "of 30 steps" in page.texts
+    assert page.texts.count("table-wise") == 4
+    assert "--learning_rate" in page.texts
+    assert "; split by days: train 0, valid none, test none" in page.texts
+    assert page.texts[page.texts.index("; label ") + 1] == "label"
+    assert "The run has not finished." not in " ".join(page.texts)
+    command = next(text for text in page.texts if "inference bundle --workflow" in text)
+    assert f"etl/workflow --checkpoint {run.parent / 'end'} --output BUNDLE" in command
+    (importance,) = events(run, "importance")
+    columns = importance["columns"]
+    names = [name for name in page.texts if name in columns]
+    assert names == sorted(columns, key=columns.get, reverse=True)
+
+
+def test_the_model_stands_beside_the_regression_and_warnings_below(run, tmp_path):
+    kept = [e for e in read_events(run / "metrics.jsonl") if e["event"] != "warning"]
+    warning = {"event": "warning", "step": 7, "text": "it <is> odd", "remedy": "look"}
+
+    def lines_after_the_title(gain: float) -> str:
+        for event in kept:
+            if event["event"] == "evaluation":
+                event["auroc"] = regression + gain
+        lines = map(json.dumps, [*kept, warning])
+        (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+        return re.sub(r"<.*?>", "", write_report(tmp_path).read_text().split("</h1>")[1])
+
+    (regression,) = (
+        e["auroc"] for e in kept if e.get("name") == REGRESSION and e["split"] == "test"
+    )
+    assert "the model is better than the logistic regression" in lines_after_the_title(0.01)
+    assert "the model is as good as the logistic" in lines_after_the_title(-0.0009)
+    text = lines_after_the_title(-0.01)
+    assert f"worse than the logistic regression: AUROC {regression - 0.01:.4f} against" in text
+    assert text.index("worse than") < text.index("Warning: it &lt;is&gt; odd. Remedy: look.")
+    kept = [event for event in kept if event["event"] not in ("baseline", "end")]
+    text = lines_after_the_title(0)
+    assert "no regression was fitted yet. The run has not finished." in text
+
+
+def test_nothing_is_cut_or_scrolls_sideways(run, tmp_path):
+    assert find_overflows(run / "training.html", tmp_path) == []
+
+
+def test_an_oracle_of_other_rows_is_none(run):
+    (start,) = events(run, "start")
+    settings = TrainSettings(binary_path=start["settings"]["binary_path"])
+    assert start["oracle"] == read_oracle(settings)
+    assert start["oracle"]["valid"] == {"auroc": 0.87654, "log_loss": 0.3}
+    described = run.parent / "raw" / "synthetic.json"
+    oracle = json.loads(described.read_text())["oracle"]
+    oracle["valid"]["positives"] += 1
+    write_json(described, {"oracle": oracle})
+    assert set(read_oracle(settings)) == {"train", "test"}
+    for text in ("3", '{"oracle": 3}', '{"oracle": {"test": {"auroc": "x"}}}', "{"):
+        described.write_text(text)
+        assert read_oracle(settings) is None
+    described.unlink()
+    assert read_oracle(settings) is None
+
+
+def test_a_run_that_was_killed_and_resumed(tmp_path):
+    log = MetricsLog(tmp_path)
+
+    def step(number: int, loss: float) -> None:
+        log.write("train", step=number, loss=loss)
+
+    log.write("start", settings={"seed": 1})
+    for number in (1, 2, 3):
+        step(number, 0.5)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"event": "train", "st\n')  # killed
+    log.write("start", settings={"seed": 2})
+    log.write("resume", step=2)
+    step(3, 0.4)
+    start, *kept = read_events(tmp_path / "metrics.jsonl")
+    assert start["settings"] == {"seed": 2}
+    assert [(one["step"], one["loss"]) for one in kept] == [(1, 0.5), (2, 0.5), (3, 0.4)]
+    log.write("start", settings={"seed": 3})  # another run, in the same directory
+    step(1, 0.7)
+    start, *kept = read_events(tmp_path / "metrics.jsonl")
+    assert start["settings"] == {"seed": 3}
+    assert [(one["step"], one["loss"]) for one in kept] == [(1, 0.7)]
+
+
+def test_a_run_that_goes_on_has_a_page_too(run, tmp_path):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines[:8]))
+    assert "The run has not finished." in write_report(tmp_path).read_text()
+    (tmp_path / "metrics.jsonl").write_text(lines[0])  # nothing is trained yet
+    Page(write_report(tmp_path).read_text())
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(BadInputError, match="not the metrics of a training run"):
+        write_report(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"event": "start", "settings": {}}')
+    with pytest.raises(BadInputError, match="not in the format of this version of the trainer"):
+        write_report(tmp_path)
+    with pytest.raises(BadInputError, match="cannot be read"):
+        write_report(tmp_path / "nowhere")
+
+
+def test_tensorboard_events(run):
+    (path,) = run.glob("events.out.tfevents.*")
+    data, at = path.read_bytes(), 0
+    curves: dict[str, dict[int, float]] = {}
+    while at < len(data):  # TFRecords: length, its checksum, an event, its checksum
+        (size,) = struct.unpack("<Q", data[at : at + 8])
+        event = Event.FromString(data[at + 12 : at + 12 + size])
+        for value in event.summary.value:
+            curves.setdefault(value.tag, {})[event.step] = value.simple_value
+        at += 16 + size
+    trained = {event["step"]: event["loss"] for event in events(run, "train")}
+    assert curves["train/loss"] == pytest.approx(trained, rel=1e-6)
+    valid = [event for event in events(run, "evaluation") if event["split"] == "valid"]
+    assert curves["valid/auroc"] == pytest.approx({o["step"]: o["auroc"] for o in valid}, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.43, 0.55), (0.0, 0.0), (0.8, 0.8), (-3.0, 4.0), (1e-9, 2e-9), (5e5, 9e6)]
+)
+def test_a_line_chart_holds_its_lines(tmp_path, low, high):
+    chart = lines([Series("<a>", [(1, low), (7, high)], dots=True)], x="x", y="y", form="number")
+    template = '{% from "macros.html" import draw %}{{ draw(chart) }}'
+    text = environment(tmp_path).from_string(template).render(chart=chart)
+    points = text.split('points="')[1].split('"')[0]
+    places = [tuple(map(float, point.split(","))) for point in points.split()]
+    assert all(math.isfinite(a) and 8 <= b <= 144 for a, b in places)
+    assert places[0][1] >= places[1][1], "higher values are further up"
+    assert "&lt;a&gt;" in text
+    Page(text)
