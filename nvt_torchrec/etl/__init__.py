@@ -1,1 +1,5 @@
 """Raw click log → fitted, saved NVTabular Workflow + parquet. Knows no torch."""
+
+from nvt_torchrec.base.links import follow_link
+
+follow_link(__name__)

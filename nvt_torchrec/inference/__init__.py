@@ -1,4 +1,8 @@
 """Saved workflow + checkpoint → click probabilities.
 
-Nothing here imports NVTabular, Dask or pandas, except the benchmark.
+Nothing here imports NVTabular, Dask or TorchRec.
 """
+
+from nvt_torchrec.base.links import follow_link
+
+follow_link(__name__)

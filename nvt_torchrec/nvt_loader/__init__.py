@@ -9,11 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nvt_torchrec.base import __version__
+from nvt_torchrec.base.links import follow_link
 
 if TYPE_CHECKING:
     from nvt_torchrec.nvt_loader.loader import KJTLoader
 
 __all__ = ["KJTLoader", "__version__"]
+
+follow_link(__name__)
 
 
 def __getattr__(name: str) -> type[KJTLoader]:

@@ -33,8 +33,9 @@ def leave_to_table_adam(tables: torch.nn.Module) -> None:
     Call it after planning with Adam, so that the plan has memory for its moments.
     """
     for parameter in tables.parameters():
-        parameter._optimizer_classes = [torch.optim.SGD]
-        parameter._optimizer_kwargs = [{"lr": 0.0}]
+        vars(parameter).update(
+            _optimizer_classes=[torch.optim.SGD], _optimizer_kwargs=[{"lr": 0.0}]
+        )
 
 
 def lookups_of(model: DistributedModelParallel) -> Iterator[Lookup]:

@@ -1,0 +1,37 @@
+"""Packages imported through the links at the top of a checkout: the same modules, not copies."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+class _LinkedModules(MetaPathFinder, Loader):
+    """Gives ``NAME.module`` as ``nvt_torchrec.NAME.module``; not __main__, which is executed."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        ours = name.startswith(f"{self._package}.") and not name.endswith(".__main__")
+        return ModuleSpec(name, self) if ours else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        sys.modules[module.__name__] = importlib.import_module(f"nvt_torchrec.{module.__name__}")
+
+
+def follow_link(name: str) -> None:
+    """Let a package, and whatever is imported from it, be that of nvt_torchrec.
+
+    Args:
+        name: The ``__name__`` of the package; nothing is done if it is not imported by a link.
+    """
+    if not name.startswith("nvt_torchrec."):
+        sys.modules[name] = importlib.import_module(f"nvt_torchrec.{name}")
+        sys.meta_path.insert(0, _LinkedModules(name))
