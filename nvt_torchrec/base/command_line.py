@@ -81,7 +81,8 @@ def flag(text: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
         default: The default, or a function that returns it. Without one the argument is required.
         rules: ``least``, ``above``, ``most``: bounds of a number, or of each number of a tuple
             (``most=math.inf`` allows infinity, too). ``choices``: the values allowed. ``needs``:
-            the flag, or flag and value, without which this one has no effect (``--mode train``).
+            the flag, or flag and value, without which this one has no effect (``--mode train``),
+            or several, joined by ``or``.
             ``excludes``: the names of the fields that must not be set beside this one. ``group``:
             the heading in the help. ``metavar``: the name of the value in the help. ``parse``:
             makes the value of the text, if the type of the field does not. ``positional``: the
@@ -126,8 +127,11 @@ class Settings:
                 raise SettingsError(
                     f"--{field.name} and --{other} are both set", "give only one of them"
                 )
-            switch, _, value = rules.needs.removeprefix("--").partition(" ")
-            if rules.needs and (getattr(self, switch) != value if value else switch not in given):
+            needed = [text.split() for text in re.split(" or |--", rules.needs) if text]
+            if rules.needs and not any(
+                [str(getattr(self, switch))] == value if value else switch in given
+                for switch, *value in needed
+            ):
                 raise SettingsError(
                     f"{given[field.name]} has no effect without {rules.needs}",
                     f"add {rules.needs}, or leave --{field.name} out",

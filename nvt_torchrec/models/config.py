@@ -24,7 +24,7 @@ class ModelConfig(Columns):
 
     Attributes:
         first_order: The factor of the first-order term (:class:`.head.FirstOrder`); 0: none.
-        model: A key of :data:`.head.MODELS`, or MODULE:FUNCTION of an own model.
+        model: A key of :data:`.registry.MODELS`, or MODULE:FUNCTION of an own model.
         settings: The settings of its function ``build``, as JSON holds them.
         vector_scale: What the vectors are multiplied by that the module gets beside that term.
         program: What an own model computes, so that nothing else imports it.
@@ -73,19 +73,6 @@ class ModelConfig(Columns):
     def table_names(self) -> list[str]:
         """The names of the tables, ``t_<feature>`` as in TorchRec's examples."""
         return [f"t_{name}" for name in self.categorical]
-
-    @property
-    def layer_sizes(self) -> list[tuple[int, ...]]:
-        """The widths of the layers for the dense columns, if any, and of those at the end."""
-        names = ("dense_arch_layer_sizes", "over_arch_layer_sizes")
-        given = {} if self.program else self.settings
-        return [tuple(given[name]) for name in names if given.get(name)]
-
-    @property
-    def widest(self) -> int:
-        """The width of the widest layer."""
-        own = [self.program.widest] if self.program else []
-        return max((*own, *itertools.chain(*self.layer_sizes)), default=1)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict, which :meth:`from_dict` reads."""

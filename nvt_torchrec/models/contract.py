@@ -5,8 +5,8 @@
     class Wide(nn.Module):
         def __init__(self, columns, hidden):
             super().__init__()
-            width = len(columns.dense) + len(columns.vectors) * columns.embedding_dim
-            self.layers = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+            first = nn.Linear(columns.width, hidden)
+            self.layers = nn.Sequential(first, nn.ReLU(), nn.Linear(hidden, 1))
 
         def forward(self, dense, vectors):
             return self.layers(torch.cat([dense, vectors.flatten(1)], 1))
@@ -37,6 +37,10 @@ one by one. So a layer must not compute statistics of a batch (``LayerNorm``, no
 float [B]. ``logits`` and ``labels`` are [B, T], with one label [B]; ``weights`` are [B], or None
 where rows have none, and the method applies them. Otherwise the loss is binary cross-entropy,
 summed over the labels.
+
+If the module has an attribute ``sums_dense`` that is true, the vectors of the dense columns come
+summed, as one. If it has a method ``align_inputs()``, that is called before it computes on tensor
+cores, for layers of unaligned widths.
 
 Everything else is not the module's business: tables, their optimizers and sharding, lookups,
 checkpoints, and the first-order term that is added to the logits. The same module trains, under
@@ -87,6 +91,11 @@ class Columns:
     def vectors(self) -> tuple[str, ...]:
         """The names of the columns in the order of ``vectors``."""
         return self.categorical + (self.dense if self.dense_bins else ())
+
+    @property
+    def width(self) -> int:
+        """The number of values of a row in ``dense`` and ``vectors`` together, N + V · D."""
+        return len(self.dense) + len(self.vectors) * self.embedding_dim
 
 
 def load_build(name: str) -> Build | None:

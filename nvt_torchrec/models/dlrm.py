@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.base.command_line import as_text
+from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.base.files.validation import convert
-from nvt_torchrec.formats.feature_spec.feature_spec import MAX_COLUMNS
-from nvt_torchrec.formats.schema import LARGEST_TABLE
 from nvt_torchrec.models.contract import Columns
-from nvt_torchrec.models.interactions import INTERACTIONS, Interaction
-from nvt_torchrec.models.layers import ALIGNMENT, Layers, PairProducts
+from nvt_torchrec.models.interactions import INTERACTIONS, Interaction, sizes_of
+from nvt_torchrec.models.layers import (
+    ALIGNMENT,
+    Layers,
+    PairProducts,
+    check_last,
+    check_sizes,
+    initialize,
+)  # fmt: skip
 
 #: With more vectors, those of the dense columns are summed. The products of all pairs would double
 #: the time of a step on Criteo's 26 + 13 columns.
@@ -59,6 +66,43 @@ class Dlrm(nn.Module):
             dense = self.bottom(dense)
         return self.top(self.interaction(dense, vectors))
 
+    @property
+    def widest(self) -> int:
+        """The width of the widest layer, without those of the interaction."""
+        layers = (layer for part in filter(None, (self.bottom, self.top)) for layer in part)
+        return max(layer.out_features for layer in layers)
+
+    def align_inputs(self) -> None:
+        """Let the first layers below and above the interaction compute with padded inputs.
+
+        Tensor cores multiply 16-bit numbers, and TensorFloat-32, at full speed only where rows
+        begin at multiples of 16 bytes. The 13 dense features and the 479 inputs of the top layers
+        of MLPerf's DLRM do not. Zeros beside them, and beside the columns of the weight, change no
+        sum. Parameters and state dicts stay as they are: a layer pads its weight in each call.
+        """
+        if isinstance(self.interaction, PairProducts):
+            self.interaction.aligned = True
+        for layers in filter(None, (self.bottom, self.top)):
+            layers.aligned = next(iter(layers)).in_features % ALIGNMENT > 0
+
+
+def choose_settings(flags: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
+    """Return the settings that the flags of a DLRM say: the sizes of the chosen interaction alone.
+
+    Raises:
+        SettingsError: The layers for the dense columns do not end with the width of the tables.
+    """
+    bottom = flags["dense_arch_layer_sizes"] if columns.dense else ()
+    if bottom and bottom[-1] != columns.embedding_dim:
+        raise SettingsError(
+            f"--dense_arch_layer_sizes {as_text(bottom)} ends with {bottom[-1]}, but "
+            f"--embedding_dim is {columns.embedding_dim}",
+            "the dense vector is combined with the embeddings: make the two equal",
+        )
+    kind = flags["interaction_type"]
+    names = ("over_arch_layer_sizes", "interaction_type", *sizes_of(INTERACTIONS[kind]))
+    return {"dense_arch_layer_sizes": bottom, **{name: flags[name] for name in names}}
+
 
 def build(
     columns: Columns,
@@ -78,59 +122,16 @@ def build(
         raise ValueError(f"interaction_type {interaction_type!r:.60} is unknown")
     interaction = convert(INTERACTIONS[interaction_type], sizes)
     bottom = convert(tuple[int, ...], dense_arch_layer_sizes, "dense_arch_layer_sizes")
-    top = convert(tuple[int, ...], over_arch_layer_sizes, "over_arch_layer_sizes")
-    layers = {"dense_arch_layer_sizes": bottom, "over_arch_layer_sizes": top}
-    for name, value in {**layers, **vars(interaction)}.items():
-        numbers = value if isinstance(value, tuple) else (value,)
-        count = value if name == "dcn_num_layers" else len(numbers)
-        if count > MAX_COLUMNS:  # each takes time and memory, before the weights are looked for
-            raise SchemaError(f"no DLRM has {count} {name}")
-        for size in numbers:
-            if not 1 <= size <= LARGEST_TABLE:
-                raise SchemaError(f"no DLRM has a size of {size} in {name}")
-    last = (columns.embedding_dim,) if columns.dense else ()
-    if bottom[-1:] != last or len(top) < 2 or top[-1] != len(columns.labels):
+    check_sizes({"dense_arch_layer_sizes": bottom, **vars(interaction)})
+    top = check_last(columns, over_arch_layer_sizes)
+    if bottom[-1:] != ((columns.embedding_dim,) if columns.dense else ()):
         raise SchemaError(
-            f"no DLRM of {len(columns.dense)} dense features and {len(columns.labels)} labels has "
-            f"embedding_dim {columns.embedding_dim}, dense_arch_layer_sizes {bottom} and "
-            f"over_arch_layer_sizes {top}"
+            f"no DLRM of {len(columns.dense)} dense features has embedding_dim "
+            f"{columns.embedding_dim} and dense_arch_layer_sizes {bottom}"
         )
     if len(columns.vectors) + bool(columns.dense) < interaction.LEAST_VECTORS:
         raise SchemaError(
             "no dense column and one categorical column: dot products need two vectors",
             "choose --interaction_type dcn",
         )
-    model = Dlrm(columns, bottom, top, interaction)
-    _initialize(model)
-    return model
-
-
-def _initialize(model: Dlrm) -> None:
-    """Initialize the linear layers: normal weights, biases of 0.
-
-    Their variance is 2/(inputs + outputs) (Glorot & Bengio 2010, equation 12), as in DLRM's
-    published code. The default of torch.nn.Linear, which TorchRec's DLRM keeps, has a third of
-    that or less: after several layers the logits hardly depend on the sample, and the first tens
-    of steps on large batches teach the model nothing.
-    """
-    for layer in model.modules():
-        if isinstance(layer, nn.Linear):
-            nn.init.xavier_normal_(layer.weight)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
-
-
-def align_inputs(model: nn.Module) -> None:
-    """Let the first layers below and above the interaction compute with padded inputs.
-
-    Tensor cores multiply 16-bit numbers, and TensorFloat-32, at full speed only where rows begin at
-    multiples of 16 bytes. The 13 dense features and the 479 inputs of the top layers of MLPerf's
-    DLRM do not. Zeros beside them, and beside the columns of the weight, change no sum.
-    Parameters and state dicts stay as they are: a layer pads its weight in each call.
-    """
-    if not isinstance(model, Dlrm):
-        return
-    if isinstance(model.interaction, PairProducts):
-        model.interaction.aligned = True
-    for layers in filter(None, (model.bottom, model.top)):
-        layers.aligned = next(iter(layers)).in_features % ALIGNMENT > 0
+    return initialize(Dlrm(columns, bottom, top, interaction))

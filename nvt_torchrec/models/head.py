@@ -6,13 +6,10 @@ import torch
 from torch import nn
 
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.models import dlrm
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Build
 from nvt_torchrec.models.piecewise import PiecewiseLinear
-
-#: The models of this project: their functions ``build``.
-MODELS: dict[str, Build] = {"dlrm": dlrm.build}
+from nvt_torchrec.models.registry import MODELS
 
 
 class FirstOrder(nn.Module):
@@ -120,8 +117,8 @@ def build_head(
             first_order = FirstOrder(config.first_order, len(config.dense), dim, labels, scale)
         if config.dense_bins and config.dense:
             weights = labels if config.first_order else 0
-            summed = isinstance(module, dlrm.Dlrm) and module.sums_dense
             sizes = len(config.dense), config.dense_bins, dim
+            summed = getattr(module, "sums_dense", False)
             piecewise = PiecewiseLinear(*sizes, weights, summed=summed)
     return Head(piecewise, first_order, module, labels).to(device)
 
@@ -132,6 +129,15 @@ def _known_module(config: ModelConfig, device: torch.device | str) -> nn.Module:
             return config.program.module(config.columns, device)
         if config.model not in MODELS:
             raise ValueError(f"no model is called {config.model!r:.80}, and it has no program")
-        return MODELS[config.model](config.columns, **config.settings)
+        return MODELS[config.model].load().build(config.columns, **config.settings)
     except (TypeError, ValueError) as error:
         raise SchemaError(f"not the configuration of a model: {error}") from None
+
+
+def widest_layer(config: ModelConfig) -> int:
+    """Return the width of the widest layer: that which the module says, or the largest matrix's."""
+    if config.program:
+        return config.program.widest
+    module = _known_module(config, "meta")
+    matrices = (len(weight) for weight in module.parameters() if weight.dim() > 1)
+    return getattr(module, "widest", None) or max(matrices, default=1)

@@ -61,7 +61,9 @@ class DotProducts(Interaction):
         return PairProducts(vectors), has_dense * dim + vectors * (vectors - 1) // 2
 
 
-_cross = functools.partial(flag, least=1, needs="--interaction_type dcn", group="model")
+_cross = functools.partial(
+    flag, least=1, needs="--interaction_type dcn or --model dcn_v2", group="model"
+)
 
 
 @dataclasses.dataclass(frozen=True)

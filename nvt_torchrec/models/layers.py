@@ -1,16 +1,74 @@
-"""The layers of DLRM, without the copies and scatters of TorchRec's."""
+"""Layers of the models, without the copies and scatters of TorchRec's; their sizes and weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.base.files.validation import convert
+from nvt_torchrec.formats.feature_spec.feature_spec import MAX_COLUMNS
+from nvt_torchrec.formats.schema import LARGEST_TABLE
+from nvt_torchrec.models.contract import Columns
+
 #: Tensor cores take rows of so many numbers, and multiples of it, at full speed.
 ALIGNMENT = 8
+
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+def check_sizes(sizes: Mapping[str, int | tuple[int, ...]]) -> None:
+    """Check the widths and numbers of layers that a file says; those of layers are tuples.
+
+    Raises:
+        SchemaError: No model has them: they would take time and memory before weights are read.
+        ValueError: One is of another type.
+    """
+    for name, value in sizes.items():
+        numbers = value if isinstance(value, tuple) else (convert(int, value, name),)
+        count = numbers[0] if name.endswith("num_layers") else len(numbers)
+        if count > MAX_COLUMNS:
+            raise SchemaError(f"no model has {count} {name}")
+        for size in numbers:
+            if not 1 <= size <= LARGEST_TABLE:
+                raise SchemaError(f"no model has a size of {size} in {name}")
+
+
+def check_last(columns: Columns, over_arch_layer_sizes: Any) -> tuple[int, ...]:
+    """Return the widths of the layers at the end, the last of which are the logits.
+
+    Raises:
+        SchemaError: There are fewer than two, or as many logits as labels are not their end.
+        ValueError: They are no widths.
+    """
+    sizes = convert(tuple[int, ...], over_arch_layer_sizes, "over_arch_layer_sizes")
+    check_sizes({"over_arch_layer_sizes": sizes})
+    if len(sizes) < 2 or sizes[-1] != len(columns.labels):
+        raise SchemaError(
+            f"no model of {len(columns.labels)} labels has over_arch_layer_sizes {sizes}"
+        )
+    return sizes
+
+
+def initialize(model: _Module) -> _Module:
+    """Initialize the linear layers, and return the model: normal weights, biases of 0.
+
+    Their variance is 2/(inputs + outputs) (Glorot & Bengio 2010, equation 12), as in DLRM's
+    published code. The default of torch.nn.Linear, which TorchRec's DLRM keeps, has a third of
+    that or less: after several layers the logits hardly depend on the sample, and the first tens
+    of steps on large batches teach the model nothing.
+    """
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_normal_(layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+    return model
 
 
 class Layers(nn.Sequential):
@@ -134,10 +192,10 @@ class _Pairs(torch.autograd.Function):
 
 
 class CrossNetwork(nn.Module):
-    """A low-rank cross network, from all vectors to [B, V · D].
+    """A low-rank cross network over all dense values and vectors.
 
     Args:
-        width: V · D.
+        width: N + V · D.
         layers: The number of layers.
         rank: The rank of their weights.
     """
@@ -148,8 +206,8 @@ class CrossNetwork(nn.Module):
         self.outer = nn.ModuleList(nn.Linear(rank, width) for _ in range(layers))
 
     def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-        """Return [B, V · D] of the dense vectors [B, D] or [B, 0], and embeddings [B, F, D]."""
-        y = x0 = joined(dense, vectors).flatten(1)
+        """Return [B, N + V · D] of values [B, N] and vectors [B, V, D]."""
+        y = x0 = torch.cat([dense, vectors.flatten(1)], 1)
         for inner, outer in zip(self.inner, self.outer, strict=True):
             y = x0 * outer(inner(y)) + y
         return y

@@ -17,6 +17,7 @@ from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.registry import MODELS
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.training.checkpoint.ancestor import newest_record, resolve
 from nvt_torchrec.training.checkpoint.writer import checkpoints_in
@@ -130,7 +131,8 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
         record = resumed[1] if resumed else CheckpointRecord.read(path or "")
         then = record.training["settings"]
         model = ModelConfig.from_dict(record.model)
-        sizes = {**model.settings, **vars(model)}
+        taken = MODELS[settings.model].flags if settings.model in MODELS else ()
+        sizes = {**{k: v for k, v in model.settings.items() if k in taken}, **vars(model)}
         kept = {
             name: tuple(sizes[name]) if isinstance(sizes[name], list) else sizes[name]
             for name in _MODEL_SIZES
@@ -148,7 +150,7 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
         if resumed:
             same = "shuffle_training_set", "epochs", "early_stopping"
             kept |= {name: then.get(name) for name in same}
-        if model.model == settings.model != "dlrm":
+        if model.model == settings.model and settings.model not in MODELS:
             kept["model_settings"] = model.settings
         known = {name: value for name, value in kept.items() if value not in (None, ())}
         settings = settings.filled(known)

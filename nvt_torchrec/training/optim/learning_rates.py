@@ -23,6 +23,8 @@ from typing import NamedTuple
 
 from nvt_torchrec.base.command_line import as_text
 from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.head import widest_layer
+from nvt_torchrec.models.registry import MODELS
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS, Remedies
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
@@ -85,7 +87,7 @@ def default_rates(
     """Return the default rates of tables and dense layers for a run."""
     optimizer = OPTIMIZERS[settings.table_optimizer]
     tables, dense = map(
-        _rounded, optimizer.rates(config.embedding_dim, config.widest, global_batch)
+        _rounded, optimizer.rates(config.embedding_dim, widest_layer(config), global_batch)
     )
     if settings.continue_from:
         return _rounded(_CONTINUED[0] * tables), _rounded(_CONTINUED[1] * dense)
@@ -100,10 +102,12 @@ def default_warmup(epoch_steps: int) -> int:
 
 def sizes_line(settings: TrainSettings, config: ModelConfig, rows: int) -> str:
     """Describe the sizes of a run, for its log."""
-    layers = " and ".join(str(as_text(sizes)) for sizes in config.layer_sizes)
+    known = MODELS.get(config.model)
+    widths = [config.settings.get(name) for name in known.flags] if known else []
+    layers = " and ".join(as_text(tuple(sizes)) for sizes in widths if isinstance(sizes, list))
     return (
         f"size {settings.size} ({rows:,} training rows): tables {config.embedding_dim} wide, "
-        f"{f'layers {layers}' if layers else config.model}, "
+        f"{config.model}{f' of layers {layers}' if layers else ''}, "
         f"{settings.batch_size} samples per step and rank"
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.models.interactions import INTERACTIONS
+from nvt_torchrec.models.registry import DEFAULT_MODEL, MODELS
 from nvt_torchrec.training.settings import other_trainers
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
 
@@ -126,8 +127,8 @@ class TrainFields(Settings):
         "number of training rows", "auto", choices=("auto", *SIZES)
     )
     model: str = _model(
-        "dlrm, or a model of your own: a function that Python can import from here "
-        "(docs/training.md)", "dlrm", metavar="dlrm|MODULE:FUNCTION"
+        "model of this project, or one of your own: a function that Python can import from here "
+        "(docs/training.md)", DEFAULT_MODEL, metavar=f"{'|'.join(MODELS)}|MODULE:FUNCTION"
     )
     model_settings: Mapping[str, Any] | None = _model(
         "arguments of that function; values are JSON, or else text", None, needs="--model"
@@ -152,15 +153,15 @@ class TrainFields(Settings):
     )
     dense_arch_layer_sizes: tuple[int, ...] | None = _model(
         "layers for the dense features; ends with embedding_dim (default: by --size)", None,
-        least=1, needs="--model dlrm"
+        least=1
     )
     over_arch_layer_sizes: tuple[int, ...] | None = _model(
         "layers above the interaction; ends with the number of labels (default: by --size)", None,
-        least=1, needs="--model dlrm"
+        least=1
     )
     interaction_type: str = _model(
         "dot products of pairs (DLRM), a low-rank cross network (DCN v2), or two projections",
-        "original", choices=tuple(INTERACTIONS), needs="--model dlrm"
+        "original", choices=tuple(INTERACTIONS)
     )
 
     vector_scale: float | None = _model(

@@ -13,7 +13,8 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.day_names import parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.models.interactions import INTERACTIONS, Interaction, sizes_of
+from nvt_torchrec.models.interactions import INTERACTIONS, sizes_of
+from nvt_torchrec.models.registry import MODEL_FLAGS, MODELS
 from nvt_torchrec.training.settings.fields import LOGS, SIZES, TrainFields
 
 #: A flag as the README of TorchRec's example writes it.
@@ -71,12 +72,6 @@ class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
     def label_count(self) -> int:
         """The number of labels to train."""
         return max(1, len(self.labels))
-
-    @property
-    def interaction(self) -> Interaction:
-        """The interaction, with its sizes."""
-        kind = INTERACTIONS[self.interaction_type]
-        return kind(**{name: getattr(self, name) for name in sizes_of(kind)})
 
     def batch_size_of(self, split: str) -> int:
         """Return the samples per step and rank of a split, once :func:`with_sizes` chose them."""
@@ -163,10 +158,10 @@ def with_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
         chosen["epochs"] = size.epochs if several else 1
         chosen["early_stopping"] = size.early_stopping if several else 0
     chosen.setdefault("early_stopping", 0)
-    if settings.model == "dlrm":
-        chosen["dense_arch_layer_sizes"] = (*size.dense_arch_layer_sizes[:-1], dim)
-        last = settings.label_count
-        chosen["over_arch_layer_sizes"] = (*size.over_arch_layer_sizes[:-1], last)
+    taken = MODELS[settings.model].flags if settings.model in MODELS else ()
+    for flag, last in {"dense_arch": dim, "over_arch": settings.label_count}.items():
+        if (flag := f"{flag}_layer_sizes") in taken:
+            chosen[flag] = (*getattr(size, flag)[:-1], last)
     if settings.batch_size is None:
         chosen["test_batch_size"] = max(batch, _TEST_BATCH)
     return dataclasses.replace(settings.filled(chosen), **{"size": name})
@@ -190,13 +185,29 @@ def global_batch_for(rows: int) -> int:
 
 
 def _check_layers(settings: TrainSettings) -> None:
-    if settings.model != "dlrm" and ":" not in settings.model:
-        raise SettingsError(f"--model {settings.model}", "dlrm, or MODULE:FUNCTION of your own")
+    known = MODELS.get(settings.model)
+    if known is None and ":" not in settings.model:
+        remedy = f"one of {', '.join(MODELS)}, or MODULE:FUNCTION of your own"
+        raise SettingsError(f"--model {settings.model}: there is no such model", remedy)
+    if known and settings.model_settings:
+        flags = ", ".join(f"--{name}" for name in known.flags)
+        raise SettingsError(
+            f"--model_settings has no effect with --model {settings.model}", f"give {flags}"
+        )
+    defaults = {field.name: field.default for field in dataclasses.fields(settings)}
+    for name in MODEL_FLAGS:
+        if getattr(settings, name) != defaults[name] and name not in (known.flags if known else ()):
+            models = ", ".join(model for model in MODELS if name in MODELS[model].flags)
+            raise SettingsError(
+                f"--{name} has no effect with --model {settings.model}",
+                f"leave it out, or choose another --model: {models}",
+            )
     dim, over = settings.embedding_dim, settings.over_arch_layer_sizes
     if dim is not None:
         if dim % 4:
             raise SettingsError(f"--embedding_dim {dim}", "FBGEMM's tables need a multiple of 4")
-        settings.interaction.check_width(dim)
+        kind = INTERACTIONS[settings.interaction_type]
+        kind(**{name: getattr(settings, name) for name in sizes_of(kind)}).check_width(dim)
     if over is None:
         return
     if over[-1] != settings.label_count:
@@ -206,7 +217,7 @@ def _check_layers(settings: TrainSettings) -> None:
         )
     if len(over) < 2:
         raise SettingsError(
-            f"--over_arch_layer_sizes {as_text(over)}", "TorchRec's DLRM needs two or more layers"
+            f"--over_arch_layer_sizes {as_text(over)}", "a model needs two or more layers"
         )
 
 

@@ -25,7 +25,6 @@ from torchrec.optim.keyed import CombinedOptimizer
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import load_build
-from nvt_torchrec.models.dlrm import Dlrm, align_inputs
 from nvt_torchrec.training.baselines.regression import Regression, Start
 from nvt_torchrec.training.data.loaders import Loader, TrainBatch
 from nvt_torchrec.training.launch.distributed import Group
@@ -111,8 +110,8 @@ def set_up_dense(module: nn.Module, device: torch.device, settings: TrainSetting
     """
     torch.backends.cuda.matmul.allow_tf32 = settings.allow_tf32
     if device.type == "cuda" and (settings.amp or settings.allow_tf32):  # on tensor cores
-        align_inputs(module)
-    own = not isinstance(module, Dlrm) and device.type == "cpu"
+        getattr(module, "align_inputs", lambda: None)()
+    own = ":" in settings.model and device.type == "cpu"
     # without it, threads add the gradients of a vector that is taken several times in any order
     torch.use_deterministic_algorithms(own, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
-from nvt_torchrec.base.command_line import as_text
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.contract import Columns
+from nvt_torchrec.models.registry import MODELS
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
@@ -38,26 +40,31 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
             sizes is not the number of categorical columns, or the layers for the dense columns do
             not end with the width of the embeddings.
     """
-    values, interaction = settings.model_settings or {}, settings.interaction
-    if settings.model == "dlrm":
-        values = {
-            "dense_arch_layer_sizes": _dense_layers(settings) if schema.dense else [],
-            "over_arch_layer_sizes": list(settings.over_arch_layer_sizes),
-            "interaction_type": interaction.NAME,
-            **{k: list(v) if isinstance(v, tuple) else v for k, v in vars(interaction).items()},
-        }
-    return ModelConfig(
+    columns = Columns(
         dense=schema.dense,
         categorical=schema.categorical,
         num_embeddings=_table_sizes(settings, schema),
-        vector_scale=_vector_scale(settings),
         embedding_dim=settings.embedding_dim,
         labels=settings.labels or (schema.label,),
         dense_bins=(settings.dense_bins or 0) if schema.dense else 0,
+    )
+    return ModelConfig(
+        **vars(columns),
+        vector_scale=_vector_scale(settings),
         first_order=_first_order(settings, schema),
         model=settings.model,
-        settings=values,
+        settings=_build_settings(settings, columns),
     )
+
+
+def _build_settings(settings: TrainSettings, columns: Columns) -> dict[str, Any]:
+    """Return the settings of the model's function ``build``, as JSON holds them."""
+    if settings.model not in MODELS:
+        return dict(settings.model_settings or {})
+    known = MODELS[settings.model]
+    flags = {name: getattr(settings, name) for name in known.flags}
+    chosen = getattr(known.load(), "choose_settings", lambda flags, columns: flags)(flags, columns)
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in chosen.items()}
 
 
 def _first_order(settings: TrainSettings, schema: TableSchema) -> float:
@@ -72,19 +79,9 @@ def _first_order(settings: TrainSettings, schema: TableSchema) -> float:
 
 def _vector_scale(settings: TrainSettings) -> float:
     """Return what the module's vectors are multiplied by; steps of SGD grow with its square."""
-    own = settings.model != "dlrm" and settings.table_optimizer != "sgd"
-    return settings.vector_scale or (_OWN_SCALE if own else 1.0)
-
-
-def _dense_layers(settings: TrainSettings) -> list[int]:
-    sizes = settings.dense_arch_layer_sizes
-    if sizes[-1] != settings.embedding_dim:
-        raise SettingsError(
-            f"--dense_arch_layer_sizes {as_text(sizes)} ends with {sizes[-1]}, but "
-            f"--embedding_dim is {settings.embedding_dim}",
-            "the dense vector is combined with the embeddings: make the two equal",
-        )
-    return list(sizes)
+    known = MODELS.get(settings.model)
+    scale = known.vector_scale if known else _OWN_SCALE
+    return settings.vector_scale or (1.0 if settings.table_optimizer == "sgd" else scale)
 
 
 def _table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[int, ...]:

@@ -1,0 +1,52 @@
+"""DCN v2 (Wang et al. 2020, arXiv:2008.13535): a low-rank cross network beside layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from nvt_torchrec.models.contract import Columns
+from nvt_torchrec.models.layers import CrossNetwork, Layers, check_last, check_sizes, initialize
+
+
+class DcnV2(nn.Module):
+    """A cross network and layers over all values and vectors, in parallel (figure 1b there).
+
+    Args:
+        columns: The columns of the data.
+        sizes: The widths of the layers, then the number of labels.
+        cross_layers: The number of layers of the cross network.
+        rank: The rank of its weights.
+    """
+
+    def __init__(
+        self, columns: Columns, sizes: tuple[int, ...], cross_layers: int, rank: int
+    ) -> None:
+        super().__init__()
+        self.cross = CrossNetwork(columns.width, cross_layers, rank)
+        self.deep = Layers(columns.width, sizes[:-1])
+        self.top = nn.Linear(columns.width + sizes[-2], sizes[-1])
+
+    def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        """Return logits [B, T]; see :mod:`.contract`."""
+        deep = self.deep(torch.cat([dense, vectors.flatten(1)], 1))
+        return self.top(torch.cat([self.cross(dense, vectors), deep], 1))
+
+
+def build(
+    columns: Columns,
+    *,
+    over_arch_layer_sizes: tuple[int, ...],
+    dcn_num_layers: int,
+    dcn_low_rank_dim: int,
+) -> DcnV2:
+    """Build it with the settings of the flags of these names; no rank is above the width.
+
+    Raises:
+        SchemaError: The sizes do not make the model.
+        ValueError: One is of another type.
+    """
+    check_sizes({"dcn_num_layers": dcn_num_layers, "dcn_low_rank_dim": dcn_low_rank_dim})
+    sizes = check_last(columns, over_arch_layer_sizes)
+    rank = min(dcn_low_rank_dim, columns.width)
+    return initialize(DcnV2(columns, sizes, dcn_num_layers, rank))

@@ -1,0 +1,40 @@
+"""DeepFM (Guo et al. 2017, arXiv:1703.04247): dot products of all pairs of vectors, beside layers.
+
+Its linear part is the first-order term of every model (:class:`.head.FirstOrder`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from nvt_torchrec.models.contract import Columns
+from nvt_torchrec.models.layers import Layers, check_last, initialize
+
+
+class DeepFM(nn.Module):
+    """The sum of all pairs' dot products, and layers over all values and vectors.
+
+    Args:
+        columns: The columns of the data.
+        sizes: The widths of the layers; the last is the number of labels.
+    """
+
+    def __init__(self, columns: Columns, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.deep = Layers(columns.width, sizes, last_relu=False)
+
+    def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        """Return logits [B, T]; see :mod:`.contract`."""
+        pairs = (vectors.sum(1).square() - vectors.square().sum(1)).sum(1, keepdim=True) / 2
+        return pairs + self.deep(torch.cat([dense, vectors.flatten(1)], 1))
+
+
+def build(columns: Columns, *, over_arch_layer_sizes: tuple[int, ...]) -> DeepFM:
+    """Build it with the layers of the flag of this name.
+
+    Raises:
+        SchemaError: The sizes do not make the model.
+        ValueError: One is of another type.
+    """
+    return initialize(DeepFM(columns, check_last(columns, over_arch_layer_sizes)))

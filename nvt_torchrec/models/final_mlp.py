@@ -1,0 +1,46 @@
+"""FinalMLP (Mao et al. 2023, arXiv:2304.00902): two gated streams of layers, and their product."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from nvt_torchrec.models.contract import Columns
+from nvt_torchrec.models.layers import Layers, check_last, initialize
+
+
+class FinalMLP(nn.Module):
+    """Two streams of layers over all values and vectors, joined by a bilinear form.
+
+    The gates of the streams (equation 6 there) depend on no column: each is a weight of an input.
+
+    Args:
+        columns: The columns of the data.
+        sizes: The widths of the layers of both streams, then the number of labels.
+    """
+
+    def __init__(self, columns: Columns, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.gates = nn.Parameter(torch.zeros(2, columns.width))
+        self.first = Layers(columns.width, sizes[:-1])
+        self.second = Layers(columns.width, sizes[:-1])
+        self.linear = nn.Linear(2 * sizes[-2], sizes[-1])
+        self.products = nn.Linear(sizes[-2], sizes[-2] * sizes[-1], bias=False)
+
+    def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        """Return logits [B, T]; see :mod:`.contract`."""
+        values = torch.cat([dense, vectors.flatten(1)], 1)
+        first, second = 2 * self.gates.sigmoid()
+        left, right = self.first(first * values), self.second(second * values)
+        product = self.products(left).view(len(left), -1, right.shape[1]) @ right.unsqueeze(2)
+        return self.linear(torch.cat([left, right], 1)) + product.squeeze(2)
+
+
+def build(columns: Columns, *, over_arch_layer_sizes: tuple[int, ...]) -> FinalMLP:
+    """Build it with the layers of the flag of this name, for both streams.
+
+    Raises:
+        SchemaError: The sizes do not make the model.
+        ValueError: One is of another type.
+    """
+    return initialize(FinalMLP(columns, check_last(columns, over_arch_layer_sizes)))
