@@ -27,16 +27,24 @@ INTERACTIONS = (
     LowRankCross(dcn_num_layers=2, dcn_low_rank_dim=3),
     Projection((6, 8), (12,)),
 )
+#: The other models, with what they have besides layers.
+OTHERS: dict[str, dict[str, int]] = {
+    "deepfm": {}, "dcn_v2": {"dcn_num_layers": 2, "dcn_low_rank_dim": 3}, "final_mlp": {},
+}  # fmt: skip
 
 
 def make_scorer(schema, seed: int) -> tuple[ModelWithTables, ModelConfig]:
-    """A model with random weights for a workflow's output; the seed also picks its interaction."""
+    """A model with random weights for a workflow's output; the seed also picks its kind."""
     columns = schema.dense, schema.categorical, schema.table_sizes
     bottom = (8, 4) if schema.dense else ()
     if len(schema.categorical) + len(bottom) < 2:
         seed = 1  # of a single vector there are no products
     first_order = (0.0, 0.7)[seed % 2]
     config = dlrm(*columns, 4, bottom, (8, 4, 1), first_order, INTERACTIONS[seed % 3])
+    if seed % 6 > 2:
+        name = list(OTHERS)[seed % 3]
+        settings = {"over_arch_layer_sizes": [8, 4, 1], **OTHERS[name]}
+        config = dataclasses.replace(config, model=name, settings=settings)
     config = dataclasses.replace(config, labels=schema.labels[:1], dense_bins=5 * (seed % 2))
     model = with_tables(config, seed)
     if model.head.piecewise is not None:

@@ -34,7 +34,8 @@ class Reference(nn.Module):
     ) -> None:
         super().__init__()
         module = build_head(config, seed=seed).module
-        bottom, top = config.layer_sizes
+        layers = ("dense_arch_layer_sizes", "over_arch_layer_sizes")
+        bottom, top = (config.settings[name] for name in layers)
         self.dense = nn.Sequential(*_layers(len(config.dense), bottom))
         self.dense.append(nn.ReLU())
         pairs = len(config.categorical) * (len(config.categorical) + 1) // 2

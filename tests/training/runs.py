@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from nvt_torchrec.models import registry
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.training.launch.distributed import process_group
@@ -38,8 +39,8 @@ MODEL = [
 ]
 
 
-#: The flags of each interaction, with small sizes.
-INTERACTIONS = {
+#: The flags of each model, and of each interaction of a DLRM, with small sizes.
+MODELS = {
     "original": [],
     "dcn": ["--interaction_type=dcn", "--dcn_num_layers=2", "--dcn_low_rank_dim=4"],
     "projection": [
@@ -47,6 +48,9 @@ INTERACTIONS = {
         "--interaction_branch1_layer_sizes=12,16",
         "--interaction_branch2_layer_sizes=24",
     ],
+    "deepfm": ["--model=deepfm"],
+    "dcn_v2": ["--model=dcn_v2", "--dcn_num_layers=2", "--dcn_low_rank_dim=4"],
+    "final_mlp": ["--model=final_mlp"],
 }
 
 
@@ -58,9 +62,12 @@ def train_here(*flags: str) -> TrainResult:
 
 
 def with_model(flags: Sequence[str]) -> list[str]:
-    """Return the flags with those of a small model; one of the test's own has no such layers."""
-    own = any(flag.startswith("--model=") for flag in flags)
-    return [*(flag for flag in MODEL if not (own and "_arch_" in flag)), *flags]
+    """Return the flags with those of a small model, as far as it has such layers."""
+    names = [flag.removeprefix("--model=") for flag in flags if flag.startswith("--model=")]
+    known = registry.MODELS.get((*names, registry.DEFAULT_MODEL)[0])
+    taken = known.flags if known else ()
+    layers = {flag for flag in MODEL if "_arch_" in flag and flag[2:].split("=")[0] not in taken}
+    return [*(flag for flag in MODEL if flag not in layers), *flags]
 
 
 def torchrun(

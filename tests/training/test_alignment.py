@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from nvt_torchrec.models.dlrm import align_inputs
 from nvt_torchrec.models.head import build_head
 from nvt_torchrec.training.sharding import build
 from tests.training.runs import losses, model_of, train_here
@@ -31,7 +30,7 @@ def test_the_layers_of_mlperfs_model(monkeypatch):
         return [logits.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
 
     expected = step()
-    align_inputs(model)
+    model.align_inputs()
     widths, linear = [], nn.functional.linear
     monkeypatch.setattr(
         nn.functional, "linear", lambda x, *a: widths.append(x.shape[1]) or linear(x, *a)
@@ -51,7 +50,7 @@ def test_padded_inputs_train_the_same_checkpoint(data, tmp_path, monkeypatch, in
     original = build.set_up_dense
 
     def aligned(module, device, settings):
-        align_inputs(module)
+        module.align_inputs()
         original(module, device, settings)
 
     common = [f"--binary_path={data}", "--batch_size=32", "--learning_rate=0.1", "--adagrad"]

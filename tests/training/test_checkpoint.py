@@ -103,9 +103,12 @@ def test_model_file_and_weights_that_do_not_fit(copy):
     assert_refused(copy, message, model=larger)
     for change, message in (
         ({"categorical": ["cat_0", "cat_1", "cat_2", "price"]}, r"no weights .*t_price"),
-        ({"over_arch_layer_sizes": [1]}, r"model\.json: no DLRM of 3 dense features and 1 labels"),
+        (
+            {"over_arch_layer_sizes": [1]},
+            r"model\.json: no model of 1 labels has over_arch_layer_sizes \(1,\)",
+        ),
         ({"over_arch_layer_sizes": [16, 4, 1]}, r"module\.top\.1"),
-        ({"over_arch_layer_sizes": [1] * 100_000}, "no DLRM has 100000 over_arch_layer_sizes"),
+        ({"over_arch_layer_sizes": [1] * 100_000}, "no model has 100000 over_arch_layer_sizes"),
         (
             {"interaction_type": "dcn", "dcn_num_layers": 10**6, "dcn_low_rank_dim": 8},
             "1000000 dcn",

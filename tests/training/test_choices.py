@@ -22,7 +22,7 @@ from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.training.settings.train_settings import parse_settings, with_sizes
 from nvt_torchrec.training.sharding.model_config import model_config
 from nvt_torchrec.training.sharding.train_model import PooledVectors
-from tests.training.runs import INTERACTIONS, config_of, events, losses, model_of, score, train_here
+from tests.training.runs import MODELS, config_of, events, losses, model_of, score, train_here
 
 
 def _train(data, log, *flags: str):
@@ -84,9 +84,9 @@ def test_pooled_vectors_are_torchrecs_sparse_arch(order):
     assert shares == (order == [0, 1, 2])
 
 
-@pytest.mark.parametrize("name", [name for name in INTERACTIONS if INTERACTIONS[name]])
+@pytest.mark.parametrize("name", [name for name in MODELS if MODELS[name]])
 def test_another_model_is_trained_kept_and_loaded(name, data, tmp_path):
-    result = _train(data, tmp_path, *INTERACTIONS[name], f"--save_checkpoint_path={tmp_path / 'c'}")
+    result = _train(data, tmp_path, *MODELS[name], f"--save_checkpoint_path={tmp_path / 'c'}")
     _train(data, tmp_path / "plain")
     plain = events(tmp_path / "plain", "evaluation")[-1]
     assert result.metrics["test"]["log_loss"] != plain["log_loss"]

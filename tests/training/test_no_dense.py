@@ -19,8 +19,8 @@ from nvt_torchrec.training.sharding.model_config import model_config
 from nvt_torchrec.training.sharding.train_model import build_model, fill_table
 from tests.nvt_loader.data import write_split
 from tests.training.runs import (
-    INTERACTIONS,
     MODEL,
+    MODELS,
     assert_same,
     config_of,
     events,
@@ -46,24 +46,24 @@ def split(tmp_path_factory) -> Path:
     return path
 
 
-def flags(split: Path, path: Path, interaction: str, *more: str, batch_size: int = 64) -> list[str]:
-    adagrad = ["--epochs=2", "--adagrad", "--learning_rate=0.1", *INTERACTIONS[interaction]]
+def flags(split: Path, path: Path, name: str, *more: str, batch_size: int = 64) -> list[str]:
+    adagrad = ["--epochs=2", "--adagrad", "--learning_rate=0.1", *MODELS[name]]
     return small_run(split, path, *adagrad, *more, batch_size=batch_size)
 
 
-@pytest.mark.parametrize("interaction", INTERACTIONS)
-def test_a_run_and_its_resumption(split, tmp_path, interaction):
+@pytest.mark.parametrize("name", MODELS)
+def test_a_run_and_its_resumption(split, tmp_path, name):
     """Trained, evaluated, saved; gone on from a checkpoint; scored from the last."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    train_here(*flags(split, whole, interaction))
+    train_here(*flags(split, whole, name))
     steps = [f"--checkpoint_dir={resumed / 'steps'}", "--checkpoint_freq=3"]
     first = ["--max_steps=4", f"--save_checkpoint_path={resumed / 'first'}"]
-    train_here(*flags(split, resumed, interaction, *steps, *first))
-    train_here(*flags(split, resumed, interaction, *steps, "--resume"))
+    train_here(*flags(split, resumed, name, *steps, *first))
+    train_here(*flags(split, resumed, name, *steps, "--resume"))
     assert_same(whole / "final", resumed / "final")
     model, config = model_of(whole / "final"), config_of(whole / "final")
     assert not any("bottom" in name for name in model.state_dict())
-    assert (config.dense, config.layer_sizes) == ((), [(16, 1)])
+    assert (config.dense, config.settings["over_arch_layer_sizes"]) == ((), [16, 1])
     assert CheckpointRecord.read(whole / "final").model["dense"] == []
     logits, labels = score(model, KJTLoader(split / "test", 64, device="cpu"))
     losses_of_rows = np.logaddexp(0, np.where(labels > 0, -logits, logits).astype(np.float64))
@@ -74,13 +74,11 @@ def test_a_run_and_its_resumption(split, tmp_path, interaction):
 
 
 def test_two_ranks_train_as_one(split, tmp_path):
-    for interaction in INTERACTIONS:
-        train_here(*flags(split, tmp_path / interaction / "one", interaction))
-    train_many(
-        [flags(split, tmp_path / name / "two", name, batch_size=32) for name in INTERACTIONS], 2
-    )
-    for interaction in INTERACTIONS:
-        one, two = (losses(tmp_path / interaction / ranks / "log") for ranks in ("one", "two"))
+    for name in MODELS:
+        train_here(*flags(split, tmp_path / name / "one", name))
+    train_many([flags(split, tmp_path / name / "two", name, batch_size=32) for name in MODELS], 2)
+    for name in MODELS:
+        one, two = (losses(tmp_path / name / ranks / "log") for ranks in ("one", "two"))
         assert len(one) == 10
         np.testing.assert_allclose(two, one, rtol=0, atol=1e-5)
 
