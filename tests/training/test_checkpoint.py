@@ -105,7 +105,7 @@ def test_model_file_and_weights_that_do_not_fit(copy):
         ({"categorical": ["cat_0", "cat_1", "cat_2", "price"]}, r"no weights .*t_price"),
         (
             {"over_arch_layer_sizes": [1]},
-            r"model\.json: no model of 1 labels has over_arch_layer_sizes \(1,\)",
+            r"no model of 1 labels has over_arch_layer_sizes \(1,\)",
         ),
         ({"over_arch_layer_sizes": [16, 4, 1]}, r"module\.top\.1"),
         ({"over_arch_layer_sizes": [1] * 100_000}, "no model has 100000 over_arch_layer_sizes"),
