@@ -27,18 +27,18 @@ import torch
 
 from nvt_torchrec.base.command_line import Parser, Settings, flag, parse
 from nvt_torchrec.base.errors import SettingsError, run_command
-from nvt_torchrec.clicklog.in_memory.values import read_as_text
+from nvt_torchrec.clicklog.in_memory.python_values import read_as_text
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
-from nvt_torchrec.formats.feature_spec.reading import Read
+from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.rows import RawRows
-from nvt_torchrec.inference import tensors
+from nvt_torchrec.inference import named_tensors as tensors
 from nvt_torchrec.inference.commands.model import ModelSettings
-from nvt_torchrec.inference.model.threads import threads_for
+from nvt_torchrec.inference.model.torch_threads import threads_for
 from nvt_torchrec.inference.predictor import Predictor, input_spec, of_labels
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.frames import to_frame
+from nvt_torchrec.workflows.workflow_frames import to_frame
 
 if TYPE_CHECKING:
     import pandas as pd

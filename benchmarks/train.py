@@ -25,7 +25,7 @@ from benchmarks.process import BUILD
 from benchmarks.train_worker import BARE, DLRM_MAIN, OURS
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.clicklog.synthetic.model import MLPERF_CARDINALITIES
+from nvt_torchrec.clicklog.synthetic.click_model import MLPERF_CARDINALITIES
 from nvt_torchrec.formats.splits import SPLITS
 
 METRICS = (

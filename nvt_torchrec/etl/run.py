@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from nvt_torchrec.base.progress import hide_bars
+from nvt_torchrec.base.progress_bars import hide_bars
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.etl.finish.accounting import (
     check_rows,
@@ -16,13 +16,13 @@ from nvt_torchrec.etl.finish.accounting import (
     move_parts,
     without_empty_parts,
 )
-from nvt_torchrec.etl.finish.manifest import make_manifest
+from nvt_torchrec.etl.finish.make_manifest import make_manifest
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.stages import Stages, resolve
 from nvt_torchrec.etl.state import output
-from nvt_torchrec.etl.state.record import already_finished, plan_record
+from nvt_torchrec.etl.state.run_record import already_finished, plan_record
 from nvt_torchrec.etl.units import split_pass
-from nvt_torchrec.etl.units.plan import Plan
+from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.etl.units.writing import UnitResult
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec import FeatureSpec
@@ -96,9 +96,9 @@ def _run(stages: Stages, days: list[DayFile]) -> Manifest:
     return manifest
 
 
-def _write_fitted(stages: Stages, fitted: Fitted, plan: Plan) -> WorkflowDescription:
+def _write_fitted(stages: Stages, fitted: Fitted, plan: UnitPlan) -> WorkflowDescription:
     """Write the workflow and, unless it is NVTabular's, its state for extensions."""
-    from nvt_torchrec.workflows.extension.workflow import write_base_state
+    from nvt_torchrec.workflows.extension.extend_workflow import write_base_state
     from nvt_torchrec.workflows.writer import Descent, write_workflow
 
     description = write_workflow(
@@ -132,7 +132,7 @@ def _shuffle(stages: Stages, results: list[UnitResult]) -> None:
         )
 
 
-def _log_plan(plan: Plan, spec: FeatureSpec) -> None:
+def _log_plan(plan: UnitPlan, spec: FeatureSpec) -> None:
     if spec.split.by not in ("days", "files"):
         log.info(
             "rows of %d files (%.1f MB in %d blocks) are divided by %s",

@@ -22,16 +22,16 @@ from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.journal import Journal, refuse_changes
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.kernels import compile_seconds
-from nvt_torchrec.base.progress import hide_bars
+from nvt_torchrec.base.progress_bars import hide_bars
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.etl.engines.device import gpu_count, supports
 from nvt_torchrec.etl.finish.accounting import quarantine
-from nvt_torchrec.etl.finish.manifest import one_label_remedy, one_label_splits
+from nvt_torchrec.etl.finish.make_manifest import one_label_remedy, one_label_splits
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.state import output, staging
-from nvt_torchrec.etl.state.record import begin_or_resume, plan_record
+from nvt_torchrec.etl.state.run_record import begin_or_resume, plan_record
 from nvt_torchrec.etl.units import split_pass
-from nvt_torchrec.etl.units.plan import Plan, make_plan
+from nvt_torchrec.etl.units.unit_plan import UnitPlan, make_plan
 from nvt_torchrec.etl.units.writing import NoTrainingRowsError, UnitResult, recorded
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.split import ANY_FILES
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 _LEAST_REJECTED = 10_000
 
 
-def rows_bar(what: str, plan: Plan, split: str | None = None, initial: int = 0) -> tqdm:
+def rows_bar(what: str, plan: UnitPlan, split: str | None = None, initial: int = 0) -> tqdm:
     """Make a progress bar of rows, which is shown on a terminal only."""
     total = plan.estimated_rows(split)
     return tqdm(
@@ -152,7 +152,7 @@ class Stages:
 
     Attributes:
         settings: How rows are read, and the engine.
-        record: What the result depends on, see :func:`etl.state.record.plan_record`.
+        record: What the result depends on, see :func:`etl.state.run_record.plan_record`.
         work: The directory of the state.
         target: Where the workflow, its state for extensions and the descriptions are written.
         resumed: Whether an earlier process began.
@@ -168,15 +168,15 @@ class Stages:
     def __post_init__(self) -> None:
         self.resumed = begin_or_resume(self.work, self.record, self.settings.output_path)
 
-    def _reject(self, plan: Plan) -> bool | int:
+    def _reject(self, plan: UnitPlan) -> bool | int:
         """Return whether bad rows are left out: so many of a block that more cannot be accepted."""
         if not self.settings.reject:
             return False
         most = self.settings.max_bad_fraction * plan.most_rows(self.settings.spec)
         return max(_LEAST_REJECTED, int(most))
 
-    def read(self, days: list[DayFile], *, halved: bool = False) -> Plan:
-        """Decompress compressed days, and plan the work; see :mod:`etl.units.plan`."""
+    def read(self, days: list[DayFile], *, halved: bool = False) -> UnitPlan:
+        """Decompress compressed days, and plan the work; see :mod:`etl.units.unit_plan`."""
         settings = self.settings
         with self.timer("read the input"):
             return make_plan(
@@ -187,7 +187,7 @@ class Stages:
                 halved=halved,
             )
 
-    def divide(self, plan: Plan) -> Plan:
+    def divide(self, plan: UnitPlan) -> UnitPlan:
         """Return the plan with what the division of rows needs; nothing is read by days."""
         spec = self.settings.spec
         if spec.split.by == "days":
@@ -204,7 +204,7 @@ class Stages:
 
     def count_and_encode(
         self,
-        plan: Plan,
+        plan: UnitPlan,
         counted: str | None,
         write_workflow: Callable[[Engine, Report], WorkflowDescription],
     ) -> list[UnitResult]:
@@ -325,7 +325,7 @@ class Stages:
         )
 
     def finish(
-        self, manifest: Manifest, description: WorkflowDescription, plan: Plan, rows: int
+        self, manifest: Manifest, description: WorkflowDescription, plan: UnitPlan, rows: int
     ) -> Manifest:
         """Write timings, report and, last, the manifest; return it with its ``described``.
 

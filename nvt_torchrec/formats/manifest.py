@@ -1,7 +1,7 @@
 """The manifest of a run: what it read, did and wrote. It is the last file of an output directory.
 
 The same run writes the same bytes; its timings are in another file. It is made by
-:mod:`etl.finish.manifest`.
+:mod:`etl.finish.make_manifest`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class InputFile(_ByKey):
         path: Its path or URL.
         fingerprint: Its size, and its time of change or a checksum.
         rows: Its rows ``in``, ``out`` and ``rejected``.
-        digest: Equal for copies of a file, see :func:`etl.state.record.content_digest`.
+        digest: Equal for copies of a file, see :func:`etl.state.run_record.content_digest`.
     """
 
     day: int

@@ -35,10 +35,10 @@ from nvt_torchrec.base.files.atomic import TEMPORARY, atomic_path, locked, outpu
 from nvt_torchrec.base.files.journal import Journal, refuse_changes
 from nvt_torchrec.base.files.remote import filesystem_of
 from nvt_torchrec.base.threads import in_order
-from nvt_torchrec.clicklog.in_memory.errors import of_fitted_spec, say_fitted
+from nvt_torchrec.clicklog.in_memory.value_errors import of_fitted_spec, say_fitted
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
 from nvt_torchrec.formats.rows import RawRows
-from nvt_torchrec.inference.model.threads import one_thread
+from nvt_torchrec.inference.model.torch_threads import one_thread
 from nvt_torchrec.inference.predictor import Predictor, input_spec, of_labels
 from nvt_torchrec.models.metrics import ByLabel, Metrics, compute_metrics
 

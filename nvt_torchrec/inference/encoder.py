@@ -11,17 +11,17 @@ import numpy as np
 import torch
 
 from nvt_torchrec.base.versions import import_name
-from nvt_torchrec.clicklog.in_memory.errors import (
+from nvt_torchrec.clicklog.in_memory.frames import read_columns, read_dicts
+from nvt_torchrec.clicklog.in_memory.value_errors import (
     NOT_A_LIST,
     InvalidRowError,
     no_such_key,
     with_remedy,
 )
-from nvt_torchrec.clicklog.in_memory.frames import read_columns, read_dicts
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import EMPTY_ITEM, MESSAGES, is_missing
-from nvt_torchrec.formats.feature_spec.reading import AS_IT_IS
+from nvt_torchrec.formats.feature_spec.read_plan import AS_IT_IS
 from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, dense_dtype, mask_of_rows
 from nvt_torchrec.workflows import compiled
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
-from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError, of_fitted_spec
+from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, of_fitted_spec
 from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
@@ -19,10 +19,10 @@ from nvt_torchrec.formats.rows import Jagged, RawRows
 from nvt_torchrec.inference.encoder import Encoder
 from nvt_torchrec.inference.model.bundle import is_bundle, read_bundle
 from nvt_torchrec.inference.model.scoring import KINDS, ServingModel
-from nvt_torchrec.inference.model.threads import threads_for
+from nvt_torchrec.inference.model.torch_threads import threads_for
 from nvt_torchrec.inference.model.weights import check_pair, read_checkpoint, usable
 from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.compiled.workflow import Ids
+from nvt_torchrec.workflows.compiled.compiled_workflow import Ids
 from nvt_torchrec.workflows.description import inspect
 
 #: Rows that the model scores at once, or fewer where a row takes much; bounds the memory of its

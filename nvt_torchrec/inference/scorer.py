@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
+from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.inference.predictor import Predictor, check_finite
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-    from nvt_torchrec.workflows.compiled.workflow import Ids
+    from nvt_torchrec.workflows.compiled.compiled_workflow import Ids
 
 _ENCODE = "encode the rows with the workflow that the model was trained with"
 

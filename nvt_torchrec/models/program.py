@@ -61,7 +61,7 @@ def example_inputs(
 
 
 @dataclasses.dataclass(frozen=True)
-class StoredTensor:
+class ProgramTensor:
     """A tensor of a program.
 
     Attributes:
@@ -83,7 +83,7 @@ class StoredTensor:
             raise ValueError(f"{self.name}: a tensor {self.dtype} {list(self.shape)}")
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, name: str = "") -> StoredTensor:
+    def of(cls, tensor: torch.Tensor, name: str = "") -> ProgramTensor:
         """Describe a weight by its name, or store a constant."""
         values = tensor.detach().cpu().numpy()
         data = "" if name else base64.b64encode(values.tobytes()).decode()
@@ -124,7 +124,7 @@ class Program:
         output: The result that it returns.
     """
 
-    tensors: tuple[StoredTensor, ...]
+    tensors: tuple[ProgramTensor, ...]
     steps: tuple[Step, ...]
     output: int
 
@@ -321,7 +321,7 @@ def find_operator(name: str) -> Callable[..., Any]:
 
 
 def _register(
-    root: nn.Module, stored: StoredTensor, number: int, device: torch.device | str
+    root: nn.Module, stored: ProgramTensor, number: int, device: torch.device | str
 ) -> tuple[nn.Module, str]:
     """Register a tensor in a module, or one below it; return which, and its name there."""
     *path, leaf = (stored.name or f"_constant_{number}").split(".")

@@ -63,7 +63,8 @@ dask_names.apply()
 cudf_names.apply()
 dispatch.apply()
 
-from nvt_torchrec.nvt_compat import merlin_io, operators, values  # noqa: E402
+from nvt_torchrec.nvt_compat import categorify as values  # noqa: E402
+from nvt_torchrec.nvt_compat import merlin_io, operators  # noqa: E402
 
 merlin_io.apply()
 values.apply()

@@ -15,8 +15,8 @@ import numpy as np
 
 from nvt_torchrec.base.device import device_errors, difference, use_device
 from nvt_torchrec.nvt_loader import plan as planning
-from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, Block, LoaderBatch, ShardRows
-from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
+from nvt_torchrec.nvt_loader.cpu.block_builder import CpuBuilder
+from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch, LoaderBlock, ShardRows
 from nvt_torchrec.nvt_loader.memory import PREFETCH_BLOCKS, READ_AHEAD, Budget
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Decoder, ShardReader
@@ -69,7 +69,7 @@ def produce_blocks(
     order: Order,
     budget: Budget,
     fall_back: Callable[[str], object],
-) -> Iterator[tuple[slice, Block]]:
+) -> Iterator[tuple[slice, LoaderBlock]]:
     """Build the blocks of one rank from step ``position.first`` to the epoch's end.
 
     Yields:
@@ -86,7 +86,7 @@ def produce_blocks(
 
 def _compared(
     epoch: _RankEpoch, builder: CpuBuilder, host: CpuBuilder, fall_back: Callable[[str], object]
-) -> Iterator[tuple[slice, Block]]:
+) -> Iterator[tuple[slice, LoaderBlock]]:
     """Let the host make the first block, and the device make it once more, to compare them.
 
     If they differ, ``fall_back`` is called with how, and the host makes the other blocks, too.
@@ -105,7 +105,7 @@ def _compared(
     yield from rest
 
 
-def _next_arrays(blocks: Iterator[tuple[slice, Block]]) -> dict[str, np.ndarray]:
+def _next_arrays(blocks: Iterator[tuple[slice, LoaderBlock]]) -> dict[str, np.ndarray]:
     """Return the arrays of the next block."""
     _, block = next(blocks)
     return {name: tensor.cpu().numpy() for name, tensor in block.tensors.items()}
@@ -143,7 +143,7 @@ class _RankEpoch:
 
     def blocks(
         self, builder: CpuBuilder, readers: list[ShardReader]
-    ) -> Iterator[tuple[slice, Block]]:
+    ) -> Iterator[tuple[slice, LoaderBlock]]:
         """Build the blocks of the rows from :meth:`readers` on, and the last, smaller step."""
         plan, order = self._plan, self._order
         for number, (window, begin, end) in enumerate(self._extents):

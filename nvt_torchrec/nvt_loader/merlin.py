@@ -29,8 +29,8 @@ from merlin.schema.io.tensorflow_metadata import TensorflowMetadata
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import options
+from nvt_torchrec.nvt_loader.cpu.block_builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, FlatBlock, JaggedBlock, empty_block
-from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cuda.builders import PinnedBuilder
 from nvt_torchrec.nvt_loader.cuda.device_rows import DeviceChecker, DeviceRows, arrange_rows
 from nvt_torchrec.nvt_loader.epoch import EpochIterator, Position

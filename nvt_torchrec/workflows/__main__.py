@@ -21,7 +21,7 @@ COMMANDS = {
         "show what an id of a column stands for, or which id a value has",
     ),
     "compile": (
-        "nvt_torchrec.workflows.compiled.builder",
+        "nvt_torchrec.workflows.compiled.compiler",
         "make the hash tables beside a workflow again",
     ),
 }

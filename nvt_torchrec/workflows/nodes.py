@@ -266,7 +266,7 @@ def _state(record: Record, spec: FeatureSpec, statistics: dict) -> Record:
 
 
 def _input_schema(spec: FeatureSpec) -> list[Record]:
-    """Return the schema of the pandas frames of :func:`workflows.frames.to_frame`."""
+    """Return the schema of the pandas frames of :func:`workflows.workflow_frames.to_frame`."""
     dense = [_column(name, "float64") for name in spec.dense_names]
     categorical = [
         _column(column.name, raw_dtype(column), column.multi_hot) for column in spec.categorical

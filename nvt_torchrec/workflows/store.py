@@ -41,8 +41,8 @@ from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import FORMAT
 from nvt_torchrec.workflows import functions, nodes
 from nvt_torchrec.workflows.description import graph_of, inspect
-from nvt_torchrec.workflows.frames import features_to_frame
 from nvt_torchrec.workflows.vocabulary import OBSERVED, FittedVocabulary, finish
+from nvt_torchrec.workflows.workflow_frames import features_to_frame
 from nvt_torchrec.workflows.writer import Fitted
 
 
@@ -84,7 +84,7 @@ def realize(
         records: Parents before children, the output last.
         directory: Directory of the artifacts of fitted records; None: the Workflow is unfitted.
         raw: The spec by which the Workflow reads raw columns first, and in whose order it returns
-            columns; None: it takes the frames of :func:`workflows.frames.to_frame`.
+            columns; None: it takes the frames of :func:`workflows.workflow_frames.to_frame`.
     """
     made: dict[int, WorkflowNode] = {}
     for record in records:
@@ -169,8 +169,9 @@ def load(path: Path | str, *, label: bool = True, raw: bool = True) -> Workflow:
             (inference).
         raw: Whether it takes columns of the raw log, as text or as typed values, which its first
             nodes read by the spec (:class:`workflows.store.ReadRawValues`), and returns columns in
-            the order of the parquet. Without, it takes frames of :func:`workflows.frames.to_frame`,
-            and columns come in the order of ``graph.json``.
+            the order of the parquet. Without, it takes frames of
+            :func:`workflows.workflow_frames.to_frame`, and columns come in the order of
+            ``graph.json``.
 
     Raises:
         BadInputError: There is no saved workflow, or one of its files is missing, damaged or
@@ -254,7 +255,7 @@ def _vocabulary(column: CategoricalColumn, stored: str, file: Path) -> FittedVoc
 
 
 def _schema(columns: list[nodes.Record]) -> list[ColumnSchema]:
-    """Return Merlin's schemas of columns of :func:`workflows.frames.to_frame`."""
+    """Return Merlin's schemas of columns of :func:`workflows.workflow_frames.to_frame`."""
     return [
         ColumnSchema(
             column["name"],

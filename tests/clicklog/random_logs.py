@@ -14,7 +14,7 @@ from nvt_torchrec.formats.feature_spec import (
     InputFormat,
 )
 from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS, Derivation
-from nvt_torchrec.formats.feature_spec.reading import LabelRule, Reading
+from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Reading
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
 
 TIME_FORMATS = (

@@ -14,7 +14,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
-from nvt_torchrec.formats.feature_spec.reading import LabelRule, Read
+from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read
 
 #: Of float32.
 LARGEST = (2 - 2**-23) * 2.0**127

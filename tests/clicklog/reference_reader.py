@@ -13,7 +13,7 @@ import numpy as np
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import Derivation
 from nvt_torchrec.formats.feature_spec.raw_types.time import parse_iso
-from nvt_torchrec.formats.feature_spec.reading import Read
+from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.rows import Jagged, RawRows, empty_rows, is_missing
 from tests.clicklog.reference_fields import BAD, LARGEST, expected
 

@@ -15,7 +15,7 @@ from nvt_torchrec.clicklog.text import convert as conversion
 from nvt_torchrec.clicklog.text.convert import convert, convert_lists
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.time import DIRECTIVES, EPOCHS
-from nvt_torchrec.formats.feature_spec.reading import LabelRule, Read
+from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read
 from nvt_torchrec.formats.rows import Jagged
 from tests.clicklog.reference_fields import BAD, EPOCH, KINDS, MICROSECOND, expected
 

@@ -23,7 +23,7 @@ from nvt_torchrec.formats.feature_spec import (
     InputFormat,
 )
 from nvt_torchrec.formats.feature_spec.derivations import Derivation
-from nvt_torchrec.formats.feature_spec.reading import LabelRule, Reading
+from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Reading
 from tests.clicklog.reference_reader import LARGEST, as_lists
 from tests.clicklog.test_text import CSV
 from tests.spec_logs import open_file, stream_rows

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.clicklog.readers.parquet_values import convert_array, fits, type_remedy
 from nvt_torchrec.clicklog.text.convert import convert
-from nvt_torchrec.formats.feature_spec.reading import LabelRule, Read
+from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read
 from tests.clicklog.test_field_rules import _TEXTS, BAD, as_list, fields_of
 
 _UTC = datetime.UTC

@@ -19,7 +19,7 @@ from nvt_torchrec.formats.feature_spec import (
     InputFormat,
 )
 from nvt_torchrec.formats.feature_spec.derivations import Derivation
-from nvt_torchrec.formats.feature_spec.reading import LabelRule, Reading
+from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Reading
 from nvt_torchrec.formats.feature_spec.split import Split
 from tests.clicklog.random_logs import OF_TIME, random_logs, random_rows
 from tests.clicklog.reference_reader import as_lists, check_rows, derived, key_of

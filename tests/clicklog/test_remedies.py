@@ -24,7 +24,7 @@ from nvt_torchrec.formats.feature_spec import (
     FeatureSpec,
     InputFormat,
 )
-from nvt_torchrec.formats.feature_spec.reading import LabelRule, Read
+from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read
 from tests.clicklog.test_field_rules import fields_of
 from tests.spec_logs import stream_rows
 

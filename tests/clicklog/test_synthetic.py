@@ -14,9 +14,8 @@ import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
 from nvt_torchrec.base.errors import OutputError
-from nvt_torchrec.clicklog.synthetic import model as synthetic_model
-from nvt_torchrec.clicklog.synthetic.log import SUMMARY_FILE, format_rows, synthesize
-from nvt_torchrec.clicklog.synthetic.model import (
+from nvt_torchrec.clicklog.synthetic import click_model as synthetic_model
+from nvt_torchrec.clicklog.synthetic.click_model import (
     BLOCK_ROWS,
     MEDIANS,
     MISSING_COUNT,
@@ -24,11 +23,12 @@ from nvt_torchrec.clicklog.synthetic.model import (
     PAIRS,
     SHARES,
     SIGNAL,
-    Rows,
+    SyntheticRows,
     SyntheticSettings,
     plant,
     sigmoid,
 )
+from nvt_torchrec.clicklog.synthetic.log import SUMMARY_FILE, format_rows, synthesize
 from nvt_torchrec.formats.splits import cut_last_day
 from tests.shell import python
 
@@ -52,16 +52,16 @@ def summary(log: Path) -> dict:
 
 
 @pytest.fixture(scope="module")
-def rows(log: Path) -> Rows:
+def rows(log: Path) -> SyntheticRows:
     return parse(b"".join((log / f"day_{day}").read_bytes() for day in range(SETTINGS.days)))
 
 
-def parse(text: bytes) -> Rows:
+def parse(text: bytes) -> SyntheticRows:
     """A slow reader that shares nothing with the writer."""
     fields = [line.split("\t") for line in text.decode("ascii").splitlines()]
     assert {len(line) for line in fields} == {40}
     columns = list(zip(*fields, strict=True))
-    return Rows(
+    return SyntheticRows(
         np.array([int(field) for field in columns[0]]),
         np.array([[int(f) if f else MISSING_COUNT for f in c] for c in columns[1:14]]),
         np.array([[int(f, 16) if f else MISSING_VALUE for f in c] for c in columns[14:]]),
@@ -90,7 +90,7 @@ def test_the_text_says_what_was_drawn() -> None:
     counts += [-1, -2, -10, -9_999, -10_000, -99_999]
     values = [MISSING_VALUE, 0, 1, 0xF, 0x10, 0xFFFF, 0x10000, 0xABCDEF, 0xFFFF0000, 0xFFFFFFFF]
     n = len(counts)
-    drawn = Rows(
+    drawn = SyntheticRows(
         np.arange(n) % 2,
         np.stack([np.roll(counts, j) for j in range(13)]),
         np.stack([np.resize(np.roll(values, c), n) for c in range(26)]),
@@ -104,7 +104,7 @@ def test_the_text_says_what_was_drawn() -> None:
 # ---- shape
 
 
-def test_categories_follow_zipf(rows: Rows) -> None:
+def test_categories_follow_zipf(rows: SyntheticRows) -> None:
     """Frequencies are those of a bounded Pareto density x ** -1.5 between integers.
 
     A late value's share is its neighbour's until its first day, so ranks are compared in
@@ -127,7 +127,7 @@ def test_categories_follow_zipf(rows: Rows) -> None:
 # ---- the planted model and its oracle
 
 
-def test_summary_describes_the_log(summary: dict, rows: Rows, log: Path) -> None:
+def test_summary_describes_the_log(summary: dict, rows: SyntheticRows, log: Path) -> None:
     assert SyntheticSettings(**summary["settings"]) == SETTINGS
     assert summary["rows"] == len(rows) == 3 * SETTINGS.rows_per_day
     assert summary["positives"] == rows.label.sum()
@@ -137,7 +137,7 @@ def test_summary_describes_the_log(summary: dict, rows: Rows, log: Path) -> None
     assert {file["file"] for file in summary["files"]} | {SUMMARY_FILE} == set(os.listdir(log))
 
 
-def test_oracle_can_be_recomputed_from_the_files(summary: dict, rows: Rows) -> None:
+def test_oracle_can_be_recomputed_from_the_files(summary: dict, rows: SyntheticRows) -> None:
     logits = plant(SyntheticSettings(**summary["settings"])).logits(rows.dense, rows.categorical)
     first = 2 * SETTINGS.rows_per_day
     cut = cut_last_day(SETTINGS.rows_per_day)
@@ -158,7 +158,7 @@ def test_oracle_can_be_recomputed_from_the_files(summary: dict, rows: Rows) -> N
         assert oracle["normalized_entropy"] == pytest.approx(loss / entropy, rel=1e-8)
 
 
-def test_logits_follow_the_formula_of_the_model(rows: Rows) -> None:
+def test_logits_follow_the_formula_of_the_model(rows: SyntheticRows) -> None:
     """The click model once more, in plain Python on single values."""
     mask = 2**64 - 1
 
@@ -232,7 +232,7 @@ FULL_DISK = """
 import resource, sys
 from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.clicklog.synthetic.log import synthesize
-from nvt_torchrec.clicklog.synthetic.model import SyntheticSettings
+from nvt_torchrec.clicklog.synthetic.click_model import SyntheticSettings
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
     synthesize(sys.argv[1], SyntheticSettings(days=2, rows_per_day=8192), workers=2)

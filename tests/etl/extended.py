@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nvt_torchrec.base.errors import ClickLogError
-from nvt_torchrec.etl.extend.run import extend
+from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.state.output import EXTENDING_FILE

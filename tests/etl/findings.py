@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from nvt_torchrec.etl.check.files import ERROR, NOTE, Finding
+from nvt_torchrec.etl.check.check_files import ERROR, NOTE, Finding
 from nvt_torchrec.etl.commands.check import check
 
 

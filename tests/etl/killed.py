@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import nvt_torchrec.etl.run
-from nvt_torchrec.etl.units.plan import make_plan
+from nvt_torchrec.etl.units.unit_plan import make_plan
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
 from tests.etl.runs import QUARANTINE, settings, tree
 from tests.etl.split_logs import SHARES_OF_TIME, SPLITS_OF_ROWS, spec_with, write

@@ -23,7 +23,7 @@ from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.engines.engine import Job
 from nvt_torchrec.etl.engines.host import Threads
 from nvt_torchrec.etl.settings import EtlSettings
-from nvt_torchrec.etl.units.plan import Plan
+from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.etl.units.writing import UnitResult
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.manifest import FORMAT
@@ -86,7 +86,7 @@ def fit(
 
 
 def encode(
-    plan: Plan, workflow: Path, work: Path, workers: int = 2, reject: bool = False
+    plan: UnitPlan, workflow: Path, work: Path, workers: int = 2, reject: bool = False
 ) -> list[UnitResult]:
     """What the cpu engine writes to ``work / "parts"`` for the units of a plan."""
     return list(Threads(Job(CRITEO, work, reject, workers)).encode(plan.units, workflow))

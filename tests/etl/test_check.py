@@ -14,7 +14,7 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.parquet_footer import footer_digest
 from nvt_torchrec.etl.__main__ import main
-from nvt_torchrec.etl.check.files import WARNING
+from nvt_torchrec.etl.check.check_files import WARNING
 from nvt_torchrec.etl.commands import check as check_module
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.parts.parquet import write_part

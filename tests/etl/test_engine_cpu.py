@@ -16,7 +16,7 @@ from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.engines import counting
 from nvt_torchrec.etl.engines import runs as cpu_runs
-from nvt_torchrec.etl.units.plan import Plan, make_plan
+from nvt_torchrec.etl.units.unit_plan import UnitPlan, make_plan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.etl.runs import encode, fit
@@ -28,7 +28,7 @@ def _settings(examples: int) -> settings:
     return settings(max_examples=examples, deadline=None, suppress_health_check=checks)
 
 
-def plan_of(log: Path, spec: FeatureSpec = CRITEO, block_bytes: int = 1 << 20) -> Plan:
+def plan_of(log: Path, spec: FeatureSpec = CRITEO, block_bytes: int = 1 << 20) -> UnitPlan:
     return make_plan(find_days(str(log)), spec, block_bytes=block_bytes)
 
 

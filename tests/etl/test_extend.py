@@ -26,8 +26,8 @@ from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.frames import to_frame
 from nvt_torchrec.workflows.store import load
+from nvt_torchrec.workflows.workflow_frames import to_frame
 from tests.etl.extended import (
     SMALL,
     add,
@@ -85,7 +85,7 @@ def test_an_interrupted_day_is_finished_by_the_other_engine(
 ) -> None:
     """What was counted stays counted."""
     output, other = copy_of(base, tmp_path), copy_of(base, tmp_path / "other")
-    extend_workflow = "nvt_torchrec.workflows.extension.workflow.extend_workflow"
+    extend_workflow = "nvt_torchrec.workflows.extension.extend_workflow.extend_workflow"
     with failing(extend_workflow, OutputError("stop here")):
         add(output, raw[0] / "day_3")
     assert list(output.glob(".work/*/fit/*.npz"))

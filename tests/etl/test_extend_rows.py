@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.etl.commands.check import check
-from nvt_torchrec.etl.drift import Drift
+from nvt_torchrec.etl.day_drift import Drift
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.split import Split

@@ -12,7 +12,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.engines.engine import Job, add_up
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.etl.units.plan import make_plan
+from nvt_torchrec.etl.units.unit_plan import make_plan
 from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
     DenseColumn,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nvt_torchrec.etl.__main__ import main
-from nvt_torchrec.etl.finish.manifest import one_label, one_label_remedy
+from nvt_torchrec.etl.finish.make_manifest import one_label, one_label_remedy
 from nvt_torchrec.etl.run import run
 from tests.etl.findings import findings
 from tests.etl.runs import settings

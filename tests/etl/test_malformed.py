@@ -13,7 +13,7 @@ from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.validation import parse, strict_json
 from nvt_torchrec.etl.state.output import claimed
-from nvt_torchrec.etl.state.record import begin_or_resume, plan_record
+from nvt_torchrec.etl.state.run_record import begin_or_resume, plan_record
 from nvt_torchrec.etl.units.writing import UnitRecord
 from nvt_torchrec.formats.manifest import FORMAT, Manifest
 from tests.manifests import PLAIN, write_manifest

@@ -12,7 +12,7 @@ from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import read_bytes
 from nvt_torchrec.clicklog.readers.log_format import format_of, read_block
 from nvt_torchrec.etl.state.staging import staged
-from nvt_torchrec.etl.units.plan import make_plan
+from nvt_torchrec.etl.units.unit_plan import make_plan
 from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
     FeatureSpec,

@@ -9,7 +9,7 @@ import pytest
 from nvt_torchrec.base.errors import BadRowError, OutputError
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.text import delimited, tokenizer
-from nvt_torchrec.etl.drift import measure_drift
+from nvt_torchrec.etl.day_drift import measure_drift
 from nvt_torchrec.etl.run import run
 from tests.etl.extended import content
 from tests.etl.runs import QUARANTINE, assert_is, cut, read_split, settings

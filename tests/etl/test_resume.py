@@ -18,7 +18,7 @@ from nvt_torchrec.base.files.journal import changes
 from nvt_torchrec.base.files.remote import open_input
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.etl.state.record import plan_record
+from nvt_torchrec.etl.state.run_record import plan_record
 from nvt_torchrec.formats.manifest import Manifest
 from tests.etl.extended import content
 from tests.etl.runs import assert_is, failing, settings, tree

@@ -19,8 +19,8 @@ from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.parts.shuffle import round_keys
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.etl.units.plan import make_plan
 from nvt_torchrec.etl.units.split_pass import find_cuts, prepared
+from nvt_torchrec.etl.units.unit_plan import make_plan
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.splits import SPLITS
 from tests.clicklog.reference_reader import key_of

@@ -18,14 +18,14 @@ from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.engines.engine import Job
 from nvt_torchrec.etl.engines.host import Threads
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.etl.units.plan import Plan, make_plan
+from nvt_torchrec.etl.units.unit_plan import UnitPlan, make_plan
 from nvt_torchrec.workflows.writer import write_workflow
 from tests.etl.runs import encode, fit, settings, until
 from tests.logs import CRITEO
 
 
 @pytest.fixture(scope="module")
-def fitted(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
+def fitted(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[UnitPlan, Path]:
     """A plan of many units, and a workflow fitted on them."""
     directory = tmp_path_factory.mktemp("fitted")
     plan = make_plan(find_days(str(raw)), CRITEO, block_bytes=1500)

@@ -25,8 +25,8 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, Fe
 from nvt_torchrec.formats.rows import RawRows, empty_rows
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.frames import to_frame
 from nvt_torchrec.workflows.store import build, fitted_state, load
+from nvt_torchrec.workflows.workflow_frames import to_frame
 from nvt_torchrec.workflows.writer import write_workflow
 from tests.etl.runs import assert_is, parts, read_split, settings, tree
 from tests.logs import CRITEO, write_log

@@ -15,8 +15,8 @@ import pytest
 from tests.kernel_arguments import ARGUMENTS
 
 MODULES = (
-    "nvt_torchrec.clicklog.text.device.kernels",
-    "nvt_torchrec.workflows.compiled.device.kernels",
+    "nvt_torchrec.clicklog.text.device.parse_kernels",
+    "nvt_torchrec.workflows.compiled.device.lookup_kernels",
 )
 #: Kernels that count must do so atomically: several threads add to the same tally.
 ATOMIC = {"encode_columns", "look_up_dense", "count_bits"}

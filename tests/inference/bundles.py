@@ -18,7 +18,7 @@ import torch
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.vocabularies import Generation
 from nvt_torchrec.inference.model.bundle import save_bundle
-from nvt_torchrec.inference.model.scoring import ServingModel, Table
+from nvt_torchrec.inference.model.scoring import JoinedTable, ServingModel
 from nvt_torchrec.inference.model.weights import CheckpointOrigin, Origin
 from nvt_torchrec.inference.publish import PublishSettings, steps
 from nvt_torchrec.models.head import build_head
@@ -121,7 +121,7 @@ def make_bundle(
     }
     head = build_head(config)
     head.module.load_state_dict(weights)
-    model = ServingModel.make(Table(integers(sum(sizes), DIM)), config, head)
+    model = ServingModel.make(JoinedTable(integers(sum(sizes), DIM)), config, head)
     origin = origin or make_origin(generation, (generation,))
     digest = inspect(workflow).digest
     made_from = dataclasses.replace(origin.checkpoint, workflow_digest=digest)

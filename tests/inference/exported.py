@@ -11,7 +11,7 @@ import onnxruntime
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.rows import Jagged, RawRows, is_missing
-from nvt_torchrec.inference.tensors import inputs_of, to_tensors
+from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
 
 
 def tensors_of(rows: RawRows, spec: FeatureSpec) -> dict[str, np.ndarray]:

@@ -12,13 +12,13 @@ import torch
 
 from benchmarks.inference import to_tensors
 from nvt_torchrec.formats.rows import RawRows
-from nvt_torchrec.inference.model.scoring import ServingModel, Table
+from nvt_torchrec.inference.model.scoring import JoinedTable, ServingModel
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.interactions import DotProducts, LowRankCross, Projection
 from nvt_torchrec.training.sharding.train_model import ModelWithTables, fill_table
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.frames import to_frame
 from nvt_torchrec.workflows.store import load
+from nvt_torchrec.workflows.workflow_frames import to_frame
 from tests.training.runs import with_tables
 from tests.training.shapes import dlrm
 
@@ -63,7 +63,7 @@ def to_serve(model: ModelWithTables, config: ModelConfig) -> ServingModel:
     """The same weights, arranged for scoring."""
     bags = model.sparse_arch.embedding_bag_collection.embedding_bags
     rows = torch.cat([bags[name].weight for name in config.table_names])
-    return ServingModel.make(Table(rows), config, model.head)
+    return ServingModel.make(JoinedTable(rows), config, model.head)
 
 
 def scores(scorer: ModelWithTables, workflow: Path, rows: RawRows) -> np.ndarray:

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.app import Service
-from nvt_torchrec.inference.server.batching import Batch, Batcher
+from nvt_torchrec.inference.server.batching import Batcher, RequestBatch
 from nvt_torchrec.inference.server.bodies import RefusedError, parse_body
 from nvt_torchrec.inference.server.reload import Served
-from nvt_torchrec.inference.server.settings import ServerSettings
-from nvt_torchrec.workflows.compiled.workflow import EncodedRows
+from nvt_torchrec.inference.server.serve_settings import ServerSettings
+from nvt_torchrec.workflows.compiled.compiled_workflow import EncodedRows
 
 _NONE = np.zeros(1, np.int64)
 
@@ -55,7 +55,7 @@ class Model:
 
 
 @pytest.fixture
-def batches() -> list[Batch]:
+def batches() -> list[RequestBatch]:
     return []
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.inference import rows_as_dicts
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
+from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.inference.bulk import predict_file

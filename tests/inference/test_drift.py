@@ -13,11 +13,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nvt_torchrec.inference.server.batching import split
-from nvt_torchrec.inference.server.drift import ERROR_RATE, DriftMetrics
+from nvt_torchrec.inference.server.drift_metrics import ERROR_RATE, DriftMetrics
 from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.compiled.workflow import EncodedRows
+from nvt_torchrec.workflows.compiled.compiled_workflow import EncodedRows
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.drift import BUCKETS, population_stability, read_buckets
+from nvt_torchrec.workflows.drift_cells import BUCKETS, population_stability, read_buckets
 from tests.inference.conftest import Trained
 from tests.inference.serving import serving
 from tests.logs import CRITEO

@@ -14,7 +14,7 @@ import torch
 
 from nvt_torchrec import Encoder, KJTLoader, Predictor, Scorer, run
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
+from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.nvt_loader.cpu import plain
 from tests.etl.runs import settings

@@ -23,15 +23,15 @@ from packaging.requirements import Requirement
 from benchmarks.inference import first_rows
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS, Bucket, Derivation
-from nvt_torchrec.formats.feature_spec.reading import Reading
+from nvt_torchrec.formats.feature_spec.read_plan import Reading
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.export import onnx_file
 from nvt_torchrec.inference.export.graph import encode
 from nvt_torchrec.inference.export.onnx_file import Scores, assemble, export_onnx
-from nvt_torchrec.inference.export.operators import Graph
+from nvt_torchrec.inference.export.onnx_operators import Graph
 from nvt_torchrec.inference.model.bundle import save_bundle, write_bundle
+from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
-from nvt_torchrec.inference.tensors import inputs_of, to_tensors
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.vocabulary import finish

@@ -23,10 +23,10 @@ from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.lineage import read_lineage, text_of
 from nvt_torchrec.inference.model.bundle import describe, save_bundle, write_bundle
 from nvt_torchrec.inference.model.weights import read_checkpoint
+from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.publish.steps import score_labelled
 from nvt_torchrec.inference.scorer import Scorer
-from nvt_torchrec.inference.tensors import inputs_of, to_tensors
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.etl.runs import settings
 from tests.inference.bundles import make_origin, publish

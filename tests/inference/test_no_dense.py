@@ -12,8 +12,8 @@ import pytest
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.model.bundle import write_bundle
+from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
-from nvt_torchrec.inference.tensors import inputs_of, to_tensors
 from tests.inference.conftest import Trained, train_model
 from tests.inference.exported import score
 from tests.inference.serving import serving

@@ -18,8 +18,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
-from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
-from nvt_torchrec.inference.model.threads import ONE_THREAD_ROWS, one_thread
+from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
+from nvt_torchrec.inference.model.torch_threads import ONE_THREAD_ROWS, one_thread
 from nvt_torchrec.inference.predictor import MODEL_ROWS, Predictor
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.workflows import compiled

@@ -12,8 +12,8 @@ import tritonclient.http
 
 from benchmarks.inference import first_rows
 from nvt_torchrec.inference.model.bundle import write_bundle
+from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
-from nvt_torchrec.inference.tensors import inputs_of, to_tensors
 from tests.inference.conftest import Trained
 from tests.inference.serving import JSON, Server, serving
 

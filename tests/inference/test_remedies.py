@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, SchemaError
-from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
+from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
     DenseColumn,
@@ -18,12 +18,12 @@ from nvt_torchrec.formats.feature_spec import (
     InputFormat,
 )
 from nvt_torchrec.formats.feature_spec.derivations import Derivation
-from nvt_torchrec.formats.feature_spec.reading import Reading
+from nvt_torchrec.formats.feature_spec.read_plan import Reading
 from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.bodies import RefusedError, parse_body
 from nvt_torchrec.inference.server.reload import Served
-from nvt_torchrec.inference.server.settings import ServerSettings
+from nvt_torchrec.inference.server.serve_settings import ServerSettings
 from tests.inference.test_export import untrained
 
 NEW_RUN = "; keys of the spec take effect with another ETL run and training"

@@ -16,7 +16,7 @@ sys.path[:0] = {paths!r}
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.__main__ import main
 import nvt_torchrec.inference.server.app  # and all that it imports
-import nvt_torchrec.inference.server.run
+import nvt_torchrec.inference.server.processes
 status = main({bundle!r}) or main({predict!r})
 if not status:
     predictor = Predictor.load({predict!r}[2])

@@ -24,8 +24,8 @@ import tritonclient.http
 from benchmarks.inference import first_rows
 from nvt_torchrec.inference.export.triton import export_triton
 from nvt_torchrec.inference.model.bundle import write_bundle
+from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
-from nvt_torchrec.inference.tensors import inputs_of, to_tensors
 from tests.inference.conftest import Trained
 from tests.inference.test_protocol import MODEL, given_to_client
 from tests.shell import ROOT

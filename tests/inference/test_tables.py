@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as npst
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.inference.model.bundle import write_bundle
-from nvt_torchrec.inference.model.scoring import KINDS, Table
+from nvt_torchrec.inference.model.scoring import KINDS, JoinedTable
 from nvt_torchrec.inference.predictor import Predictor
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import read_dicts
@@ -29,7 +29,7 @@ from tests.inference.test_predictor import read_dicts
     )
 )
 def test_int8_is_off_by_half_a_step_at_most(values: np.ndarray) -> None:
-    table = Table(torch.from_numpy(values)).convert("int8")
+    table = JoinedTable(torch.from_numpy(values)).convert("int8")
     assert table.values.dtype == torch.uint8
     got = table.rows(torch.arange(len(values))).double().numpy()
     span = values.max(1, keepdims=True).astype(np.float64) - values.min(1, keepdims=True)
@@ -41,7 +41,7 @@ def test_int8_is_off_by_half_a_step_at_most(values: np.ndarray) -> None:
 def test_rows_and_sums(kind: str) -> None:
     generator = torch.Generator().manual_seed(3)
     weights = torch.randn(500, 12, generator=generator)
-    table = Table(weights).convert(kind)
+    table = JoinedTable(weights).convert(kind)
     assert table.kind == kind
     width = {"float32": 4, "float16": 2, "int8": 1}[kind]
     assert (table.values.itemsize, table.ranges is not None) == (width, kind == "int8")
@@ -58,7 +58,7 @@ def test_rows_and_sums(kind: str) -> None:
 
 
 def test_what_a_type_cannot_hold_is_refused() -> None:
-    table = Table(torch.tensor([[1.0, 7e4]]))
+    table = JoinedTable(torch.tensor([[1.0, 7e4]]))
     with pytest.raises(SettingsError, match=r"larger than 65504.*\n.*int8"):
         table.convert("float16")
     with pytest.raises(SettingsError, match=r"the tables are int8 and cannot become float16"):
@@ -66,7 +66,7 @@ def test_what_a_type_cannot_hold_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"tables 'int4'\n.*float32, float16, int8"):
         Predictor.load("nowhere", tables="int4")
     with pytest.raises(SettingsError, match=r"larger than 65504"):
-        Table(torch.tensor([[float("nan")]])).convert("float16")
+        JoinedTable(torch.tensor([[float("nan")]])).convert("float16")
 
 
 @pytest.mark.parametrize(("kind", "atol"), [("float16", 1e-3), ("int8", 2e-2)])

@@ -8,8 +8,8 @@ import pytest
 
 from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.model.bundle import write_bundle
+from nvt_torchrec.inference.named_tensors import inputs_of
 from nvt_torchrec.inference.predictor import Predictor
-from nvt_torchrec.inference.tensors import inputs_of
 from nvt_torchrec.training.baselines.baselines import CLICK_RATE, REGRESSION
 from tests.inference.exported import score
 from tests.plays import SHARE, write_plays

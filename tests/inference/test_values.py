@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadRowError, SchemaError
-from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
 from nvt_torchrec.clicklog.in_memory.frames import read_columns, read_dicts
+from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.clicklog.text.line_layout import plain_layout
 from nvt_torchrec.clicklog.text.tokenizer import parse_delimited
 from nvt_torchrec.formats.feature_spec import (

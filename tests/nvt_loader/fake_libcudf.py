@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from nvt_torchrec.base.device import fall_back
-from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
+from nvt_torchrec.nvt_loader.cpu.block_builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cuda import builders as gpu
 
 #: Row groups of each call of ``read_parquet``, file by file.

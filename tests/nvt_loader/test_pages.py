@@ -13,8 +13,8 @@ import torch
 
 from nvt_torchrec.base.errors import ClickLogError, SchemaError
 from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.nvt_loader.cpu.block_builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cpu.blocks import ShardRows
-from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.parquet import page_reader, pages
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset

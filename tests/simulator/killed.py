@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from distributed import Client, LocalCluster
 
-from nvt_torchrec.etl.engines.device import workers as device
+from nvt_torchrec.etl.engines.device import gpu_workers as device
 from nvt_torchrec.etl.engines.workers import Workers
 from nvt_torchrec.etl.run import run
 from tests.etl.killed import stage_of

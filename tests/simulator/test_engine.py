@@ -25,12 +25,12 @@ from nvt_torchrec.base.errors import BadRowError, OutputError
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.engines import counting
-from nvt_torchrec.etl.engines.device import blocks
-from nvt_torchrec.etl.engines.device import workers as device
-from nvt_torchrec.etl.engines.device.blocks import count_block
+from nvt_torchrec.etl.engines.device import device_blocks as blocks
+from nvt_torchrec.etl.engines.device import gpu_workers as device
+from nvt_torchrec.etl.engines.device.device_blocks import count_block
 from nvt_torchrec.etl.engines.workers import Workers
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.etl.units.plan import DividedBlock
+from nvt_torchrec.etl.units.unit_plan import DividedBlock
 from nvt_torchrec.etl.units.writing import LostRowsError
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import DENSE_TRANSFORMS
@@ -259,7 +259,9 @@ def test_lines_that_the_card_does_not_find_are_noticed(
 ) -> None:
     write(tmp_path / "raw", 3)
     monkeypatch.setattr(Workers, "_agrees", lambda *_: True)  # its first block is right
-    monkeypatch.setattr("nvt_torchrec.etl.engines.device.blocks.count_newlines", lambda text: 10**6)
+    monkeypatch.setattr(
+        "nvt_torchrec.etl.engines.device.device_blocks.count_newlines", lambda text: 10**6
+    )
     with pytest.raises(LostRowsError, match="1000000 lines, but the GPU found"):
         compare(tmp_path)
 

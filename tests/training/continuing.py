@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import torch
 
-from nvt_torchrec.models.checkpoint.tensors import Window, read_tensors, read_windows
-from nvt_torchrec.training.checkpoint.state import training_state
-from nvt_torchrec.training.checkpoint.store import save_checkpoint
+from nvt_torchrec.models.checkpoint.tensor_files import Window, read_tensors, read_windows
+from nvt_torchrec.training.checkpoint.restoring import training_state
+from nvt_torchrec.training.checkpoint.saving import save_checkpoint
 from nvt_torchrec.training.data.choices import read_schema
 from nvt_torchrec.training.launch.distributed import Group, process_group
 from nvt_torchrec.training.loop.train import Trainer

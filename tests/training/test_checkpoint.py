@@ -16,9 +16,9 @@ import torch.distributed.checkpoint as dcp
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.models.checkpoint.reading import read_model
 from nvt_torchrec.models.checkpoint.record import FORMAT, CheckpointRecord
-from nvt_torchrec.models.checkpoint.tensors import Chunk, StoredTensor, check_places
+from nvt_torchrec.models.checkpoint.tensor_files import Chunk, StoredTensor, check_places
 from nvt_torchrec.models.head import build_head
-from nvt_torchrec.training.checkpoint.store import check_destination
+from nvt_torchrec.training.checkpoint.saving import check_destination
 from tests.training.generations import DIGESTS, write_workflow
 from tests.training.runs import train_here
 

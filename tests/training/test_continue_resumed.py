@@ -9,7 +9,7 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError, SettingsError
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
-from nvt_torchrec.training.checkpoint.writer import finished
+from nvt_torchrec.training.checkpoint.periodic import finished
 from tests.training.continuing import PLACEMENTS, flags, save_start_here, train_checkpoints
 from tests.training.generations import DIGESTS, table_sizes, write_output, write_workflow
 from tests.training.runs import assert_same, events, train_here, train_until_pulled, written_to

@@ -11,7 +11,7 @@ from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.formats.etl_output import SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
-from nvt_torchrec.training.data.days import TrainingDays, choose_days
+from nvt_torchrec.training.data.training_days import TrainingDays, choose_days
 from nvt_torchrec.training.loop.train import TrainResult
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from tests.etl.extended import SMALL, add, make_base, write_days

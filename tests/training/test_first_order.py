@@ -14,7 +14,12 @@ from nvt_torchrec.models.head import build_head
 from nvt_torchrec.models.piecewise import PiecewiseLinear, find_edges
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.training.baselines.baselines import REGRESSION, compute_baselines
-from nvt_torchrec.training.baselines.regression import Column, Sample, fit_regression, read_sample
+from nvt_torchrec.training.baselines.regression import (
+    Column,
+    RowSample,
+    fit_regression,
+    read_sample,
+)
 from nvt_torchrec.training.data.choices import read_schema
 from nvt_torchrec.training.data.loaders import TrainBatch, make_loader
 from nvt_torchrec.training.launch.distributed import process_group
@@ -151,7 +156,7 @@ def test_bins_bend_the_regression_where_data_do():
         parts = []
         for part in (slice(rows), slice(6_000, None)):
             of_rows = Column(ids.ids[part], None)
-            parts.append(Sample(x[part], [of_rows], {"x": labels[part]}, None))
+            parts.append(RowSample(x[part], [of_rows], {"x": labels[part]}, None))
         train, test = parts
         for edges in (None, find_edges(train.dense, 16)):
             logits = fit_regression(train, "x", edges).logits(test)
@@ -189,7 +194,7 @@ def test_empty_lists_and_rows_of_weight_0():
 
     def sample(ids, labels, weights, lists):
         dense = np.zeros((len(labels), 0), np.float32)
-        return Sample(dense, [Column(ids, None), Column(*lists)], {"x": labels}, weights)
+        return RowSample(dense, [Column(ids, None), Column(*lists)], {"x": labels}, weights)
 
     without = fit_regression(sample(ids, labels, np.ones(2_000, np.float32), (none, none)), "x")
     weights = np.append(np.ones(2_000), 0).astype(np.float32)

@@ -9,7 +9,7 @@ from fbgemm_gpu.split_embedding_configs import SparseType
 from torchrec.distributed.types import BoundsCheckMode
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.models.checkpoint.tensors import read_tensors
+from nvt_torchrec.models.checkpoint.tensor_files import read_tensors
 from nvt_torchrec.training.data.choices import read_schema
 from nvt_torchrec.training.launch.distributed import process_group
 from nvt_torchrec.training.optim.adam import lookups_of

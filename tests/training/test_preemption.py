@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nvt_torchrec.training.checkpoint.writer import finished
+from nvt_torchrec.training.checkpoint.periodic import finished
 from nvt_torchrec.training.launch.preemption import EXIT_STATUS
 from nvt_torchrec.training.loop import train as train_module
 from tests.training.runs import (

@@ -17,7 +17,7 @@ import torch
 
 from nvt_torchrec.base.errors import OutputError, SchemaError, SettingsError
 from nvt_torchrec.models.checkpoint.record import FORMAT, CheckpointRecord
-from nvt_torchrec.training.checkpoint.writer import finished
+from nvt_torchrec.training.checkpoint.periodic import finished
 from nvt_torchrec.training.loop import train as train_module
 from nvt_torchrec.training.loop.finish import fit_bias
 from tests.nvt_loader.data import write_metadata, write_split

@@ -13,7 +13,7 @@ from nvt_torchrec.base.auroc import auroc
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.metrics import compute_metrics
 from nvt_torchrec.training.baselines.baselines import CLICK_RATE, REGRESSION, compute_baselines
-from nvt_torchrec.training.baselines.regression import Column, Sample
+from nvt_torchrec.training.baselines.regression import Column, RowSample
 from nvt_torchrec.training.baselines.trees import Trees
 from nvt_torchrec.training.data.choices import choose_sizes, read_schema
 from nvt_torchrec.training.launch.distributed import process_group
@@ -127,7 +127,7 @@ def test_boosted_trees_learn_what_a_regression_cannot(monkeypatch, without):
     noise = np.arange(4000) % 4 == 0
     column = Column(ids, np.repeat(np.arange(4000), 2))
     given = np.where(noise, 1 - labels, labels)
-    sample = Sample(number[:, None], [column], {"y": given}, (~noise).astype(np.float32))
+    sample = RowSample(number[:, None], [column], {"y": given}, (~noise).astype(np.float32))
     if without.startswith("sklearn"):
         with pytest.raises(ImportError):
             Trees(sample, "y")

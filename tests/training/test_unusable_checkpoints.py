@@ -17,11 +17,12 @@ import torch
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SettingsError
 from nvt_torchrec.models.checkpoint.reading import read_model
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord, digest_of
-from nvt_torchrec.models.checkpoint.tensors import read_tensors
+from nvt_torchrec.models.checkpoint.tensor_files import read_tensors
 from nvt_torchrec.models.head import build_head
-from nvt_torchrec.training.checkpoint import state, store
+from nvt_torchrec.training.checkpoint import restoring as state
+from nvt_torchrec.training.checkpoint import saving as store
 from nvt_torchrec.training.checkpoint.ancestor import remove_older
-from nvt_torchrec.training.checkpoint.writer import finished
+from nvt_torchrec.training.checkpoint.periodic import finished
 from nvt_torchrec.training.launch.distributed import process_group
 from tests.training.runs import (
     MODEL,
@@ -113,7 +114,7 @@ def newest_is_nan(data, started, monkeypatch) -> Path:
     diverging = ["--change_lr", "--lr_change_point=0.9", "--lr_after_change_point=1e38"]
     quiet = "--throughput_check_freq_within_epoch=1000"
     with monkeypatch.context() as patch:
-        patch.setattr("nvt_torchrec.training.checkpoint.store.not_finite", lambda state: "")
+        patch.setattr("nvt_torchrec.training.checkpoint.saving.not_finite", lambda state: "")
         with pytest.raises(SettingsError, match="the loss is nan"):
             train_here(*flags_of(data, started), "--resume", *diverging, quiet)
     shutil.rmtree(started / "log")
@@ -189,7 +190,7 @@ def _stale(file: Path, *arguments: object) -> bytes:
     [
         ("nvt_torchrec.base.files.artifact._digest", _stale),
         ("nvt_torchrec.base.files.atomic.read_regular", _stale),
-        ("nvt_torchrec.models.checkpoint.tensors.read_chunk", _no_memory),
+        ("nvt_torchrec.models.checkpoint.tensor_files.read_chunk", _no_memory),
     ],
 )
 def test_a_resume_renames_nothing(data, started, monkeypatch, where, fails):
@@ -209,7 +210,7 @@ def test_too_little_memory_is_not_called_damage(started, tmp_path, monkeypatch):
         patch.setattr(store, "build_head", _build_without_memory)
         with pytest.raises(torch.OutOfMemoryError):
             read_model(path)
-    monkeypatch.setattr("nvt_torchrec.models.checkpoint.tensors.read_chunk", _no_memory)
+    monkeypatch.setattr("nvt_torchrec.models.checkpoint.tensor_files.read_chunk", _no_memory)
     with pytest.raises(ClickLogError, match="cannot be read now: CUDA out of memory"):
         read_model(path)
 

@@ -25,9 +25,9 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows, empty_rows, is_missing
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.frames import to_frame
 from nvt_torchrec.workflows.store import build, fitted_state, load
 from nvt_torchrec.workflows.vocabulary import finish
+from nvt_torchrec.workflows.workflow_frames import to_frame
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.workflows.random_specs import (
     Oracle,

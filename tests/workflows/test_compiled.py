@@ -27,9 +27,9 @@ from nvt_torchrec.formats.rows import (
 )
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import tables
-from nvt_torchrec.workflows.frames import to_frame
 from nvt_torchrec.workflows.store import load
 from nvt_torchrec.workflows.vocabulary import finish
+from nvt_torchrec.workflows.workflow_frames import to_frame
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.workflows.random_specs import as_columns, examples, feature_specs, raw_rows
 

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from nvt_torchrec.formats.rows import Jagged
-from nvt_torchrec.workflows import drift
-from nvt_torchrec.workflows.drift import (
+from nvt_torchrec.workflows import drift_cells as drift
+from nvt_torchrec.workflows.drift_cells import (
     ABSENT,
     BUCKETS,
     LEAST_COUNT,

@@ -17,9 +17,13 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.workflows import vocabulary
 from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.extension.extend_workflow import (
+    DayCounts,
+    extend_workflow,
+    write_base_state,
+)
+from nvt_torchrec.workflows.extension.grow_vocabulary import DayOfVocabulary, extend_vocabulary
 from nvt_torchrec.workflows.extension.state import SeenValues, VocabularyState, read_state
-from nvt_torchrec.workflows.extension.vocabulary import DayOfVocabulary, extend_vocabulary
-from nvt_torchrec.workflows.extension.workflow import DayCounts, extend_workflow, write_base_state
 from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
 from nvt_torchrec.workflows.vocabulary import apply_policy
 from nvt_torchrec.workflows.writer import Descent, Fitted, write_workflow

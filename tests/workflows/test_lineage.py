@@ -17,8 +17,8 @@ from nvt_torchrec.formats.day_names import days_text
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.vocabularies import read_reused
 from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.extension.extend_workflow import DayCounts
 from nvt_torchrec.workflows.extension.state import read_state
-from nvt_torchrec.workflows.extension.workflow import DayCounts
 from nvt_torchrec.workflows.lookup import describe_meaning, id_of, meaning_of
 from nvt_torchrec.workflows.report import report
 from nvt_torchrec.workflows.vocabulary import apply_policy

@@ -10,18 +10,18 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import check_valid, mask_to_arrow, null_mask, to_arrow, to_numpy
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.clicklog.in_memory.errors import (
+from nvt_torchrec.clicklog.in_memory.python_values import (
+    convert_values,
+    has_rules,
+    read_as_text,
+    times_to_arrow,
+)
+from nvt_torchrec.clicklog.in_memory.value_errors import (
     InvalidRowError,
     MissingColumnError,
     keys_of,
     no_such_key,
     with_remedy,
-)
-from nvt_torchrec.clicklog.in_memory.values import (
-    convert_values,
-    has_rules,
-    read_as_text,
-    times_to_arrow,
 )
 from nvt_torchrec.clicklog.readers.parquet_values import (
     conversion_remedy,
@@ -37,7 +37,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import is_missing
 from nvt_torchrec.formats.feature_spec.raw_types.integers import EXACT
-from nvt_torchrec.formats.feature_spec.reading import Read
+from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.rows import CategoryValues, RawRows
 
 #: By name, the values [n] of a column and where they are missing, bool [n].

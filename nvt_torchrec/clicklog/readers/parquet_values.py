@@ -31,7 +31,7 @@ from nvt_torchrec.clicklog.text.convert import Converted, convert, convert_lists
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import EMPTY_ITEM, NULL_ITEM
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
-from nvt_torchrec.formats.feature_spec.reading import Read
+from nvt_torchrec.formats.feature_spec.read_plan import Read
 
 
 def fits(held: pa.DataType, read: Read, separator: str = "") -> bool:

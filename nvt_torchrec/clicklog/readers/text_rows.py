@@ -41,7 +41,7 @@ from nvt_torchrec.clicklog.text.row_ends import row_begins
 from nvt_torchrec.clicklog.text.tokenizer import as_utf8, parse_rows
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types.base import MESSAGES, NOT_UTF8
-from nvt_torchrec.formats.feature_spec.reading import Read
+from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.rows import BadRow, RawRows, with_bad_rows
 
 #: Text that is read at once for a block in one chunk: most blocks are smaller.

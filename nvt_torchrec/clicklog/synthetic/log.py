@@ -1,8 +1,8 @@
 """Write a synthetic click log, with the best AUROC that a model can reach on it.
 
-The rows have Criteo's columns and come from a planted click model, :mod:`clicklog.synthetic.model`.
-The model's own probabilities are the oracle: no predictor ranks new rows better, so compare the
-AUROC of a trained model with the oracle's.
+The rows have Criteo's columns and come from a planted click model,
+:mod:`clicklog.synthetic.click_model`. The model's own probabilities are the oracle: no predictor
+ranks new rows better, so compare the AUROC of a trained model with the oracle's.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import pyarrow.csv as pa_csv
 from nvt_torchrec.base.arrays import mask_to_arrow, to_arrow
 from nvt_torchrec.base.files.atomic import new_directory, write_json
 from nvt_torchrec.base.threads import in_order
-from nvt_torchrec.clicklog.synthetic.model import (
+from nvt_torchrec.clicklog.synthetic.click_model import (
     BLOCK_ROWS,
     MISSING_COUNT,
     MISSING_VALUE,
-    Rows,
     SyntheticModel,
+    SyntheticRows,
     SyntheticSettings,
     plant,
 )
@@ -151,7 +151,7 @@ def _write_day(path: Path, model: SyntheticModel, day: int, bar: Any) -> dict[st
     return scores
 
 
-def format_rows(rows: Rows) -> bytes:
+def format_rows(rows: SyntheticRows) -> bytes:
     """Format rows in Criteo's format, one line each."""
     columns: list[pa.Array] = [to_arrow(rows.label)]
     for counts in rows.dense:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from nvt_torchrec.base.arrays import blanked, is_one_of, mask_to_arrow, string_array, string_parts
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import EMPTY_ITEM, NULL_ITEM
-from nvt_torchrec.formats.feature_spec.reading import Read
+from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.rows import CategoryValues, Jagged
 
 #: Bytes of a field that an error shows.

@@ -12,7 +12,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types import base as codes
 from nvt_torchrec.formats.feature_spec.raw_types.time import example_of
-from nvt_torchrec.formats.feature_spec.reading import Read
+from nvt_torchrec.formats.feature_spec.read_plan import Read
 
 #: By code. ``{keys}`` are those of the raw type, ``{wider}`` is the raw type of larger numbers.
 REMEDIES = {

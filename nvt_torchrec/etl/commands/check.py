@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.etl.check.files import ERROR, NOTE, WARNING, Finding
+from nvt_torchrec.etl.check.check_files import ERROR, NOTE, WARNING, Finding
 from nvt_torchrec.etl.settings import threads_flag
 
 #: For the command's help.
@@ -36,7 +36,8 @@ def check(
         BadInputError: There is nothing to check: no directory, or no parquet file; or the output is
             between two generations.
     """
-    from nvt_torchrec.etl.check import files, rows
+    from nvt_torchrec.etl.check import check_files as files
+    from nvt_torchrec.etl.check import check_rows as rows
 
     output = files.find(Path(path))
     files.check_files(output)

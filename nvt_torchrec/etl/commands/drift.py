@@ -17,8 +17,8 @@ from nvt_torchrec.formats.manifest import Manifest
 
 if TYPE_CHECKING:
     from nvt_torchrec.clicklog.readers.days import DayFile
-    from nvt_torchrec.etl.drift import Drift
-    from nvt_torchrec.workflows.drift import Measure
+    from nvt_torchrec.etl.day_drift import Drift
+    from nvt_torchrec.workflows.drift_cells import Measure
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +56,13 @@ def run(settings: DriftSettings, thresholds: Thresholds) -> int:
     0 returned: now it would be compared with itself, and to add it was decided.
 
     Raises:
-        ClickLogError: There is nothing to compare; see :func:`etl.drift.measure_drift`.
+        ClickLogError: There is nothing to compare; see :func:`etl.day_drift.measure_drift`.
     """
     from tqdm import tqdm
 
-    from nvt_torchrec.etl.drift import Drift, measure_drift, result_name
-    from nvt_torchrec.etl.extend.checks import check_same_file
+    from nvt_torchrec.etl.day_drift import Drift, measure_drift, result_name
     from nvt_torchrec.etl.extend.claim import finish_switch
+    from nvt_torchrec.etl.extend.day_checks import check_same_file
 
     output = EtlOutput(settings.output_path)
     finish_switch(output.root)

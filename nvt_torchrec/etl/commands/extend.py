@@ -22,9 +22,9 @@ def run(settings: ExtendSettings) -> None:
     """Add the days, and print what there is now.
 
     Raises:
-        ClickLogError: A setting is not allowed, or what :func:`etl.extend.run.extend` raises.
+        ClickLogError: A setting is not allowed, or what :func:`etl.extend.extend.extend` raises.
     """
-    from nvt_torchrec.etl.extend.run import extend
+    from nvt_torchrec.etl.extend.extend import extend
     from nvt_torchrec.formats.day_names import day_title
 
     manifest = extend(settings)

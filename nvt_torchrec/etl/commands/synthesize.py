@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.clicklog.synthetic.model import SyntheticSettings
+from nvt_torchrec.clicklog.synthetic.click_model import SyntheticSettings
 from nvt_torchrec.etl.settings import threads_flag
 
 log = logging.getLogger(__name__)

@@ -26,10 +26,10 @@ from nvt_torchrec.etl.engines.counting import Counts, merge
 from nvt_torchrec.etl.engines.runs import Runs
 from nvt_torchrec.etl.settings import cores
 from nvt_torchrec.etl.state.output import FIT
-from nvt_torchrec.etl.units.plan import Unit
+from nvt_torchrec.etl.units.unit_plan import Unit
 from nvt_torchrec.etl.units.writing import NoTrainingRowsError, UnitResult
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
-from nvt_torchrec.workflows.extension.workflow import DayCounts
+from nvt_torchrec.workflows.extension.extend_workflow import DayCounts
 from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, Values, apply_policy
 from nvt_torchrec.workflows.writer import Fitted

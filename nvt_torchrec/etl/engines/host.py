@@ -24,7 +24,7 @@ from nvt_torchrec.etl.engines import counting
 from nvt_torchrec.etl.engines.counting import Counts, count, merge, moments
 from nvt_torchrec.etl.engines.engine import Engine, Report, open_runs
 from nvt_torchrec.etl.engines.runs import SortedRun
-from nvt_torchrec.etl.units.plan import Unit, by_block
+from nvt_torchrec.etl.units.unit_plan import Unit, by_block
 from nvt_torchrec.etl.units.writing import (
     Encoded,
     UnitResult,

@@ -31,7 +31,7 @@ from nvt_torchrec.etl.engines.cluster import readable_errors
 from nvt_torchrec.etl.engines.engine import Job, Report
 from nvt_torchrec.etl.engines.workers import Workers
 from nvt_torchrec.etl.state.output import CATEGORIES
-from nvt_torchrec.etl.units.plan import Unit
+from nvt_torchrec.etl.units.unit_plan import Unit
 from nvt_torchrec.etl.units.writing import (
     Encoded,
     UnitResult,
@@ -44,8 +44,8 @@ from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.rows import RawRows, empty_rows
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.frames import to_frame
 from nvt_torchrec.workflows.store import build, fitted_state, load
+from nvt_torchrec.workflows.workflow_frames import to_frame
 from nvt_torchrec.workflows.writer import Fitted
 
 log = logging.getLogger(__name__)

@@ -22,12 +22,12 @@ from nvt_torchrec.base.device import device_errors, fall_back
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engines.cluster import readable_errors
-from nvt_torchrec.etl.engines.device import workers as device
+from nvt_torchrec.etl.engines.device import gpu_workers as device
 from nvt_torchrec.etl.engines.engine import Engine, Job, Report, open_runs
 from nvt_torchrec.etl.engines.host import count_block, encode_block
 from nvt_torchrec.etl.engines.runs import run_name, write_run
 from nvt_torchrec.etl.state.output import FIT
-from nvt_torchrec.etl.units.plan import Unit, by_block
+from nvt_torchrec.etl.units.unit_plan import Unit, by_block
 from nvt_torchrec.etl.units.writing import UnitResult, finish_units
 from nvt_torchrec.formats.workflow_description import METADATA_FILE
 from nvt_torchrec.workflows import compiled

@@ -31,7 +31,7 @@ from nvt_torchrec.base.files.atomic import fsync_directory, locked, remove, remo
 from nvt_torchrec.base.files.journal import Journal
 from nvt_torchrec.base.files.validation import path_inside
 from nvt_torchrec.etl.state import output as state
-from nvt_torchrec.etl.state.record import PlanRecord
+from nvt_torchrec.etl.state.run_record import PlanRecord
 from nvt_torchrec.formats.etl_output import NAMES, PREVIOUS, SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.extend.claim import NEXT
-from nvt_torchrec.etl.finish.manifest import add_counts, summed
+from nvt_torchrec.etl.finish.make_manifest import add_counts, summed
 from nvt_torchrec.etl.state.output import PARTS
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Extension, InputFile, Manifest, PartFile
@@ -71,7 +71,7 @@ def left_out(before: Manifest, day: DayFile, keep: int | None) -> set[int]:
 
 def files_of_days(rejected: Path, inputs: list[InputFile], days: set[int]) -> set[str]:
     """Return the names of the files on some days below ``rejected`` and ``drift``."""
-    from nvt_torchrec.etl.drift import result_name
+    from nvt_torchrec.etl.day_drift import result_name
 
     names = set()
     for file in inputs:

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.base.files.atomic import atomic_path
-from nvt_torchrec.base.progress import hide_bars
+from nvt_torchrec.base.progress_bars import hide_bars
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.lines import measure_head, read_stream
 from nvt_torchrec.clicklog.readers.log_format import format_of

@@ -25,7 +25,7 @@ from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block_chunks
 from nvt_torchrec.etl.state.output import TIMES
-from nvt_torchrec.etl.units.plan import Plan
+from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 
 log = logging.getLogger(__name__)
@@ -37,20 +37,20 @@ _CHUNK_BYTES = 2 << 20
 
 
 def prepared(
-    plan: Plan,
+    plan: UnitPlan,
     spec: FeatureSpec,
     work: Path,
     *,
     threads: int,
     reject: bool | int,
     report: Callable[[int], object] = lambda rows: None,
-) -> Plan:
+) -> UnitPlan:
     """Return the plan with the row numbers, or the cuts by time, that its division of rows needs.
 
     After an interruption, blocks whose times were counted are not read again.
 
     Args:
-        plan: See :func:`etl.units.plan.make_plan`.
+        plan: See :func:`etl.units.unit_plan.make_plan`.
         spec: The columns and the split.
         work: The directory of the run's state.
         threads: The number of blocks that are read at once.
@@ -75,7 +75,7 @@ def prepared(
     return plan
 
 
-def _with_row_numbers(plan: Plan, spec: FeatureSpec, threads: int) -> Plan:
+def _with_row_numbers(plan: UnitPlan, spec: FeatureSpec, threads: int) -> UnitPlan:
     """Count the rows of each divided block; note how many are before it in its file."""
     blocks, count_rows = plan.divided_blocks, format_of(spec).count_rows
     counts = in_order(
@@ -90,7 +90,7 @@ def _with_row_numbers(plan: Plan, spec: FeatureSpec, threads: int) -> Plan:
 
 
 def _time_cuts(
-    plan: Plan,
+    plan: UnitPlan,
     spec: FeatureSpec,
     directory: Path,
     threads: int,
@@ -216,7 +216,7 @@ def format_time(microseconds: int) -> str:
     return time.isoformat(" ")
 
 
-def describe(plan: Plan, spec: FeatureSpec) -> dict[str, object]:
+def describe(plan: UnitPlan, spec: FeatureSpec) -> dict[str, object]:
     """Return the rule of the split for the manifest: its settings, and the cuts by time."""
     rule: dict[str, object] = {
         key: list(value) if isinstance(value, tuple) else value

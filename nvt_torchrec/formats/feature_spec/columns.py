@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.formats.feature_spec.checks import check, check_registered, one_of
 from nvt_torchrec.formats.feature_spec.derivations import Derivation
+from nvt_torchrec.formats.feature_spec.field_checks import check, check_registered, one_of
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.raw_types import (
     CATEGORICAL_RAW_TYPES,
     DENSE_RAW_TYPES,
     RAW_TYPES,
 )
-from nvt_torchrec.formats.feature_spec.reading import AS_IT_IS, Reading
+from nvt_torchrec.formats.feature_spec.read_plan import AS_IT_IS, Reading
 from nvt_torchrec.formats.feature_spec.transforms import TRANSFORMS
 
 #: Ids that no value of the vocabulary has: 0 padding, 1 null, then out of vocabulary.

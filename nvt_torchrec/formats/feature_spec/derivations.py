@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import strings
-from nvt_torchrec.formats.feature_spec.checks import check, check_registered
+from nvt_torchrec.formats.feature_spec.field_checks import check, check_registered
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.time import check_time_format, parse_iso
 

@@ -12,15 +12,15 @@ from typing import Any
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.validation import parse
-from nvt_torchrec.formats.feature_spec.checks import check, one_of
 from nvt_torchrec.formats.feature_spec.columns import (
     WORD_BITS,
     CategoricalColumn,
     DenseColumn,
     InputFormat,
 )
+from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.feature_spec.reading import AS_IT_IS, LabelRule, Read, ReadPlan
+from nvt_torchrec.formats.feature_spec.read_plan import AS_IT_IS, LabelRule, Read, ReadPlan
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
 from nvt_torchrec.formats.feature_spec.transforms import TRANSFORMS, DenseTransform
 

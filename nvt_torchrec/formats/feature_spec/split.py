@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.formats.feature_spec.checks import check, one_of
+from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
 from nvt_torchrec.formats.feature_spec.raw_types.time import check_time_format, parse_iso
 
 

@@ -125,7 +125,7 @@ from nvt_torchrec.base.files.validation import convert, read_regular
 from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.feature_spec.derivations import Derivation
 from nvt_torchrec.formats.feature_spec.feature_spec import MAX_COLUMNS, FeatureSpec, did_you_mean
-from nvt_torchrec.formats.feature_spec.reading import LabelRule, Reading
+from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Reading
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.splits import SPLITS
 

@@ -34,7 +34,7 @@ def run(settings: BundleSettings) -> None:
 
     prepare_torch()
     from nvt_torchrec.inference.model.bundle import write_bundle
-    from nvt_torchrec.inference.publish.store import prune_bundles
+    from nvt_torchrec.inference.publish.directory import prune_bundles
 
     output = settings.output
     if write_bundle(settings.workflow, settings.checkpoint, output, tables=settings.tables):

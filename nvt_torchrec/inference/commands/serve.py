@@ -7,7 +7,7 @@ import signal
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.inference.commands.model import ModelSettings, prepare
-from nvt_torchrec.inference.server.settings import ServerSettings
+from nvt_torchrec.inference.server.serve_settings import ServerSettings
 
 SETTINGS = (ModelSettings, ServerSettings)
 
@@ -26,7 +26,7 @@ def run(model: ModelSettings, settings: ServerSettings) -> int:
     try:
         if settings.workers == 1:
             prepare()
-        from nvt_torchrec.inference.server.run import serve
+        from nvt_torchrec.inference.server.processes import serve
 
         return serve(model, settings)
     finally:

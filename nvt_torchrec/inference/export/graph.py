@@ -24,10 +24,10 @@ from nvt_torchrec.formats.feature_spec.derivations import CROSS_SEPARATOR, DAY, 
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import number_of
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS, parse_iso
-from nvt_torchrec.formats.feature_spec.reading import Read
+from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.vocabularies import read_columns
 from nvt_torchrec.formats.workflow_description import COPY_AGAIN, WorkflowDescription
-from nvt_torchrec.inference.export.operators import (
+from nvt_torchrec.inference.export.onnx_operators import (
     Graph,
     boolean,
     hexadecimal,
@@ -36,7 +36,7 @@ from nvt_torchrec.inference.export.operators import (
     murmur3,
     part_of_time,
 )
-from nvt_torchrec.inference.tensors import MISSING, MISSING_OF, Input, inputs_of, kind_of
+from nvt_torchrec.inference.named_tensors import MISSING, MISSING_OF, Input, inputs_of, kind_of
 
 OPSET, ML_OPSET = 20, 4
 #: The name of a node that fails, which ONNX Runtime's errors show.

@@ -22,14 +22,14 @@ from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
-from nvt_torchrec.formats.feature_spec.reading import Read
+from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.inference.export.graph import ML_OPSET, OPSET, Encoded, encode
-from nvt_torchrec.inference.export.operators import Graph, vocabulary_bytes
+from nvt_torchrec.inference.export.onnx_operators import Graph, vocabulary_bytes
 from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest
 from nvt_torchrec.inference.model.scoring import ServingModel
+from nvt_torchrec.inference.named_tensors import DTYPES, MISSING_OF, OUTPUT, inputs_of, to_columns
 from nvt_torchrec.inference.predictor import Predictor, of_labels
-from nvt_torchrec.inference.tensors import DTYPES, MISSING_OF, OUTPUT, inputs_of, to_columns
 from nvt_torchrec.workflows.compiled.dense import normalization
 from nvt_torchrec.workflows.description import inspect
 

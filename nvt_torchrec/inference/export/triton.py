@@ -15,8 +15,8 @@ from pathlib import Path
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.inference.export.onnx_file import write_model
+from nvt_torchrec.inference.named_tensors import MODEL_NAME, OUTPUT, inputs_of
 from nvt_torchrec.inference.predictor import of_labels
-from nvt_torchrec.inference.tensors import MODEL_NAME, OUTPUT, inputs_of
 
 _MAX_BATCH = 4096
 _TYPES = {"string": "TYPE_STRING", "int64": "TYPE_INT64", "float64": "TYPE_FP64"}

@@ -42,7 +42,7 @@ from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.finite import not_finite
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
-from nvt_torchrec.inference.model.scoring import KINDS, ServingModel, Table
+from nvt_torchrec.inference.model.scoring import KINDS, JoinedTable, ServingModel
 from nvt_torchrec.inference.model.weights import (
     Origin,
     check_pair,
@@ -316,16 +316,16 @@ def bundle_name(digest: str) -> str:
     return digest[:_NAME_DIGITS]
 
 
-def _load_table(weights: Path, kind: str, config: ModelConfig) -> Table:
+def _load_table(weights: Path, kind: str, config: ModelConfig) -> JoinedTable:
     """Map the table."""
     rows = sum(config.num_embeddings)
     ranges = 2 + (len(config.labels) if config.first_order else 0)
     values = _map(weights / "table.npy", _NUMPY_KINDS[kind], (rows, config.embedding_dim))
     if kind != "int8":
-        return Table(torch.from_numpy(values.values), mapped=(values,))
+        return JoinedTable(torch.from_numpy(values.values), mapped=(values,))
     of_rows = _map(weights / "ranges.npy", np.float32, (rows, ranges))
     tensors = torch.from_numpy(values.values), torch.from_numpy(of_rows.values)
-    return Table(*tensors, mapped=(values, of_rows))
+    return JoinedTable(*tensors, mapped=(values, of_rows))
 
 
 def _load_head(weights: Path, config: ModelConfig, device: torch.device) -> Head:

@@ -26,7 +26,7 @@ from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.head import Head
-from nvt_torchrec.workflows.compiled.workflow import Ids
+from nvt_torchrec.workflows.compiled.compiled_workflow import Ids
 
 KINDS = {"float32": torch.float32, "float16": torch.float16, "int8": torch.uint8}
 _LARGEST_FLOAT16 = 65504.0
@@ -34,7 +34,7 @@ _CHUNK_ROWS = 1 << 18
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class JoinedTable:
     """The rows of all tables.
 
     Attributes:
@@ -58,12 +58,12 @@ class Table:
         """The device of the tensors."""
         return self.values.device
 
-    def to(self, device: torch.device) -> Table:
+    def to(self, device: torch.device) -> JoinedTable:
         """Return the table on a device; this one if it is there already."""
         if torch.device(device) == self.device:
             return self
         ranges = None if self.ranges is None else self.ranges.to(device)
-        return Table(self.values.to(device), ranges)
+        return JoinedTable(self.values.to(device), ranges)
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Look up rows: float32 [*, embedding dim] of an index int64 [*]."""
@@ -88,7 +88,7 @@ class Table:
             rows, index = self.rows(index), torch.arange(len(index), device=index.device)
         return functional.embedding_bag(index, rows, begins, mode="sum")
 
-    def convert(self, kind: str, exact: int = 0) -> Table:
+    def convert(self, kind: str, exact: int = 0) -> JoinedTable:
         """Return the table in another type; this one if it is of that type already.
 
         The first ``exact`` values of each row, weights of the first-order term, stay float32.
@@ -123,7 +123,7 @@ class Table:
                     ranges[rows_here, 2:] = chunk[:, :exact]
                     chunk = functional.pad(chunk[:, exact:], (exact, 0))
                 values[rows_here], ranges[rows_here, :2] = _quantize(chunk)
-        return Table(values, ranges)
+        return JoinedTable(values, ranges)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,13 +137,13 @@ class ServingModel:
         config: The columns, labels and layers.
     """
 
-    table: Table
+    table: JoinedTable
     first: torch.Tensor
     head: Head
     config: ModelConfig
 
     @classmethod
-    def make(cls, table: Table, config: ModelConfig, head: Head) -> ServingModel:
+    def make(cls, table: JoinedTable, config: ModelConfig, head: Head) -> ServingModel:
         """Make a model of its parts."""
         first = torch.tensor([0, *config.num_embeddings[:-1]], dtype=torch.int64).cumsum(0)
         head.eval().requires_grad_(False)

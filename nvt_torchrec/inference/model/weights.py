@@ -13,7 +13,7 @@ from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.inference.model.scoring import ServingModel, Table
+from nvt_torchrec.inference.model.scoring import JoinedTable, ServingModel
 from nvt_torchrec.models.checkpoint.record import MODEL_FILE, CheckpointRecord, digest_of
 from nvt_torchrec.models.config import ModelConfig
 
@@ -83,7 +83,7 @@ def read_checkpoint(
 
     origin = _read_origin(Path(path))
     rows, head, config = read_model(path, device)
-    model = ServingModel.make(Table(rows), config, head)
+    model = ServingModel.make(JoinedTable(rows), config, head)
     model.check_scores(path)
     return model, origin
 

@@ -19,7 +19,7 @@ from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest, bundle_
 from nvt_torchrec.inference.model.weights import check_same_interface
 from nvt_torchrec.inference.predictor import Predictor, input_spec
 from nvt_torchrec.inference.publish import PublishSettings
-from nvt_torchrec.inference.publish.store import PUBLISH, ROLLBACK, Entry, Store, open_store
+from nvt_torchrec.inference.publish.directory import PUBLISH, ROLLBACK, Entry, Store, open_store
 from nvt_torchrec.models.metrics import Metrics, to_json
 from nvt_torchrec.workflows.description import inspect
 

@@ -22,14 +22,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from nvt_torchrec.base import __version__
 from nvt_torchrec.base.errors import ClickLogError
-from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError
+from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.inference.predictor import Predictor, check_finite
 from nvt_torchrec.inference.server import protocol
 from nvt_torchrec.inference.server.batching import Batcher
 from nvt_torchrec.inference.server.bodies import Parsed, Parser, RefusedError, parse_body
-from nvt_torchrec.inference.server.metrics import ServerMetrics
+from nvt_torchrec.inference.server.prometheus import ServerMetrics
 from nvt_torchrec.inference.server.reload import Reloader, Served
-from nvt_torchrec.inference.server.settings import ServerSettings, Source
+from nvt_torchrec.inference.server.serve_settings import ModelSource, ServerSettings
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Service:
 
         await self._endpoints(scope, receive, send_last)
 
-    def follow(self, source: Source) -> Reloader:
+    def follow(self, source: ModelSource) -> Reloader:
         """Serve each further bundle that is put in the place of the one that is served."""
         self.metrics.serves(self.served)
         failed = self.metrics.reload_failures.inc

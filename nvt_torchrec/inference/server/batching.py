@@ -25,7 +25,7 @@ import numpy as np
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.inference.predictor import cut_ids
-from nvt_torchrec.workflows.compiled.workflow import EncodedRows, Ids
+from nvt_torchrec.workflows.compiled.compiled_workflow import EncodedRows, Ids
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ Model: TypeAlias = Callable[[np.ndarray, np.ndarray | list[Ids]], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
-class Batch:
+class RequestBatch:
     """A scored batch.
 
     Attributes:
@@ -71,7 +71,9 @@ class Batcher:
         batch_rows: The largest number of rows in a batch.
     """
 
-    def __init__(self, observe: Callable[[Batch], None], batch_rows: int = BATCH_ROWS) -> None:
+    def __init__(
+        self, observe: Callable[[RequestBatch], None], batch_rows: int = BATCH_ROWS
+    ) -> None:
         self._observe, self._batch_rows = observe, batch_rows
         self._changed = threading.Condition()
         self._small: deque[_Waiting] = deque()
@@ -149,7 +151,7 @@ class Batcher:
             probabilities = model(*join(requests))
             done = time.perf_counter()
             waited = [begin - part.since for part in batch]
-            self._observe(Batch(requests, probabilities, waited, done - begin))
+            self._observe(RequestBatch(requests, probabilities, waited, done - begin))
             answers = [*np.split(probabilities, np.cumsum([len(rows) for rows in requests])[:-1])]
         except Exception as error:  # for example memory: the next batch may succeed
             traceback = not isinstance(error, ClickLogError)

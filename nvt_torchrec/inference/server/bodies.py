@@ -11,13 +11,13 @@ from starlette.responses import Response
 
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.files.validation import strict_json
-from nvt_torchrec.clicklog.in_memory.errors import InvalidRowError, MissingColumnError
+from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, MissingColumnError
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.inference.predictor import Predictor
-from nvt_torchrec.inference.server.settings import ServerSettings
+from nvt_torchrec.inference.server.serve_settings import ServerSettings
 from nvt_torchrec.models.metrics import by_label
-from nvt_torchrec.workflows.compiled.workflow import EncodedRows
+from nvt_torchrec.workflows.compiled.compiled_workflow import EncodedRows
 
 #: The rows of a request, and a function of their probabilities that makes its answer.
 Parsed: TypeAlias = tuple[EncodedRows, Callable[[np.ndarray], Response]]

@@ -1,8 +1,8 @@
 """The Open Inference Protocol over HTTP, with its binary tensors, as Triton and KServe answer it.
 
-The tensors are those of ``model.onnx`` (:mod:`inference.tensors`) as Triton shows them: [rows, 1]
-for [rows], which is taken as well. A NaN of JSON is ``null``. As with Triton, the content type of a
-request does not matter: its clients send none, or another one.
+The tensors are those of ``model.onnx`` (:mod:`inference.named_tensors`) as Triton shows them:
+[rows, 1] for [rows], which is taken as well. A NaN of JSON is ``null``. As with Triton, the content
+type of a request does not matter: its clients send none, or another one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from nvt_torchrec.base import __version__
+from nvt_torchrec.inference.named_tensors import DTYPES, MODEL_NAME, OUTPUT, inputs_of, to_columns
 from nvt_torchrec.inference.predictor import Predictor, of_labels
 from nvt_torchrec.inference.server.bodies import (
     Parsed,
@@ -26,8 +27,7 @@ from nvt_torchrec.inference.server.bodies import (
     encode,
     read_json,
 )
-from nvt_torchrec.inference.server.settings import ServerSettings
-from nvt_torchrec.inference.tensors import DTYPES, MODEL_NAME, OUTPUT, inputs_of, to_columns
+from nvt_torchrec.inference.server.serve_settings import ServerSettings
 
 #: Of a body whose first bytes are JSON and the rest tensors, the number of the first.
 BINARY_HEADER = "inference-header-content-length"

@@ -27,7 +27,7 @@ from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name
 from nvt_torchrec.inference.model.weights import check_same_interface
 from nvt_torchrec.inference.predictor import Predictor
-from nvt_torchrec.inference.server.settings import Source
+from nvt_torchrec.inference.server.serve_settings import ModelSource
 from nvt_torchrec.workflows.description import inspect
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def read_stamp(bundle: Path) -> Stamp:
     return str(path), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def open_served(source: Source) -> Served:
+def open_served(source: ModelSource) -> Served:
     """Open a model, compare its files with their digests, and warm it up.
 
     A symbolic link is followed once: all files are of the bundle to which it pointed then.
@@ -141,7 +141,7 @@ class Reloader:
 
     def __init__(
         self,
-        source: Source,
+        source: ModelSource,
         served: Served,
         serve: Callable[[Served], object],
         failed: Callable[[], object],

@@ -1,9 +1,9 @@
 """The model of a checkpoint, read into one process; and its files compared with their digests.
 
 :func:`read_model` takes a checkpoint of any world size and sharding plan, without TorchRec;
-:mod:`training.checkpoint.state` reads all of it back into a training run. Both compare the digests
-first, so that a byte that changed on disk is never trained on or served: that reads each file once
-more, at 0.5 to 1 GB/s a rank. Values that are not finite are not loaded.
+:mod:`training.checkpoint.restoring` reads all of it back into a training run. Both compare the
+digests first, so that a byte that changed on disk is never trained on or served: that reads each
+file once more, at 0.5 to 1 GB/s a rank. Values that are not finite are not loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.finite import not_finite
 from nvt_torchrec.base.interrupts import is_out_of_memory
 from nvt_torchrec.models.checkpoint.record import AGAIN, MODEL_FILE, CheckpointRecord
-from nvt_torchrec.models.checkpoint.tensors import Tensors, Window, read_tensors, read_windows
+from nvt_torchrec.models.checkpoint.tensor_files import Tensors, Window, read_tensors, read_windows
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.head import Head, build_head
 

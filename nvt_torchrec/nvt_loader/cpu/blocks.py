@@ -61,7 +61,7 @@ class LoaderBatch(Batch):
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class LoaderBlock:
     """Base of the blocks, whose tensors may all be copied to a device."""
 
     @property
@@ -77,7 +77,7 @@ class Block:
 
 
 @dataclasses.dataclass(frozen=True)
-class FlatBlock(Block):
+class FlatBlock(LoaderBlock):
     """Some steps of one rank, with one id per row and column.
 
     Attributes:
@@ -102,7 +102,7 @@ class FlatBlock(Block):
 
 
 @dataclasses.dataclass(frozen=True)
-class JaggedBlock(Block):
+class JaggedBlock(LoaderBlock):
     """Some steps of one rank, with any number of ids in multi-hot columns.
 
     Attributes:

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from nvt_torchrec.base.device import use_pool
+from nvt_torchrec.nvt_loader.cpu.block_builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, ShardRows
-from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cuda.device_rows import build_on_device, decoded_rows
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 

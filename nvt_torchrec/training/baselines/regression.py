@@ -77,7 +77,7 @@ class Column:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sample:
+class RowSample:
     """Rows of a split.
 
     Attributes:
@@ -125,7 +125,7 @@ class Regression:
     penalties: np.ndarray
     edges: np.ndarray | None = None
 
-    def logits(self, sample: Sample) -> np.ndarray:
+    def logits(self, sample: RowSample) -> np.ndarray:
         """Return the logits of rows, float64 [n]; ids without a weight count 0."""
         logits = sample.dense @ self.dense + self.bias
         columns = sample.columns + sample.bins(self.edges)
@@ -157,7 +157,7 @@ def read_sample(
     split: str,
     batches: int,
     selection: Selection | None = None,
-) -> Sample:
+) -> RowSample:
     """Read at most so many batches of rows of a split, drawn at random, on this rank alone."""
     alone = Group(0, 1, 1, torch.device("cpu"), dist.GroupMember.WORLD)  # type: ignore[arg-type]
     count, names = len(config.categorical), config.labels
@@ -184,13 +184,13 @@ def read_sample(
     ]
     of_rows = np.concatenate(weights) if weights else None
     of_labels = dict(zip(names, np.concatenate(labels).T.copy(), strict=True))
-    return Sample(np.concatenate(dense), columns, of_labels, of_rows)
+    return RowSample(np.concatenate(dense), columns, of_labels, of_rows)
 
 
-def fit_regression(sample: Sample, label: str, edges: np.ndarray | None = None) -> Regression:
+def fit_regression(sample: RowSample, label: str, edges: np.ndarray | None = None) -> Regression:
     """Fit a regression to a label whose values are not all the same."""
     rate = sample.click_rate(label)
-    straight = _Problem(sample, label, sample.columns)
+    straight = _Objective(sample, label, sample.columns)
     penalties = straight.penalties(np.full(straight.count, rate))
     weights = np.zeros(sum(straight.sizes) + sample.dense.shape[1] + 1)
     weights[-1] = np.log(rate / (1 - rate))
@@ -198,7 +198,7 @@ def fit_regression(sample: Sample, label: str, edges: np.ndarray | None = None) 
     found = straight.regression(weights, penalties)
     if edges is None or not len(edges):
         return found
-    bent = _Problem(sample, label, sample.columns + sample.bins(edges))
+    bent = _Objective(sample, label, sample.columns + sample.bins(edges))
     of_bins = bent.penalties(_probabilities(straight.logits(weights)))[len(penalties) :]
     of_ids, rest = np.split(weights, [sum(straight.sizes)])
     start = np.concatenate([of_ids, np.zeros(sum(bent.sizes) - len(of_ids)), rest])
@@ -207,7 +207,7 @@ def fit_regression(sample: Sample, label: str, edges: np.ndarray | None = None) 
     return dataclasses.replace(found, edges=edges)
 
 
-class _Problem:
+class _Objective:
     """What is minimized; its weights are those of ``columns``, of the dense columns, and the bias.
 
     Attributes:
@@ -215,7 +215,7 @@ class _Problem:
         sizes: The number of weights of each column.
     """
 
-    def __init__(self, sample: Sample, label: str, columns: list[Column]) -> None:
+    def __init__(self, sample: RowSample, label: str, columns: list[Column]) -> None:
         self._columns = columns
         self._seen, self._places = [], []
         for column in columns:

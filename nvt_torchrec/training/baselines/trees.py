@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from scipy.special import logit
 
-from nvt_torchrec.training.baselines.regression import Sample
+from nvt_torchrec.training.baselines.regression import RowSample
 
 #: The rows that trees are fitted to, at most; with 40 columns that takes some seconds.
 _TREE_ROWS = 200_000
@@ -27,7 +27,7 @@ class Trees:
         ImportError: scikit-learn is not installed, by which LightGBM is called, too.
     """
 
-    def __init__(self, sample: Sample, label: str) -> None:
+    def __init__(self, sample: RowSample, label: str) -> None:
         from sklearn.ensemble import HistGradientBoostingClassifier
 
         lightgbm: Any = None
@@ -52,11 +52,11 @@ class Trees:
             model.fit(*data, weights)
         self._model = model
 
-    def logits(self, sample: Sample) -> np.ndarray:
+    def logits(self, sample: RowSample) -> np.ndarray:
         """Return the logits of rows, float64 [n]."""
         return logit(self._model.predict_proba(self._inputs(sample))[:, 1].clip(1e-7, 1 - 1e-7))
 
-    def _inputs(self, sample: Sample) -> np.ndarray:
+    def _inputs(self, sample: RowSample) -> np.ndarray:
         places = [
             np.where(known[at := np.searchsorted(known[:-1], ids)] == ids, at, len(known))
             for known, ids in zip(self._known, _first_ids(sample), strict=True)
@@ -64,7 +64,7 @@ class Trees:
         return np.column_stack([sample.dense, *places]).astype(np.float32)
 
 
-def _first_ids(sample: Sample) -> Iterator[np.ndarray]:
+def _first_ids(sample: RowSample) -> Iterator[np.ndarray]:
     """Yield for each categorical column the first id of each row, 0 without one."""
     for column in sample.columns:
         ids = np.zeros(len(sample.dense), np.int64)

@@ -30,9 +30,9 @@ from nvt_torchrec.models.checkpoint.record import (
 )
 from nvt_torchrec.models.config import ModelConfig, differences
 from nvt_torchrec.training.checkpoint.growth import GrownTable, grow_tables
+from nvt_torchrec.training.checkpoint.periodic import checkpoints_in, finished, remove
+from nvt_torchrec.training.checkpoint.restoring import load_state, on_all_ranks
 from nvt_torchrec.training.checkpoint.resume import data_origin, merge_origins
-from nvt_torchrec.training.checkpoint.state import load_state, on_all_ranks
-from nvt_torchrec.training.checkpoint.writer import checkpoints_in, finished, remove
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0
 from nvt_torchrec.training.settings.train_settings import TrainSettings, table_optimizer
 

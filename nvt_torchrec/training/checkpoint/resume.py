@@ -23,8 +23,8 @@ from nvt_torchrec.formats.workflow_description import identify
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.config import ModelConfig, differences
 from nvt_torchrec.nvt_loader import KJTLoader
-from nvt_torchrec.training.checkpoint.state import load_state, on_all_ranks
-from nvt_torchrec.training.checkpoint.writer import LATEST_FILE, set_aside
+from nvt_torchrec.training.checkpoint.periodic import LATEST_FILE, set_aside
+from nvt_torchrec.training.checkpoint.restoring import load_state, on_all_ranks
 from nvt_torchrec.training.launch.distributed import Group
 from nvt_torchrec.training.settings.train_settings import TrainSettings, table_optimizer
 
@@ -71,7 +71,7 @@ def resume_from(
 
     Returns:
         The checkpoint, its training record with what is known of its data, and what it holds of
-        the best evaluation (:func:`training.checkpoint.state.load_state`).
+        the best evaluation (:func:`training.checkpoint.restoring.load_state`).
 
     Raises:
         BadInputError: None of them can be used.

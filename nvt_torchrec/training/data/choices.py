@@ -20,7 +20,7 @@ from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.registry import MODELS
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.training.checkpoint.ancestor import newest_record, resolve
-from nvt_torchrec.training.checkpoint.writer import checkpoints_in
+from nvt_torchrec.training.checkpoint.periodic import checkpoints_in
 from nvt_torchrec.training.settings.train_settings import TrainSettings, table_optimizer, with_sizes
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
 from nvt_torchrec.models.metrics import ByLabel
-from nvt_torchrec.training.checkpoint.state import fill_state, training_state
-from nvt_torchrec.training.checkpoint.writer import copied
+from nvt_torchrec.training.checkpoint.periodic import copied
+from nvt_torchrec.training.checkpoint.restoring import fill_state, training_state
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0
 from nvt_torchrec.training.reporting.progress import Progress
 from nvt_torchrec.training.settings.train_settings import TrainSettings

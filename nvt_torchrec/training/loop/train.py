@@ -25,19 +25,19 @@ from nvt_torchrec.training.checkpoint.ancestor import (
     remove_older,
 )
 from nvt_torchrec.training.checkpoint.claims import claimed, lock_files
+from nvt_torchrec.training.checkpoint.periodic import Checkpoints, checkpoints_in
+from nvt_torchrec.training.checkpoint.restoring import training_state
 from nvt_torchrec.training.checkpoint.resume import data_origin, load_weights, resume_from
-from nvt_torchrec.training.checkpoint.state import training_state
-from nvt_torchrec.training.checkpoint.store import check_destination, save_checkpoint
-from nvt_torchrec.training.checkpoint.writer import Checkpoints, checkpoints_in
+from nvt_torchrec.training.checkpoint.saving import check_destination, save_checkpoint
 from nvt_torchrec.training.data.choices import (
     check_gauc_column,
     choose_label,
     choose_sizes,
     read_schema,
 )
-from nvt_torchrec.training.data.days import choose_days, log_days
 from nvt_torchrec.training.data.loaders import TrainBatch, check_length, make_loader, padded_batches
 from nvt_torchrec.training.data.order import choose_order
+from nvt_torchrec.training.data.training_days import choose_days, log_days
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0, gathered
 from nvt_torchrec.training.launch.preemption import EXIT_STATUS, StopRequests
 from nvt_torchrec.training.launch.preflight import with_program

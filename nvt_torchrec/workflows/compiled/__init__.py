@@ -5,7 +5,12 @@
 imports NVTabular, Dask, pandas or torch.
 """
 
-from nvt_torchrec.workflows.compiled.builder import FILES, build
-from nvt_torchrec.workflows.compiled.workflow import CompiledWorkflow, EncodedRows, load, to_table
+from nvt_torchrec.workflows.compiled.compiled_workflow import (
+    CompiledWorkflow,
+    EncodedRows,
+    load,
+    to_table,
+)
+from nvt_torchrec.workflows.compiled.compiler import FILES, build
 
 __all__ = ["FILES", "CompiledWorkflow", "EncodedRows", "build", "load", "to_table"]

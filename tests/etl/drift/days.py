@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from nvt_torchrec.clicklog.synthetic.click_model import SyntheticSettings
 from nvt_torchrec.clicklog.synthetic.log import synthesize
-from nvt_torchrec.clicklog.synthetic.model import SyntheticSettings
 from nvt_torchrec.etl.commands.drift import find_day
-from nvt_torchrec.etl.drift import Drift, measure_drift
+from nvt_torchrec.etl.day_drift import Drift, measure_drift
 from nvt_torchrec.etl.run import run
 from tests.etl.runs import settings
 from tests.logs import CRITEO

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nvt_torchrec.etl import drift as measure_module
+from nvt_torchrec.etl import day_drift as measure_module
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.feature_spec import InputFormat
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS

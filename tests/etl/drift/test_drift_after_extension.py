@@ -12,9 +12,9 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.drift import as_text
-from nvt_torchrec.etl.drift import Drift
-from nvt_torchrec.etl.extend.run import extend
-from nvt_torchrec.etl.parts import sample
+from nvt_torchrec.etl.day_drift import Drift
+from nvt_torchrec.etl.extend.extend import extend
+from nvt_torchrec.etl.parts import part_sample as sample
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.formats.manifest import Extension, PartFile

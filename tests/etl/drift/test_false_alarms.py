@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from nvt_torchrec.etl.drift import Counted, compare
+from nvt_torchrec.etl.day_drift import Counted, compare
 from nvt_torchrec.etl.settings import Thresholds
 from tests.etl.drift.simulation import draws
 

@@ -13,7 +13,7 @@ from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.base.files.atomic import locked, read_json, write_json
 from nvt_torchrec.base.files.journal import Journal
 from nvt_torchrec.etl.__main__ import main
-from nvt_torchrec.etl.check.files import NOTE
+from nvt_torchrec.etl.check.check_files import NOTE
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.extend.claim import DayRecord
 from nvt_torchrec.etl.run import run
@@ -37,7 +37,7 @@ def test_two_at_once(raw, output) -> None:
 
 def _interrupted(raw: Path, output: Path) -> None:
     """Stop before the switch: all of the day is ready."""
-    with failing("nvt_torchrec.etl.extend.run.switch", OutputError("stop here")):
+    with failing("nvt_torchrec.etl.extend.extend.switch", OutputError("stop here")):
         add(output, raw / "day_4")
 
 

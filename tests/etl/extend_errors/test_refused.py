@@ -20,7 +20,7 @@ from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.state.output import EXTENDING_FILE
-from nvt_torchrec.etl.state.record import content_digest
+from nvt_torchrec.etl.state.run_record import content_digest
 from nvt_torchrec.formats.etl_output import PREVIOUS, EtlOutput
 from tests.etl.extended import (
     SMALL,

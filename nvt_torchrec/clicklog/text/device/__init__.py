@@ -17,7 +17,7 @@ _NEWLINE = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class DeviceRows:
+class RawDeviceRows:
     """``n`` rows on a card, of a text without malformed lines: the columns of ``RawRows``.
 
     Attributes:
@@ -55,7 +55,7 @@ def padded(text: np.ndarray, size: int) -> np.ndarray:
 
 def parse_on_device(
     device: Device, text: DeviceArray, spec: FeatureSpec, limit: int
-) -> DeviceRows | None:
+) -> RawDeviceRows | None:
     """Parse whole lines that begin with the label.
 
     Args:
@@ -67,7 +67,7 @@ def parse_on_device(
     Returns:
         The rows; None if a line is malformed or longer than the limit.
     """
-    from nvt_torchrec.clicklog.text.device import kernels
+    from nvt_torchrec.clicklog.text.device import parse_kernels as kernels
 
     arrays = device.arrays
     counts = arrays.empty(-(-len(text) // kernels.SPAN_BYTES), np.int64)
@@ -75,7 +75,7 @@ def parse_on_device(
     until = arrays.cumsum(counts)
     lines = int(until[-1]) if len(until) else 0
     ends = arrays.empty(lines, np.int64)
-    rows = DeviceRows(
+    rows = RawDeviceRows(
         label=arrays.empty(lines, np.uint8),
         dense=arrays.empty((len(spec.dense), lines), np.int32),
         categorical=arrays.empty((len(spec.categorical), lines), np.uint32),

@@ -17,7 +17,7 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import null_mask, to_numpy
 
 if TYPE_CHECKING:
-    from nvt_torchrec.formats.feature_spec.reading import Read
+    from nvt_torchrec.formats.feature_spec.read_plan import Read
 
 #: The largest finite float32. What is larger would become infinite in the training parquet.
 LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
@@ -54,7 +54,7 @@ class BadValueError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Parsed:
+class ParsedText:
     """The values of ``n`` fields.
 
     Attributes:
@@ -141,7 +141,7 @@ class RawType:
 
     # Text and Arrow
 
-    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> ParsedText:
         """Convert fields.
 
         Args:
@@ -159,14 +159,14 @@ class RawType:
         """Return values that are no text as texts, and how these are read; None: as numbers."""
         return None
 
-    def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
+    def from_arrow(self, array: pa.Array, read: Read) -> ParsedText:
         """Convert values that :meth:`as_texts` does not change to texts."""
         numbers, missing = as_numbers(array, read.nulls)
         wrong = (numbers < self.least) | (numbers > self.most)
         code = np.where(wrong, RANGE, 0).astype(np.uint8)
         if self.is_whole and numbers.dtype == np.float64:
             code[~wrong & (numbers != np.floor(numbers))] = SYNTAX
-        return Parsed(np.where(code != 0, 0, numbers).astype(self.dtype), missing, code)
+        return ParsedText(np.where(code != 0, 0, numbers).astype(self.dtype), missing, code)
 
     # Python values
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import string_parts
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.formats.feature_spec.raw_types.base import SYNTAX, Parsed
+from nvt_torchrec.formats.feature_spec.raw_types.base import SYNTAX, ParsedText
 
 #: The value of each byte as a digit; 255 for bytes that are not one.
 _DIGIT = np.full(256, 255, np.uint8)
@@ -15,12 +15,12 @@ _DIGIT[48:58] = np.arange(10)
 _DIGIT[65:71] = _DIGIT[97:103] = np.arange(10, 16)
 
 
-def parse_hexadecimal(texts: pa.Array, missing: np.ndarray) -> Parsed:
+def parse_hexadecimal(texts: pa.Array, missing: np.ndarray) -> ParsedText:
     """Parse one to eight hexadecimal digits."""
     offsets, data = string_parts(texts)
     data.flags.writeable = False  # one type of array, so that the loop is compiled once
     values, wrong = _hexadecimal(offsets, data)
-    return Parsed(values, missing, np.where(wrong, SYNTAX, 0).astype(np.uint8))
+    return ParsedText(values, missing, np.where(wrong, SYNTAX, 0).astype(np.uint8))
 
 
 @compiled()

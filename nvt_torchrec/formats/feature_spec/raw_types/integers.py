@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import is_one_of, strings
-from nvt_torchrec.formats.feature_spec.raw_types.base import SYNTAX, Parsed, RawType, is_missing
+from nvt_torchrec.formats.feature_spec.raw_types.base import SYNTAX, ParsedText, RawType, is_missing
 from nvt_torchrec.formats.feature_spec.raw_types.number_text import lengths, parse_integers
 
 if TYPE_CHECKING:
-    from nvt_torchrec.formats.feature_spec.reading import Read
+    from nvt_torchrec.formats.feature_spec.read_plan import Read
 
 #: By bytes of a float type, the largest integer up to which it holds all integers.
 EXACT = {2: 2**11, 4: 2**24}
@@ -43,7 +43,7 @@ class Integer(RawType):
             raise ValueError(self.range)
         return number
 
-    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> ParsedText:
         return parse_integers(texts, missing, read, self)
 
     def from_python(self, value: Any) -> int | None:
@@ -113,7 +113,7 @@ class Hex32(Integer):
             raise ValueError(self.syntax)
         return int(text, 16)
 
-    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> ParsedText:
         from nvt_torchrec.formats.feature_spec.raw_types.hexadecimal import parse_hexadecimal
 
         return parse_hexadecimal(texts, missing)
@@ -154,11 +154,11 @@ class Bool(Integer):
             raise ValueError(self.syntax)
         return int(text.lower() in TRUE)
 
-    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> ParsedText:
         lower = pc.ascii_lower(texts.view(pa.string()))
         values, false = is_one_of(lower, TRUE), is_one_of(lower, FALSE)
         code = np.where(missing | values | false, 0, SYNTAX).astype(np.uint8)
-        return Parsed(values.astype(self.dtype), missing, code)
+        return ParsedText(values.astype(self.dtype), missing, code)
 
     def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
         usual = kinds and kinds <= {int, bool}

@@ -18,7 +18,7 @@ from nvt_torchrec.base.arrays import mask_to_numpy, string_array, string_parts, 
 from nvt_torchrec.formats.feature_spec.raw_types import base
 
 if TYPE_CHECKING:
-    from nvt_torchrec.formats.feature_spec.reading import Read
+    from nvt_torchrec.formats.feature_spec.read_plan import Read
 
 _INTEGER = "^-?[0-9]+$"
 #: +5 and 260.0; the replacement writes them as 5 and 260.
@@ -44,7 +44,7 @@ _EXCHANGED[[ord(","), ord(".")]] = ord("."), ord(",")
 
 def parse_integers(
     texts: pa.Array, missing: np.ndarray, read: Read, kind: base.RawType
-) -> base.Parsed:
+) -> base.ParsedText:
     """Parse ``-?D+``, where D is a digit; if the column is lenient, also +5, 260.0 and 2.6e2."""
     texts, wrong = _ungrouped(_without_unit(texts, read), read)
     texts = with_point(texts, read)
@@ -69,7 +69,7 @@ def parse_integers(
     code[(numbers < kind.least) | (numbers > kind.most)] = base.RANGE
     code[wrong] = base.SYNTAX
     numbers[code != 0] = 0
-    return base.Parsed(numbers.astype(kind.dtype), missing, code)
+    return base.ParsedText(numbers.astype(kind.dtype), missing, code)
 
 
 def exact(text: bytes, shift: int = 0) -> decimal.Decimal | None:
@@ -79,7 +79,7 @@ def exact(text: bytes, shift: int = 0) -> decimal.Decimal | None:
     return _CONTEXT.scaleb(_CONTEXT.create_decimal(text.decode()), shift)
 
 
-def parse_floats(texts: pa.Array, missing: np.ndarray, read: Read) -> base.Parsed:
+def parse_floats(texts: pa.Array, missing: np.ndarray, read: Read) -> base.ParsedText:
     """Parse ``-?(D+(.D*)?|.D+)([eE][+-]?D+)?``; if the column is lenient, also with a plus sign."""
     texts, wrong = _ungrouped(_without_unit(texts, read), read)
     texts = with_point(texts, read)
@@ -94,7 +94,7 @@ def parse_floats(texts: pa.Array, missing: np.ndarray, read: Read) -> base.Parse
     code[np.abs(numbers) > base.LARGEST_FLOAT32] = base.RANGE
     code[wrong] = base.SYNTAX
     numbers[code != 0] = 0
-    return base.Parsed(numbers, missing, code)
+    return base.ParsedText(numbers, missing, code)
 
 
 def _without_unit(texts: pa.Array, read: Read) -> pa.Array:

@@ -18,7 +18,7 @@ from nvt_torchrec.formats.feature_spec.raw_types.integers import usual_numbers
 from nvt_torchrec.formats.feature_spec.raw_types.number_text import parse_floats, with_point
 
 if TYPE_CHECKING:
-    from nvt_torchrec.formats.feature_spec.reading import LabelRule, Read
+    from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read
 
 
 class Float(base.RawType):
@@ -31,7 +31,7 @@ class Float(base.RawType):
     arrow_kinds = ("integer", "floating", "boolean", "decimal")
     keys = "nulls, trim, lenient, thousands, unit, or decimal in [input]"
 
-    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.Parsed:
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.ParsedText:
         return parse_floats(texts, missing, read)
 
     def from_python(self, value: Any) -> float | None:
@@ -61,14 +61,14 @@ class Weight(Float):
     syntax = "expected a weight, a number of at least 0"
     keys = "decimal in [input]"
 
-    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.Parsed:
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.ParsedText:
         parsed = super().from_text(texts, missing, read)
         # a number beyond float32 keeps its own message, as in other columns
         parsed.code[missing | (parsed.values < 0)] = base.SYNTAX
         parsed.values[parsed.code != 0] = 0
         return parsed
 
-    def from_arrow(self, array: pa.Array, read: Read) -> base.Parsed:
+    def from_arrow(self, array: pa.Array, read: Read) -> base.ParsedText:
         parsed = super().from_arrow(array, read)
         parsed.code[parsed.missing | (parsed.code != 0)] = base.SYNTAX
         return parsed
@@ -83,7 +83,7 @@ class Label(base.RawType):
     arrow_kinds = Float.arrow_kinds
     keys = "positive, threshold or trim in [label]"
 
-    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.Parsed:
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.ParsedText:
         rule = read.label
         if rule.positive:
             return _of_texts(rule, missing, partial(is_one_of, texts, trimmed=rule.trim))
@@ -91,14 +91,14 @@ class Label(base.RawType):
             parsed = parse_floats(texts, missing, read)
             parsed.code[missing | (parsed.code == base.SYNTAX)] = base.LABEL_NUMBER
             values = (parsed.values >= rule.threshold) & (parsed.code == 0)
-            return base.Parsed(values.astype(np.uint8), missing, parsed.code)
+            return base.ParsedText(values.astype(np.uint8), missing, parsed.code)
         texts = with_point(texts, read)
         values = is_one_of(texts, ("1", "1.0"))
         wrong = ~values & ~is_one_of(texts, ("0", "0.0"))
         code = np.where(wrong, base.SYNTAX, 0).astype(np.uint8)
-        return base.Parsed(values.astype(np.uint8), missing, code)
+        return base.ParsedText(values.astype(np.uint8), missing, code)
 
-    def from_arrow(self, array: pa.Array, read: Read) -> base.Parsed:
+    def from_arrow(self, array: pa.Array, read: Read) -> base.ParsedText:
         rule = read.label
         if not rule.positive and rule.threshold is None:
             parsed = super().from_arrow(array, read)
@@ -109,18 +109,18 @@ class Label(base.RawType):
             present = np.where(missing, np.nan, numbers)
             return _of_texts(rule, missing, partial(base.is_number_of, present))
         values = ((numbers >= rule.threshold) & ~missing).astype(np.uint8)
-        return base.Parsed(
+        return base.ParsedText(
             values, missing, np.where(missing, base.LABEL_NUMBER, 0).astype(np.uint8)
         )
 
 
 def _of_texts(
     rule: LabelRule, missing: np.ndarray, are: Callable[[Sequence[str]], np.ndarray]
-) -> base.Parsed:
+) -> base.ParsedText:
     """Return labels by their texts; ``are`` returns which values are among some texts."""
     values = are(rule.positive)
     wrong = missing & ("" not in rule.negative)
     if rule.negative:
         wrong |= ~values & ~are(rule.negative) & ~missing
     code = np.where(wrong, base.OTHER_LABEL, 0).astype(np.uint8)
-    return base.Parsed((values & ~wrong).astype(np.uint8), missing, code)
+    return base.ParsedText((values & ~wrong).astype(np.uint8), missing, code)

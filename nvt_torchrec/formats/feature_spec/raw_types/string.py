@@ -13,7 +13,7 @@ from nvt_torchrec.formats.feature_spec.raw_types import base
 from nvt_torchrec.formats.feature_spec.raw_types.number_text import lengths
 
 if TYPE_CHECKING:
-    from nvt_torchrec.formats.feature_spec.reading import Read
+    from nvt_torchrec.formats.feature_spec.read_plan import Read
 
 
 class String(base.RawType):
@@ -25,7 +25,7 @@ class String(base.RawType):
     takes_text = True
     probes = ("never seen", "é")
 
-    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.Parsed:
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.ParsedText:
         code = np.zeros(len(texts), np.uint8)
         offsets, data = string_parts(texts)
         values = string_array(offsets, data)
@@ -40,7 +40,7 @@ class String(base.RawType):
                     except UnicodeDecodeError:
                         code[row] = base.NOT_UTF8
                 values = blanked(values, code != 0)
-        return base.Parsed(values, missing, code)
+        return base.ParsedText(values, missing, code)
 
     def as_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
         return array.cast(pa.string()), read

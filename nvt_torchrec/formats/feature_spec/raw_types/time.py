@@ -31,7 +31,7 @@ from nvt_torchrec.formats.feature_spec.raw_types.number_text import (
 )
 
 if TYPE_CHECKING:
-    from nvt_torchrec.formats.feature_spec.reading import Read
+    from nvt_torchrec.formats.feature_spec.read_plan import Read
 
 #: Numbers of seconds, milliseconds or microseconds since 1970-01-01 00:00 UTC.
 EPOCHS = {"epoch_s": 1_000_000, "epoch_ms": 1000, "epoch_us": 1}
@@ -100,7 +100,7 @@ class Time(base.RawType):
     keys = "time_format, nulls or trim"
     takes_text = True
 
-    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.Parsed:
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.ParsedText:
         return parse_times(texts, missing, read.time_format, self)
 
     def fits(self, held: pa.DataType, read: Read) -> bool:
@@ -119,7 +119,7 @@ class Time(base.RawType):
         width = sum(DIRECTIVES[name] for name in read.time_format[1::2])
         return pc.utf8_lpad(array.cast(pa.string()), width, "0"), read  # of a year such as 09
 
-    def from_arrow(self, array: pa.Array, read: Read) -> base.Parsed:
+    def from_arrow(self, array: pa.Array, read: Read) -> base.ParsedText:
         missing = null_mask(array)
         if pa.types.is_date(array.type):
             array = array.cast(pa.timestamp("ms"))
@@ -137,7 +137,7 @@ class Time(base.RawType):
             numbers = np.floor(numbers * unit).astype(np.int64)
         else:
             numbers = numbers.astype(np.int64) * unit
-        return base.Parsed(numbers, missing, np.where(wrong, base.RANGE, 0).astype(np.uint8))
+        return base.ParsedText(numbers, missing, np.where(wrong, base.RANGE, 0).astype(np.uint8))
 
 
 def _is_digits(time_format: str) -> bool:
@@ -164,7 +164,9 @@ _PLAIN_ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-
 _LETTERS = {"p": "[aApP][mM]", "b": "[a-zA-Z]{3}", "z": "Z|[+-][0-9]{2}:?[0-9]{2}"}
 
 
-def parse_times(texts: pa.Array, missing: np.ndarray, time_format: str, kind: Time) -> base.Parsed:
+def parse_times(
+    texts: pa.Array, missing: np.ndarray, time_format: str, kind: Time
+) -> base.ParsedText:
     """Parse fields as times.
 
     A number since 1970 may have a fraction and an exponent. ISO 8601 is ``2014-10-30``, or with
@@ -188,7 +190,7 @@ def parse_times(texts: pa.Array, missing: np.ndarray, time_format: str, kind: Ti
     values[code != 0] = 0
     values, code = values[places], code[places]
     code[missing] = 0
-    return base.Parsed(values, missing, code)
+    return base.ParsedText(values, missing, code)
 
 
 def _plain_iso(texts: pa.Array) -> np.ndarray | None:

@@ -2,10 +2,10 @@
 
 This has never run on a card, only on Numba's simulator.
 
-Ids and dense values equal those of :mod:`workflows.compiled.workflow` bit for bit, for specs with
-``is_criteo_format``: tables of results and quotients in float64 have one right value. Logarithms
-have not. Those of integers beyond the table, which are few, are therefore computed on the host, by
-the function that also made the table.
+Ids and dense values equal those of :mod:`workflows.compiled.compiled_workflow` bit for bit, for
+specs with ``is_criteo_format``: tables of results and quotients in float64 have one right value.
+Logarithms have not. Those of integers beyond the table, which are few, are therefore computed on
+the host, by the function that also made the table.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import numpy as np
 from nvt_torchrec.base.device import Device, DeviceArray
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.workflows.compiled.compiled_workflow import CompiledWorkflow
 from nvt_torchrec.workflows.compiled.dense import DensePlan
-from nvt_torchrec.workflows.compiled.workflow import CompiledWorkflow
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceEncoded:
-    """``n`` rows transformed on a card; see :class:`workflows.compiled.workflow.EncodedRows`.
+    """``n`` rows transformed on a card; see
+    :class:`workflows.compiled.compiled_workflow.EncodedRows`.
 
     Attributes:
         dense: float32 [dense columns, n].
@@ -79,7 +80,7 @@ class DeviceWorkflow:
             missing: uint64 [2, n], bit j set where a dense column, or in the second row a
                 categorical column, is missing.
         """
-        from nvt_torchrec.workflows.compiled.device import kernels
+        from nvt_torchrec.workflows.compiled.device import lookup_kernels as kernels
 
         device, arrays = self._device, self._device.arrays
         ids = arrays.empty(categorical.shape, np.int32)
@@ -96,7 +97,7 @@ class DeviceWorkflow:
         return DeviceEncoded(transformed, ids, counted[:, 0], counted[:, 1])
 
     def _looked_up(self, dense: DeviceArray, missing: DeviceArray) -> DeviceArray:
-        from nvt_torchrec.workflows.compiled.device import kernels
+        from nvt_torchrec.workflows.compiled.device import lookup_kernels as kernels
 
         device, arrays = self._device, self._device.arrays
         out = arrays.empty(dense.shape, np.float32)
@@ -124,7 +125,7 @@ class DeviceWorkflow:
 
 def count_missing(device: Device, missing: DeviceArray, columns: int) -> np.ndarray:
     """Count in how many rows each column is missing: uint64 [n] → int64 [columns], on the host."""
-    from nvt_torchrec.workflows.compiled.device import kernels
+    from nvt_torchrec.workflows.compiled.device import lookup_kernels as kernels
 
     counts = device.arrays.zeros(columns, np.int64)
     device.launch(kernels.count_bits, columns * device.lanes, device.lanes, missing, counts)

@@ -9,10 +9,10 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from nvt_torchrec.inference.server.batching import Batch
-from nvt_torchrec.inference.server.drift import DriftMetrics
+from nvt_torchrec.inference.server.batching import RequestBatch
+from nvt_torchrec.inference.server.drift_metrics import DriftMetrics
 from nvt_torchrec.inference.server.reload import Served
-from nvt_torchrec.inference.server.settings import SHARED_VALUES
+from nvt_torchrec.inference.server.serve_settings import SHARED_VALUES
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _ROWS = tuple(4**k for k in range(8))
@@ -114,7 +114,7 @@ class ServerMetrics:
             MultiProcessCollector(registry)
         return self.drift.page(registry)
 
-    def observe(self, batch: Batch) -> None:
+    def observe(self, batch: RequestBatch) -> None:
         """Count a scored batch."""
         self.drift.observe(batch.requests)
         for seconds in batch.waited:

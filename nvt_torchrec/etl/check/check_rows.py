@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.arrays import null_mask, to_numpy
-from nvt_torchrec.etl.check.files import AGAIN, WARNING, Output
-from nvt_torchrec.etl.finish.manifest import one_label, one_label_remedy
+from nvt_torchrec.etl.check.check_files import AGAIN, WARNING, Output
+from nvt_torchrec.etl.finish.make_manifest import one_label, one_label_remedy
 from nvt_torchrec.formats.schema import TableSchema
 
 _BATCH_ROWS = 1 << 16

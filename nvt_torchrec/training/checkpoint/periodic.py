@@ -1,9 +1,9 @@
 """Periodic checkpoints, written while training continues.
 
 A run's directory holds ``step_00001000``, ``step_00002000`` …, each a checkpoint of
-:mod:`training.checkpoint.store`, and ``latest``, the name of the newest. A checkpoint appears whole
-or not at all, and only with finite values; the newest ``keep`` are kept. A run that resumes from an
-older checkpoint renames newer ones, which it could not use, to ``step_00002000.unusable``.
+:mod:`training.checkpoint.saving`, and ``latest``, the name of the newest. A checkpoint appears
+whole or not at all, and only with finite values; the newest ``keep`` are kept. A run that resumes
+from an older checkpoint renames newer ones, which it could not use, to ``step_00002000.unusable``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.base.files.atomic import TEMPORARY, write_text
 from nvt_torchrec.models.checkpoint.record import MODEL_FILE, is_checkpoint_alone
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.training.checkpoint.store import save_checkpoint
+from nvt_torchrec.training.checkpoint.saving import save_checkpoint
 from nvt_torchrec.training.launch.distributed import Group
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Checkpoints:
 
         Args:
             step: The last trained step.
-            state: The tensors, as for :func:`training.checkpoint.store.save_checkpoint`.
+            state: The tensors, as for :func:`training.checkpoint.saving.save_checkpoint`.
             record: The training record, likewise.
             loss: The loss since the last report, likewise.
 

@@ -9,7 +9,7 @@ from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.etl.extend.stage import split_and_number
 from nvt_torchrec.etl.settings import ExtendSettings
-from nvt_torchrec.etl.state.record import content_digest, fingerprint
+from nvt_torchrec.etl.state.run_record import content_digest, fingerprint
 from nvt_torchrec.formats import day_names
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec import FeatureSpec

@@ -52,7 +52,7 @@ class Unit:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class UnitPlan:
     """All units of a run.
 
     Attributes:
@@ -91,7 +91,7 @@ class Plan:
         """The blocks whose rows go to several splits, each once."""
         return [block for block in self.blocks if isinstance(block, DividedBlock)]
 
-    def with_blocks(self, changed: Mapping[DividedBlock, DividedBlock]) -> Plan:
+    def with_blocks(self, changed: Mapping[DividedBlock, DividedBlock]) -> UnitPlan:
         """Return the plan with other divided blocks for the same units."""
         units = [
             dataclasses.replace(unit, block=changed.get(unit.block, unit.block))  # type: ignore[call-overload]
@@ -128,7 +128,7 @@ def make_plan(
     block_bytes: int,
     limit_rows: int | None = None,
     halved: bool = False,
-) -> Plan:
+) -> UnitPlan:
     """Cut files into units; by the spec's split, the last day becomes valid and test.
 
     The cuts depend only on the data and ``block_bytes``, not on the engine or its workers. What a
@@ -200,7 +200,7 @@ class _Units:
 
 def _make_plan_of_rows(
     files: list[DayFile], spec: FeatureSpec, units: _Units, limit_rows: int | None
-) -> Plan:
+) -> UnitPlan:
     """Cut files into blocks, whose rows are divided unless the whole file is in one split."""
     for file in files:
         day, end = _opened(file, spec, limit_rows)
@@ -258,5 +258,5 @@ def _opened(file: DayFile, spec: FeatureSpec, limit_rows: int | None) -> tuple[O
     return day, day.find_row(limit_rows, day.end) if limit_rows else day.end
 
 
-def _plan(days: list[DayFile], units: _Units, last: OpenDay) -> Plan:
-    return Plan(days, units.cut, *last.format.rates(last, units.cut[0].block))
+def _plan(days: list[DayFile], units: _Units, last: OpenDay) -> UnitPlan:
+    return UnitPlan(days, units.cut, *last.format.rates(last, units.cut[0].block))

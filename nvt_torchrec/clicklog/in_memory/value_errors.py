@@ -13,7 +13,7 @@ from nvt_torchrec.base.errors import BadInputError, BadRowError, SchemaError
 from nvt_torchrec.clicklog.text.remedies import value_remedy
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES, base
-from nvt_torchrec.formats.feature_spec.reading import Read
+from nvt_torchrec.formats.feature_spec.read_plan import Read
 
 #: The message for a value of a list column that is no list.
 NOT_A_LIST = "expected a list or a missing value"

@@ -19,7 +19,7 @@ from nvt_torchrec.formats.rows import WORD_BITS, CategoryValues, Jagged, RawRows
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.compiled import tables, text_tables
-from nvt_torchrec.workflows.compiled.builder import (
+from nvt_torchrec.workflows.compiled.compiler import (
     ARRAYS,
     DIRECTORY,
     FORMAT,

@@ -17,15 +17,16 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.journal import changes
 from nvt_torchrec.base.files.validation import path_inside
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.etl.extend import checks, stage
+from nvt_torchrec.etl.extend import day_checks as checks
+from nvt_torchrec.etl.extend import stage
 from nvt_torchrec.etl.extend.claim import DISCARDED, NEXT, Claim, claimed, switch
 from nvt_torchrec.etl.finish.accounting import check_rows, without_empty_parts
-from nvt_torchrec.etl.finish.manifest import make_manifest
+from nvt_torchrec.etl.finish.make_manifest import make_manifest
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.stages import Stages, resolve, rows_bar
 from nvt_torchrec.etl.state.output import named_errors
-from nvt_torchrec.etl.state.record import before_resuming, plan_record
-from nvt_torchrec.etl.units.plan import Plan
+from nvt_torchrec.etl.state.run_record import before_resuming, plan_record
+from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.etl.units.writing import UnitResult
 from nvt_torchrec.formats.etl_output import PREVIOUS, EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
@@ -105,7 +106,8 @@ def _check_undamaged(previous: EtlOutput, now: EtlOutput, before: Manifest, thre
     Raises:
         BadInputError: It is damaged.
     """
-    from nvt_torchrec.etl.check import files, rows
+    from nvt_torchrec.etl.check import check_files as files
+    from nvt_torchrec.etl.check import check_rows as rows
 
     output = files.find(previous.root)
     files.check_files(output)
@@ -208,8 +210,10 @@ class _Day:
             described["keep_days"] = self.settings.keep_days
         return described
 
-    def _extend_workflow(self, engine: Engine, plan: Plan, report: Report) -> WorkflowDescription:
-        from nvt_torchrec.workflows.extension.workflow import extend_workflow
+    def _extend_workflow(
+        self, engine: Engine, plan: UnitPlan, report: Report
+    ) -> WorkflowDescription:
+        from nvt_torchrec.workflows.extension.extend_workflow import extend_workflow
 
         blocks = plan.blocks if self.by_days else plan.train_blocks
         return extend_workflow(
@@ -223,9 +227,9 @@ class _Day:
             threads=self.settings.threads,
         )
 
-    def _measure_drift(self, plan: Plan) -> None:
+    def _measure_drift(self, plan: UnitPlan) -> None:
         """Compare the day with the days counted before, as ``python -m etl drift`` does."""
-        from nvt_torchrec.etl.drift import measure_drift, result_name
+        from nvt_torchrec.etl.day_drift import measure_drift, result_name
 
         (file,) = plan.days
         if (self.next.drift / f"{result_name(file.source)}.json").exists():  # by an earlier process
@@ -245,7 +249,7 @@ class _Day:
 
     def _stage(
         self,
-        plan: Plan,
+        plan: UnitPlan,
         renamed: dict[str, str],
         first_parts: dict[str, int],
         results: list[UnitResult],

@@ -25,9 +25,9 @@ from prometheus_client.core import GaugeMetricFamily
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import Jagged
-from nvt_torchrec.workflows.compiled.workflow import CompiledWorkflow, EncodedRows
+from nvt_torchrec.workflows.compiled.compiled_workflow import CompiledWorkflow, EncodedRows
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.drift import (
+from nvt_torchrec.workflows.drift_cells import (
     BUCKETS,
     Buckets,
     compared,
@@ -52,7 +52,7 @@ _TOGETHER = 128
 _LARGEST = 100.0
 
 
-class Window:
+class CountWindow:
     """Counts the rows of the last seconds: by vocabulary the values in each bucket, and dense sums.
 
     Columns that share a vocabulary are counted together, because their training counts are stored
@@ -61,7 +61,7 @@ class Window:
 
     Args:
         spec: The spec of the rows.
-        buckets: The buckets of the vocabularies, see :func:`workflows.drift.read_buckets`.
+        buckets: The buckets of the vocabularies, see :func:`workflows.drift_cells.read_buckets`.
         seconds: The length of the window.
         clock: Returns the time in seconds.
 
@@ -149,7 +149,7 @@ class DriftMetrics:
     ) -> None:
         self.registry, self._window_s, self._clock = registry, window_s, clock
         self._watched: CompiledWorkflow | None = None
-        self._window: Window | None = None
+        self._window: CountWindow | None = None
         gauge = functools.partial(Gauge, multiprocess_mode="livesum", registry=registry)
         self._counts = gauge(
             "inference_window_values",
@@ -171,7 +171,7 @@ class DriftMetrics:
         except BadInputError as error:
             log.error("drift is not measured: %s", error)
             return
-        window = Window(workflow.spec, buckets, self._window_s, self._clock)
+        window = CountWindow(workflow.spec, buckets, self._window_s, self._clock)
         if self._watched is workflow:  # no other one has taken its place meanwhile
             self._window = window
 
@@ -200,7 +200,7 @@ class DriftMetrics:
         return generate_latest(types.SimpleNamespace(collect=lambda: metrics))
 
 
-def _indices(window: Window, metrics: list[Metric]) -> list[Metric]:
+def _indices(window: CountWindow, metrics: list[Metric]) -> list[Metric]:
     """Compute what follows from the counts of a window, which ``metrics`` has of all processes."""
     values = Counter(  # 0 of a window that has begun just now
         {

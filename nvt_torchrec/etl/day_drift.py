@@ -1,7 +1,7 @@
 """Compare a raw day with the days that the workflow of an output was fitted on.
 
-What is counted of a column, and what chance explains, is in :mod:`workflows.drift`. Of the days
-before, exact counts are taken where they are stored: of values in the vocabularies, of missing
+What is counted of a column, and what chance explains, is in :mod:`workflows.drift_cells`. Of the
+days before, exact counts are taken where they are stored: of values in the vocabularies, of missing
 values, labels and malformed rows in the manifest. Distributions of dense columns are not stored,
 nor those of hashed columns and of single columns that share a vocabulary: they come from a sample
 of the training parquet. The new day is read once, in threads, in bounded memory, and the result
@@ -26,7 +26,7 @@ from nvt_torchrec.base.files.artifact import Format
 from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
-from nvt_torchrec.etl.parts.sample import count_ids, read_sample, values_of
+from nvt_torchrec.etl.parts.part_sample import count_ids, read_sample, values_of
 from nvt_torchrec.etl.settings import Thresholds
 from nvt_torchrec.etl.units.writing import count_missing
 from nvt_torchrec.formats.day_names import name_of
@@ -35,9 +35,9 @@ from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.compiled.workflow import CompiledWorkflow
+from nvt_torchrec.workflows.compiled.compiled_workflow import CompiledWorkflow
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.drift import (
+from nvt_torchrec.workflows.drift_cells import (
     Bins,
     Buckets,
     Measure,

@@ -18,7 +18,7 @@ SHARED_VALUES = "PROMETHEUS_MULTIPROC_DIR"
 _LONG = 1e6
 
 
-class Source(Protocol):
+class ModelSource(Protocol):
     """Where the model of a server comes from. It can be pickled."""
 
     @property

@@ -20,6 +20,11 @@ from nvt_torchrec.formats.day_names import day_text
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.extension.grow_vocabulary import (
+    DayOfVocabulary,
+    ExtendedVocabulary,
+    extend_vocabulary,
+)
 from nvt_torchrec.workflows.extension.state import (
     ExtensionState,
     SeenValues,
@@ -28,11 +33,6 @@ from nvt_torchrec.workflows.extension.state import (
     read_state,
     remembered,
     write_state,
-)
-from nvt_torchrec.workflows.extension.vocabulary import (
-    DayOfVocabulary,
-    ExtendedVocabulary,
-    extend_vocabulary,
 )
 from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
 from nvt_torchrec.workflows.vocabulary import Values, empty_values, finish, read_vocabulary
@@ -115,7 +115,7 @@ def extend_workflow(
             choose anew.
         retire_after_days: In columns at their ``max_table_size``, give ids of values that were not
             seen for so many days to new values, see
-            :func:`workflows.extension.vocabulary.extend_vocabulary`; None: never.
+            :func:`workflows.extension.grow_vocabulary.extend_vocabulary`; None: never.
         threads: Number of threads; the bytes do not depend on it.
 
     Returns:

@@ -25,12 +25,12 @@ from nvt_torchrec.base.device import Device
 from nvt_torchrec.base.files.atomic import Written
 from nvt_torchrec.clicklog.readers.lines import read_into
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.clicklog.text.device import DeviceRows, padded, parse_on_device
+from nvt_torchrec.clicklog.text.device import RawDeviceRows, padded, parse_on_device
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
 from nvt_torchrec.etl.engines import counting, host
 from nvt_torchrec.etl.engines.counting import Counts, moments
 from nvt_torchrec.etl.engines.runs import SortedRun
-from nvt_torchrec.etl.units.plan import Unit
+from nvt_torchrec.etl.units.unit_plan import Unit
 from nvt_torchrec.etl.units.writing import Encoded, LostRowsError, UnitResult, write_units
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import CategoryValues, RawRows
@@ -85,7 +85,7 @@ class Card:
         finally:
             self._free.put(lane)
 
-    def parse(self, lane: Lane, block: Block, spec: FeatureSpec) -> DeviceRows | None:
+    def parse(self, lane: Lane, block: Block, spec: FeatureSpec) -> RawDeviceRows | None:
         """Read a block and parse it on the card; None if the host must parse it.
 
         Raises:
@@ -114,7 +114,7 @@ def _read_only(text: np.ndarray) -> np.ndarray:
 
 
 def count_values(
-    device: Device, rows: DeviceRows, vocabularies: np.ndarray, absent: np.ndarray
+    device: Device, rows: RawDeviceRows, vocabularies: np.ndarray, absent: np.ndarray
 ) -> list[Counts]:
     """Count the values of all vocabularies, by one sort of ``number of the vocabulary, value``.
 
@@ -192,7 +192,7 @@ def count_block(card: Card, block: Block, spec: FeatureSpec, *, reject: bool | i
     return counted
 
 
-def count_rows(device: Device, rows: DeviceRows, block: Block, spec: FeatureSpec) -> SortedRun:
+def count_rows(device: Device, rows: RawDeviceRows, block: Block, spec: FeatureSpec) -> SortedRun:
     """Count parsed rows of a block, on the current stream."""
     numbers = {name: number for number, name in enumerate(spec.vocabularies)}
     of_columns = np.array([numbers[column.vocabulary_name] for column in spec.categorical], int)
@@ -210,7 +210,7 @@ def count_rows(device: Device, rows: DeviceRows, block: Block, spec: FeatureSpec
     )
 
 
-def _moments(device: Device, rows: DeviceRows, block: Block, spec: FeatureSpec) -> np.ndarray:
+def _moments(device: Device, rows: RawDeviceRows, block: Block, spec: FeatureSpec) -> np.ndarray:
     """Compute the moments as :func:`etl.engines.host.count_block` does: float64 [dense, 4]."""
     of_pieces = [np.zeros((len(spec.dense), 4))]
     if normalized(spec):
@@ -230,7 +230,7 @@ def _raw_rows(
     missing: np.ndarray,
     categorical: np.ndarray | Sequence[CategoryValues] = (),
 ) -> RawRows:
-    """Return well-formed rows, copied from the card; ``missing`` as in :class:`DeviceRows`."""
+    """Return well-formed rows, copied from the card; ``missing`` as in :class:`RawDeviceRows`."""
     return RawRows(
         label=label,
         dense=dense,
@@ -296,7 +296,7 @@ def encode_unit(
 
 
 def copy_encoded(
-    device: Device, rows: DeviceRows, encoded: DeviceEncoded, schema: TableSchema
+    device: Device, rows: RawDeviceRows, encoded: DeviceEncoded, schema: TableSchema
 ) -> tuple[RawRows, Encoded]:
     """Copy parsed rows to the host, and what ``write_units`` writes for them."""
     arrays = (rows.label, rows.missing, encoded.dense, encoded.ids)

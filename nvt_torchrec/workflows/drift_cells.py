@@ -34,7 +34,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
-from nvt_torchrec.workflows.compiled.workflow import Ids
+from nvt_torchrec.workflows.compiled.compiled_workflow import Ids
 
 #: A count, and the total that it is out of.
 Share = tuple[int, int]

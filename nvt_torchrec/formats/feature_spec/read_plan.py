@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from nvt_torchrec.formats.feature_spec.checks import check
+from nvt_torchrec.formats.feature_spec.field_checks import check
 
 #: Of ``nulls``: each takes a comparison of every value of a column of numbers.
 _MOST_NULLS = 1000

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.etl.state.record import content_digest
+from nvt_torchrec.etl.state.run_record import content_digest
 from nvt_torchrec.etl.units.writing import UnitResult, by_source
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.manifest import InputFile, Manifest, PartFile
@@ -29,7 +29,7 @@ def make_manifest(
     """Make the manifest of a run, or of a day that is added; :mod:`etl.extend.stage` joins them.
 
     Args:
-        record: The plan of the run, see :func:`etl.state.record.plan_record`.
+        record: The plan of the run, see :func:`etl.state.run_record.plan_record`.
         days: The input files.
         results: The results of all units, in order.
         written: The bytes of each part, and the digest of its footer.

@@ -15,7 +15,7 @@ from nvt_torchrec.clicklog.text.assemble import derive
 from nvt_torchrec.formats.feature_spec.derivations import DAY, HOUR, LEAST_LOGARITHM, Derivation
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.integers import FALSE, TRUE
-from nvt_torchrec.inference.tensors import MISSING
+from nvt_torchrec.inference.named_tensors import MISSING
 
 #: Days after which the calendar repeats: 400 years.
 _CALENDAR_DAYS = 146_097

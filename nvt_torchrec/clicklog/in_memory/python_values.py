@@ -21,12 +21,12 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.clicklog.in_memory.errors import NOT_A_LIST, InvalidRowError
+from nvt_torchrec.clicklog.in_memory.value_errors import NOT_A_LIST, InvalidRowError
 from nvt_torchrec.clicklog.readers.parquet_values import convert_column
 from nvt_torchrec.clicklog.text.convert import Converted, convert, fields_of, of_items
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES, base
 from nvt_torchrec.formats.feature_spec.raw_types.time import microseconds_of
-from nvt_torchrec.formats.feature_spec.reading import Read
+from nvt_torchrec.formats.feature_spec.read_plan import Read
 
 #: Raw types whose values are mostly written as text.
 _TEXTS = ("string", "time")

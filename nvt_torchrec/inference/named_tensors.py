@@ -16,7 +16,7 @@ import numpy as np
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
-from nvt_torchrec.formats.feature_spec.reading import Read
+from nvt_torchrec.formats.feature_spec.read_plan import Read
 
 #: What is served, by Triton and by our server. Its outputs are ``of_labels(OUTPUT, labels)``.
 MODEL_NAME, OUTPUT = "click_probability", "probability"

@@ -1,7 +1,8 @@
 """Count and encode blocks on the cards of a Dask cluster's workers, for logs in Criteo's format.
 
-A task is many blocks, of which a worker has several in flight (:mod:`etl.engines.device.blocks`).
-Vocabularies and rows are those of the host, bit by bit. Nothing here has ever run on a card.
+A task is many blocks, of which a worker has several in flight
+(:mod:`etl.engines.device.device_blocks`). Vocabularies and rows are those of the host, bit by bit.
+Nothing here has ever run on a card.
 """
 
 from __future__ import annotations
@@ -29,11 +30,17 @@ from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engines import host
 from nvt_torchrec.etl.engines.cluster import POOL_SHARE
 from nvt_torchrec.etl.engines.device import gpu_memory, supports
-from nvt_torchrec.etl.engines.device.blocks import LANES, Card, count_block, encode_unit, merge_runs
+from nvt_torchrec.etl.engines.device.device_blocks import (
+    LANES,
+    Card,
+    count_block,
+    encode_unit,
+    merge_runs,
+)
 from nvt_torchrec.etl.engines.engine import Job
 from nvt_torchrec.etl.engines.runs import FAN_IN, SortedRun, run_name, write_run
 from nvt_torchrec.etl.state.output import FIT, PARTS
-from nvt_torchrec.etl.units.plan import Unit
+from nvt_torchrec.etl.units.unit_plan import Unit
 from nvt_torchrec.etl.units.writing import UnitResult, recording
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.workflows import compiled

@@ -21,9 +21,9 @@ from nvt_torchrec.base.finite import flat, not_finite
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.models.checkpoint.reading import check_contents, errors_of, is_momentary, not_read
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
-from nvt_torchrec.models.checkpoint.tensors import Tensors, Window, read_tensors, read_windows
+from nvt_torchrec.models.checkpoint.tensor_files import Tensors, Window, read_tensors, read_windows
 from nvt_torchrec.training.checkpoint.growth import GrownTable
-from nvt_torchrec.training.checkpoint.writer import copied
+from nvt_torchrec.training.checkpoint.periodic import copied
 from nvt_torchrec.training.launch.distributed import Group, gathered
 
 #: The rows that are copied at a time from the rows of out of vocabulary.

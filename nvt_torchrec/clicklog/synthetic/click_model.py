@@ -116,7 +116,7 @@ class SyntheticSettings(Settings):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class SyntheticRows:
     """Rows of a log, column by column, as a reader of the files returns them.
 
     Attributes:
@@ -159,7 +159,7 @@ class SyntheticModel:
     bias: float = 0.0
 
     def logits(self, dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
-        """Return log odds of a click, float64 [n], for columns as in :class:`Rows`."""
+        """Return log odds of a click, float64 [n], for columns as in :class:`SyntheticRows`."""
         logits = np.full(dense.shape[1], self.bias)
         for term in self.terms:
             product = np.full(len(logits), term.weight)
@@ -169,7 +169,7 @@ class SyntheticModel:
             logits += product
         return logits
 
-    def draw(self, day: int, block: int, rows: int) -> tuple[Rows, np.ndarray]:
+    def draw(self, day: int, block: int, rows: int) -> tuple[SyntheticRows, np.ndarray]:
         """Draw rows ``[block * BLOCK_ROWS, … + rows)`` of a day, with their log odds of a click.
 
         The result depends only on the arguments and the settings except ``days`` and
@@ -178,7 +178,7 @@ class SyntheticModel:
         uniform, dense, categorical = _draw_columns(self.settings, day, block, rows)
         logits = self.logits(dense, categorical)
         label = (uniform < sigmoid(logits)).astype(np.int64)
-        return Rows(label, dense, categorical), logits
+        return SyntheticRows(label, dense, categorical), logits
 
 
 def plant(settings: SyntheticSettings) -> SyntheticModel:

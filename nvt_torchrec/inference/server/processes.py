@@ -22,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
 from nvt_torchrec.base.errors import SettingsError, run_command
-from nvt_torchrec.inference.server.settings import SHARED_VALUES, ServerSettings, Source
+from nvt_torchrec.inference.server.serve_settings import SHARED_VALUES, ModelSource, ServerSettings
 
 if TYPE_CHECKING:
     from nvt_torchrec.inference.server.app import Service
@@ -41,7 +41,7 @@ _FIRST_REQUEST_S = 1.0
 _REACTION_S = 60
 
 
-def serve(source: Source, settings: ServerSettings) -> int:
+def serve(source: ModelSource, settings: ServerSettings) -> int:
     """Serve until SIGTERM or SIGINT, then answer what has arrived.
 
     Several workers are uvicorn's: it starts them, replaces those that end, and ends them. It spawns
@@ -187,7 +187,7 @@ class _Workers(Multiprocess):
                 os.kill(worker.pid, signal.SIGHUP)  # type: ignore[arg-type]
 
 
-def _make_app(source: Source, settings: ServerSettings) -> Service:
+def _make_app(source: ModelSource, settings: ServerSettings) -> Service:
     """Return the application of this process. Uvicorn calls this in its event loop."""
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -206,7 +206,7 @@ def _make_app(source: Source, settings: ServerSettings) -> Service:
     return services[0]
 
 
-def _open(source: Source, settings: ServerSettings) -> Service:
+def _open(source: ModelSource, settings: ServerSettings) -> Service:
     # until the model is open there is nothing to end in order; imports may swallow SystemExit
     end = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if source.bundle is not None:

@@ -4,13 +4,13 @@ A checkpoint is a directory::
 
     model.json      :mod:`models.checkpoint.record`: what the model is and where it comes from, and
                     the BLAKE2b digest of each file and of itself; written last
-    tensors.json    :mod:`models.checkpoint.tensors`: which tensor lies where
+    tensors.json    :mod:`models.checkpoint.tensor_files`: which tensor lies where
     .metadata       the same for torch.distributed.checkpoint itself, a pickle; not read here
     __R_N.distcp    what rank R wrote: weights, optimizer state, random number generators
 
 It is written beside its final name, fsynced and renamed. Only tensors are stored, and reading a
-checkpoint of any origin runs no code in it (:mod:`models.checkpoint.tensors`). Values that are not
-finite are not written.
+checkpoint of any origin runs no code in it (:mod:`models.checkpoint.tensor_files`). Values that are
+not finite are not written.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nvt_torchrec.base.files.atomic import TEMPORARY, fsync_directory
 from nvt_torchrec.base.finite import not_finite
 from nvt_torchrec.models.checkpoint.reading import first_line
 from nvt_torchrec.models.checkpoint.record import MODEL_FILE, TENSORS_FILE, CheckpointRecord
-from nvt_torchrec.models.checkpoint.tensors import write_tensors
+from nvt_torchrec.models.checkpoint.tensor_files import write_tensors
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.training.launch.distributed import Group, gathered
 
@@ -76,7 +76,7 @@ def save_checkpoint(
 
     Args:
         path: The directory; missing or empty.
-        state: Nested dicts of tensors, see :func:`training.checkpoint.state.training_state`.
+        state: Nested dicts of tensors, see :func:`training.checkpoint.restoring.training_state`.
         config: The model's shape.
         record: JSON-ready facts about the training, kept in ``model.json``.
         group: This rank; its ``cpu`` group is used.
