@@ -15,7 +15,7 @@ from nvt_torchrec.inference.predictor import Predictor
 from tests.inference.bundles import make_bundle
 from tests.logs import CRITEO, write_log
 from tests.spec_logs import write_spec_log
-from tests.training.runs import MODEL, torchrun, train_here
+from tests.training.runs import train_here, train_many
 
 TRAINING = ["--adagrad", "--learning_rate=0.1", "--batch_size=64", "--epochs=2"]
 
@@ -46,8 +46,7 @@ def train_model(
     if ranks == 1:
         train_here(*command)
     else:
-        done = torchrun("train_torchrec.py", *MODEL, *command, ranks=ranks)
-        assert done.returncode == 0, done.stderr
+        train_many([command], ranks)
     return Trained(base / "raw", days or [], base / "out" / "workflow", parquet, checkpoint)
 
 

@@ -1,17 +1,9 @@
-"""What each process of test_processes.py runs, under torchrun.
-
-    ranks.py SPLIT OUTPUT GLOBAL_BATCH STEPS [STATE]
-
-Takes up to STEPS steps of each of two epochs with a collective in every step, as training would;
-rank 0 writes the rows of each global batch, and the loader's state in the middle of what was drawn.
-Then the last rank takes one step of an epoch that the others finish: all must refuse its account.
-"""
+"""What each process of test_processes.py runs."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,8 +14,15 @@ from nvt_torchrec.nvt_loader import KJTLoader
 from tests.nvt_loader.helper import rows_of
 
 
-def main(split: str, output: str, global_batch: int, steps: int, state: str = "") -> None:
-    """Run one rank."""
+def draw(
+    split: Path, output: Path, global_batch: int, steps: int, state: dict | None = None
+) -> None:
+    """Take steps of each of two epochs with a collective in every step, as training would.
+
+    Rank 0 writes the rows of each global batch, and the loader's state in the middle of what was
+    drawn. Then the last rank takes one step of an epoch that the others finish: all must refuse its
+    account.
+    """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", timeout=timedelta(seconds=600))
     loader = KJTLoader(
@@ -35,7 +34,7 @@ def main(split: str, output: str, global_batch: int, steps: int, state: str = ""
         device="cpu",
     )
     if state:
-        loader.load_state_dict(json.loads(Path(state).read_text()))
+        loader.load_state_dict(state)
     found = {"epochs": [], "steps": len(loader)}
     for _ in range(2):
         taken = []
@@ -62,9 +61,5 @@ def main(split: str, output: str, global_batch: int, steps: int, state: str = ""
     found["refusals"] = [None] * world_size
     dist.all_gather_object(found["refusals"], refusal)
     if rank == 0:
-        Path(output).write_text(json.dumps(found))
+        output.write_text(json.dumps(found))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])

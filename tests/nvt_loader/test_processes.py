@@ -1,19 +1,17 @@
-"""Real processes under torchrun: every row once, equal steps, resuming on other world sizes."""
+"""Real processes: every row once, equal steps, resuming on other world sizes."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import rows_of
+from tests.nvt_loader.ranks import draw
+from tests.ranks import run_ranks
 
-ROOT = Path(__file__).parents[2]
 ROWS = 1881  # 19 full steps of 96, and one of 57
 
 
@@ -24,17 +22,10 @@ def train(tmp_path_factory):
     return root / "train"
 
 
-def torchrun(processes: int, *arguments: object) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={processes}", "-m", "tests.nvt_loader.ranks"]
-    subprocess.run([*command, *map(str, arguments)], check=True, cwd=ROOT, timeout=800)
-
-
 def test_two_processes_stop_and_four_go_on(train, tmp_path):
-    torchrun(2, train, tmp_path / "two.json", 96, 7)
+    run_ranks(2, draw, train, tmp_path / "two.json", 96, 7)
     two = json.loads((tmp_path / "two.json").read_text())
-    (tmp_path / "state.json").write_text(json.dumps(two["state"]))
-    torchrun(4, train, tmp_path / "four.json", 96, 10**6, tmp_path / "state.json")
+    run_ranks(4, draw, train, tmp_path / "four.json", 96, 10**6, two["state"])
     four = json.loads((tmp_path / "four.json").read_text())
 
     alone = KJTLoader(train, 96, shuffle=True, device="cpu")

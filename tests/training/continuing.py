@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -18,7 +16,8 @@ from nvt_torchrec.training.launch.distributed import Group, process_group
 from nvt_torchrec.training.loop.train import Trainer
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.model_config import model_config
-from tests.training.runs import MODEL, passed, torchrun, train_here, train_many
+from tests.ranks import run_ranks
+from tests.training.runs import MODEL, train_here, train_many
 
 RATES = {"sgd": 0.3, "adagrad": 0.02, "rowwise_adagrad": 0.05, "adam": 0.005}
 SHARDINGS = ("table_wise", "row_wise", "column_wise")
@@ -37,7 +36,7 @@ def flags(data: Path, optimizer: str = "rowwise_adagrad", *more: str, batch: int
 
 
 def train_checkpoints(root: Path, data: Path, kinds: Iterable[Kind]) -> dict[Kind, Path]:
-    """Train a checkpoint of each kind; those of two ranks by one start of torchrun."""
+    """Train a checkpoint of each kind; those of two ranks in the same processes."""
     checkpoints, of_two_ranks = {}, []
     for optimizer, ranks, sharding in kinds:
         path = checkpoints[optimizer, ranks, sharding] = root / f"{optimizer}-{ranks}-{sharding}"
@@ -63,8 +62,14 @@ def save_start(flags: Sequence[str], path: Path, group: Group) -> None:
 
 def save_starts(runs: dict[Path, list[str]]) -> None:
     """Save the starts of several runs, by path, as two ranks."""
-    jobs = [[flags, str(path)] for path, flags in runs.items()]
-    passed(torchrun("tests/training/continuing.py", json.dumps(jobs)))
+    run_ranks(2, save_each, runs)
+
+
+def save_each(runs: dict[Path, list[str]]) -> None:
+    """Save the starts of several runs, one after the other, as a rank."""
+    with process_group() as group:
+        for path, flags in runs.items():
+            save_start(flags, path, group)
 
 
 def save_start_here(flags: Sequence[str], path: Path) -> None:
@@ -84,14 +89,3 @@ def read_all(path: Path) -> dict[str, torch.Tensor]:
     windows = [Window(name, (0,) * tensor.dim(), tensor) for name, tensor in tensors.items()]
     read_windows(path, stored, windows)
     return tensors
-
-
-def main(runs: str) -> None:
-    """Save the starts of several runs, one after the other."""
-    with process_group() as group:
-        for flags, path in json.loads(runs):
-            save_start(flags, Path(path), group)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -24,6 +24,7 @@ from nvt_torchrec.training.loop import train as train_module
 from nvt_torchrec.training.loop.train import TrainResult, train
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.train_model import ModelWithTables, build_model
+from tests.ranks import run_ranks
 
 ROOT = Path(__file__).parents[2]
 
@@ -100,8 +101,8 @@ def two_machines(
 
 
 def train_many(flags: list[list[str]], ranks: int) -> None:
-    """Train several times in the same processes; starting them takes longer than training."""
-    passed(torchrun("tests/training/runs.py", json.dumps(flags), ranks=ranks))
+    """Train several times in the same processes."""
+    run_ranks(ranks, train_each, flags)
 
 
 def passed(result: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
@@ -255,12 +256,8 @@ def train_until_pulled(monkeypatch, step: int, *flags: str) -> None:
             train_here(*flags)
 
 
-def main(runs: str) -> None:
+def train_each(runs: list[list[str]]) -> None:
     """Train, one after the other. No global names the group: it would outlive the interpreter."""
     with process_group() as group:
-        for flags in json.loads(runs):
+        for flags in runs:
             train(parse_settings(with_model(flags)), group)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import train_torchrec
 from nvt_torchrec.base.command_line import add_arguments
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.training.settings.other_trainers import HINTS, LEFT_OUT, RENAMED
@@ -105,11 +106,11 @@ def test_the_command_lines_of_the_others_are_understood(program):
     parse_settings(shlex.split(COMMANDS[program]))
 
 
-#: The command in the README of TorchRec's example, but for 8 ranks and its tables of 40,000,000.
+#: The command in the README of TorchRec's example, but for 8 ranks and its larger tables.
 SEED = (
     "torchx run -s local_cwd dist.ddp -j 1x2 --script train_torchrec.py -- "
-    "--num_embeddings_per_feature 4000,39060,17295,7424,20265,3,7122,1543,63,4000,3067956,405282,"
-    "10,2209,11938,155,4,976,14,4000,4000,4000,590152,12973,108,36 "
+    "--num_embeddings_per_feature 4000,39060,17295,7424,20265,3,7122,1543,63,4000,3067,4052,"
+    "10,2209,11938,155,4,976,14,4000,4000,4000,5901,12973,108,36 "
     "--over_arch_layer_sizes 1024,1024,512,256,1 --dense_arch_layer_sizes 512,256,128 "
     "--embedding_dim 128 --binary_path {path}/criteo_binary/split/ --learning_rate 1.0 "
     "--validation_freq_within_epoch 1000000 --throughput_check_freq_within_epoch 1000000 "
@@ -119,32 +120,38 @@ SEED = (
 VALUES = tuple(map(int, re.search(r"per_feature ([\d,]+)", SEED)[1].split(",")))
 
 
-@pytest.fixture(scope="module")
-def full(tmp_path_factory) -> Path:
+@pytest.fixture
+def full(tmp_path) -> Path:
     """An output of the ETL for a log with all these values."""
-    path = tmp_path_factory.mktemp("full")
-    rows = {"train": [2000], "valid": [500], "test": [500]}
+    rows = {"train": [1000], "valid": [300], "test": [300]}
     sizes = tuple(values + 3 for values in VALUES)
-    write_split(path / "criteo_binary" / "split", rows, table_sizes=sizes, dense=13)
-    return path
+    write_split(tmp_path / "criteo_binary" / "split", rows, table_sizes=sizes, dense=13)
+    return tmp_path
 
 
-@pytest.mark.parametrize("adagrad", [False, True], ids=["sgd", "adagrad"])
-def test_the_command_of_the_example(full, tmp_path, adagrad):
-    """It runs literally; the second time without the slash, and with Adagrad as the README has it.
-
-    The sizes count values, and the ETL's ids of column cat_5 need 6 rows.
-    """
-    command = SEED.format(path=full)
-    if adagrad:
-        command = command.replace("split/ ", "split ") + " ---adagrad"
-    (tmp_path / "train_torchrec.py").symlink_to(ROOT / "train_torchrec.py")
-    result = passed(run_command(shlex.split(command), cwd=tmp_path))
-    assert result.stderr.count("cat_5 3 → 6") == 1
-    assert result.stderr.count("---adagrad: read as --adagrad") == adagrad
-    assert "Traceback" not in result.stderr
-    (log,) = (tmp_path / "training_log").iterdir()
+def _check_run(path: Path, printed: str, adagrad: bool) -> None:
+    """Check what a run printed and logged; the ETL's ids of column cat_5 need 6 rows."""
+    assert printed.count("cat_5 3 → 6") == 1
+    assert printed.count("---adagrad: read as --adagrad") == adagrad
+    assert "Traceback" not in printed
+    (log,) = (path / "training_log").iterdir()
     (start,) = events(log, "start")
     assert start["model"]["num_embeddings"] == [values + 3 for values in VALUES]
     assert start["settings"]["adagrad"] is adagrad
     assert {event["split"] for event in events(log, "evaluation")} == {"valid", "test"}
+
+
+def test_the_command_of_the_example(full):
+    """It runs literally."""
+    (full / "train_torchrec.py").symlink_to(ROOT / "train_torchrec.py")
+    result = passed(run_command(shlex.split(SEED.format(path=full)), cwd=full))
+    _check_run(full, result.stderr, adagrad=False)
+
+
+def test_the_command_with_three_dashes(full, monkeypatch, caplog):
+    """Without the slash, and with Adagrad as the README has it; by this process."""
+    monkeypatch.chdir(full)
+    caplog.set_level("INFO", "nvt_torchrec")
+    _, _, flags = SEED.format(path=full).replace("split/ ", "split ").partition(" -- ")
+    assert train_torchrec.main([*shlex.split(flags), "---adagrad"]) == 0
+    _check_run(full, caplog.text, adagrad=True)

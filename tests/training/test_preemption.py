@@ -23,10 +23,9 @@ from tests.training.runs import (
     environment,
     events,
     flags_of,
-    passed,
     resumed_step,
-    torchrun,
     train_here,
+    train_many,
 )
 
 NEVER = "--checkpoint_freq=1000"
@@ -162,7 +161,7 @@ def test_torchrun_is_told_and_a_later_job_resumes(data, two_ranks, tmp_path, sta
     assert "SIGTERM: the run ends after step " in stderr
     assert "forcefully" not in stderr, "nothing had to be killed"
     (checkpoint,) = finished(tmp_path / "steps")
-    passed(torchrun("train_torchrec.py", *MODEL, *flags, "--resume"))
+    train_many([[*flags, "--resume"]], 2)
     assert checkpoint.name == f"step_{resumed_step(tmp_path):08}"
     assert_same(tmp_path / "final", two_ranks / "same" / "final")
 
