@@ -96,7 +96,8 @@ class Trainer:
     """One training run on one rank. All methods are collective."""
 
     def __init__(self, settings: TrainSettings, config: ModelConfig, group: Group) -> None:
-        if own := load_build(settings.model):
+        own = load_build(settings.model)
+        if own:
             config = with_program(config, own, settings.seed, group)
         self.config = config
         self.group = group
@@ -121,7 +122,7 @@ class Trainer:
         self.progress = Progress(settings, group, self.events, self.epoch_steps)
         self.samples = make_samples(settings, config, group, days.selection)
         read = self.loaders | {f"sample of {name}": it for name, it in self.samples.items()}
-        self.model, self.optimizer, plan = build(settings, config, group, read)
+        self.model, self.optimizer, plan = build(settings, config, group, read, own)
         self.pipeline = make_pipeline(self.model, self.optimizer, group)
         self.origin = {
             "days": days.with_earlier(earlier_days(self.ancestor, settings)),

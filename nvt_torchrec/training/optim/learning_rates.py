@@ -145,7 +145,7 @@ def remedies(
         if flags
         else f"give a --learning_rate below {tables:g} (tables) and {dense:g} (dense layers)"
     )
-    if given.table_optimizer == "sgd":
+    if not OPTIMIZERS[given.table_optimizer].ADAPTIVE:
         at_chance = (
             f"{too_high}; SGD learns slowly from {epoch_steps} steps an epoch: try --adagrad, or "
             "a smaller --batch_size"
