@@ -27,6 +27,7 @@ import torch
 
 from nvt_torchrec.base.command_line import Parser, Settings, flag, parse
 from nvt_torchrec.base.errors import SettingsError, run_command
+from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.clicklog.in_memory.python_values import read_as_text
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
 from nvt_torchrec.formats.feature_spec import FeatureSpec
@@ -273,7 +274,7 @@ def measure(
 
 def print_one_row(predictor: Predictor, row: dict, seconds: float) -> None:
     """Print the latency of one row: as the machine is, and with a busy process on each core."""
-    cores = len(os.sched_getaffinity(0))
+    cores = count_cores()
     busy = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
     print(f"\n{'one row':36}{'p50 ms':>10}{'p99 ms':>10}")
     for name, count in (("without other load from here", 0), (f"{cores} cores busy", cores)):

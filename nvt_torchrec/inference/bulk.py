@@ -18,7 +18,6 @@ import hashlib
 import itertools
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,14 +26,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tqdm import tqdm
 
 from nvt_torchrec.base.arrays import to_arrow, to_numpy
 from nvt_torchrec.base.errors import OutputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.atomic import TEMPORARY, atomic_path, locked, output_errors, together
 from nvt_torchrec.base.files.journal import Journal, refuse_changes
 from nvt_torchrec.base.files.remote import filesystem_of
-from nvt_torchrec.base.threads import in_order
+from nvt_torchrec.base.progress_bars import show_progress
+from nvt_torchrec.base.threads import count_cores, in_order
 from nvt_torchrec.clicklog.in_memory.value_errors import of_fitted_spec, say_fitted
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
 from nvt_torchrec.formats.rows import RawRows
@@ -112,7 +111,7 @@ def predict_file(
         raise SchemaError(f"{input_path}: no column {spec.label}", "leave --evaluate out")
     _check_id_columns(id_columns, first, predictor.labels)
     pieces = itertools.chain([first], pieces)
-    workers = workers or len(os.sched_getaffinity(0))
+    workers = workers or count_cores()
     filesystem, name = filesystem_of(input_path)
     info = filesystem.info(name) if filesystem.exists(name) else {}  # a version never changes
     state = {
@@ -129,7 +128,7 @@ def predict_file(
     rejected_file = output_path.with_name(f"{output_path.name}.rejected.tsv")
     if output_path.exists():
         return _finished(output_path, key, rejected_file)
-    bar = tqdm(desc="predict", unit="rows", unit_scale=True, disable=None)
+    bar = show_progress("predict")
     with _open_parts(output_path, key, resume=resume) as parts, bar:
         if parts.done:
             rows = parts.counts()[0]

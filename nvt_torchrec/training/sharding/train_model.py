@@ -25,6 +25,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from nvt_torchrec.base.device import use_device
+from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Build
 from nvt_torchrec.models.head import Head, build_head
@@ -33,9 +34,7 @@ from nvt_torchrec.training.data.loaders import TrainBatch
 #: The rows of a table that one generator initializes. The initial weights depend on it.
 BLOCK_ROWS = 65536
 #: The threads that initialize blocks: this rank's share of the machine's cores.
-_INIT_THREADS = max(
-    1, min(16, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-)
+_INIT_THREADS = max(1, min(16, count_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
 
 
 @dataclasses.dataclass
