@@ -37,7 +37,7 @@ from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.inference import named_tensors as tensors
 from nvt_torchrec.inference.commands.model import ModelSettings
 from nvt_torchrec.inference.model.torch_threads import threads_for
-from nvt_torchrec.inference.predictor import Predictor, input_spec, of_labels
+from nvt_torchrec.inference.predictor import Predictor, input_spec, name_by_label
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.workflow_frames import to_frame
 
@@ -255,7 +255,10 @@ def measure(
         return timed(_STOCK, lambda: stock.predict(frame, timed))
 
     atol = 1e-5 if predictor.model.table.kind == "float32" else 0.1
-    inputs, outputs = tensors.inputs_of(predictor.spec), of_labels(tensors.OUTPUT, predictor.labels)
+    inputs, outputs = (
+        tensors.inputs_of(predictor.spec),
+        name_by_label(tensors.OUTPUT, predictor.labels),
+    )
     for batch in itertools.islice(batches, 5):  # caches, compiled code
         ours(batch)
     if stock is not None:

@@ -17,7 +17,7 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def in_order(
+def map_in_order(
     work: Callable[[_Task], _Result],
     tasks: Iterable[_Task],
     threads: int,

@@ -12,7 +12,7 @@ from nvt_torchrec.etl.finish.accounting import (
     check_rows,
     check_splits,
     move_parts,
-    without_empty_parts,
+    number_parts,
 )
 from nvt_torchrec.etl.finish.make_manifest import make_manifest
 from nvt_torchrec.etl.settings import EtlSettings
@@ -77,7 +77,7 @@ def _run(stages: Stages, days: list[DayFile]) -> Manifest:
             _shuffle(stages, results)
     description = inspect(paths.workflow)
     with stages.timer("describe"):
-        results, names = without_empty_parts(results)
+        results, names = number_parts(results)
         with output.named_errors(splits):
             move_parts(work / output.PARTS, splits, names)
         written = check_rows(results, splits)

@@ -369,7 +369,7 @@ class KJTLoader:
     def _demand(self) -> Demand:
         """Return what this rank has to hold."""
         order = self._order
-        return Demand.of_rank(
+        return Demand.measure_rank(
             self._plan,
             order.rank,
             order.world_size,

@@ -40,17 +40,17 @@ from nvt_torchrec.training.data.order import choose_order
 from nvt_torchrec.training.data.training_days import choose_days, log_days
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0, gathered
 from nvt_torchrec.training.launch.preemption import EXIT_STATUS, StopRequests
-from nvt_torchrec.training.launch.preflight import with_program
+from nvt_torchrec.training.launch.preflight import trace_own_model
 from nvt_torchrec.training.loop.evaluate import evaluate
 from nvt_torchrec.training.loop.finish import column_importance, fit_bias, make_samples
 from nvt_torchrec.training.loop.stopping import Stopping
 from nvt_torchrec.training.optim.combined import set_learning_rate, set_step
 from nvt_torchrec.training.optim.learning_rates import (
+    fill_rates,
     learning_rates,
     rates_line,
     remedies,
     sizes_line,
-    with_default_rates,
 )
 from nvt_torchrec.training.reporting.learning_check import LearningCheck
 from nvt_torchrec.training.reporting.metrics_log import MetricsLog, metrics_table
@@ -98,7 +98,7 @@ class Trainer:
     def __init__(self, settings: TrainSettings, config: ModelConfig, group: Group) -> None:
         own = load_build(settings.model)
         if own:
-            config = with_program(config, own, settings.seed, group)
+            config = trace_own_model(config, own, settings.seed, group)
         self.config = config
         self.group = group
         directory = settings.log_directory() if group.rank == 0 else None
@@ -116,7 +116,7 @@ class Trainer:
         self.epoch_steps = len(self.loaders["train"])
         global_batch = settings.batch_size * group.world_size
         remedy = remedies(settings, config, global_batch, self.epoch_steps)
-        settings = with_default_rates(settings, config, global_batch, self.epoch_steps)
+        settings = fill_rates(settings, config, global_batch, self.epoch_steps)
         self.settings = settings
         self.learning = LearningCheck(settings, group, self.events, self.epoch_steps, remedy)
         self.progress = Progress(settings, group, self.events, self.epoch_steps)
@@ -125,7 +125,7 @@ class Trainer:
         self.model, self.optimizer, plan = build(settings, config, group, read, own)
         self.pipeline = make_pipeline(self.model, self.optimizer, group)
         self.origin = {
-            "days": days.with_earlier(earlier_days(self.ancestor, settings)),
+            "days": days.add_earlier(earlier_days(self.ancestor, settings)),
             "continued_from": dataclasses.asdict(self.ancestor) if self.ancestor else None,
             **data_origin(settings),
         }

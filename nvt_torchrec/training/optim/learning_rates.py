@@ -43,7 +43,7 @@ _EPS_OF_EXAMPLE = 1e-8
 _SMALLEST = 1e-7
 
 
-def with_default_rates(
+def fill_rates(
     settings: TrainSettings, config: ModelConfig, global_batch: int, epoch_steps: int
 ) -> TrainSettings:
     """Fill in the learning rates, their schedule and epsilon that ``settings`` do not have.
@@ -189,7 +189,7 @@ def learning_rates(settings: TrainSettings, step: int, total_steps: int, epoch_s
     (warm restarts, Loshchilov & Hutter 2017, arXiv:1608.03983): whenever it stops, there is a model
     of a finished schedule, and the first is that of a run of one epoch.
 
-    ``settings`` come from :func:`with_default_rates`.
+    ``settings`` come from :func:`fill_rates`.
     """
     bases = settings.learning_rate, settings.dense_learning_rate
     tables, dense = (learning_rate(settings, base, step, total_steps) for base in bases)

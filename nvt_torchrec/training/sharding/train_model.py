@@ -110,7 +110,7 @@ class TrainModel(nn.Module):
         labels = batch.labels[: batch.rows].float()
         weights = batch.weights
         if self.training:
-            weights = _with_mean_1(weights, batch.global_size, self.world_size)
+            weights = _scale_to_mean_1(weights, batch.global_size, self.world_size)
         shown = logits + self._offset if self.training and self._offset else logits
         if weights is not None:
             weights = weights[: batch.rows]
@@ -123,7 +123,7 @@ class TrainModel(nn.Module):
 
 
 @fx.wrap  # TorchRec's pipeline traces the model once, without a batch
-def _with_mean_1(
+def _scale_to_mean_1(
     weights: torch.Tensor | None, global_size: int, world_size: int
 ) -> torch.Tensor | None:
     """Scale weights so that those of the global batch have a mean of 1 (collective).
