@@ -1,8 +1,7 @@
-"""How many cores there are; tasks run in threads, whose results come in order."""
+"""Run tasks in threads and return their results in order."""
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,12 +11,7 @@ _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
 
-def count_cores() -> int:
-    """Count the CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def map_in_order(
+def in_order(
     work: Callable[[_Task], _Result],
     tasks: Iterable[_Task],
     threads: int,

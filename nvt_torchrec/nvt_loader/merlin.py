@@ -103,7 +103,7 @@ class MerlinLoader:
             )
 
     @classmethod
-    def from_split(
+    def of_split(
         cls,
         data: Path | str,
         batch_size: int,
