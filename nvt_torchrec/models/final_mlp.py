@@ -32,7 +32,7 @@ class FinalMLP(nn.Module):
         values = torch.cat([dense, vectors.flatten(1)], 1)
         first, second = 2 * self.gates.sigmoid()
         left, right = self.first(first * values), self.second(second * values)
-        product = self.products(left).view(len(left), -1, right.shape[1]) @ right.unsqueeze(2)
+        product = self.products(left).view(left.shape[0], -1, right.shape[1]) @ right.unsqueeze(2)
         return self.linear(torch.cat([left, right], 1)) + product.squeeze(2)
 
 

@@ -44,7 +44,9 @@ MODELS = {
         ),
     ),
     "deepfm": KnownModel("deepfm", (_LAYERS,)),
-    "dcn_v2": KnownModel("dcn_v2", (_LAYERS, "dcn_num_layers", "dcn_low_rank_dim")),
+    "dcn_v2": KnownModel(
+        "dcn_v2", (_LAYERS, "dcn_num_layers", "dcn_low_rank_dim"), vector_scale=4.0
+    ),
     "final_mlp": KnownModel("final_mlp", (_LAYERS,), vector_scale=4.0),
 }
 DEFAULT_MODEL = next(iter(MODELS))
