@@ -116,7 +116,7 @@ def test_functions_that_are_not_there():
     for flags, message in (
         (["--model=deep"], "--model deep"),
         (["--model_settings", "hidden=3"], "no effect without --model"),
-        ([*DEEP_FM, "--interaction_type=dcn"], "no effect without --model dlrm"),
+        ([*DEEP_FM, "--interaction_type=dcn"], "interaction_type has no effect with --model their"),
         ([*DEEP_FM, "=3"], "is not KEY=VALUE"),
     ):
         with pytest.raises(SettingsError, match=message):
