@@ -33,6 +33,7 @@ from benchmarks.process import BUILD, PeerError, Run, run
 from nvt_torchrec.base.command_line import Parser, parse
 from nvt_torchrec.base.errors import ClickLogError, run_command
 from nvt_torchrec.base.files.atomic import write_json
+from nvt_torchrec.base.threads import count_cores
 
 log = logging.getLogger("benchmarks")
 
@@ -112,10 +113,10 @@ class Table:
         self.notes: list[str] = []
 
     def measure(self, systems: Sequence[System], *, repeats: int = 3) -> None:
-        """Run every system ``repeats`` times, in turn; more runs if it has some already."""
+        """Run every system ``repeats`` times, in turn."""
         alive = {}
         for system in systems:
-            self.runs.setdefault((system.name, system.case), [])
+            self.runs[system.name, system.case] = []
             try:
                 system.prepare()
                 alive[system.name, system.case] = system
@@ -246,7 +247,7 @@ def machine() -> dict[str, Any]:
     """Return what the numbers depend on: processor, cores, memory, system, and how busy it is."""
     return {
         "cpu": _from_proc("cpuinfo", "model name") or platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": count_cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": platform.platform(),
         "python": platform.python_version(),

@@ -27,6 +27,7 @@ import torch
 
 from nvt_torchrec.base.command_line import Parser, Settings, flag, parse
 from nvt_torchrec.base.errors import SettingsError, run_command
+from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.clicklog.in_memory.python_values import read_as_text
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
 from nvt_torchrec.formats.feature_spec import FeatureSpec
@@ -36,7 +37,7 @@ from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.inference import named_tensors as tensors
 from nvt_torchrec.inference.commands.model import ModelSettings
 from nvt_torchrec.inference.model.torch_threads import threads_for
-from nvt_torchrec.inference.predictor import Predictor, input_spec, of_labels
+from nvt_torchrec.inference.predictor import Predictor, input_spec, name_by_label
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.workflow_frames import to_frame
 
@@ -254,7 +255,10 @@ def measure(
         return timed(_STOCK, lambda: stock.predict(frame, timed))
 
     atol = 1e-5 if predictor.model.table.kind == "float32" else 0.1
-    inputs, outputs = tensors.inputs_of(predictor.spec), of_labels(tensors.OUTPUT, predictor.labels)
+    inputs, outputs = (
+        tensors.inputs_of(predictor.spec),
+        name_by_label(tensors.OUTPUT, predictor.labels),
+    )
     for batch in itertools.islice(batches, 5):  # caches, compiled code
         ours(batch)
     if stock is not None:
@@ -273,7 +277,7 @@ def measure(
 
 def print_one_row(predictor: Predictor, row: dict, seconds: float) -> None:
     """Print the latency of one row: as the machine is, and with a busy process on each core."""
-    cores = len(os.sched_getaffinity(0))
+    cores = count_cores()
     busy = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
     print(f"\n{'one row':36}{'p50 ms':>10}{'p99 ms':>10}")
     for name, count in (("without other load from here", 0), (f"{cores} cores busy", cores)):

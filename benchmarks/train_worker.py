@@ -155,7 +155,7 @@ def _bare(args: argparse.Namespace, stamps: Stamps) -> None:
     from nvt_torchrec.training.data.choices import read_schema
     from nvt_torchrec.training.data.loaders import TrainBatch, make_loader
     from nvt_torchrec.training.launch.distributed import process_group
-    from nvt_torchrec.training.optim.learning_rates import with_default_rates
+    from nvt_torchrec.training.optim.learning_rates import fill_rates
     from nvt_torchrec.training.settings.train_settings import parse_settings
     from nvt_torchrec.training.sharding.build import build
     from nvt_torchrec.training.sharding.model_config import model_config
@@ -164,11 +164,11 @@ def _bare(args: argparse.Namespace, stamps: Stamps) -> None:
     settings = parse_settings([*_flags(args), "--binary_path", str(args.data / "split")])
     config = model_config(settings, read_schema(settings))
     steps = args.warm_up + args.steps + 1
-    settings = with_default_rates(settings, config, args.batch_size, steps)
+    settings = fill_rates(settings, config, args.batch_size, steps)
     with process_group() as group:
         model, optimizer, _ = build(settings, config, group)
         loaded = next(iter(make_loader(settings, config, "train", group)))
-        batch = TrainBatch.of(loaded, args.batch_size, args.batch_size)
+        batch = TrainBatch.pad(loaded, args.batch_size, args.batch_size)
         for _ in range(steps):
             stamps.take()
             optimizer.zero_grad()

@@ -1,7 +1,8 @@
-"""Run tasks in threads and return their results in order."""
+"""How many cores there are; tasks run in threads, whose results come in order."""
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +12,12 @@ _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
 
-def in_order(
+def count_cores() -> int:
+    """Count the CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def map_in_order(
     work: Callable[[_Task], _Result],
     tasks: Iterable[_Task],
     threads: int,

@@ -23,7 +23,7 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.artifact import Format
-from nvt_torchrec.base.threads import in_order
+from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
 from nvt_torchrec.etl.parts.part_sample import count_ids, read_sample, values_of
@@ -296,7 +296,7 @@ def _count_day(
     now: Any = Counter()  # arrays by column
     total: Any = Counter()
     first_bad = ""
-    for in_cells, counts, bad in in_order(
+    for in_cells, counts, bad in map_in_order(
         lambda piece: _count_piece(piece, workflow, cells), pieces, workers, "drift"
     ):
         now.update(in_cells)

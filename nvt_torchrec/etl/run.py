@@ -6,15 +6,13 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from tqdm import tqdm
-
-from nvt_torchrec.base.progress_bars import hide_bars
+from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.etl.finish.accounting import (
     check_rows,
     check_splits,
     move_parts,
-    without_empty_parts,
+    number_parts,
 )
 from nvt_torchrec.etl.finish.make_manifest import make_manifest
 from nvt_torchrec.etl.settings import EtlSettings
@@ -79,7 +77,7 @@ def _run(stages: Stages, days: list[DayFile]) -> Manifest:
             _shuffle(stages, results)
     description = inspect(paths.workflow)
     with stages.timer("describe"):
-        results, names = without_empty_parts(results)
+        results, names = number_parts(results)
         with output.named_errors(splits):
             move_parts(work / output.PARTS, splits, names)
         written = check_rows(results, splits)
@@ -118,9 +116,7 @@ def _shuffle(stages: Stages, results: list[UnitResult]) -> None:
 
     train = [result for result in results if result.unit.split == "train" and result.has_part]
     total = sum(result.rows for result in train)
-    with tqdm(
-        desc="shuffle", total=total, unit=" rows", unit_scale=True, disable=hide_bars()
-    ) as bar:
+    with show_progress("shuffle", total) as bar:
         shuffle(
             stages.work / output.PARTS,
             [Part(result.unit.file, result.rows, result.unit.day) for result in train],

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 from nvt_torchrec.base.command_line import Parsed, Settings, flag
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.formats.day_names import OpenDays, parse_days
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
@@ -25,13 +25,10 @@ STATISTICS = ("frozen", "update")
 _READING = "reading of the days"
 
 
-def cores() -> int:
-    """Count the CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 #: Declares the number of threads of a command.
-threads_flag = functools.partial(flag, "number of threads (default: one per core)", cores, least=1)
+threads_flag = functools.partial(
+    flag, "number of threads (default: one per core)", count_cores, least=1
+)
 
 _days_or_since = functools.partial(parse_days, may_be_open=True)
 
@@ -75,7 +72,7 @@ class ReadSettings(Settings):
     @property
     def threads(self) -> int:
         """The number of threads of this process."""
-        return self.workers or cores()
+        return self.workers or count_cores()
 
     @property
     def reject(self) -> bool:

@@ -22,7 +22,7 @@ from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.journal import Journal, refuse_changes
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.kernels import compile_seconds
-from nvt_torchrec.base.progress_bars import hide_bars
+from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.etl.engines.device import gpu_count, supports
 from nvt_torchrec.etl.finish.accounting import quarantine
@@ -49,10 +49,7 @@ _LEAST_REJECTED = 10_000
 
 def rows_bar(what: str, plan: UnitPlan, split: str | None = None, initial: int = 0) -> tqdm:
     """Make a progress bar of rows, which is shown on a terminal only."""
-    total = plan.estimated_rows(split)
-    return tqdm(
-        desc=what, total=total, initial=initial, unit=" rows", unit_scale=True, disable=hide_bars()
-    )
+    return show_progress(what, plan.estimated_rows(split), initial=initial)
 
 
 class StageTimer:

@@ -48,7 +48,7 @@ class EtlOutput:
         self.drift = root / "drift"
 
     @classmethod
-    def of_splits(cls, directory: Path | str) -> EtlOutput:
+    def from_splits(cls, directory: Path | str) -> EtlOutput:
         """The output whose splits are in ``directory``, if the ETL wrote them there."""
         return cls(Path(directory).absolute().parent.parent)
 
@@ -69,7 +69,7 @@ class EtlOutput:
         files = [path for path in sorted(self.splits.rglob("*")) if path.is_file()]
         files = [path for path in files if path.suffix not in (".parquet", ".txt")]
         files += self.extension.glob("state.json")  # not of NVTabular's own operators
-        return {str(path.relative_to(self.root)): FileEntry.of(path) for path in files}
+        return {str(path.relative_to(self.root)): FileEntry.from_file(path) for path in files}
 
     def check_described(self, manifest: Manifest, remedy: str) -> None:
         """Compare the files that describe the parts, and the extension's state, with their digests.
@@ -124,7 +124,7 @@ def find_part(part: Path, then: os.stat_result) -> Path | None:
     Returns:
         A path of the same file; None if there is none, or the file was rewritten.
     """
-    output = EtlOutput.of_splits(part.parent.parent)
+    output = EtlOutput.from_splits(part.parent.parent)
     # lazily: what a switch moves meanwhile is found at one of these places, in this order
     parts = output.splits.relative_to(output.root) / "*" / "*.parquet"
     places = ("", ".work/*/discarded", PREVIOUS)

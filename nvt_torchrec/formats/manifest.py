@@ -192,7 +192,7 @@ class Manifest(_ByKey):
         """Return the fingerprints of the inputs, as a plan record has them."""
         return {file.path: file.fingerprint for file in self.inputs}
 
-    def without_extensions(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def drop_extensions(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return inputs, as a plan record has them, but those that the output was extended by."""
         extended = {extension.day for extension in self.extensions}
         added = {file.path: file.fingerprint for file in self.inputs if file.day in extended}

@@ -193,7 +193,7 @@ def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
     )
 
 
-def with_bad_rows(rows: RawRows, bad: Sequence[BadRow]) -> RawRows:
+def add_bad_rows(rows: RawRows, bad: Sequence[BadRow]) -> RawRows:
     """Add bad rows that the parser did not see.
 
     Args:

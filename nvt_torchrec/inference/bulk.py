@@ -18,7 +18,6 @@ import hashlib
 import itertools
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,19 +26,19 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tqdm import tqdm
 
 from nvt_torchrec.base.arrays import to_arrow, to_numpy
 from nvt_torchrec.base.errors import OutputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.atomic import TEMPORARY, atomic_path, locked, output_errors, together
 from nvt_torchrec.base.files.journal import Journal, refuse_changes
 from nvt_torchrec.base.files.remote import filesystem_of
-from nvt_torchrec.base.threads import in_order
+from nvt_torchrec.base.progress_bars import show_progress
+from nvt_torchrec.base.threads import count_cores, map_in_order
 from nvt_torchrec.clicklog.in_memory.value_errors import of_fitted_spec, say_fitted
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.inference.model.torch_threads import one_thread
-from nvt_torchrec.inference.predictor import Predictor, input_spec, of_labels
+from nvt_torchrec.inference.predictor import Predictor, input_spec, name_by_label
 from nvt_torchrec.models.metrics import ByLabel, Metrics, compute_metrics
 
 log = logging.getLogger(__name__)
@@ -112,7 +111,7 @@ def predict_file(
         raise SchemaError(f"{input_path}: no column {spec.label}", "leave --evaluate out")
     _check_id_columns(id_columns, first, predictor.labels)
     pieces = itertools.chain([first], pieces)
-    workers = workers or len(os.sched_getaffinity(0))
+    workers = workers or count_cores()
     filesystem, name = filesystem_of(input_path)
     info = filesystem.info(name) if filesystem.exists(name) else {}  # a version never changes
     state = {
@@ -129,7 +128,7 @@ def predict_file(
     rejected_file = output_path.with_name(f"{output_path.name}.rejected.tsv")
     if output_path.exists():
         return _finished(output_path, key, rejected_file)
-    bar = tqdm(desc="predict", unit="rows", unit_scale=True, disable=None)
+    bar = show_progress("predict")
     with _open_parts(output_path, key, resume=resume) as parts, bar:
         if parts.done:
             rows = parts.counts()[0]
@@ -142,7 +141,7 @@ def predict_file(
             bar.update(len(result[0]))
             return result
 
-        results = in_order(work, left, workers, "predict")
+        results = map_in_order(work, left, workers, "predict")
         while part := list(itertools.islice(results, PART_PIECES)):
             parts.add(part)
         rows, rejected = parts.finish(rejected_file)
@@ -163,7 +162,7 @@ def _check_id_columns(names: tuple[str, ...], first: UnparsedRows, labels: tuple
         SchemaError: The file has no such column.
         SettingsError: A name occurs twice, or is in the output anyway.
     """
-    taken = {"row", *of_labels("probability", labels), *of_labels("label", labels)}
+    taken = {"row", *name_by_label("probability", labels), *name_by_label("label", labels)}
     taken |= {"weight"} if first.spec.weight else set()
     for name in names:
         if name in taken or names.count(name) > 1:
@@ -318,9 +317,9 @@ def _score(
     names, labels = predictor.labels, predictor.labels_of(rows)
     with one_thread():  # pieces are scored in parallel already
         scores = predictor.predict_rows(rows, piece.first).reshape(len(rows), len(names))
-    columns |= zip(of_labels("probability", names), map(to_arrow, scores.T), strict=True)
+    columns |= zip(name_by_label("probability", names), map(to_arrow, scores.T), strict=True)
     if labels is not None:
-        columns |= zip(of_labels("label", names), map(to_arrow, labels), strict=True)
+        columns |= zip(name_by_label("label", names), map(to_arrow, labels), strict=True)
     if rows.weight is not None:
         columns["weight"] = to_arrow(rows.weight)
     return pa.table(columns), _describe(piece, rows)
@@ -372,10 +371,10 @@ def evaluate_file(path: Path, labels: tuple[str, ...], *, weighted: bool = False
         SettingsError: The file has no labels.
     """
     with pq.ParquetFile(path) as file:
-        if of_labels("label", labels)[0] not in file.schema_arrow.names:
+        if name_by_label("label", labels)[0] not in file.schema_arrow.names:
             raise SettingsError(f"{path}: no labels", "leave out --evaluate")
         metrics: ByLabel = {}
-        pairs = (of_labels(what, labels) for what in ("probability", "label"))
+        pairs = (name_by_label(what, labels) for what in ("probability", "label"))
         for label, *pair in zip(labels, *pairs, strict=True):
             names = [*pair, *(["weight"] if weighted else [])]
             table = file.read(columns=names)

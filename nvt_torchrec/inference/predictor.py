@@ -203,7 +203,7 @@ def check_finite(probabilities: np.ndarray, rows: np.ndarray | None = None) -> N
         )
 
 
-def of_labels(what: str, labels: tuple[str, ...]) -> list[str]:
+def name_by_label(what: str, labels: tuple[str, ...]) -> list[str]:
     """Return the name of ``what`` of each label, which is "what" itself if there is one label."""
     return [what] if len(labels) == 1 else [f"{what}_{label}" for label in labels]
 

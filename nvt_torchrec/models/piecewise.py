@@ -59,9 +59,9 @@ class PiecewiseLinear(nn.Module):
         if dense.is_cpu and not torch.compiler.is_exporting():
             inputs = (dense, self.edges, self.vectors, self.summed)
             return _OnCpu.apply(*inputs) if self.vectors.requires_grad else _on_cpu(*inputs)[0]
-        return self.by_operators(dense)
+        return self.compute_with_operators(dense)
 
-    def by_operators(self, dense: torch.Tensor) -> torch.Tensor:
+    def compute_with_operators(self, dense: torch.Tensor) -> torch.Tensor:
         """Compute :meth:`forward` with PyTorch's operators: on GPUs, and for ONNX."""
         edges, inner = self.edges, self.edges[:, 1:-1]
         values = dense.T.contiguous().clamp(edges[:, :1], edges[:, -1:])

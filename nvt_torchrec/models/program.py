@@ -83,7 +83,7 @@ class ProgramTensor:
             raise ValueError(f"{self.name}: a tensor {self.dtype} {list(self.shape)}")
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, name: str = "") -> ProgramTensor:
+    def describe(cls, tensor: torch.Tensor, name: str = "") -> ProgramTensor:
         """Describe a weight by its name, or store a constant."""
         values = tensor.detach().cpu().numpy()
         data = "" if name else base64.b64encode(values.tobytes()).decode()

@@ -81,7 +81,7 @@ def _batch_norm(
 def _encoded_program(exported: ExportedProgram, first: int) -> Program:
     weights, numbers = exported.state_dict, {}
     of_weights = {name: number for number, name in enumerate(weights, start=first)}
-    tensors = [ProgramTensor.of(tensor, name) for name, tensor in weights.items()]
+    tensors = [ProgramTensor.describe(tensor, name) for name, tensor in weights.items()]
     inputs, nodes = iter(range(first)), list(exported.graph.nodes)
     for node, spec in zip(nodes, exported.graph_signature.input_specs, strict=False):
         if spec.target is None:
@@ -90,7 +90,7 @@ def _encoded_program(exported: ExportedProgram, first: int) -> Program:
             numbers[node] = of_weights[spec.target]
         else:
             numbers[node] = first + len(tensors)
-            tensors.append(ProgramTensor.of(exported.constants[spec.target]))
+            tensors.append(ProgramTensor.describe(exported.constants[spec.target]))
     steps: list[Step] = []
     for node in nodes:
         if node.op == "call_function" and not _is_check(node):

@@ -72,7 +72,7 @@ def _several(result: Any) -> Sequence[Any]:
     return result if isinstance(result, list | tuple) else [result]
 
 
-def _of_sizes(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _apply_to_sizes(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Return a function of two sizes, which may be symbols of ``torch.export``."""
 
     def compute(first: Any, second: Any) -> Any:
@@ -102,6 +102,6 @@ def _aten(name: str) -> torch._ops.OpOverload:
 #: they are linear in the number of rows.
 OPERATORS: dict[str, Callable[..., Any]] = {
     **{str(function): function for function in map(_aten, _ATEN.split())},
-    **{name: _of_sizes(getattr(operator, name)) for name in ("add", "sub", "mul")},
+    **{name: _apply_to_sizes(getattr(operator, name)) for name in ("add", "sub", "mul")},
     "getitem": _item,
 }

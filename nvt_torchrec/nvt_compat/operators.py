@@ -179,7 +179,7 @@ def _hash_bucket(self, col_selector, df):
     return df
 
 
-def _on_pandas(transform):
+def _use_pandas(transform):
     @functools.wraps(transform)
     def list_slice(self, col_selector, df):
         if not isinstance(df, pd.DataFrame):
@@ -216,7 +216,7 @@ def apply() -> None:
     bucketize = _checked(ops.Bucketize.transform, _refuse_missing)
     replace(ops.Bucketize, "transform", bucketize, expect="np.digitize")
     replace(ops.HashBucket, "transform", _hash_bucket, expect="is_list_dtype(df[col].dtype)")
-    list_slice = _on_pandas(ops.ListSlice.transform)
+    list_slice = _use_pandas(ops.ListSlice.transform)
     replace(ops.ListSlice, "transform", list_slice, expect="xp.append(v, padding)")
     for name, function, expect in (
         ("_chunkwise_moments", _chunkwise_moments, "squaredsum"),

@@ -12,7 +12,6 @@ Functions given to ``map`` and ``transforms`` take and return such a batch, not 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch
 
 from nvt_torchrec.base.device import fall_back
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import options
 from nvt_torchrec.nvt_loader.cpu.block_builder import CpuBuilder
@@ -166,7 +166,7 @@ class KJTLoader:
         self._order = Order(shuffle, seed, rank, world_size)
         self._device = options.choose_device(device)
         self._batch_size, self._memory = batch_size, loader_memory
-        self._threads = decode_threads or min(2, len(os.sched_getaffinity(0)))
+        self._threads = decode_threads or min(2, count_cores())
         global_batch = batch_size * world_size
         if virtual_shards is None:
             virtual_shards = default_virtual_shards(global_batch)
@@ -369,7 +369,7 @@ class KJTLoader:
     def _demand(self) -> Demand:
         """Return what this rank has to hold."""
         order = self._order
-        return Demand.of_rank(
+        return Demand.measure_rank(
             self._plan,
             order.rank,
             order.world_size,

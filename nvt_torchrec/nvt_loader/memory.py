@@ -64,7 +64,7 @@ class Demand:
     threads: int = 1
 
     @classmethod
-    def of_rank(
+    def measure_rank(
         cls, plan: Plan, rank: int, world_size: int, *, shuffled: bool, threads: int
     ) -> Demand:
         """Return what a plan demands of a rank; ``shuffled``: its rows are, within windows."""

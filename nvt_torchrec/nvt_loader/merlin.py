@@ -103,7 +103,7 @@ class MerlinLoader:
             )
 
     @classmethod
-    def of_split(
+    def from_split(
         cls,
         data: Path | str,
         batch_size: int,

@@ -104,7 +104,7 @@ def check_manifest(dataset: Dataset) -> None:
     directory = Path(dataset.source.name).absolute()
     if dataset.files is None or directory.parent.name != "split" or not directory.is_dir():
         return
-    output = EtlOutput.of_splits(directory.parent)
+    output = EtlOutput.from_splits(directory.parent)
     if not output.manifest.is_file():
         return
     output.check_whole()

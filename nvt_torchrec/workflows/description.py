@@ -48,5 +48,5 @@ def _check_graph(description: WorkflowDescription) -> None:
     graph = read_json(file, "the graph of a saved workflow")
     # As text: in Python True equals 1.
     expected = json.dumps(graph_of(description), sort_keys=True)
-    if nodes.with_own_functions(json.dumps(graph, sort_keys=True)) != expected:
+    if nodes.bind_functions(json.dumps(graph, sort_keys=True)) != expected:
         raise BadInputError(f"{file}: not the graph of the spec in {METADATA_FILE}", COPY_AGAIN)

@@ -213,7 +213,7 @@ def _dense_chain(transform: DenseTransform, chosen: list[DenseColumn], nodes: _N
     return nodes.add(NORMALIZE, {"out_dtype": {"name": "float32"}}, [end])
 
 
-def with_own_functions(graph: str) -> str:
+def bind_functions(graph: str) -> str:
     """Replace the module that a graph names its functions by with its name in this process.
 
     This package is importable under two names, as in a checkout and as it is installed.

@@ -160,7 +160,7 @@ def write_workflow(
             write_text(path / GRAPH_FILE, _graph_text(graph_of(description)))
             files.update(_write_reused(path, description, descent))
         publish([*others, *waiting])
-    files[GRAPH_FILE] = FileEntry.of(path / GRAPH_FILE)
+    files[GRAPH_FILE] = FileEntry.from_file(path / GRAPH_FILE)
     compiled.build(path, description, threads=threads)
     description.write()
     return description
@@ -217,7 +217,7 @@ def _write_vocabulary(
     for file, table in tables.items():
         with atomic_path(path / file) as temporary:
             _write_table(table, temporary)
-            digests[file] = FileEntry.of(temporary)
+            digests[file] = FileEntry.from_file(temporary)
     return digests
 
 
@@ -236,7 +236,7 @@ def _write_reused(
             else:
                 assert descent.parent is not None
                 shutil.copyfile(descent.parent / file, temporary)
-            entries[file] = FileEntry.of(temporary)
+            entries[file] = FileEntry.from_file(temporary)
     return entries
 
 

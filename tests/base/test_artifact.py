@@ -28,7 +28,7 @@ FORMAT = Format("test rows", 3, "a description of rows", digest_key="blake2b")
 @pytest.fixture
 def described(tmp_path: Path) -> Path:
     (tmp_path / "data").write_bytes(b"1234")
-    entry = FileEntry.of(tmp_path / "data")
+    entry = FileEntry.from_file(tmp_path / "data")
     file = tmp_path / "rows.json"
     FORMAT.write(file, {"rows": 4, "files": {"data": entry.to_dict()}})
     return file

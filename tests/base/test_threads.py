@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from nvt_torchrec.base.threads import in_order
+from nvt_torchrec.base.threads import map_in_order
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -26,7 +26,7 @@ def test_results_in_order_and_few_tasks_ahead(threads: int) -> None:
             assert first_may_end.wait(20)
         return i * i
 
-    results = in_order(work, tasks(), threads, "test", ahead=2)
+    results = map_in_order(work, tasks(), threads, "test", ahead=2)
     assert next(results) == 0
     assert len(taken) == threads + 3
     assert list(results) == [i * i for i in range(1, 50)]
@@ -43,7 +43,7 @@ def test_an_error_is_raised_and_ends_the_rest(error: type[BaseException]) -> Non
         done.append(i)
         return i
 
-    results = in_order(work, range(1000), 2, "test")
+    results = map_in_order(work, range(1000), 2, "test")
     with pytest.raises(error, match="three"):
         list(results)
     assert len(done) < 20

@@ -66,7 +66,7 @@ def test_a_finished_output_is_never_harmed(raw: Path, done: Path) -> None:
 
 def test_other_settings_are_refused_by_name(unfinished) -> None:
     raw, output = unfinished
-    spec = dataclasses.replace(CRITEO.with_policy(freq_threshold=3), dense_transform="log")
+    spec = dataclasses.replace(CRITEO.replace_policy(freq_threshold=3), dense_transform="log")
     columns = list(spec.categorical)
     columns[4] = dataclasses.replace(columns[4], freq_threshold=0)
     other = dataclasses.replace(spec, categorical=tuple(columns))

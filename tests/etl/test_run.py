@@ -54,7 +54,7 @@ def done(raw: Path, options, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_command_line(log, options, tmp_path: Path, flags, policy, dense, capsys) -> None:
     engine = [f"--{name}={value}" for name, value in options.items()]
     assert etl_run(log[0], tmp_path / "out", *engine, *flags) == 0
-    spec = dataclasses.replace(CRITEO.with_policy(**policy), dense_transform=dense)
+    spec = dataclasses.replace(CRITEO.replace_policy(**policy), dense_transform=dense)
     assert_is(tmp_path / "out", log[1], spec)
     assert f"{sum(ROWS)} rows in, {sum(ROWS)} out, 0 rejected" in capsys.readouterr().out
 

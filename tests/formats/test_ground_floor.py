@@ -73,12 +73,12 @@ def test_policies_by_name() -> None:
         ("nvidia-2", (2, 0)), ("nvidia-3", (3, 0)), ("nvidia-15", (15, 0)),
         ("mlperf-40m", (0, 40_000_000)),
     ):  # fmt: skip
-        changed = spec.with_policy_named(name).categorical
+        changed = spec.apply_policy(name).categorical
         *others, hashed = changed
         assert {(c.freq_threshold, c.max_table_size) for c in others} == {policy}
         assert hashed == spec.categorical[-1]
     with pytest.raises(SettingsError, match=r"policy 'nvidia-4' is unknown\n.*did you mean"):
-        spec.with_policy_named("nvidia-4")
+        spec.apply_policy("nvidia-4")
 
 
 SCHEMA = TableSchema("label", ("int_0", "int_1"), ("cat_0", "cat_1", "tags"), (10, 3, 7), ("tags",))

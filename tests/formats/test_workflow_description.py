@@ -65,7 +65,7 @@ def test_values_that_are_text(tmp_path):
     file.parent.mkdir()
     pq.write_table(pa.table({"name": values, "name_size": [1, 1, 1, 1]}), file)
     vocabulary = Vocabulary("name", "values/unique.name.parquet", 4, 13, {})
-    files = {vocabulary.file: FileEntry.of(file)}
+    files = {vocabulary.file: FileEntry.from_file(file)}
     description = WorkflowDescription(tmp_path, spec, {}, {"name": vocabulary}, {}, "", files, ())
     actual = description.oov_ids(column, np.array([12, 9, 10]))
     assert actual.tolist() == (2 + murmur3_string(values.take([3, 0, 1])) % 7).tolist()

@@ -145,7 +145,7 @@ def test_merlins_batches(device: torch.device, tmp_path: Path, lists) -> None:
     from nvt_torchrec.nvt_loader.merlin import MerlinLoader  # nvt_compat: not with every stack
 
     write_split(tmp_path, {"train": [1000, 0, 300]}, multi_hot=lists)
-    loader = MerlinLoader.of_split(tmp_path / "train", 64, device=device)
+    loader = MerlinLoader.from_split(tmp_path / "train", 64, device=device)
     expected = list(KJTLoader(tmp_path / "train", 64, device="cpu", virtual_shards=1))
     for _ in range(2):
         found = list(loader)

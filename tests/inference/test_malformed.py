@@ -37,7 +37,7 @@ def _put(bundle: Path, name: str, content: np.ndarray) -> None:
     np.save(bundle / name, content)
     value = read_json(bundle / "bundle.json", "a bundle")
     file = bundle / name
-    value["files"][name] = FileEntry.of(file).to_dict()
+    value["files"][name] = FileEntry.from_file(file).to_dict()
     BUNDLE_FORMAT.write(bundle / "bundle.json", value)
 
 

@@ -41,7 +41,7 @@ def vocabulary_of(out: Path, column: str) -> list:
     return pq.read_table(out / "workflow" / found.file)[found.name].to_pylist()
 
 
-def in_order(values: list, counts: Counter) -> list:
+def map_in_order(values: list, counts: Counter) -> list:
     """Return values by falling count; ties by value: unsigned integer, or UTF-8 bytes."""
     return sorted(
         values, key=lambda v: (-counts[v], v.encode() if isinstance(v, str) else int(v) % 2**64)
@@ -65,7 +65,7 @@ def test_the_output_holds_the_values_of_the_files(done) -> None:
         known |= {NULL_ID: None, OOV_ID: UNKNOWN}
         decoded = [[known[i] for i in split[column]] for split in splits]
         counts = Counter(decoded[0])
-        assert in_order(vocabulary, counts) == vocabulary
+        assert map_in_order(vocabulary, counts) == vocabulary
         assert min(counts[value] for value in vocabulary) >= log.threshold
         assert log.threshold or counts[UNKNOWN] == 0
         kept = {None, *vocabulary}

@@ -30,7 +30,9 @@ def test_what_every_rank_holds(train, world_size, shards, threads):
     for window in (1, 4096, 1 << 16, 1 << 20):
         plan = Plan(1 << 24, batch * world_size, shards, window_rows=window)
         for rank in {0, world_size // 2, world_size - 1}:
-            demand = memory.Demand.of_rank(plan, rank, world_size, shuffled=True, threads=threads)
+            demand = memory.Demand.measure_rank(
+                plan, rank, world_size, shuffled=True, threads=threads
+            )
             try:
                 budget = memory.divide_memory(dataset, size, demand)
             except SettingsError:

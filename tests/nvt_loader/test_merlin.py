@@ -25,7 +25,7 @@ FILES = [0, 1000, 100, 0, 31]
 
 def ranks_of(path, batch_size, world_size, **options):
     return [
-        MerlinLoader.of_split(
+        MerlinLoader.from_split(
             path, batch_size, rank=rank, world_size=world_size, device="cpu", **options
         )
         for rank in range(world_size)

@@ -126,7 +126,7 @@ def write_workflow(path: Path, generation: int) -> None:
     def write(name: str, table: pa.Table) -> None:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path / name)
-        files[name] = FileEntry.of(path / name)
+        files[name] = FileEntry.from_file(path / name)
 
     for name, count in VALUES[generation].items():
         table = pa.table({name: values_of(name)[:count], f"{name}_size": np.ones(count, np.int64)})

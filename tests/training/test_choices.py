@@ -19,7 +19,7 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.layers import PairProducts
 from nvt_torchrec.models.metrics import compute_metrics
 from nvt_torchrec.nvt_loader import KJTLoader
-from nvt_torchrec.training.settings.train_settings import parse_settings, with_sizes
+from nvt_torchrec.training.settings.train_settings import fill_sizes, parse_settings
 from nvt_torchrec.training.sharding.model_config import model_config
 from nvt_torchrec.training.sharding.train_model import PooledVectors
 from tests.training.runs import MODELS, config_of, events, losses, model_of, score, train_here
@@ -220,7 +220,7 @@ def test_sizes_that_count_values_are_raised(data, caplog):
 
     def sizes(text: str, *flags: str) -> tuple[int, ...]:
         settings = parse_settings([f"--num_embeddings_per_feature={text}", *flags])
-        return model_config(with_sizes(settings, 0, 1), TableSchema.read(data)).num_embeddings
+        return model_config(fill_sizes(settings, 0, 1), TableSchema.read(data)).num_embeddings
 
     caplog.set_level("INFO", "nvt_torchrec")
     assert sizes("7,47,199,1") == (10, 50, 200, 3)

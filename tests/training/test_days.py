@@ -62,7 +62,7 @@ def test_new_days(output, trained, days, parts):
     assert chosen.days == days
     assert files(chosen) == parts
     assert chosen.replayed == ()
-    assert chosen.with_earlier(trained) == sorted({*trained, *days})
+    assert chosen.add_earlier(trained) == sorted({*trained, *days})
 
 
 def test_replayed_days_are_those_that_are_not_new(output):
@@ -166,7 +166,7 @@ def test_weights_only(output, tmp_path):
 def test_data_of_another_program_do_not_say_their_days(tmp_path):
     data = write_output(tmp_path, 2)
     (tmp_path / "manifest.json").unlink()
-    assert choose(data).with_earlier([]) is None
+    assert choose(data).add_earlier([]) is None
     with pytest.raises(BadInputError, match=r"manifest\.json: no such file"):
         choose(data, "--days=1")
 

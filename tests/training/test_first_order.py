@@ -25,8 +25,8 @@ from nvt_torchrec.training.data.loaders import TrainBatch, make_loader
 from nvt_torchrec.training.launch.distributed import process_group
 from nvt_torchrec.training.loop import train as train_module
 from nvt_torchrec.training.loop.finish import find_shift
-from nvt_torchrec.training.optim.learning_rates import with_default_rates
-from nvt_torchrec.training.settings.train_settings import parse_settings, with_sizes
+from nvt_torchrec.training.optim.learning_rates import fill_rates
+from nvt_torchrec.training.settings.train_settings import fill_sizes, parse_settings
 from nvt_torchrec.training.sharding.build import build, start_from
 from nvt_torchrec.training.sharding.model_config import model_config
 from tests.plays import SHARE, write_plays
@@ -38,10 +38,10 @@ from tests.training.shapes import dlrm
 def test_a_model_starts_as_the_regression(data, bins):
     """With layers of zeros the logits are the regression's."""
     given = [*MODEL, f"--binary_path={data}", f"--dense_bins={bins}", "--first_order=0.3"]
-    settings = with_sizes(parse_settings([*given, "--batch_size=8192"]), 0, 1)
+    settings = fill_sizes(parse_settings([*given, "--batch_size=8192"]), 0, 1)
     config = model_config(settings, read_schema(settings))
     with process_group() as group:
-        settings = with_default_rates(settings, config, 8192, 1)
+        settings = fill_rates(settings, config, 8192, 1)
         start, _ = compute_baselines(settings, config, None)
         model, _, _ = build(settings, config, group)
         start_from(start, model, config)
@@ -50,7 +50,7 @@ def test_a_model_starts_as_the_regression(data, bins):
                 parameter.data.zero_()
         batch = next(iter(make_loader(settings, config, "train", group)))
         size = len(batch.labels)
-        _, output = model.eval()(TrainBatch.of(batch, size, size))
+        _, output = model.eval()(TrainBatch.pad(batch, size, size))
         sample = read_sample(settings, config, "train", 1)
     # of all rows, which the sample has in another order
     assert len(sample.dense) == size > 500
@@ -125,7 +125,7 @@ def test_vectors_of_numbers_are_the_papers_encoding_times_a_matrix():
             expected = expected.sum(1, keepdims=True)
         gradient = torch.from_numpy(rng.normal(size=expected.shape).astype(np.float32))
         gradients = []
-        for compute in (layer, layer.by_operators):
+        for compute in (layer, layer.compute_with_operators):
             result = compute(values)
             np.testing.assert_allclose(result.detach(), expected, atol=1e-5)
             gradients += torch.autograd.grad(result, layer.vectors, gradient)

@@ -17,7 +17,7 @@ from nvt_torchrec.training.data.loaders import TrainBatch
 from nvt_torchrec.training.launch.distributed import process_group
 from nvt_torchrec.training.loop.train import train
 from nvt_torchrec.training.settings.train_settings import parse_settings
-from nvt_torchrec.training.sharding.train_model import _Losses, _with_mean_1
+from nvt_torchrec.training.sharding.train_model import _Losses, _scale_to_mean_1
 from tests.nvt_loader.weighted import write_weighted
 from tests.training.reference import reference_losses
 from tests.training.runs import (
@@ -120,7 +120,7 @@ def test_the_loss_is_the_weighted_mean(scale):
     """Whatever the scale of the weights; rows of weight 0 give no gradient."""
     w = torch.tensor([0.0, 2.0, 0.5]) * scale
     logits, labels = torch.tensor([5.0, -1.0, 0.3], requires_grad=True), torch.tensor([0.0, 1, 0])
-    scaled = _with_mean_1(w, 3, 1)
+    scaled = _scale_to_mean_1(w, 3, 1)
     total = _Losses(None)(logits, labels, scaled)
     assert scaled.mean() == pytest.approx(1)
     (total / 3).backward()
@@ -139,7 +139,7 @@ def test_the_losses_of_several_labels_are_summed():
 
 def test_a_batch_whose_weights_are_0():
     logits = torch.tensor([5.0, -1.0], requires_grad=True)
-    total = _Losses(None)(logits, torch.ones(2), _with_mean_1(torch.zeros(2), 2, 1))
+    total = _Losses(None)(logits, torch.ones(2), _scale_to_mean_1(torch.zeros(2), 2, 1))
     total.backward()
     assert total == 0
     assert logits.grad.tolist() == [0, 0]
@@ -147,10 +147,10 @@ def test_a_batch_whose_weights_are_0():
 
 def test_padding_rows_have_no_weight(weighted):
     (batch, *_) = KJTLoader(weighted / "train", 5, device="cpu")
-    padded = TrainBatch.of(batch, 8, 16).to(torch.device("cpu"))
+    padded = TrainBatch.pad(batch, 8, 16).to(torch.device("cpu"))
     assert padded.weights.tolist() == [*batch.weights.tolist(), 0, 0, 0]
     assert (padded.rows, padded.global_size) == (5, 16)
-    assert TrainBatch.of(batch, 5, 16).weights is batch.weights
+    assert TrainBatch.pad(batch, 5, 16).weights is batch.weights
 
 
 def test_a_label_that_is_not_there(weighted, tmp_path):

@@ -10,11 +10,11 @@ import pytest
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.training.optim.learning_rates import (
     default_warmup,
+    fill_rates,
     learning_rate,
-    with_default_rates,
 )
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
-from nvt_torchrec.training.settings.train_settings import TrainSettings, parse_settings, with_sizes
+from nvt_torchrec.training.settings.train_settings import TrainSettings, fill_sizes, parse_settings
 from nvt_torchrec.training.sharding.model_config import model_config
 from tests.training.runs import events, losses, train_here
 
@@ -24,9 +24,9 @@ WIDE = ["--dense_arch_layer_sizes=64,8", "--over_arch_layer_sizes=512,512,1"]
 
 
 def _resolved(*flags: str, global_batch: int = 16_384, epoch_steps: int = 1000):
-    settings = with_sizes(parse_settings(["--size=large", *flags]), rows=0, ranks=1)
+    settings = fill_sizes(parse_settings(["--size=large", *flags]), rows=0, ranks=1)
     config = model_config(settings, SCHEMA)
-    return with_default_rates(settings, config, global_batch, epoch_steps)
+    return fill_rates(settings, config, global_batch, epoch_steps)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.nvt_loader import KJTLoader
-from nvt_torchrec.training.settings.train_settings import TrainSettings, parse_settings, with_sizes
+from nvt_torchrec.training.settings.train_settings import TrainSettings, fill_sizes, parse_settings
 from nvt_torchrec.training.sharding.model_config import model_config
 from nvt_torchrec.training.sharding.train_model import build_model, fill_table
 from tests.nvt_loader.data import write_split
@@ -105,7 +105,7 @@ SCHEMA = TableSchema("label", (), ("a", "b"), (5, 6))
 def test_layers_for_dense_columns_that_are_not_there(split, tmp_path, caplog):
     """Neither have to end with the width of the tables, nor are silently ignored."""
     given = ["--embedding_dim=8", "--dense_arch_layer_sizes=128"]
-    settings = with_sizes(parse_settings([*MODEL[2:], *given]), 0, 1)
+    settings = fill_sizes(parse_settings([*MODEL[2:], *given]), 0, 1)
     layers = model_config(settings, SCHEMA).settings
     assert (layers["dense_arch_layer_sizes"], layers["over_arch_layer_sizes"]) == ([], [16, 1])
     train_here(*flags(split, tmp_path, "original", "--max_steps=1"))  # MODEL names some
@@ -118,8 +118,8 @@ def test_layers_for_dense_columns_that_are_not_there(split, tmp_path, caplog):
 def test_a_single_column_has_no_pairs():
     alone = TableSchema("label", (), ("a",), (5,))
     with pytest.raises(SchemaError, match=r"dot products need two vectors\n.*dcn"):
-        build_model(model_config(with_sizes(TrainSettings(), 0, 1), alone))
-    config = model_config(with_sizes(TrainSettings(interaction_type="dcn"), 0, 1), alone)
+        build_model(model_config(fill_sizes(TrainSettings(), 0, 1), alone))
+    config = model_config(fill_sizes(TrainSettings(interaction_type="dcn"), 0, 1), alone)
     model = with_tables(config)
     for table in model.sparse_arch.parameters():
         table.fill_(0.5)

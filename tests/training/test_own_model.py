@@ -24,7 +24,7 @@ from nvt_torchrec.models.interactions import INTERACTIONS, Interaction
 from nvt_torchrec.models.layers import joined
 from nvt_torchrec.models.program_export import make_program
 from nvt_torchrec.training.launch.distributed import process_group
-from nvt_torchrec.training.launch.preflight import with_program
+from nvt_torchrec.training.launch.preflight import trace_own_model
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.train_model import build_model
 from tests.shell import python
@@ -50,7 +50,7 @@ def tried(name: str, labels: tuple[str, ...] = ("label",), **settings):
     config = dlrm(("d",), ("a", "b", "c"), (9, 9, 9), 4, (), ())
     config = dataclasses.replace(config, model=name, settings=settings, labels=labels)
     with process_group() as group:
-        return with_program(config, load_build(name), 0, group)
+        return trace_own_model(config, load_build(name), 0, group)
 
 
 @pytest.mark.parametrize(

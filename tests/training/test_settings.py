@@ -9,7 +9,7 @@ import pytest
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.training.settings.train_settings import TrainSettings, parse_settings, with_sizes
+from nvt_torchrec.training.settings.train_settings import TrainSettings, fill_sizes, parse_settings
 from nvt_torchrec.training.sharding.model_config import model_config
 from tests.training.runs import ROOT, run_command
 
@@ -168,7 +168,7 @@ SCHEMA = TableSchema("label", ("int_0",), ("cat_0", "cat_1", "cat_2"), (10, 50, 
 
 
 def small(**values) -> TrainSettings:
-    return with_sizes(TrainSettings(**values), rows=1000, ranks=1)
+    return fill_sizes(TrainSettings(**values), rows=1000, ranks=1)
 
 
 def sizes(**values) -> tuple[int, ...]:

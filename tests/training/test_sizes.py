@@ -20,10 +20,10 @@ from nvt_torchrec.training.launch.distributed import process_group
 from nvt_torchrec.training.loop.train import train
 from nvt_torchrec.training.optim.learning_rates import learning_rates
 from nvt_torchrec.training.settings.train_settings import (
+    fill_sizes,
     global_batch_for,
     parse_settings,
     size_for,
-    with_sizes,
 )
 from nvt_torchrec.training.sharding.model_config import model_config
 from tests.nvt_loader.data import write_split
@@ -52,14 +52,14 @@ def test_by_rows(rows, size, batch):
 
 
 def test_flags_win():
-    found = with_sizes(parse_settings([]), 80_000, ranks=2)
+    found = fill_sizes(parse_settings([]), 80_000, ranks=2)
     assert _sizes(found) == (16, (64, 16), (64, 1), "adagrad", 64)
     assert (found.size, found.batch_size_of("test")) == ("tiny", 4096)
     flags = ["--embedding_dim=8", "--batch_size=10", "--adagrad", "--size=medium"]
-    found = with_sizes(parse_settings(flags), 80_000, ranks=2)
+    found = fill_sizes(parse_settings(flags), 80_000, ranks=2)
     assert _sizes(found) == (8, (256, 8), (256, 128, 1), None, 10)
     assert (found.table_optimizer, found.batch_size_of("test")) == ("rowwise_adagrad", 10)
-    found = with_sizes(parse_settings(["--learning_rate=15"]), 80_000, ranks=1)
+    found = fill_sizes(parse_settings(["--learning_rate=15"]), 80_000, ranks=1)
     assert found.table_optimizer == "sgd"  # as TorchRec's example
     assert (found.epochs, found.early_stopping) == (1, 0)
 
@@ -76,7 +76,7 @@ def test_flags_win():
 )
 def test_epochs_by_rows(flags, rows, expected):
     """One epoch of large logs, and of those that must not change in a daily update."""
-    found = with_sizes(parse_settings(flags), rows, ranks=1)
+    found = fill_sizes(parse_settings(flags), rows, ranks=1)
     assert (found.epochs, found.early_stopping) == expected
 
 
@@ -104,7 +104,7 @@ def test_a_checkpoint_knows_its_sizes(split, tmp_path):
 def test_the_dense_layers_rate_falls(optimizer, tables_fall):
     """Those of tables, too, where the optimizer's steps do not shrink by themselves."""
     flags = ["--dense_decay=0.5", "--learning_rate=2", f"--optimizer={optimizer}"]
-    settings = with_sizes(parse_settings(flags), 0, 1)
+    settings = fill_sizes(parse_settings(flags), 0, 1)
     settings = settings.filled({"dense_learning_rate": 1.0, "lr_warmup_steps": 0})
     rates = [learning_rates(settings, step, 8, 8) for step in range(8)]
     falling = [1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
@@ -141,7 +141,7 @@ def test_baselines_are_those_of_scikit_learn(split):
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import OneHotEncoder
 
-    settings = with_sizes(parse_settings([f"--binary_path={split}", "--dense_bins=0"]), 0, 1)
+    settings = fill_sizes(parse_settings([f"--binary_path={split}", "--dense_bins=0"]), 0, 1)
     schema = read_schema(settings)
     with process_group():
         start, found = compute_baselines(settings, model_config(settings, schema), None)
@@ -176,4 +176,4 @@ def test_baselines_stand_beside_the_model(split, tmp_path, caplog):
     assert all(
         f"{split}, {name}" in page and f"{split}, {name}" in caplog.text for split, name in names
     )
-    assert "tables 8 wide, dlrm of layers 16,8 and 16,1, 500 samples per step" in caplog.text
+    assert "tables 8 wide, layers 16,8 and 16,1, 500 samples per step" in caplog.text

@@ -234,7 +234,7 @@ def test_an_error_of_one_rank_is_raised_on_all(tmp_path, monkeypatch, error, rai
     with process_group() as group, monkeypatch.context() as patch:
         patch.setattr(state, "gathered", lambda group, mine: sent.append(mine) or [mine, None])
         with pytest.raises((ClickLogError, RuntimeError), match=raised):
-            state.on_all_ranks(group, tmp_path, fail)
+            state.call_on_all_ranks(group, tmp_path, fail)
         patch.setattr(state, "gathered", lambda group, mine: [mine, *sent])  # another rank's
         with pytest.raises(type(sent[0]), match=raised):
-            state.on_all_ranks(group, tmp_path, lambda: None)
+            state.call_on_all_ranks(group, tmp_path, lambda: None)

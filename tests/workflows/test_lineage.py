@@ -230,7 +230,7 @@ def test_days_of_another_number_of_values(copy: Path) -> None:
     """With the right digest; ids would be taken from the wrong values later."""
     file = copy / "extension" / "seen.item.parquet"
     pq.write_table(pa.table({"last_day": pa.array([7] * 9, pa.int32())}), file)
-    entry = FileEntry.of(file).to_dict()
+    entry = FileEntry.from_file(file).to_dict()
     edit_json(file.with_name("state.json"), lambda state: state["files"].update({file.name: entry}))
     _expect_refusal(copy, r"state\.json: days of 9 values, not of 2")
 

@@ -113,7 +113,7 @@ class FileEntry:
             raise ValueError("a file has one digest, sha256 or blake2b")
 
     @classmethod
-    def of(cls, file: Path, algorithm: str = "sha256") -> FileEntry:
+    def from_file(cls, file: Path, algorithm: str = "sha256") -> FileEntry:
         """The entry of a file there is. Raises OSError."""
         return cls(file.stat().st_size, **{algorithm: _digest(file, algorithm)})
 

@@ -145,12 +145,12 @@ def publish(written: Sequence[Written]) -> None:
         OutputError: A file cannot be written; those that are not in place are removed.
     """
     try:
-        _at_once(_sync_file, written)
+        _sync_in_threads(_sync_file, written)
         for temporary, path in written:
             with output_errors(path):
                 os.replace(temporary, path)
         # one path per directory: it is named if the directory cannot be synced
-        _at_once(_sync_parent, {path.parent: path for _, path in written}.values())
+        _sync_in_threads(_sync_parent, {path.parent: path for _, path in written}.values())
     finally:
         for temporary, _ in written:
             _delete(temporary)
@@ -167,7 +167,7 @@ def _sync_parent(path: Path) -> None:
         fsync_directory(path.parent)
 
 
-def _at_once(sync: Callable[[_Item], object], items: Iterable[_Item]) -> None:
+def _sync_in_threads(sync: Callable[[_Item], object], items: Iterable[_Item]) -> None:
     """Sync items in threads: a file system writes its journal once for several of them."""
     items = list(items)
     with ThreadPoolExecutor(min(_SYNCS, len(items)) or 1, "sync") as pool:

@@ -28,7 +28,7 @@ from nvt_torchrec.clicklog.readers.text_rows import TextFormat
 from nvt_torchrec.clicklog.text.line_layout import HEAD_BYTES, LineLayout, is_json
 from nvt_torchrec.clicklog.text.remedies import similar_column
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.rows import BadRow, RawRows, with_bad_rows
+from nvt_torchrec.formats.rows import BadRow, RawRows, add_bad_rows
 
 #: Arrow's parser ends the process at some thousand objects or lists within each other.
 _MOST_BRACKETS = 500
@@ -83,7 +83,7 @@ def parse_json(
     rows = table_to_rows(
         table, layout.source, spec, label=layout.label, reject=reject, text=lines.__getitem__
     )
-    return with_bad_rows(rows, bad) if bad else rows
+    return add_bad_rows(rows, bad) if bad else rows
 
 
 def read_lines(lines: list[bytes]) -> tuple[pa.Table, list[BadRow]]:

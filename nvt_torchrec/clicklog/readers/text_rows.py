@@ -42,7 +42,7 @@ from nvt_torchrec.clicklog.text.tokenizer import as_utf8, parse_rows
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types.base import MESSAGES, NOT_UTF8
 from nvt_torchrec.formats.feature_spec.read_plan import Read
-from nvt_torchrec.formats.rows import BadRow, RawRows, with_bad_rows
+from nvt_torchrec.formats.rows import BadRow, RawRows, add_bad_rows
 
 #: Text that is read at once for a block in one chunk: most blocks are smaller.
 _WHOLE_BYTES = 128 << 20
@@ -310,7 +310,7 @@ class TextFormat(LogFormat):
         text = texts[0] if len(texts) == 1 else b"".join(texts)
         text = as_utf8(text, self.spec.input.encoding)
         rows = self.parse(text, self.spec, layout, reject=reject)
-        return with_bad_rows(rows, bad) if bad else rows
+        return add_bad_rows(rows, bad) if bad else rows
 
     def rates(self, last: OpenDay, block: Block) -> tuple[float, float]:
         """See :meth:`LogFormat.rates`."""

@@ -20,7 +20,8 @@ import pyarrow.csv as pa_csv
 
 from nvt_torchrec.base.arrays import mask_to_arrow, to_arrow
 from nvt_torchrec.base.files.atomic import new_directory, write_json
-from nvt_torchrec.base.threads import in_order
+from nvt_torchrec.base.progress_bars import show_progress
+from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.synthetic.click_model import (
     BLOCK_ROWS,
     MISSING_COUNT,
@@ -111,22 +112,18 @@ def synthesize(
     Raises:
         OutputError: The directory exists and is not empty, or cannot be written.
     """
-    from tqdm import tqdm
-
     directory = Path(output_path)
     model = plant(settings)
     with contextlib.suppress(OSError):
         directory.rmdir()  # an empty one
     with new_directory(directory) as temporary:
         total = settings.days * settings.rows_per_day
-        with tqdm(
-            total=total, unit="rows", unit_scale=True, desc="synthesize", disable=None
-        ) as bar:
+        with show_progress("synthesize", total) as bar:
 
             def write(day: int) -> dict[str, OracleScore]:
                 return _write_day(temporary / f"day_{day}", model, day, bar)
 
-            scores = list(in_order(write, range(settings.days), workers, "synthesize"))
+            scores = list(map_in_order(write, range(settings.days), workers, "synthesize"))
         summary = _summary(model, scores)
         write_json(temporary / SUMMARY_FILE, summary)
     return summary

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.etl.check.check_files import ERROR, NOTE, WARNING, Finding
 from nvt_torchrec.etl.settings import threads_flag
 
@@ -63,9 +64,7 @@ def run(settings: CheckSettings) -> int:
     Raises:
         BadInputError: There is nothing to check.
     """
-    from tqdm import tqdm
-
-    with tqdm(desc="check", unit="rows", unit_scale=True, disable=None) as bar:
+    with show_progress("check") as bar:
 
         def report(rows: int, total: int) -> None:
             bar.total = total

@@ -97,20 +97,20 @@ def check_driver() -> tuple[int, list[Diagnosis]]:
             capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(gpu))
             what = f"{pynvml.nvmlDeviceGetName(gpu)}, compute capability "
             what += ".".join(map(str, capability))
-            lines.append(_at_least(LEAST_CAPABILITY, capability, f"GPU {i}", what, _ANOTHER_GPU))
+            lines.append(_check_least(LEAST_CAPABILITY, capability, f"GPU {i}", what, _ANOTHER_GPU))
     except pynvml.NVMLError as error:
         reason = str(error)
     if not lines:
         return 0, [Diagnosis("GPU", NOTE, f"none ({reason}): the CPU does the work here")]
     major = int(version.split(".")[0])
-    return len(lines), [*lines, _at_least(LEAST_DRIVER, major, "driver", version, _DRIVER)]
+    return len(lines), [*lines, _check_least(LEAST_DRIVER, major, "driver", version, _DRIVER)]
 
 
 def _install(kind: str) -> str:
     return f"make env LOCK=requirements/{kind}.txt" if IS_CHECKOUT else install_command(kind)
 
 
-def _at_least(least: Any, value: Any, subject: str, what: str, remedy: str) -> Diagnosis:
+def _check_least(least: Any, value: Any, subject: str, what: str, remedy: str) -> Diagnosis:
     if value < least:
         return Diagnosis(subject, WRONG, what, remedy)
     return Diagnosis(subject, OK, what)

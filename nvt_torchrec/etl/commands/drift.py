@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.pages.charts import percent
+from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.etl.settings import Thresholds, threads_flag
 from nvt_torchrec.formats.day_names import day_text
 from nvt_torchrec.formats.etl_output import EtlOutput
@@ -58,8 +59,6 @@ def run(settings: DriftSettings, thresholds: Thresholds) -> int:
     Raises:
         ClickLogError: There is nothing to compare; see :func:`etl.day_drift.measure_drift`.
     """
-    from tqdm import tqdm
-
     from nvt_torchrec.etl.day_drift import Drift, measure_drift, result_name
     from nvt_torchrec.etl.extend.claim import finish_switch
     from nvt_torchrec.etl.extend.day_checks import check_same_file
@@ -76,7 +75,7 @@ def run(settings: DriftSettings, thresholds: Thresholds) -> int:
         log.info("%s was extended by %s: what was measured before", output.root, day.name)
     else:
         about = max(counts["rows"] for counts in manifest.by_day.values())
-        with tqdm(desc="drift", total=about, unit=" rows", unit_scale=True, disable=None) as bar:
+        with show_progress("drift", about) as bar:
             drift = measure_drift(
                 output.root, day, thresholds=thresholds, workers=settings.workers, report=bar.update
             )

@@ -55,11 +55,11 @@ class RunOptions(Settings):
             SettingsError: A value is not allowed.
         """
         if self.policy is not None:
-            spec = spec.with_policy_named(self.policy)
+            spec = spec.apply_policy(self.policy)
         if self.freq_threshold is not None:
-            spec = spec.with_policy(freq_threshold=self.freq_threshold, max_table_size=0)
+            spec = spec.replace_policy(freq_threshold=self.freq_threshold, max_table_size=0)
         if self.max_table_size is not None:
-            spec = spec.with_policy(max_table_size=self.max_table_size, freq_threshold=0)
+            spec = spec.replace_policy(max_table_size=self.max_table_size, freq_threshold=0)
         if self.dense:
             spec = dataclasses.replace(spec, dense_transform=self.dense)
         if self.max_line_kb is not None:

@@ -21,8 +21,8 @@ from distributed import Client, KilledWorker, LocalCluster
 from distributed.comm import CommClosedError
 
 from nvt_torchrec.base.errors import ClickLogError, SettingsError
+from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.etl.engines.device import first_gpu, gpu_count, gpu_memory
-from nvt_torchrec.etl.settings import cores
 from nvt_torchrec.etl.state.output import DASK
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ def local_cluster(workers: int | None, directory: Path) -> Iterator[Client]:
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     gpus = gpu_count()
     options = {
-        "n_workers": workers or gpus or cores(),
+        "n_workers": workers or gpus or count_cores(),
         "threads_per_worker": 1,
         "local_directory": str(directory),
         "dashboard_address": "127.0.0.1:0",  # 8787 may be taken by another run

@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engines import counting
 from nvt_torchrec.etl.engines.counting import Counts, merge
 from nvt_torchrec.etl.engines.runs import Runs
-from nvt_torchrec.etl.settings import cores
 from nvt_torchrec.etl.state.output import FIT
 from nvt_torchrec.etl.units.unit_plan import Unit
 from nvt_torchrec.etl.units.writing import NoTrainingRowsError, UnitResult
@@ -102,7 +102,7 @@ def add_up(
         return finish(counts, columns[0], nulls[index])
 
     names = job.spec.vocabularies
-    with ThreadPoolExecutor(cores(), "etl") as pool:
+    with ThreadPoolExecutor(count_cores(), "etl") as pool:
         finished = pool.map(vocabulary, range(len(names)), names.values())
         vocabularies = dict(zip(names, finished, strict=True))
     moments = merge_moments([block for file in files for block in file.array("moments")])

@@ -24,7 +24,7 @@ from nvt_torchrec.etl.engines import counting
 from nvt_torchrec.etl.engines.counting import Counts, count, merge, moments
 from nvt_torchrec.etl.engines.engine import Engine, Report, open_runs
 from nvt_torchrec.etl.engines.runs import SortedRun
-from nvt_torchrec.etl.units.unit_plan import Unit, by_block
+from nvt_torchrec.etl.units.unit_plan import Unit, group_by_block
 from nvt_torchrec.etl.units.writing import (
     Encoded,
     UnitResult,
@@ -138,7 +138,7 @@ class Threads(Engine):
     def encode(self, units: list[Unit], workflow: Path) -> Iterator[UnitResult]:
         """See :meth:`Engine.encode`; a thread does all units of a block."""
         job, loaded = self.job, compiled.load(workflow)
-        groups = by_block(units)
+        groups = group_by_block(units)
         blocks = [group[0].block for group in groups]
 
         def encode_one(turn: int, group: tuple[Unit, ...]) -> list[UnitResult]:

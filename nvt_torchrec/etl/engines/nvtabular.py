@@ -82,7 +82,7 @@ class NVTabular(Workers):
                     client.unsubscribe_topic(_PROGRESS)
         return fitted_state(workflow, job.spec)
 
-    def _on_cards(self, blocks: Iterable[Block]) -> bool:
+    def _uses_cards(self, blocks: Iterable[Block]) -> bool:
         return False
 
     def _encode_block(self) -> Callable[..., list[UnitResult]]:

@@ -27,7 +27,7 @@ from nvt_torchrec.etl.engines.engine import Engine, Job, Report, open_runs
 from nvt_torchrec.etl.engines.host import count_block, encode_block
 from nvt_torchrec.etl.engines.runs import run_name, write_run
 from nvt_torchrec.etl.state.output import FIT
-from nvt_torchrec.etl.units.unit_plan import Unit, by_block
+from nvt_torchrec.etl.units.unit_plan import Unit, group_by_block
 from nvt_torchrec.etl.units.writing import UnitResult, finish_units
 from nvt_torchrec.formats.workflow_description import METADATA_FILE
 from nvt_torchrec.workflows import compiled
@@ -58,7 +58,7 @@ class Workers(Engine):
         with open_runs(self.job, blocks) as runs:
             report(runs.rows)
             numbered = [(index, blocks[index]) for index in runs.missing]
-        on_cards = self._on_cards(blocks)
+        on_cards = self._uses_cards(blocks)
         if on_cards:
             log.info("Criteo's format: kernels on the GPUs parse, count and encode text")
         if on_cards and self._agrees("counting", device.compare_counts, blocks[0]):
@@ -72,13 +72,13 @@ class Workers(Engine):
     def encode(self, units: list[Unit], workflow: Path) -> Iterator[UnitResult]:
         """See :meth:`Engine.encode`."""
         saved = _identified(workflow)
-        on_cards = self._on_cards(unit.block for unit in units)
+        on_cards = self._uses_cards(unit.block for unit in units)
         on_cards = on_cards and device.has_room(workflow, self.client)
         if on_cards and self._agrees("encoding", device.compare_codes, units[0], saved):
             tasks = device.tasks_of(units, self.client)
             results = self._results(device.encode_units, tasks, on_cards, workflow=saved)
         else:
-            results = self._results(self._encode_block(), by_block(units), workflow=saved)
+            results = self._results(self._encode_block(), group_by_block(units), workflow=saved)
         for of_task in results:
             yield from of_task
 
@@ -86,7 +86,7 @@ class Workers(Engine):
         """Return the task that encodes the units of a block on a host."""
         return _encode_block
 
-    def _on_cards(self, blocks: Iterable[Block]) -> bool:
+    def _uses_cards(self, blocks: Iterable[Block]) -> bool:
         return self.gpu and device.takes(self.job.spec, blocks)
 
     def _agrees(self, what: str, task: Callable[..., str], *first: Any) -> bool:
@@ -145,7 +145,7 @@ def _identified(workflow: Path) -> tuple[str, str]:
     Workers keep the workflow that they have loaded, and the path may come to hold another one. The
     workflow's own digest would not do: it is the same for specs that differ in the file format.
     """
-    return str(workflow), str(FileEntry.of(workflow / METADATA_FILE).sha256)
+    return str(workflow), str(FileEntry.from_file(workflow / METADATA_FILE).sha256)
 
 
 def _count_block(numbered: tuple[int, Block], *, job: Job) -> int:

@@ -20,7 +20,7 @@ from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.extend import day_checks as checks
 from nvt_torchrec.etl.extend import stage
 from nvt_torchrec.etl.extend.claim import DISCARDED, NEXT, Claim, claimed, switch
-from nvt_torchrec.etl.finish.accounting import check_rows, without_empty_parts
+from nvt_torchrec.etl.finish.accounting import check_rows, number_parts
 from nvt_torchrec.etl.finish.make_manifest import make_manifest
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.stages import Stages, resolve, rows_bar
@@ -259,7 +259,7 @@ class _Day:
 
         day, before = self.day, self.manifest
         description = inspect(self.next.workflow)
-        results, new = without_empty_parts(results, first_parts)
+        results, new = number_parts(results, first_parts)
         if not any(result.rows for result in results):
             raise BadInputError(
                 f"{day.source}: no well-formed row",

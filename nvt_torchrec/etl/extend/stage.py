@@ -153,14 +153,14 @@ def renamed_parts(
         parts after that.
     """
     names, following = {}, dict(next_parts)
-    for file in sorted(files, key=_in_log_order):
+    for file in sorted(files, key=_log_position):
         if file.split != "train":
             names[file.file] = f"train/part.{following['train']}.parquet"
             following["train"] += 1
     return names, following
 
 
-def _in_log_order(file: PartFile) -> tuple[int, int, int]:
+def _log_position(file: PartFile) -> tuple[int, int, int]:
     """A day's first half is in valid; parts of a split are numbered in the order of the rows."""
     split, number = split_and_number(file.file)
     return file.day, split, number

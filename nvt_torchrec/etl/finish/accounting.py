@@ -18,7 +18,7 @@ from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.base.files.atomic import atomic_path, fsync_directory
 from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.etl.settings import EtlSettings
-from nvt_torchrec.etl.units.writing import LostRowsError, UnitResult, by_source, rejected_file
+from nvt_torchrec.etl.units.writing import LostRowsError, UnitResult, group_by_source, rejected_file
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.splits import SPLITS
@@ -44,7 +44,7 @@ def quarantine(
     """
     shutil.rmtree(directory, ignore_errors=True)
     spec, final = settings.spec, EtlOutput(settings.output_path).rejected
-    sources = by_source(results)
+    sources = group_by_source(results)
     names = Counter(Path(source).name for source in sources)
     for source, group in sources.items():
         if any(result.bad_count for result in group):
@@ -69,7 +69,7 @@ def _merge_rejected(path: Path, results: list[UnitResult], spec: FeatureSpec, wo
     source = results[0].unit.block.source.encode()
     with atomic_path(path) as temporary, open(temporary, "wb") as out:
         out.write(b"file\tline\treason\traw\n")
-        for first, result in _with_first_lines(results, spec):
+        for first, result in _add_first_lines(results, spec):
             if result.bad_count:
                 with open(rejected_file(work, result.unit), "rb") as lines:
                     for line in lines:
@@ -77,7 +77,7 @@ def _merge_rejected(path: Path, results: list[UnitResult], spec: FeatureSpec, wo
                         out.write(b"%s\t%d\t%s" % (source, first + int(number), rest))
 
 
-def _with_first_lines(
+def _add_first_lines(
     results: list[UnitResult], spec: FeatureSpec
 ) -> Iterator[tuple[int, UnitResult]]:
     """Yield the results of a file in the order of its blocks, and the first line of the block."""
@@ -91,19 +91,21 @@ def _with_first_lines(
 
 def _worst(results: list[UnitResult], spec: FeatureSpec) -> str:
     """The file with the most bad rows, and the reasons of the first of them."""
-    group = max(by_source(results).values(), key=lambda group: sum(r.bad_count for r in group))
+    group = max(
+        group_by_source(results).values(), key=lambda group: sum(r.bad_count for r in group)
+    )
     bad = sum(result.bad_count for result in group)
     lines = sum(result.lines for result in group)
     reasons = [
         f"\n  line {first + line}: {what}"
-        for first, result in _with_first_lines(group, spec)
+        for first, result in _add_first_lines(group, spec)
         for line, what in result.bad
     ]
     source = group[0].unit.block.source
     return f"most in {source}, {bad} of {lines}:{''.join(reasons[:5])}"
 
 
-def without_empty_parts(
+def number_parts(
     results: list[UnitResult], first_parts: Mapping[str, int] | None = None
 ) -> tuple[list[UnitResult], dict[str, str]]:
     """Number the parts that there are; a divided block has none for a split without rows.
@@ -190,7 +192,7 @@ def check_rows(results: list[UnitResult], split_root: Path) -> dict[str, tuple[i
             raise LostRowsError(f"{path}: cannot be read back: {error}", _REMEDY) from error
         if rows != result.rows:
             raise LostRowsError(f"{path}: {rows} rows, {result.rows} were written", _REMEDY)
-    for source, group in by_source(results).items():
+    for source, group in group_by_source(results).items():
         blocks = dict.fromkeys(result.unit.block for result in group)
         for before, after in itertools.pairwise(blocks):
             if before.end != after.begin:

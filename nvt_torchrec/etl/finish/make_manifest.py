@@ -9,7 +9,7 @@ import numpy as np
 
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.state.run_record import content_digest
-from nvt_torchrec.etl.units.writing import UnitResult, by_source
+from nvt_torchrec.etl.units.writing import UnitResult, group_by_source
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.manifest import InputFile, Manifest, PartFile
 from nvt_torchrec.formats.splits import SPLITS
@@ -37,7 +37,7 @@ def make_manifest(
         generation: The generation of the workflow.
         split: The rule by which rows were divided, with its cuts; None by days.
     """
-    rows = {source: row_counts(of_file) for source, of_file in by_source(results).items()}
+    rows = {source: row_counts(of_file) for source, of_file in group_by_source(results).items()}
     inputs = [
         InputFile(
             day.day,

@@ -137,7 +137,7 @@ def collect(output: Path, manifest: Manifest, description: WorkflowDescription) 
     counted = {}
     for name, columns in spec.vocabularies.items():
         needed, frequent = _read_top(paths.workflow, description.vocabularies[columns[0].name])
-        counted[name] = needed, _with_click_rates(frequent, sample, spec, columns)
+        counted[name] = needed, _add_click_rates(frequent, sample, spec, columns)
     ids = count_ids(paths, manifest, [c.name for c in spec.categorical if c.multi_hot])
     categorical = []
     for column in spec.categorical:
@@ -193,7 +193,7 @@ def _column_aurocs(sample: pa.Table, spec: FeatureSpec) -> dict[str, float | Non
     return areas
 
 
-def _with_click_rates(
+def _add_click_rates(
     frequent: _Frequent, sample: pa.Table, spec: FeatureSpec, columns: Sequence[CategoricalColumn]
 ) -> list[tuple[Any, int, float, float | None]]:
     """Add to values, by their row in the vocabulary that columns share, their click rates."""

@@ -39,7 +39,7 @@ from nvt_torchrec.base.files.atomic import atomic_path
 from nvt_torchrec.base.files.journal import Journal, refuse_changes
 from nvt_torchrec.base.hashing import mix, round_keys
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.base.threads import in_order
+from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.etl.parts.parquet import write_part
 
 _RESTART = "run with --restart"
@@ -114,10 +114,10 @@ def shuffle(
     if "scattered" in finished:
         report(plan.rows / 2)
     else:
-        for rows in in_order(scatter, groups, workers, "shuffle"):
+        for rows in map_in_order(scatter, groups, workers, "shuffle"):
             report(rows)
         journal.add({"scattered": 0})
-    for rows in in_order(gather, groups, workers, "shuffle"):
+    for rows in map_in_order(gather, groups, workers, "shuffle"):
         report(rows)
     for group in groups:
         _chunk_file(work, group).unlink(missing_ok=True)

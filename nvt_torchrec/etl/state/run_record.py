@@ -126,9 +126,9 @@ def already_finished(output: Path, now: dict[str, Any]) -> Manifest:
     paths = EtlOutput(output)
     paths.check_whole()
     manifest = Manifest.read(paths.manifest)
-    inputs = manifest.without_extensions(manifest.fingerprints())
+    inputs = manifest.drop_extensions(manifest.fingerprints())
     before = {"settings": manifest.settings, "inputs": inputs}
-    now = {"settings": now["settings"], "inputs": manifest.without_extensions(now["inputs"])}
+    now = {"settings": now["settings"], "inputs": manifest.drop_extensions(now["inputs"])}
     remedy = "choose another --output_path, or add new days with `python -m etl extend`"
     refuse_changes(before, now, output, remedy)
     log.info("%s: finished already, nothing to do", output)

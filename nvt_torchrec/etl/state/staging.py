@@ -17,11 +17,9 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Event
 
-from tqdm import tqdm
-
 from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.base.files.atomic import atomic_path
-from nvt_torchrec.base.progress_bars import hide_bars
+from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.lines import measure_head, read_stream
 from nvt_torchrec.clicklog.readers.log_format import format_of
@@ -122,7 +120,7 @@ def _check_room(packed: list[CompressedDay], work: Path) -> None:
 def _decompress_all(packed: list[CompressedDay], threads: int) -> None:
     stop = Event()
     with (
-        tqdm(desc="decompress", unit="B", unit_scale=True, disable=hide_bars()) as bar,
+        show_progress("decompress", unit="B") as bar,
         ThreadPoolExecutor(threads, "decompress") as pool,
     ):
 

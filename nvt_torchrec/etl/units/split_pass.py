@@ -22,7 +22,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import atomic_path, read_json, write_json
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.files.validation import parse
-from nvt_torchrec.base.threads import in_order
+from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block_chunks
 from nvt_torchrec.etl.state.output import TIMES
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
@@ -69,16 +69,16 @@ def prepared(
             block: dataclasses.replace(block, rule=dataclasses.replace(block.rule, cuts=cuts))
             for block in plan.divided_blocks
         }
-        return plan.with_blocks(changed)
+        return plan.replace_blocks(changed)
     if split.by in ("share", "files") and not format_of(spec).by_rows:
-        return _with_row_numbers(plan, spec, threads)
+        return _number_rows(plan, spec, threads)
     return plan
 
 
-def _with_row_numbers(plan: UnitPlan, spec: FeatureSpec, threads: int) -> UnitPlan:
+def _number_rows(plan: UnitPlan, spec: FeatureSpec, threads: int) -> UnitPlan:
     """Count the rows of each divided block; note how many are before it in its file."""
     blocks, count_rows = plan.divided_blocks, format_of(spec).count_rows
-    counts = in_order(
+    counts = map_in_order(
         lambda block: count_rows(block.path, block.begin, block.end), blocks, threads, "rows"
     )
     rows: Counter[str] = Counter()  # so far, by file
@@ -86,7 +86,7 @@ def _with_row_numbers(plan: UnitPlan, spec: FeatureSpec, threads: int) -> UnitPl
     for block, count in zip(blocks, counts, strict=True):
         changed[block] = dataclasses.replace(block, first_row=rows[block.source])
         rows[block.source] += count
-    return plan.with_blocks(changed)
+    return plan.replace_blocks(changed)
 
 
 def _time_cuts(
@@ -112,7 +112,7 @@ def _time_cuts(
             report(_rows(_counted(directory, item[0])))
         except (OSError, ValueError):  # not there, or damaged
             missing.append(item)
-    for rows in in_order(count, missing, threads, "times"):
+    for rows in map_in_order(count, missing, threads, "times"):
         report(rows)
     # not in the threads: NumPy's parser of headers can fail in several, see etl.engines.runs
     counted = [_counted(directory, i) for i in range(len(plan.blocks))]

@@ -91,7 +91,7 @@ class UnitPlan:
         """The blocks whose rows go to several splits, each once."""
         return [block for block in self.blocks if isinstance(block, DividedBlock)]
 
-    def with_blocks(self, changed: Mapping[DividedBlock, DividedBlock]) -> UnitPlan:
+    def replace_blocks(self, changed: Mapping[DividedBlock, DividedBlock]) -> UnitPlan:
         """Return the plan with other divided blocks for the same units."""
         units = [
             dataclasses.replace(unit, block=changed.get(unit.block, unit.block))  # type: ignore[call-overload]
@@ -243,7 +243,7 @@ def _shares(split: Split) -> dict[str, float]:
     return {"train": 1 - split.valid - split.test, "valid": split.valid, "test": split.test}
 
 
-def by_block(units: Iterable[Unit]) -> list[tuple[Unit, ...]]:
+def group_by_block(units: Iterable[Unit]) -> list[tuple[Unit, ...]]:
     """Return the units of each block together, in the order of each block's first unit."""
     blocks: dict[Block, list[Unit]] = {}
     for unit in units:

@@ -98,7 +98,7 @@ class UnitResult(UnitRecord):
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(UnitRecord)}
 
 
-def by_source(results: list[UnitResult]) -> dict[str, list[UnitResult]]:
+def group_by_source(results: list[UnitResult]) -> dict[str, list[UnitResult]]:
     """The results of each input file, in the order of its blocks."""
     sources: dict[str, list[UnitResult]] = {result.unit.block.source: [] for result in results}
     for result in sorted(results, key=lambda result: result.unit.block.begin):

@@ -236,7 +236,7 @@ class FeatureSpec:
             and all(column.raw == "hex32" and not column.multi_hot for column in self.categorical)
         )
 
-    def with_policy(self, **policy: int) -> FeatureSpec:
+    def replace_policy(self, **policy: int) -> FeatureSpec:
         """Return the spec with vocabulary settings (``freq_threshold=…`` …) on every vocabulary.
 
         Hashed columns have no vocabulary and are left unchanged.
@@ -247,11 +247,11 @@ class FeatureSpec:
         )
         return dataclasses.replace(self, categorical=columns)
 
-    def with_policy_named(self, name: str) -> FeatureSpec:
+    def apply_policy(self, name: str) -> FeatureSpec:
         """Return the spec with a policy of :data:`POLICIES`. Raises :class:`SettingsError`."""
         if name not in POLICIES:
             raise SettingsError(f"policy {name!r} is unknown", did_you_mean(name, POLICIES))
-        return self.with_policy(**POLICIES[name])
+        return self.replace_policy(**POLICIES[name])
 
     def to_dict(self) -> dict[str, Any]:
         """Return a form for JSON, which :meth:`from_dict` reads."""

@@ -6,6 +6,8 @@ import dataclasses
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.versions import import_name
+from nvt_torchrec.inference.export import FORMATS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,9 +18,8 @@ class ExportSettings(Settings):
     bundle: Path = flag("directory made by `python -m inference bundle`", metavar="BUNDLE")
     output: Path = flag("directory to make", metavar="DIR")
     format: str = flag(
-        "onnx: one file that ONNX Runtime runs, from raw columns to the probability; "
-        "triton: a model repository of it for Triton Inference Server", "onnx",
-        choices=("onnx", "triton"),
+        "; ".join(f"{name}: {text}" for name, (text, _) in FORMATS.items()), next(iter(FORMATS)),
+        choices=tuple(FORMATS),
     )
     # fmt: on
 
@@ -31,12 +32,7 @@ def run(settings: ExportSettings) -> None:
     from nvt_torchrec.base.startup import prepare_torch
 
     prepare_torch()
-    if settings.format == "onnx":
-        from nvt_torchrec.inference.export.onnx_file import export_onnx
-
-        export_onnx(settings.bundle, settings.output)
-    else:
-        from nvt_torchrec.inference.export.triton import export_triton
-
-        export_triton(settings.bundle, settings.output)
+    module, _, function = FORMATS[settings.format][1].partition(":")
+    export = import_name(f"nvt_torchrec.inference.export.{module}", function)
+    export(settings.bundle, settings.output)
     print(f"{settings.format}: {settings.output}")

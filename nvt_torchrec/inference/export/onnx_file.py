@@ -29,7 +29,7 @@ from nvt_torchrec.inference.export.onnx_operators import Graph, vocabulary_bytes
 from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest
 from nvt_torchrec.inference.model.scoring import ServingModel
 from nvt_torchrec.inference.named_tensors import DTYPES, MISSING_OF, OUTPUT, inputs_of, to_columns
-from nvt_torchrec.inference.predictor import Predictor, of_labels
+from nvt_torchrec.inference.predictor import Predictor, name_by_label
 from nvt_torchrec.workflows.compiled.dense import normalization
 from nvt_torchrec.workflows.description import inspect
 
@@ -113,7 +113,7 @@ def write_model(bundle: Path, directory: Path) -> Predictor:
             f"{bundle}: vocabularies of {size >> 20} MiB, and a file of ONNX has less than 2 GiB",
             "train with smaller ones: max_table_size, freq_threshold or hash_buckets",
         )
-    names = of_labels(OUTPUT, predictor.labels)
+    names = name_by_label(OUTPUT, predictor.labels)
     model = _spliced(graph, encoded, Scores(description, predictor.model), names)
     model.metadata_props.update({
         "bundle": bundle_digest(bundle), "workflow": description.digest,
@@ -216,7 +216,7 @@ def _check(file: Path, predictor: Predictor, known: dict[str, list]) -> None:
         some = {name: values[:count] for name, values in probes.items()}
         encoded = predictor.workflow.transform(predictor.read(to_columns(inputs, some)))
         expected = predictor.predict_encoded(encoded.dense, encoded.ids)
-        got = np.stack(session.run(of_labels(OUTPUT, predictor.labels), some))
+        got = np.stack(session.run(name_by_label(OUTPUT, predictor.labels), some))
         difference = float(np.abs(got - np.atleast_2d(expected.T)).max())
         if not difference <= _TOLERANCE:
             raise SettingsError(

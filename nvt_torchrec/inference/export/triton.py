@@ -16,7 +16,7 @@ from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.inference.export.onnx_file import write_model
 from nvt_torchrec.inference.named_tensors import MODEL_NAME, OUTPUT, inputs_of
-from nvt_torchrec.inference.predictor import of_labels
+from nvt_torchrec.inference.predictor import name_by_label
 
 _MAX_BATCH = 4096
 _TYPES = {"string": "TYPE_STRING", "int64": "TYPE_INT64", "float64": "TYPE_FP64"}
@@ -45,7 +45,7 @@ def config(spec: FeatureSpec, labels: tuple[str, ...]) -> str:
     """Return the text of ``config.pbtxt``."""
     tensors = {name: found for column in inputs_of(spec) for name, found in column.tensors.items()}
     inputs = ",\n".join(_tensor(name, _TYPES[kind], rank) for name, (kind, rank) in tensors.items())
-    outputs = ",\n".join(_tensor(name, "TYPE_FP32", 1) for name in of_labels(OUTPUT, labels))
+    outputs = ",\n".join(_tensor(name, "TYPE_FP32", 1) for name in name_by_label(OUTPUT, labels))
     return f"""name: "{MODEL_NAME}"
 backend: "onnxruntime"
 max_batch_size: {_MAX_BATCH}

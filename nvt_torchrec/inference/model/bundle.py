@@ -167,7 +167,8 @@ def save_bundle(
             "model": model.config.to_dict(),
             "tables": model.table.kind,
             "files": {
-                str(file.relative_to(temporary)): FileEntry.of(file).to_dict() for file in files
+                str(file.relative_to(temporary)): FileEntry.from_file(file).to_dict()
+                for file in files
             },
         }
         FORMAT.write(temporary / BUNDLE_FILE, content)

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
+from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.inference.bulk import metrics_of
 from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest, bundle_name, describe
@@ -213,7 +213,7 @@ def score_labelled(
     weights: list[np.ndarray] = []
     scores: dict[str, list[np.ndarray]] = {name: [] for name in predictors}
     taken = 0
-    with tqdm(desc="evaluate", unit="rows", unit_scale=True, disable=None) as bar:
+    with show_progress("evaluate") as bar:
         while taken < most and (piece := next(pieces, None)) is not None:
             if not piece.label:
                 raise SchemaError(f"{path}: no column {spec.label}", "pass rows with labels")
@@ -229,9 +229,9 @@ def score_labelled(
     if not taken:
         raise BadInputError(f"{path}: no rows", "pass rows with labels")
     truth, weight = np.concatenate(labels, 1), np.concatenate(weights) if weights else None
-    of_labels = {name: np.atleast_2d(np.concatenate(p).T) for name, p in scores.items()}
+    name_by_label = {name: np.atleast_2d(np.concatenate(p).T) for name, p in scores.items()}
     return {
-        label: {name: metrics_of(p[t], truth[t], weight) for name, p in of_labels.items()}
+        label: {name: metrics_of(p[t], truth[t], weight) for name, p in name_by_label.items()}
         for t, label in enumerate(first.labels)
     }
 

@@ -67,8 +67,8 @@ def parse_body(
     may_have_booleans = b"true" in body or b"false" in body
 
     def respond(probabilities: np.ndarray) -> Response:
-        of_labels = zip(predictor.labels, np.atleast_2d(probabilities.T).tolist(), strict=True)
-        content = {"probabilities": by_label(dict(of_labels))}
+        name_by_label = zip(predictor.labels, np.atleast_2d(probabilities.T).tolist(), strict=True)
+        content = {"probabilities": by_label(dict(name_by_label))}
         return Response(json.dumps(content, allow_nan=False), media_type="application/json")
 
     return encode(rows, predictor, may_have_booleans=may_have_booleans), respond

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
 from nvt_torchrec.base.errors import SettingsError, run_command
+from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.inference.server.serve_settings import SHARED_VALUES, ModelSource, ServerSettings
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def serve(source: ModelSource, settings: ServerSettings) -> int:
             return 0
         with tempfile.TemporaryDirectory(prefix="inference-serve-") as values:
             os.environ[SHARED_VALUES] = values
-            threads = max(1, len(os.sched_getaffinity(0)) // settings.workers)
+            threads = max(1, count_cores() // settings.workers)
             os.environ.setdefault("OMP_NUM_THREADS", str(threads))
             workers = _Workers(config, [listener])
             workers.run()

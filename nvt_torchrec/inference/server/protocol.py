@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from nvt_torchrec.base import __version__
 from nvt_torchrec.inference.named_tensors import DTYPES, MODEL_NAME, OUTPUT, inputs_of, to_columns
-from nvt_torchrec.inference.predictor import Predictor, of_labels
+from nvt_torchrec.inference.predictor import Predictor, name_by_label
 from nvt_torchrec.inference.server.bodies import (
     Parsed,
     RefusedError,
@@ -83,7 +83,7 @@ def metadata(predictor: Predictor) -> dict[str, Any]:
         for column in inputs_of(predictor.spec)
         for name, (kind, rank) in column.tensors.items()
     ]
-    names = of_labels(OUTPUT, predictor.labels)
+    names = name_by_label(OUTPUT, predictor.labels)
     outputs = [{"name": name, "datatype": "FP32", "shape": [-1, 1]} for name in names]
     about = {"name": MODEL_NAME, "versions": [_VERSION], "platform": "nvt-torchrec"}
     return about | {"inputs": inputs, "outputs": outputs}
@@ -106,7 +106,7 @@ def parse_tensors(
             given[tensor["name"]] = tensor, binary[at : at + length]
             at += length
         asked = {output["name"]: output for output in request.get("outputs", ())}
-        names = of_labels(OUTPUT, predictor.labels)
+        names = name_by_label(OUTPUT, predictor.labels)
         if asked.keys() - {*names}:
             raise ValueError(f"outputs {', '.join(asked)}: there is only {', '.join(names)}")
         for name, output in asked.items():

@@ -51,7 +51,7 @@ class Column:
     shares: np.ndarray | None = None
 
     @classmethod
-    def of_bins(cls, values: np.ndarray, edges: np.ndarray) -> Column:
+    def from_bins(cls, values: np.ndarray, edges: np.ndarray) -> Column:
         """Return the two edges, and their shares, of each value."""
         below, share = interpolate(values, edges)
         rows = np.arange(len(values))
@@ -96,7 +96,7 @@ class RowSample:
         """Return the columns of the dense values' edges; none without edges."""
         if edges is None:
             return []
-        return [Column.of_bins(*of) for of in zip(self.dense.T, edges, strict=True)]
+        return [Column.from_bins(*of) for of in zip(self.dense.T, edges, strict=True)]
 
     def click_rate(self, label: str) -> float:
         """Return the (weighted) share of the rows with label 1; 0 without rows."""
@@ -183,8 +183,8 @@ def read_sample(
         for j in range(count)
     ]
     of_rows = np.concatenate(weights) if weights else None
-    of_labels = dict(zip(names, np.concatenate(labels).T.copy(), strict=True))
-    return RowSample(np.concatenate(dense), columns, of_labels, of_rows)
+    name_by_label = dict(zip(names, np.concatenate(labels).T.copy(), strict=True))
+    return RowSample(np.concatenate(dense), columns, name_by_label, of_rows)
 
 
 def fit_regression(sample: RowSample, label: str, edges: np.ndarray | None = None) -> Regression:
@@ -199,10 +199,10 @@ def fit_regression(sample: RowSample, label: str, edges: np.ndarray | None = Non
     if edges is None or not len(edges):
         return found
     bent = _Objective(sample, label, sample.columns + sample.bins(edges))
-    of_bins = bent.penalties(_probabilities(straight.logits(weights)))[len(penalties) :]
+    from_bins = bent.penalties(_probabilities(straight.logits(weights)))[len(penalties) :]
     of_ids, rest = np.split(weights, [sum(straight.sizes)])
     start = np.concatenate([of_ids, np.zeros(sum(bent.sizes) - len(of_ids)), rest])
-    penalties = np.concatenate([penalties, of_bins])
+    penalties = np.concatenate([penalties, from_bins])
     found = bent.regression(bent.solve(start, penalties), penalties)
     return dataclasses.replace(found, edges=edges)
 

@@ -31,7 +31,7 @@ from nvt_torchrec.models.checkpoint.record import (
 from nvt_torchrec.models.config import ModelConfig, differences
 from nvt_torchrec.training.checkpoint.growth import GrownTable, grow_tables
 from nvt_torchrec.training.checkpoint.periodic import checkpoints_in, finished, remove
-from nvt_torchrec.training.checkpoint.restoring import load_state, on_all_ranks
+from nvt_torchrec.training.checkpoint.restoring import call_on_all_ranks, load_state
 from nvt_torchrec.training.checkpoint.resume import data_origin, merge_origins
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0
 from nvt_torchrec.training.settings.train_settings import TrainSettings, table_optimizer
@@ -88,7 +88,7 @@ def agree_on_ancestor(settings: TrainSettings, group: Group) -> Ancestor | None:
     """
     checkpoints = checkpoints_in(settings.checkpoint_dir) if settings.checkpoint_dir else []
     path = Path(settings.continue_from or "")
-    return on_all_ranks(group, path, _find_ancestor, settings, from_rank_0(group, checkpoints))
+    return call_on_all_ranks(group, path, _find_ancestor, settings, from_rank_0(group, checkpoints))
 
 
 def _find_ancestor(settings: TrainSettings, checkpoints: list[Path]) -> Ancestor | None:
@@ -258,7 +258,7 @@ def read_growth(
             f"--continue_from {path}: optimizer was {optimizer}, is {settings.table_optimizer}",
             f"give --optimizer {optimizer}, or train from scratch without --continue_from",
         )
-    workflow = EtlOutput.of_splits(settings.binary_path).workflow
+    workflow = EtlOutput.from_splits(settings.binary_path).workflow
     if ancestor.workflow_digest is None:
         raise SchemaError(
             f"--continue_from {path}: does not name the workflow of its data",
@@ -304,7 +304,7 @@ def load_ancestor(
             that is damaged or holds values that are not finite.
     """
     path = Path(ancestor.checkpoint)
-    tables = on_all_ranks(group, path, read_growth, ancestor, settings, config)
+    tables = call_on_all_ranks(group, path, read_growth, ancestor, settings, config)
     trained = optimizer if settings.mode == "train" else None
     load_state(path, model, trained, group, tables)
     counts = {

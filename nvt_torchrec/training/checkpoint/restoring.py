@@ -31,20 +31,9 @@ _COPIED_ROWS = 65536
 
 
 def training_state(
-    model: DistributedModelParallel, optimizer: CombinedOptimizer | None, group: Group
+    model: DistributedModelParallel, optimizer: CombinedOptimizer, group: Group
 ) -> dict[str, Any]:
-    """Return all tensors of a run, to save them or to load into them: they share its memory.
-
-    Without an optimizer they are the weights alone.
-    """
-    if optimizer is None:
-        return {"model": model.state_dict()}
-    dense = dict(optimizer.optimizers)["dense"]
-    if not dense.state:
-        dense.init_state()  # Adam's, which torch makes in the first step, and counts as one
-        dense.zero_grad()
-        for values in dense.state.values():
-            values["step"].zero_()
+    """Return all tensors of a run, to save them or to load into them: they share its memory."""
     return {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict()["state"],
@@ -79,27 +68,27 @@ def load_state(
         SchemaError: Its tensors are not those of the run, for example row-wise Adagrad's moments
             of column shards under another plan.
     """
-    state = training_state(model, optimizer, group)
-    record = on_all_ranks(group, path, CheckpointRecord.read, path)
+    state = _state_to_fill(model, optimizer, group)
+    record = call_on_all_ranks(group, path, CheckpointRecord.read, path)
     if tables is not None or record.world_size != group.world_size:
         state.pop("random", None)
     best = None
     if optimizer and tables is None and record.training.get("best"):
         best = state["best"] = copied({name: state[name] for name in ("model", "optimizer")})
     shares = group.rank, group.world_size
-    on_all_ranks(group, path, check_contents, path, record.files, *shares)
-    on_all_ranks(group, path, _read_state, path, state, tables or {})
+    call_on_all_ranks(group, path, check_contents, path, record.files, *shares)
+    call_on_all_ranks(group, path, _read_state, path, state, tables or {})
     diverged = next(filter(None, gathered(group, not_finite(state))), None)
     if diverged:
         raise BadInputError(
             f"{path}: {diverged} holds values that are not finite: training had diverged",
             "use an earlier one",
         )
-    on_all_ranks(group, path, fill_state, state, model, optimizer, group)
+    call_on_all_ranks(group, path, fill_state, state, model, optimizer, group)
     return best
 
 
-def on_all_ranks(group: Group, path: Path, function: Callable[..., Any], *args: Any) -> Any:
+def call_on_all_ranks(group: Group, path: Path, function: Callable[..., Any], *args: Any) -> Any:
     """Call a function on every rank, and raise an error of any rank on all of them (collective).
 
     Args:
@@ -130,6 +119,18 @@ def on_all_ranks(group: Group, path: Path, function: Callable[..., Any], *args: 
     if errors:  # damage is certain only if no rank has another error
         raise min(errors, key=lambda error: isinstance(error, BadInputError)) from cause
     return value
+
+
+def _state_to_fill(
+    model: DistributedModelParallel, optimizer: CombinedOptimizer | None, group: Group
+) -> dict[str, Any]:
+    if optimizer is None:
+        return {"model": model.state_dict()}
+    dense = dict(optimizer.optimizers)["dense"]
+    if not dense.state:
+        dense.init_state()  # Adam's, which torch makes in the first step: without it none is loaded
+        dense.zero_grad()
+    return training_state(model, optimizer, group)
 
 
 def fill_state(
@@ -172,7 +173,7 @@ def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]
                     f"{path}: holds no {name!r}, which this run needs",
                     "give the same optimizer and model",
                 )
-            table = next((table for table in tables if _is_of(name, table)), None)
+            table = next((table for table in tables if _belongs_to(name, table)), None)
             if table is None:
                 filling.whole(name, tensor)
             elif name.endswith(f".{table}.weight"):
@@ -187,7 +188,7 @@ def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]
             finish()
 
 
-def _is_of(name: str, table: str) -> bool:
+def _belongs_to(name: str, table: str) -> bool:
     """Return whether a tensor holds the weights or the optimizer state of a table."""
     return name.endswith(f".{table}.weight") or f".{table}.weight.{table}." in name
 

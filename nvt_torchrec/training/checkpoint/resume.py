@@ -24,7 +24,7 @@ from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.config import ModelConfig, differences
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.training.checkpoint.periodic import LATEST_FILE, set_aside
-from nvt_torchrec.training.checkpoint.restoring import load_state, on_all_ranks
+from nvt_torchrec.training.checkpoint.restoring import call_on_all_ranks, load_state
 from nvt_torchrec.training.launch.distributed import Group
 from nvt_torchrec.training.settings.train_settings import TrainSettings, table_optimizer
 
@@ -82,12 +82,12 @@ def resume_from(
     refused: list[tuple[Path, str]] = []
     for path in reversed(checkpoints):
         try:
-            training = on_all_ranks(group, path, _read_training, path, record, config, loader)
+            training = call_on_all_ranks(group, path, _read_training, path, record, config, loader)
             best = load_state(path, model, optimizer, group)
         except BadInputError as error:
             refused.append((path, error.what))
             continue
-        on_all_ranks(group, path, _make_newest, path, refused, group)
+        call_on_all_ranks(group, path, _make_newest, path, refused, group)
         then, now = training["settings"], record["settings"]
         for name in _MAY_CHANGE:
             if group.rank == 0 and then.get(name) != now[name]:
@@ -116,7 +116,7 @@ def load_weights(
         BadInputError: There is no checkpoint, it is damaged, or holds values that are not finite.
         SchemaError: It is of another model.
     """
-    record = on_all_ranks(group, path, CheckpointRecord.read, path)
+    record = call_on_all_ranks(group, path, CheckpointRecord.read, path)
     check_model(path, record.model, config)
     load_state(path, model, None, group)
 
@@ -150,7 +150,7 @@ def data_origin(settings: TrainSettings) -> dict[str, Any]:
         the ETL puts it; and ``data_digest``, of the footers of all training files, which hold each
         column's sizes, smallest and largest values, if the ETL collected them.
     """
-    workflow = identify(EtlOutput.of_splits(settings.binary_path).workflow)
+    workflow = identify(EtlOutput.from_splits(settings.binary_path).workflow)
     footers = settings.split_path("train") / "_metadata"
     digest = hashlib.blake2b(footers.read_bytes()).hexdigest() if footers.is_file() else None
     return {

@@ -135,7 +135,7 @@ def _check_finite(state: dict[str, Any], record: dict[str, Any], group: Group) -
 
 def _entries(directory: Path, pattern: str) -> dict[str, FileEntry]:
     """Return size and digest of the files whose names match, by name."""
-    return {file.name: FileEntry.of(file, "blake2b") for file in directory.glob(pattern)}
+    return {file.name: FileEntry.from_file(file, "blake2b") for file in directory.glob(pattern)}
 
 
 def _check_visible(path: Path, temporary: Path) -> None:

@@ -21,7 +21,7 @@ from nvt_torchrec.models.registry import MODELS
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.training.checkpoint.ancestor import newest_record, resolve
 from nvt_torchrec.training.checkpoint.periodic import checkpoints_in
-from nvt_torchrec.training.settings.train_settings import TrainSettings, table_optimizer, with_sizes
+from nvt_torchrec.training.settings.train_settings import TrainSettings, fill_sizes, table_optimizer
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def read_schema(settings: TrainSettings) -> TableSchema:
         BadInputError, SchemaError: The schema cannot be read, or the ETL is adding a day.
     """
     settings.check_data()
-    EtlOutput.of_splits(settings.binary_path).check_whole()
+    EtlOutput.from_splits(settings.binary_path).check_whole()
     return TableSchema.read(settings.binary_path)
 
 
@@ -95,7 +95,7 @@ def check_gauc_column(settings: TrainSettings, schema: TableSchema) -> None:
         return
     remedy = did_you_mean(name, known)
     with contextlib.suppress(ClickLogError):  # data of another program
-        split = Manifest.read(EtlOutput.of_splits(settings.binary_path).manifest).split or {}
+        split = Manifest.read(EtlOutput.from_splits(settings.binary_path).manifest).split or {}
         if name == split.get("column"):
             remedy = (
                 "the log is divided by it: add it to the spec as a [[categorical]] column with "
@@ -155,14 +155,14 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
         known = {name: value for name, value in kept.items() if value not in (None, ())}
         settings = settings.filled(known)
     rows = read_dataset(settings.split_path("train"), schema).rows
-    return with_sizes(settings, int(rows.sum()), ranks)
+    return fill_sizes(settings, int(rows.sum()), ranks)
 
 
 def describe_data(settings: TrainSettings) -> dict[str, str]:
     """Return the names of the log, the label and the split, as pages show them."""
     label = ", ".join(settings.labels) or TableSchema.read(settings.binary_path).label
     try:
-        manifest = Manifest.read(EtlOutput.of_splits(settings.binary_path).manifest)
+        manifest = Manifest.read(EtlOutput.from_splits(settings.binary_path).manifest)
     except ClickLogError:  # data made elsewhere
         return {"log": "", "label": label, "split": ""}
     return {"log": manifest.log_name, "label": label, "split": manifest.split_text}
@@ -176,7 +176,7 @@ def read_oracle(settings: TrainSettings) -> dict[str, dict[str, float]] | None:
     """
     if settings.label:
         return None
-    output = EtlOutput.of_splits(settings.binary_path)
+    output = EtlOutput.from_splits(settings.binary_path)
     try:
         manifest = Manifest.read(output.manifest)
         file = Path(manifest.inputs[0].path).parent / "synthetic.json"

@@ -40,7 +40,7 @@ class TrainBatch(LoaderBatch):
     global_size: int = 0
 
     @classmethod
-    def of(cls, batch: Batch, size: int, global_size: int) -> TrainBatch:
+    def pad(cls, batch: Batch, size: int, global_size: int) -> TrainBatch:
         """Pad ``batch`` to ``size`` rows, so that all ranks have equally many.
 
         Row-wise sharded tables scatter their sums in equal parts. A padding row has no ids, so it
@@ -104,7 +104,7 @@ def make_loader(
     if settings.loader == "merlin" and training:
         from nvt_torchrec.nvt_loader.merlin import MerlinLoader
 
-        return MerlinLoader.of_split(**common)
+        return MerlinLoader.from_split(**common)
     return KJTLoader(
         **common,
         shuffle=bool(settings.shuffle_training_set and training),
@@ -169,6 +169,6 @@ def padded_batches(loader: Loader, group: Group, first: int = 0) -> Iterator[Tra
         sizes, rows = loader.step_rows(step), len(batch.labels)
         if rows != sizes[group.rank]:
             raise RuntimeError(f"step {step}: {rows} rows instead of {sizes[group.rank]}")
-        yield TrainBatch.of(batch, max(sizes), sum(sizes))
+        yield TrainBatch.pad(batch, max(sizes), sum(sizes))
     if next(batches, None) is not None:
         raise RuntimeError(f"the loader has more than the {steps} steps it said")

@@ -27,7 +27,7 @@ def choose_order(settings: TrainSettings) -> TrainSettings:
     Merlin's loader reads them, which cannot.
     """
     try:
-        manifest = Manifest.read(EtlOutput.of_splits(settings.binary_path).manifest)
+        manifest = Manifest.read(EtlOutput.from_splits(settings.binary_path).manifest)
     except ClickLogError:  # data of another program
         return settings.filled({"shuffle_training_set": False})
     by = (manifest.split or {}).get("by")

@@ -31,7 +31,7 @@ class TrainingDays:
     replayed: tuple[int, ...] = ()
     selection: Selection | None = None
 
-    def with_earlier(self, days: Sequence[int] | None) -> list[int] | None:
+    def add_earlier(self, days: Sequence[int] | None) -> list[int] | None:
         """Return all days that a model has seen; ``days`` are those before this run."""
         return None if days is None or self.days is None else sorted({*days, *self.days})
 
@@ -48,7 +48,7 @@ def choose_days(settings: TrainSettings, trained: Sequence[int] | None) -> Train
         SettingsError: There is no such day, or no new one.
         BadInputError: The manifest is missing or damaged, or does not say which days there are.
     """
-    output = EtlOutput.of_splits(settings.binary_path)
+    output = EtlOutput.from_splits(settings.binary_path)
     everything = settings.days in (None, "all")
     try:
         parts = output.parts("train")

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.threads import count_cores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +68,7 @@ def process_group() -> Iterator[Group]:
     else:
         device = torch.device("cpu")
         # torchrun sets OMP_NUM_THREADS=1, which leaves cores idle
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
+        torch.set_num_threads(max(1, count_cores() // local_world_size))
         dist.init_process_group("gloo", **where)
         cpu = dist.GroupMember.WORLD
     finished = False

@@ -35,7 +35,7 @@ _PASSES = 8
 _OTHERS = ("<", str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 
-def with_program(config: ModelConfig, build: Build, seed: int, group: Group) -> ModelConfig:
+def trace_own_model(config: ModelConfig, build: Build, seed: int, group: Group) -> ModelConfig:
     """Try an own model on rank 0, and return its configuration with its program (collective).
 
     Raises:

@@ -40,17 +40,17 @@ from nvt_torchrec.training.data.order import choose_order
 from nvt_torchrec.training.data.training_days import choose_days, log_days
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0, gathered
 from nvt_torchrec.training.launch.preemption import EXIT_STATUS, StopRequests
-from nvt_torchrec.training.launch.preflight import with_program
+from nvt_torchrec.training.launch.preflight import trace_own_model
 from nvt_torchrec.training.loop.evaluate import evaluate
 from nvt_torchrec.training.loop.finish import column_importance, fit_bias, make_samples
 from nvt_torchrec.training.loop.stopping import Stopping
 from nvt_torchrec.training.optim.combined import set_learning_rate, set_step
 from nvt_torchrec.training.optim.learning_rates import (
+    fill_rates,
     learning_rates,
     rates_line,
     remedies,
     sizes_line,
-    with_default_rates,
 )
 from nvt_torchrec.training.reporting.learning_check import LearningCheck
 from nvt_torchrec.training.reporting.metrics_log import MetricsLog, metrics_table
@@ -81,7 +81,7 @@ def train(settings: TrainSettings, group: Group) -> TrainResult:
         if done:
             if group.rank == 0:
                 log.info("%s: this run has written it: done", settings.save_checkpoint_path)
-            rest = done["steps"], done["samples"], 0.0, done["metrics"], done.get("baselines", {})
+            rest = done["steps"], done["samples"], 0.0, done["metrics"]
             return TrainResult("already done", settings.save_checkpoint_path, *rest)
         check_destination(settings.save_checkpoint_path)
     if settings.dense_arch_layer_sizes and not schema.dense and group.rank == 0:
@@ -96,8 +96,9 @@ class Trainer:
     """One training run on one rank. All methods are collective."""
 
     def __init__(self, settings: TrainSettings, config: ModelConfig, group: Group) -> None:
-        if own := load_build(settings.model):
-            config = with_program(config, own, settings.seed, group)
+        own = load_build(settings.model)
+        if own:
+            config = trace_own_model(config, own, settings.seed, group)
         self.config = config
         self.group = group
         directory = settings.log_directory() if group.rank == 0 else None
@@ -115,16 +116,16 @@ class Trainer:
         self.epoch_steps = len(self.loaders["train"])
         global_batch = settings.batch_size * group.world_size
         remedy = remedies(settings, config, global_batch, self.epoch_steps)
-        settings = with_default_rates(settings, config, global_batch, self.epoch_steps)
+        settings = fill_rates(settings, config, global_batch, self.epoch_steps)
         self.settings = settings
         self.learning = LearningCheck(settings, group, self.events, self.epoch_steps, remedy)
         self.progress = Progress(settings, group, self.events, self.epoch_steps)
         self.samples = make_samples(settings, config, group, days.selection)
         read = self.loaders | {f"sample of {name}": it for name, it in self.samples.items()}
-        self.model, self.optimizer, plan = build(settings, config, group, read)
+        self.model, self.optimizer, plan = build(settings, config, group, read, own)
         self.pipeline = make_pipeline(self.model, self.optimizer, group)
         self.origin = {
-            "days": days.with_earlier(earlier_days(self.ancestor, settings)),
+            "days": days.add_earlier(earlier_days(self.ancestor, settings)),
             "continued_from": dataclasses.asdict(self.ancestor) if self.ancestor else None,
             **data_origin(settings),
         }
@@ -133,7 +134,6 @@ class Trainer:
         self.finished: int | None = None  # the last step, once the model is that to be saved
         self.resumed = False
         self.metrics: dict[str, ByLabel] = {}
-        self.baselines: dict[tuple[str, str], ByLabel] = {}  # by split and name
         self.checkpoints: Checkpoints | None = None
         if settings.checkpoint_dir:
             self.checkpoints = Checkpoints(settings.checkpoint_dir, settings.keep, config, group)
@@ -161,8 +161,9 @@ class Trainer:
         if settings.profile and self.events.directory:
             profiler = step_profiler(settings, self.events.directory, progress.total_steps)
         start = Start()
+        baselines: dict[tuple[str, str], ByLabel] = {}
         if self.group.rank == 0:
-            start, self.baselines = compute_baselines(settings, self.config, self.selection)
+            start, baselines = compute_baselines(settings, self.config, self.selection)
         if not self._resume():
             self._start(start)
         # the checkpoints of --checkpoint_dir are of the last steps, not of the best one
@@ -177,10 +178,9 @@ class Trainer:
                 self.stop_requests.finish()
                 warnings: list[str] = []
                 if self.group.rank == 0:
-                    results = self.metrics, self.baselines
+                    results = self.metrics, baselines
                     warnings = self.learning.finished(progress.step, self.config, *results)
-                advice = self.learning.advice()
-                progress.report_end(self.metrics, self.baselines, advice, warnings)
+                progress.report_end(self.metrics, baselines, self.learning.advice(), warnings)
         except BaseException:
             if self.checkpoints:
                 self.checkpoints.abandon()
@@ -193,7 +193,7 @@ class Trainer:
         progress = self.progress
         of_model = self.pipeline, self.model, self.config, self.group
         # a checkpoint is written before the evaluation of its step: a resumed run repeats that
-        if not self.finished:
+        if progress.step and not self.finished:
             self._validate_if_due()
         while progress.step < progress.total_steps and not self.finished:
             self._train_epoch()
@@ -269,10 +269,10 @@ class Trainer:
             self.profiler.step()
 
     def _validate_if_due(self) -> None:
-        """Evaluate valid if that is due; at the beginning and the end only to choose the model."""
+        """Evaluate valid if that follows the last step; at the end only to choose the model."""
         progress = self.progress
         due = progress.step % self.epoch_steps % progress.validation_every == 0
-        if progress.step in (0, progress.total_steps):
+        if progress.step == progress.total_steps:
             due = bool(self.settings.early_stopping)
         if due:
             metrics = self._evaluate("valid")
@@ -360,10 +360,9 @@ class Trainer:
         """Write a checkpoint of the last step, in the background."""
         progress = self.progress
         last = self.finished or progress.step
-        steps = (last - 1) % self.epoch_steps + 1 if last else 0
         record = {
             **self._record(),
-            "loader": self.loaders["train"].state_dict(steps),  # type: ignore[union-attr]
+            "loader": self.loaders["train"].state_dict((last - 1) % self.epoch_steps + 1),  # type: ignore[union-attr]
             "train_seconds": progress.train_seconds,
             "best": self.stopping.best,
             "finished": self.finished,
@@ -378,7 +377,7 @@ class Trainer:
         """Write ``--save_checkpoint_path``, with the metrics that there are."""
         path, keep = self.settings.save_checkpoint_path, self.settings.keep
         if path:
-            record = {**self._record(), **self._results()}
+            record = {**self._record(), "metrics": self._metrics_as_json()}
             state = training_state(self.model, self.optimizer, self.group)
             save_checkpoint(path, state, self.config, record, self.group)
             if keep and self.group.rank == 0:
@@ -408,16 +407,11 @@ class Trainer:
             steps=progress.step,
             samples=progress.samples,
             train_seconds=progress.train_seconds,
-            **self._results(),
+            metrics=self._metrics_as_json(),
         )
 
-    def _results(self) -> dict[str, Any]:
-        """Return the metrics of the model and of the baselines by split, JSON-ready."""
-        baselines: dict[str, dict[str, Any]] = {}
-        for (split, name), metrics in self.baselines.items():
-            baselines.setdefault(split, {})[name] = to_json(metrics)
-        of_model = {split: to_json(metrics) for split, metrics in self.metrics.items()}
-        return {"metrics": of_model, "baselines": baselines}
+    def _metrics_as_json(self) -> dict[str, Any]:
+        return {split: to_json(metrics) for split, metrics in self.metrics.items()}
 
     def _record(self) -> dict[str, Any]:
         """Return what a checkpoint records of the run."""

@@ -11,14 +11,14 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from nvt_torchrec.training.optim.adam import TableAdam, lookups_of
 from nvt_torchrec.training.optim.learning_rates import Rates
-from nvt_torchrec.training.settings.optimizers import OPTIMIZERS, Optimizer
+from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 
 def fuse_table_optimizer(tables: torch.nn.Module, settings: TrainSettings) -> None:
     """Mark the (unsharded) tables with the optimizer that sharding fuses into their backward."""
     kind = OPTIMIZERS[settings.table_optimizer]
-    options = _options(kind, settings, settings.learning_rate)
+    options = kind.options(settings.learning_rate, settings.eps)
     apply_optimizer_in_backward(kind.table_class(), tables.parameters(), options)
 
 
@@ -31,21 +31,17 @@ def combine_optimizers(
     dense_rate = settings.dense_learning_rate or settings.learning_rate
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(model.named_parameters())),
-        lambda parameters: dense_class(parameters, **_options(kind, settings, dense_rate)),
+        lambda parameters: dense_class(parameters, **kind.options(dense_rate, settings.eps)),
     )
     tables = model.fused_optimizer
-    if on_cpu_adam(settings, model.device):
-        tables = TableAdam(model, **_options(kind, settings, settings.learning_rate))
+    if is_table_adam(settings, model.device):
+        tables = TableAdam(model, **kind.options(settings.learning_rate, settings.eps))
     return CombinedOptimizer([("dense", dense), ("tables", tables)])
 
 
-def on_cpu_adam(settings: TrainSettings, device: torch.device) -> bool:
+def is_table_adam(settings: TrainSettings, device: torch.device) -> bool:
     """Return whether :mod:`training.optim.adam` trains the tables, not FBGEMM."""
-    return settings.table_optimizer == "adam" and device.type == "cpu"
-
-
-def _options(kind: Optimizer, settings: TrainSettings, learning_rate: float) -> dict[str, float]:
-    return {"lr": learning_rate, **({"eps": settings.eps} if kind.HAS_EPS else {})}
+    return device.type == "cpu" and not OPTIMIZERS[settings.table_optimizer].FUSED_ON_CPU
 
 
 def set_learning_rate(optimizer: CombinedOptimizer, rates: Rates) -> None:

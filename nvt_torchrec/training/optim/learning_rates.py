@@ -43,7 +43,7 @@ _EPS_OF_EXAMPLE = 1e-8
 _SMALLEST = 1e-7
 
 
-def with_default_rates(
+def fill_rates(
     settings: TrainSettings, config: ModelConfig, global_batch: int, epoch_steps: int
 ) -> TrainSettings:
     """Fill in the learning rates, their schedule and epsilon that ``settings`` do not have.
@@ -145,7 +145,7 @@ def remedies(
         if flags
         else f"give a --learning_rate below {tables:g} (tables) and {dense:g} (dense layers)"
     )
-    if given.table_optimizer == "sgd":
+    if not OPTIMIZERS[given.table_optimizer].ADAPTIVE:
         at_chance = (
             f"{too_high}; SGD learns slowly from {epoch_steps} steps an epoch: try --adagrad, or "
             "a smaller --batch_size"
@@ -189,25 +189,20 @@ def learning_rates(settings: TrainSettings, step: int, total_steps: int, epoch_s
     (warm restarts, Loshchilov & Hutter 2017, arXiv:1608.03983): whenever it stops, there is a model
     of a finished schedule, and the first is that of a run of one epoch.
 
-    ``settings`` come from :func:`with_default_rates`.
+    ``settings`` come from :func:`fill_rates`.
     """
     bases = settings.learning_rate, settings.dense_learning_rate
     tables, dense = (learning_rate(settings, base, step, total_steps) for base in bases)
     begin, end = 0, total_steps
     if settings.early_stopping:
-        begin, end = period(step, epoch_steps)
+        number = (step // epoch_steps + 1).bit_length()
+        begin, end = (epoch_steps * ((1 << power) - 1) for power in (number - 1, number))
         end = min(end, total_steps)
     falling = settings.dense_decay * (end - begin)
     share = min(1.0, (end - step) / falling) if falling else 1.0
     if OPTIMIZERS[settings.table_optimizer].TABLES_FALL:
         tables *= share
     return Rates(tables, dense * share)
-
-
-def period(step: int, epoch_steps: int) -> tuple[int, int]:
-    """Return the first step of the schedule that a step is of, and of the next one."""
-    number = (step // epoch_steps + 1).bit_length()
-    return epoch_steps * ((1 << number - 1) - 1), epoch_steps * ((1 << number) - 1)
 
 
 def learning_rate(settings: TrainSettings, base: float, step: int, total_steps: int) -> float:

@@ -135,7 +135,7 @@ def _next_commands(start: dict[str, Any], end: Events) -> list[str]:
     checkpoint = end and end[0].get("checkpoint")
     if not checkpoint:
         return []
-    workflow = EtlOutput.of_splits(start["settings"]["binary_path"]).workflow
+    workflow = EtlOutput.from_splits(start["settings"]["binary_path"]).workflow
     of_model = f"--workflow {workflow} --checkpoint {checkpoint}"
     commands = (
         f"bundle {of_model} --output BUNDLE",
@@ -170,7 +170,7 @@ def _curves_of_label(
     valid = [event for event in evaluations if event["split"] == "valid"]
     name = _name_of(valid[-1]) if valid else "valid"
 
-    def of_oracle(metric: str) -> list[Series]:
+    def draw_oracle(metric: str) -> list[Series]:
         if not oracle:
             return []
         return [Series("oracle, valid", [(0, oracle[metric]), (last, oracle[metric])], "target")]
@@ -179,10 +179,10 @@ def _curves_of_label(
         loss = [*loss, Series(name, _points(valid, "log_loss"), "second", dots=True)]
     charts = []
     if any(series.points for series in loss):
-        charts = [lines([*loss, *of_oracle("log_loss")], x="step", y="log loss", form="number")]
+        charts = [lines([*loss, *draw_oracle("log_loss")], x="step", y="log loss", form="number")]
     if any(event["auroc"] is not None for event in valid):
         auroc = Series(name, _points(valid, "auroc"), "second", dots=True)
-        charts.append(lines([auroc, *of_oracle("auroc")], x="step", y="AUROC", form="number"))
+        charts.append(lines([auroc, *draw_oracle("auroc")], x="step", y="AUROC", form="number"))
     if evaluations and (points := evaluations[-1].get("calibration_curve")):
         highest = max(map(max, points))
         series = [

@@ -28,21 +28,27 @@ class Optimizer:
     Attributes:
         NAME: The value of ``--optimizer``.
         DENSE: The class of ``torch.optim`` for the dense layers.
-        HAS_EPS: Whether both take ``--eps``.
         TABLES_FALL: Whether the tables' rate falls at the end, as that of the dense layers does:
             its steps do not shrink by themselves.
+        ADAPTIVE: Whether the size of a step does not follow that of the gradient.
+        FUSED_ON_CPU: Whether FBGEMM has it on CPUs; :mod:`training.optim.adam` replaces one.
     """
 
     NAME: str
     DENSE: str
-    HAS_EPS = True
     TABLES_FALL = False
+    ADAPTIVE = True
+    FUSED_ON_CPU = True
 
     def table_class(self) -> type[torch.optim.Optimizer]:
         """Return the class for the tables, whose FBGEMM version is fused into their backward."""
         import torch
 
         return getattr(torch.optim, self.DENSE)
+
+    def options(self, learning_rate: float, eps: float) -> dict[str, float]:
+        """Return the arguments of both classes."""
+        return {"lr": learning_rate, "eps": eps}
 
     def eps(self, global_batch: int) -> float:
         """Return the default epsilon, for gradients of the mean loss of a batch."""
@@ -64,8 +70,11 @@ class Optimizer:
 class Sgd(Optimizer):
     """SGD."""
 
-    NAME, DENSE, HAS_EPS = "sgd", "SGD", False
-    TABLES_FALL = True
+    NAME, DENSE = "sgd", "SGD"
+    TABLES_FALL, ADAPTIVE = True, False
+
+    def options(self, learning_rate: float, eps: float) -> dict[str, float]:
+        return {"lr": learning_rate}
 
     def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
         scale = min(1.0, math.sqrt(global_batch / 4096))
@@ -77,6 +86,10 @@ class Adagrad(Optimizer):
     """Adagrad with a moment per weight."""
 
     NAME, DENSE = "adagrad", "Adagrad"
+
+    def options(self, learning_rate: float, eps: float) -> dict[str, float]:
+        """Return the arguments of both classes."""
+        return {"lr": learning_rate, "eps": eps}
 
     def eps(self, global_batch: int) -> float:
         # about the gradient of one sample: a row's first step follows its size, not only its sign
@@ -104,7 +117,7 @@ class Adam(Optimizer):
     """
 
     NAME, DENSE = "adam", "Adam"
-    TABLES_FALL = True
+    TABLES_FALL, FUSED_ON_CPU = True, False
 
     def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
         scale = min(1.0, math.sqrt(global_batch / 2048))

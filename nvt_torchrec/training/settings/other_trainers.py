@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 
-def _by_flag(flags: dict[str, str]) -> dict[str, str]:
+def _expand_flags(flags: dict[str, str]) -> dict[str, str]:
     """Return flag → text of a dict text → flags that it is about."""
     return {flag: text for text, names in flags.items() for flag in names.split()}
 
 
 #: Flags of other trainers or their READMEs, and what they are called here; docs/flags.md has all.
-RENAMED = _by_flag(
+RENAMED = _expand_flags(
     {
         "--learning_rate": "--lr",
         "--lr_warmup_steps": "--warmup_steps",

@@ -74,7 +74,7 @@ class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
         return max(1, len(self.labels))
 
     def batch_size_of(self, split: str) -> int:
-        """Return the samples per step and rank of a split, once :func:`with_sizes` chose them."""
+        """Return the samples per step and rank of a split, once :func:`fill_sizes` chose them."""
         return self.batch_size if split == "train" else self.test_batch_size or self.batch_size
 
     def filled(self, defaults: Mapping[str, Any]) -> TrainSettings:
@@ -132,7 +132,7 @@ def table_optimizer(settings: Mapping[str, Any]) -> str:
     return "rowwise_adagrad" if settings.get("adagrad") else settings.get("optimizer") or "sgd"
 
 
-def with_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
+def fill_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
     """Fill in the sizes of model and batch, and the optimizer, that ``settings`` do not have.
 
     Args:

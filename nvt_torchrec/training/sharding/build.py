@@ -24,7 +24,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.models.contract import load_build
+from nvt_torchrec.models.contract import Build
 from nvt_torchrec.training.baselines.regression import Regression, Start
 from nvt_torchrec.training.data.loaders import Loader, TrainBatch
 from nvt_torchrec.training.launch.distributed import Group
@@ -32,7 +32,7 @@ from nvt_torchrec.training.optim.adam import leave_to_table_adam
 from nvt_torchrec.training.optim.combined import (
     combine_optimizers,
     fuse_table_optimizer,
-    on_cpu_adam,
+    is_table_adam,
 )
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 from nvt_torchrec.training.sharding.planning import (
@@ -59,10 +59,11 @@ def build(
     config: ModelConfig,
     group: Group,
     loaders: Mapping[str, Loader] | None = None,
+    own: Build | None = None,
 ) -> tuple[DistributedModelParallel, CombinedOptimizer, dict[str, Any]]:
     """Build and shard the model (collective).
 
-    ``loaders`` of the splits share the ranks' GPUs with the tables.
+    ``loaders`` of the splits share the ranks' GPUs with the tables. ``own`` makes an own model.
 
     Returns:
         The sharded model, its optimizer, and on rank 0 the plan (:func:`_shard_model`).
@@ -84,7 +85,7 @@ def build(
         seed=settings.seed,
         device=group.device,
         tables=settings.table_precision,
-        build=load_build(settings.model),
+        build=own,
     )
     computing = settings.amp, settings.compile_dense, settings.undersampling_rate
     model = TrainModel(unsharded, group.world_size, group.device.type, *computing)
@@ -142,7 +143,7 @@ def _shard_model(
     plan, tables = make_plan(model, config, settings, hardware, group=world)
     if group.rank == 0:
         _log_plan(tables, hardware, settings)
-    if on_cpu_adam(settings, group.device):
+    if is_table_adam(settings, group.device):
         leave_to_table_adam(model.model.sparse_arch)
     # a model of one's own may leave out a layer in some steps, or on some ranks
     own = {"static_graph": not config.program, "find_unused_parameters": bool(config.program)}

@@ -11,6 +11,7 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Columns
 from nvt_torchrec.models.registry import MODELS
+from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,8 @@ def _vector_scale(settings: TrainSettings) -> float:
     """Return what the module's vectors are multiplied by; steps of SGD grow with its square."""
     known = MODELS.get(settings.model)
     scale = known.vector_scale if known else _OWN_SCALE
-    return settings.vector_scale or (1.0 if settings.table_optimizer == "sgd" else scale)
+    adaptive = OPTIMIZERS[settings.table_optimizer].ADAPTIVE
+    return settings.vector_scale or (scale if adaptive else 1.0)
 
 
 def _table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[int, ...]:

@@ -39,9 +39,9 @@ from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import load_build
 from nvt_torchrec.training.data.choices import choose_sizes
 from nvt_torchrec.training.optim.combined import fuse_table_optimizer
-from nvt_torchrec.training.optim.learning_rates import with_default_rates
+from nvt_torchrec.training.optim.learning_rates import fill_rates
 from nvt_torchrec.training.settings.fields import SIZES
-from nvt_torchrec.training.settings.train_settings import TrainSettings, with_sizes
+from nvt_torchrec.training.settings.train_settings import TrainSettings, fill_sizes
 from nvt_torchrec.training.sharding.model_config import model_config
 from nvt_torchrec.training.sharding.train_model import TrainModel, build_model
 
@@ -311,7 +311,7 @@ def plan_only(settings: TrainSettings) -> str:
     sizes = settings.num_embeddings_per_feature
     ranks = settings.plan_only or 1
     if sizes and not (Path(settings.binary_path) / SCHEMA_FILE).exists():
-        settings = with_sizes(settings, SIZES["large"].least_rows, ranks)
+        settings = fill_sizes(settings, SIZES["large"].least_rows, ranks)
         names = tuple(f"cat_{i}" for i in range(len(sizes)))
         schema = TableSchema("label", tuple(f"int_{i}" for i in range(13)), names, sizes)
     else:
@@ -323,7 +323,7 @@ def plan_only(settings: TrainSettings) -> str:
     build = load_build(settings.model)
     unsharded = build_model(config, tables=settings.table_precision, build=build)
     model = TrainModel(unsharded, ranks)
-    settings = with_default_rates(settings, config, ranks * settings.batch_size, 1)
+    settings = fill_rates(settings, config, ranks * settings.batch_size, 1)
     fuse_table_optimizer(unsharded.sparse_arch, settings)
     _, tables = make_plan(model, config, settings, hardware)
     return f"{plan_text(tables, hardware)}\n{fit_text(tables)}"

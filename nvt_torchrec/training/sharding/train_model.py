@@ -25,6 +25,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from nvt_torchrec.base.device import use_device
+from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Build
 from nvt_torchrec.models.head import Head, build_head
@@ -33,9 +34,7 @@ from nvt_torchrec.training.data.loaders import TrainBatch
 #: The rows of a table that one generator initializes. The initial weights depend on it.
 BLOCK_ROWS = 65536
 #: The threads that initialize blocks: this rank's share of the machine's cores.
-_INIT_THREADS = max(
-    1, min(16, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-)
+_INIT_THREADS = max(1, min(16, count_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
 
 
 @dataclasses.dataclass
@@ -111,7 +110,7 @@ class TrainModel(nn.Module):
         labels = batch.labels[: batch.rows].float()
         weights = batch.weights
         if self.training:
-            weights = _with_mean_1(weights, batch.global_size, self.world_size)
+            weights = _scale_to_mean_1(weights, batch.global_size, self.world_size)
         shown = logits + self._offset if self.training and self._offset else logits
         if weights is not None:
             weights = weights[: batch.rows]
@@ -124,7 +123,7 @@ class TrainModel(nn.Module):
 
 
 @fx.wrap  # TorchRec's pipeline traces the model once, without a batch
-def _with_mean_1(
+def _scale_to_mean_1(
     weights: torch.Tensor | None, global_size: int, world_size: int
 ) -> torch.Tensor | None:
     """Scale weights so that those of the global batch have a mean of 1 (collective).

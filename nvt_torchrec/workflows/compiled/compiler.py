@@ -29,7 +29,7 @@ from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import Format
 from nvt_torchrec.base.files.atomic import atomic_path, output_errors, together
-from nvt_torchrec.base.threads import in_order
+from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.vocabularies import COPY_AGAIN
@@ -112,7 +112,7 @@ def build(
         }
         vocabularies = description.spec.vocabularies
         columns = (columns[0] for columns in vocabularies.values())
-        made = in_order(
+        made = map_in_order(
             lambda column: _make_table(column, path, description),
             columns,
             threads,

@@ -191,7 +191,7 @@ def _write(directory: Path, name: str, columns: dict[str, pa.Array]) -> dict[str
             use_dictionary=["last_day"],  # few days: a byte or less for each value
             write_page_checksum=True,
         )
-        return {name: FileEntry.of(temporary)}
+        return {name: FileEntry.from_file(temporary)}
 
 
 def read_state(directory: Path, description: WorkflowDescription) -> ExtensionState:

@@ -25,7 +25,7 @@ from nvt_torchrec.base.arrays import to_numpy
 from nvt_torchrec.base.device import Device, difference
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.base.files.atomic import publish
-from nvt_torchrec.base.threads import in_order
+from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engines import host
 from nvt_torchrec.etl.engines.cluster import POOL_SHARE
@@ -106,7 +106,7 @@ def count_blocks(numbered: list[tuple[int, Block]], *, job: Job) -> int:
     count = functools.partial(count_block, card, spec=job.spec, reject=job.reject)
     blocks = [block for _, block in numbered]
     # as many ahead as are merged at once, so that the lanes go on meanwhile
-    counting = in_order(count, blocks, LANE_THREADS, "lane", ahead=FAN_IN)
+    counting = map_in_order(count, blocks, LANE_THREADS, "lane", ahead=FAN_IN)
     with contextlib.closing(counting) as counted:  # type: ignore[type-var]
         for group in _groups(index for index, _ in numbered):
             run = merge_runs(card, list(itertools.islice(counted, len(group))))
@@ -127,7 +127,7 @@ def encode_units(units: list[Unit], *, job: Job, workflow: tuple[str, str]) -> l
         return results
 
     with recording(job.work, LANE_THREADS) as syncer:
-        encoded = in_order(encode_one, units, LANE_THREADS, "lane", ahead=len(units))
+        encoded = map_in_order(encode_one, units, LANE_THREADS, "lane", ahead=len(units))
         return [result for results in encoded for result in results]
 
 
