@@ -113,10 +113,10 @@ class Table:
         self.notes: list[str] = []
 
     def measure(self, systems: Sequence[System], *, repeats: int = 3) -> None:
-        """Run every system ``repeats`` times, in turn."""
+        """Run every system ``repeats`` times, in turn; more runs if it has some already."""
         alive = {}
         for system in systems:
-            self.runs[system.name, system.case] = []
+            self.runs.setdefault((system.name, system.case), [])
             try:
                 system.prepare()
                 alive[system.name, system.case] = system

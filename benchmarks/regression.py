@@ -7,7 +7,7 @@ were drawn with.
 
 Everything after -- goes to train_torchrec.py.
 
-    python -m benchmarks.regression --logs additive,census --optimizers adagrad
+    python -m benchmarks.regression --logs additive,census --optimizers adagrad --seeds 3
     python -m benchmarks.regression --logs crossed --optimizers adagrad \\
         --models dlrm,examples.deepfm:build,examples.two_tower:build
 """
@@ -144,6 +144,7 @@ class RegressionSettings(Settings):
     logs: tuple[str, ...] = flag("logs", tuple(LOGS), choices=tuple(LOGS))
     optimizers: tuple[str, ...] = flag("optimizers", OPTIMIZERS, choices=OPTIMIZERS)
     models: tuple[str, ...] = flag("models, as --model takes them", ("dlrm",))
+    seeds: int = flag("seeds, from 0 on; the table has the medians", 1, least=1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -155,16 +156,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(settings: RegressionSettings, flags: list[str]) -> int:
     table = Table("regression", "The trainer's defaults", METRICS, base="")
-    systems = []
+    systems: list[list[System]] = [[] for _ in range(settings.seeds)]
     for log in settings.logs:
         split, oracle = _make(log)
         beside = {"oracle": oracle, **fit_regression(split)}
-        for name, model in itertools.product(settings.optimizers, settings.models):
+        each = settings.optimizers, settings.models, range(settings.seeds)
+        for name, model, seed in itertools.product(*each):
             case = f"{log}, {model}" if len(settings.models) > 1 else log
             given = ["--binary_path", split, "--shuffle_training_set", "--optimizer", name]
-            given += ["--model", model]
-            systems.append(_training_run(name, case, [*given, *flags], beside))
-    table.measure(systems, repeats=1)
+            given += ["--model", model, "--seed", seed]
+            systems[seed].append(_training_run(name, case, [*given, *flags], beside))
+    for of_seed in systems:
+        table.measure(of_seed, repeats=1)
     table.print()
     print(f"written to {table.write()}")
     return 1 if table.failed else 0

@@ -18,7 +18,7 @@ from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 
-#: What is served, by Triton and by our server. Its outputs are ``of_labels(OUTPUT, labels)``.
+#: What is served, by Triton and by our server. Its outputs are ``name_by_label(OUTPUT, labels)``.
 MODEL_NAME, OUTPUT = "click_probability", "probability"
 #: Represents a missing integer.
 MISSING = -(2**63)

@@ -62,10 +62,11 @@ def test_regression_beside_the_trainer(
     monkeypatch.setattr(regression, "BUILD", tmp_path)
     monkeypatch.setattr("benchmarks.harness.BUILD", tmp_path)
     monkeypatch.setattr("benchmarks.harness.start_logging", lambda: None)  # it handles signals
-    small = ["--logs=tiny", "--optimizers=sgd"]
-    assert regression.main([*small, "--", "--limit_train_batches=5"]) == 0
-    [written] = json.loads((tmp_path / "regression.json").read_text())["results"]
-    found = written["output"]
+    small = ["--logs=tiny", "--optimizers=sgd", "--seeds=2"]
+    assert regression.main([*small, "--", "--limit_train_batches=5", "--epochs=1"]) == 0
+    written = json.loads((tmp_path / "regression.json").read_text())["results"]
+    found, other = (run["output"] for run in written)
+    assert found["auroc"] != other["auroc"], "each seed"
     assert 0.6 < found["auroc"] < 0.9
     assert 0.6 < found["regression_auroc"] < found["oracle"] < 1
     assert 0.6 < found["trees"] < found["oracle"]

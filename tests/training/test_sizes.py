@@ -176,4 +176,4 @@ def test_baselines_stand_beside_the_model(split, tmp_path, caplog):
     assert all(
         f"{split}, {name}" in page and f"{split}, {name}" in caplog.text for split, name in names
     )
-    assert "tables 8 wide, layers 16,8 and 16,1, 500 samples per step" in caplog.text
+    assert "tables 8 wide, dlrm of layers 16,8 and 16,1, 500 samples per step" in caplog.text

@@ -225,6 +225,7 @@ def test_the_result_as_json(data, tmp_path, capsys):
         value = json.loads(capsys.readouterr().out)
         assert (value["checkpoint"], value["steps"]) == (str(path), steps)
         assert value["metrics"]["test"]["samples"] == 201
+        assert value["baselines"]["test"]["logistic regression"]["samples"] == 201
         return value
 
     first = result("a", 4)

@@ -31,9 +31,20 @@ _COPIED_ROWS = 65536
 
 
 def training_state(
-    model: DistributedModelParallel, optimizer: CombinedOptimizer, group: Group
+    model: DistributedModelParallel, optimizer: CombinedOptimizer | None, group: Group
 ) -> dict[str, Any]:
-    """Return all tensors of a run, to save them or to load into them: they share its memory."""
+    """Return all tensors of a run, to save them or to load into them: they share its memory.
+
+    Without an optimizer they are the weights alone.
+    """
+    if optimizer is None:
+        return {"model": model.state_dict()}
+    dense = dict(optimizer.optimizers)["dense"]
+    if not dense.state:
+        dense.init_state()  # Adam's, which torch makes in the first step, and counts as one
+        dense.zero_grad()
+        for values in dense.state.values():
+            values["step"].zero_()
     return {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict()["state"],
@@ -68,7 +79,7 @@ def load_state(
         SchemaError: Its tensors are not those of the run, for example row-wise Adagrad's moments
             of column shards under another plan.
     """
-    state = _state_to_fill(model, optimizer, group)
+    state = training_state(model, optimizer, group)
     record = call_on_all_ranks(group, path, CheckpointRecord.read, path)
     if tables is not None or record.world_size != group.world_size:
         state.pop("random", None)
@@ -119,18 +130,6 @@ def call_on_all_ranks(group: Group, path: Path, function: Callable[..., Any], *a
     if errors:  # damage is certain only if no rank has another error
         raise min(errors, key=lambda error: isinstance(error, BadInputError)) from cause
     return value
-
-
-def _state_to_fill(
-    model: DistributedModelParallel, optimizer: CombinedOptimizer | None, group: Group
-) -> dict[str, Any]:
-    if optimizer is None:
-        return {"model": model.state_dict()}
-    dense = dict(optimizer.optimizers)["dense"]
-    if not dense.state:
-        dense.init_state()  # Adam's, which torch makes in the first step: without it none is loaded
-        dense.zero_grad()
-    return training_state(model, optimizer, group)
 
 
 def fill_state(

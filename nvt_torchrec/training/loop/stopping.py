@@ -12,10 +12,19 @@ from nvt_torchrec.models.metrics import ByLabel
 from nvt_torchrec.training.checkpoint.periodic import copied
 from nvt_torchrec.training.checkpoint.restoring import fill_state, training_state
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0
+from nvt_torchrec.training.optim.learning_rates import period
 from nvt_torchrec.training.reporting.progress import Progress
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
+
+#: By how much, summed over the rows of valid, the log loss must be lower in the middle of a
+#: schedule. It is the one-standard-error rule (Breiman et al. 1984, "Classification and Regression
+#: Trees", §3.4.3) for models that differ little: if the new one is right, the rows' differences sum
+#: to d nats with the variance 2 d, and d is more than its standard error where it is more than 2.
+#: With each row's difference instead, kept for the next evaluation, logs of 2,500 rows had models
+#: as good, and some of 45,000 rows worse ones.
+_NATS = 2.0
 
 
 class Stopping:
@@ -26,7 +35,8 @@ class Stopping:
 
     Attributes:
         best: The ``loss``, ``step`` and ``samples`` of the best evaluation, and the number of
-            evaluations since, ``worse``; None without one. JSON-ready.
+            evaluations since, ``worse``; None without one. JSON-ready. An evaluation is better at
+            the end of a schedule if its loss is lower, else if it is so by ``_NATS`` in all.
         state: The tensors then, as a checkpoint holds them; None likewise.
     """
 
@@ -49,10 +59,13 @@ class Stopping:
         values = list((metrics or {}).values())
         loss = sum(m.log_loss or 0.0 for m in values) or None  # None without rows
         reached = bool(target and values and min(m.auroc or 0.0 for m in values) >= target)
-        loss, reached = from_rank_0(self._group, (loss, reached))
+        rows = sum(values[0].effective_counts) if values else 0.0
+        loss, rows, reached = from_rank_0(self._group, (loss, rows, reached))
         if patience and loss is not None:
+            ends = period(progress.step, progress.epoch_steps)[0], progress.total_steps
+            least = 0.0 if progress.step in ends else _NATS / rows
             worse = self.best["worse"] + 1 if self.best and not reached else 0
-            if self.best is None or reached or loss < self.best["loss"]:
+            if self.best is None or reached or loss < self.best["loss"] - least:
                 worse, state = 0, training_state(model, optimizer, self._group)
                 self.state = copied({name: state[name] for name in ("model", "optimizer")})
                 self.best = {"loss": loss, "step": progress.step, "samples": progress.samples}

@@ -81,7 +81,7 @@ def train(settings: TrainSettings, group: Group) -> TrainResult:
         if done:
             if group.rank == 0:
                 log.info("%s: this run has written it: done", settings.save_checkpoint_path)
-            rest = done["steps"], done["samples"], 0.0, done["metrics"]
+            rest = done["steps"], done["samples"], 0.0, done["metrics"], done.get("baselines", {})
             return TrainResult("already done", settings.save_checkpoint_path, *rest)
         check_destination(settings.save_checkpoint_path)
     if settings.dense_arch_layer_sizes and not schema.dense and group.rank == 0:
@@ -134,6 +134,7 @@ class Trainer:
         self.finished: int | None = None  # the last step, once the model is that to be saved
         self.resumed = False
         self.metrics: dict[str, ByLabel] = {}
+        self.baselines: dict[tuple[str, str], ByLabel] = {}  # by split and name
         self.checkpoints: Checkpoints | None = None
         if settings.checkpoint_dir:
             self.checkpoints = Checkpoints(settings.checkpoint_dir, settings.keep, config, group)
@@ -161,9 +162,8 @@ class Trainer:
         if settings.profile and self.events.directory:
             profiler = step_profiler(settings, self.events.directory, progress.total_steps)
         start = Start()
-        baselines: dict[tuple[str, str], ByLabel] = {}
         if self.group.rank == 0:
-            start, baselines = compute_baselines(settings, self.config, self.selection)
+            start, self.baselines = compute_baselines(settings, self.config, self.selection)
         if not self._resume():
             self._start(start)
         # the checkpoints of --checkpoint_dir are of the last steps, not of the best one
@@ -178,9 +178,10 @@ class Trainer:
                 self.stop_requests.finish()
                 warnings: list[str] = []
                 if self.group.rank == 0:
-                    results = self.metrics, baselines
+                    results = self.metrics, self.baselines
                     warnings = self.learning.finished(progress.step, self.config, *results)
-                progress.report_end(self.metrics, baselines, self.learning.advice(), warnings)
+                advice = self.learning.advice()
+                progress.report_end(self.metrics, self.baselines, advice, warnings)
         except BaseException:
             if self.checkpoints:
                 self.checkpoints.abandon()
@@ -193,7 +194,7 @@ class Trainer:
         progress = self.progress
         of_model = self.pipeline, self.model, self.config, self.group
         # a checkpoint is written before the evaluation of its step: a resumed run repeats that
-        if progress.step and not self.finished:
+        if not self.finished:
             self._validate_if_due()
         while progress.step < progress.total_steps and not self.finished:
             self._train_epoch()
@@ -269,10 +270,10 @@ class Trainer:
             self.profiler.step()
 
     def _validate_if_due(self) -> None:
-        """Evaluate valid if that follows the last step; at the end only to choose the model."""
+        """Evaluate valid if that is due; at the beginning and the end only to choose the model."""
         progress = self.progress
         due = progress.step % self.epoch_steps % progress.validation_every == 0
-        if progress.step == progress.total_steps:
+        if progress.step in (0, progress.total_steps):
             due = bool(self.settings.early_stopping)
         if due:
             metrics = self._evaluate("valid")
@@ -360,9 +361,10 @@ class Trainer:
         """Write a checkpoint of the last step, in the background."""
         progress = self.progress
         last = self.finished or progress.step
+        steps = (last - 1) % self.epoch_steps + 1 if last else 0
         record = {
             **self._record(),
-            "loader": self.loaders["train"].state_dict((last - 1) % self.epoch_steps + 1),  # type: ignore[union-attr]
+            "loader": self.loaders["train"].state_dict(steps),  # type: ignore[union-attr]
             "train_seconds": progress.train_seconds,
             "best": self.stopping.best,
             "finished": self.finished,
@@ -377,7 +379,7 @@ class Trainer:
         """Write ``--save_checkpoint_path``, with the metrics that there are."""
         path, keep = self.settings.save_checkpoint_path, self.settings.keep
         if path:
-            record = {**self._record(), "metrics": self._metrics_as_json()}
+            record = {**self._record(), **self._results()}
             state = training_state(self.model, self.optimizer, self.group)
             save_checkpoint(path, state, self.config, record, self.group)
             if keep and self.group.rank == 0:
@@ -407,11 +409,16 @@ class Trainer:
             steps=progress.step,
             samples=progress.samples,
             train_seconds=progress.train_seconds,
-            metrics=self._metrics_as_json(),
+            **self._results(),
         )
 
-    def _metrics_as_json(self) -> dict[str, Any]:
-        return {split: to_json(metrics) for split, metrics in self.metrics.items()}
+    def _results(self) -> dict[str, Any]:
+        """Return the metrics of the model and of the baselines by split, JSON-ready."""
+        baselines: dict[str, dict[str, Any]] = {}
+        for (split, name), metrics in self.baselines.items():
+            baselines.setdefault(split, {})[name] = to_json(metrics)
+        of_model = {split: to_json(metrics) for split, metrics in self.metrics.items()}
+        return {"metrics": of_model, "baselines": baselines}
 
     def _record(self) -> dict[str, Any]:
         """Return what a checkpoint records of the run."""

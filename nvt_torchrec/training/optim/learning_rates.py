@@ -195,14 +195,19 @@ def learning_rates(settings: TrainSettings, step: int, total_steps: int, epoch_s
     tables, dense = (learning_rate(settings, base, step, total_steps) for base in bases)
     begin, end = 0, total_steps
     if settings.early_stopping:
-        number = (step // epoch_steps + 1).bit_length()
-        begin, end = (epoch_steps * ((1 << power) - 1) for power in (number - 1, number))
+        begin, end = period(step, epoch_steps)
         end = min(end, total_steps)
     falling = settings.dense_decay * (end - begin)
     share = min(1.0, (end - step) / falling) if falling else 1.0
     if OPTIMIZERS[settings.table_optimizer].TABLES_FALL:
         tables *= share
     return Rates(tables, dense * share)
+
+
+def period(step: int, epoch_steps: int) -> tuple[int, int]:
+    """Return the first step of the schedule that a step is of, and of the next one."""
+    number = (step // epoch_steps + 1).bit_length()
+    return epoch_steps * ((1 << number - 1) - 1), epoch_steps * ((1 << number) - 1)
 
 
 def learning_rate(settings: TrainSettings, base: float, step: int, total_steps: int) -> float:

@@ -238,7 +238,7 @@ class LearningCheck:
 
     def _cause(self, label: str) -> str:
         """Return the likely cause of a model that is worse than it should be, and the remedy."""
-        losses = self._losses.get(label, [])
+        losses = [] if self._settings.early_stopping else self._losses.get(label, [])
         for last, step in losses[-1:]:
             least, best = min(losses)
             if step > self._epoch_steps and last > _RISEN * least:

@@ -55,6 +55,7 @@ class TrainResult:
         train_seconds: Time spent on training steps, without evaluations.
         metrics: The last metrics of each split, JSON-ready; of several labels by label. Empty on
             ranks other than 0.
+        baselines: Those of the baselines, by split and name, likewise.
     """
 
     status: str
@@ -63,6 +64,7 @@ class TrainResult:
     samples: int
     train_seconds: float
     metrics: dict[str, Any]
+    baselines: dict[str, dict[str, Any]]
 
 
 class Progress:

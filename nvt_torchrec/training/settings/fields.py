@@ -185,8 +185,8 @@ class TrainFields(Settings):
         "--max_steps, --load_checkpoint_path or --continue_from)", None, least=1
     )
     early_stopping: int | None = _optimization(
-        "stop after so many evaluations of valid without a lower log loss, and keep the model of "
-        "the lowest; 0: off (default: by --size; 0 with --epochs)", None, least=0
+        "stop after so many evaluations of valid without a better one, by its log loss, and keep "
+        "the best model; 0: off (default: by --size; 0 with --epochs)", None, least=0
     )
     stop_at_auroc: float | None = _optimization(
         "stop when each label's AUROC of valid is at least this", None, above=0, most=1,
