@@ -46,15 +46,27 @@ def mask_to_numpy(mask: pa.BooleanArray) -> np.ndarray:
     return np.unpackbits(bits, bitorder="little", count=end)[mask.offset :].view(bool)
 
 
+def is_list(held: pa.DataType) -> bool:
+    """Return whether the values of a type are lists."""
+    types = pa.types
+    return types.is_list(held) or types.is_large_list(held) or types.is_fixed_size_list(held)
+
+
+def is_text(held: pa.DataType) -> bool:
+    """Return whether the values of a type are text, which bytes may hold as well."""
+    types = pa.types
+    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    views = (types.is_string_view, types.is_binary_view)
+    return any(is_kind(held) for is_kind in (*texts, *views))
+
+
 def as_bytes(held: pa.DataType) -> pa.DataType:
     """Return a type with bytes in the place of text: Python shows no text that is not UTF-8."""
-    types = pa.types
-    if types.is_dictionary(held):
+    if pa.types.is_dictionary(held):
         return as_bytes(held.value_type)
-    if types.is_list(held) or types.is_large_list(held) or types.is_fixed_size_list(held):
+    if is_list(held):
         return pa.large_list(as_bytes(held.value_type))
-    is_text = types.is_string(held) or types.is_large_string(held) or types.is_string_view(held)
-    return pa.large_binary() if is_text else held
+    return pa.large_binary() if is_text(held) else held
 
 
 def null_mask(array: pa.Array) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""MurmurHash3 (Appleby, public domain, 2011): of values, for ``hash_buckets``, and of 64 bits.
+"""Mixers of bits: MurmurHash3 (Appleby, public domain, 2011) and SplitMix64.
 
 The hash of a value is what cuDF's ``Series.hash_values()`` computes: MurmurHash3_x86_32 with seed
 0, of an int64's 8 bytes, lowest first, and of a string's UTF-8 bytes (libcudf,
@@ -41,6 +41,14 @@ def mix(x):
     return x ^ (x >> np.uint64(33))
 
 
+@numba.njit(inline="always")
+def splitmix64(x):
+    """SplitMix64's output function (Steele, Lea, Flood 2014); ``py_func`` takes arrays."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
 def round_keys(*seed: int) -> np.ndarray:
     """Return uint64 [ROUNDS] from non-negative integers, by NumPy's ``SeedSequence``."""
     return np.random.SeedSequence(seed).generate_state(ROUNDS, np.uint64)
@@ -64,7 +72,8 @@ def _mix(hashed, word):
 
 
 @numba.njit(forceinline=True)
-def _finish(hashed, length):
+def finish_murmur3(hashed, length):
+    """MurmurHash3's finalizer of 32 bits; ``py_func`` takes arrays."""
     hashed = np.uint32(hashed ^ np.uint32(length))
     hashed = np.uint32((hashed ^ (hashed >> np.uint32(16))) * _M1)
     hashed = np.uint32((hashed ^ (hashed >> np.uint32(13))) * _M2)
@@ -76,7 +85,7 @@ def murmur3_of_int(value):
     """The hash of one int64, for compiled code."""
     bits = np.uint64(value)
     hashed = _mix(np.uint32(0), np.uint32(bits & np.uint64(0xFFFFFFFF)))
-    return _finish(_mix(hashed, np.uint32(bits >> np.uint64(32))), 8)
+    return finish_murmur3(_mix(hashed, np.uint32(bits >> np.uint64(32))), 8)
 
 
 @numba.njit(forceinline=True)
@@ -95,7 +104,7 @@ def murmur3_of_bytes(data, at, end):
         for k in range(end - at):
             word = np.uint32(word | (np.uint32(data[at + k]) << np.uint32(8 * k)))
         hashed = np.uint32(hashed ^ _scramble(word))
-    return _finish(hashed, length)
+    return finish_murmur3(hashed, length)
 
 
 @compiled()

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import check_valid, mask_to_arrow, null_mask, to_arrow, to_numpy
+from nvt_torchrec.base.arrays import (
+    check_valid,
+    is_list,
+    is_text,
+    mask_to_arrow,
+    null_mask,
+    to_arrow,
+    to_numpy,
+)
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.python_values import (
     convert_values,
@@ -27,7 +35,6 @@ from nvt_torchrec.clicklog.readers.parquet_values import (
     conversion_remedy,
     convert_column,
     fields_of_column,
-    is_text,
     wanted,
 )
 from nvt_torchrec.clicklog.text.assemble import assemble, feature
@@ -182,13 +189,12 @@ def _convert(array: pa.Array | list, read: Read, separator: str, *, text: bool) 
 def _check_kind(array: pa.Array, read: Read) -> None:
     """Refuse numbers as text and text as numbers, which in memory are mistakes of the caller."""
     held = array.type
-    if pa.types.is_list(held) or pa.types.is_large_list(held):
+    if is_list(held):
         held = held.value_type
     if pa.types.is_dictionary(held):
         held = held.value_type
     kind = RAW_TYPES[read.raw]
-    is_text = pa.types.is_string(held) or pa.types.is_large_string(held)
-    wrong = (is_text and not kind.takes_text) or (kind.is_text and pa.types.is_integer(held))
+    wrong = (is_text(held) and not kind.takes_text) or (kind.is_text and pa.types.is_integer(held))
     if not wrong:
         return
     keys = "" if kind.is_text else f", or {keys_of(read)}"

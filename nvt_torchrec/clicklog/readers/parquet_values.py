@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nvt_torchrec.base.arrays import blanked, null_mask, to_numpy
+from nvt_torchrec.base.arrays import blanked, is_list, is_text, null_mask, to_numpy
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.text.convert import Converted, convert, convert_lists, of_items
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
@@ -42,17 +42,14 @@ def fits(held: pa.DataType, read: Read, separator: str = "") -> bool:
         read: How the column is read.
         separator: The character between the values of a list that is held as text; "": none is.
     """
-    types = pa.types
-    if types.is_dictionary(held):
+    if pa.types.is_dictionary(held):
         held = held.value_type
-    if types.is_null(held):
+    if pa.types.is_null(held):
         return True
     if read.multi_hot:
         if is_text(held):
             return bool(separator)
-        lists = (types.is_list, types.is_large_list, types.is_fixed_size_list)
-        item = dataclasses.replace(read, multi_hot=False)
-        return any(kind(held) for kind in lists) and fits(held.value_type, item)
+        return is_list(held) and fits(held.value_type, dataclasses.replace(read, multi_hot=False))
     return is_text(held) or RAW_TYPES[read.raw].fits(held, read)
 
 
@@ -130,14 +127,6 @@ def convert_column(array: pa.Array, read: Read) -> Converted:
     return convert_array(array, read)
 
 
-def is_text(held: pa.DataType) -> bool:
-    """Return whether columns of a type hold text."""
-    types = pa.types
-    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    views = (types.is_string_view, types.is_binary_view)
-    return any(is_kind(held) for is_kind in (*texts, *views))
-
-
 def _plain(array: pa.Array, read: Read) -> pa.Array:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -177,11 +166,7 @@ def _shown(array: pa.Array) -> Callable[[int], str]:
 def fields_of_column(texts: pa.Array) -> pa.Array:
     """Return texts as the fields of a text file: with 32-bit offsets, "" for null."""
     null = null_mask(texts)
-    if pa.types.is_string_view(texts.type):
-        texts = texts.cast(pa.string())
-    if pa.types.is_binary_view(texts.type):
-        texts = texts.cast(pa.binary())
-    if pa.types.is_large_string(texts.type) or pa.types.is_large_binary(texts.type):
+    if texts.type not in (pa.string(), pa.binary()):
         texts = texts.cast(pa.large_binary()).cast(pa.binary())
     return blanked(texts, null).view(pa.binary())
 

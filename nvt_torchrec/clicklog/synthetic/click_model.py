@@ -317,13 +317,10 @@ def values_of(ranks: np.ndarray, seed: int, column: int | str) -> np.ndarray:
 
     It is MurmurHash3's finaliser (Appleby, 2011) after an exclusive or with a key.
     """
-    x = ranks.astype(np.uint32) ^ np.uint32(key_of(seed, "value", column) >> 32)
-    x ^= x >> np.uint32(16)
-    x *= np.uint32(0x85EBCA6B)
-    x ^= x >> np.uint32(13)
-    x *= np.uint32(0xC2B2AE35)
-    x ^= x >> np.uint32(16)
-    return x.astype(np.int64)
+    from nvt_torchrec.base.hashing import finish_murmur3  # imports Numba
+
+    keyed = ranks.astype(np.uint32) ^ np.uint32(key_of(seed, "value", column) >> 32)
+    return finish_murmur3.py_func(keyed, 0).astype(np.int64)
 
 
 def _function(
@@ -347,18 +344,11 @@ def _soft_step(counts: np.ndarray, median: float) -> np.ndarray:
 
 
 def _hashed_effect(values: np.ndarray, key: int) -> np.ndarray:
-    """Return a uniform number in [-0.5, 0.5) for each value.
+    """Return a uniform number in [-0.5, 0.5) for each value."""
+    from nvt_torchrec.base.hashing import splitmix64  # imports Numba
 
-    It is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
-    Generators, 2014).
-    """
-    x = values.view(np.uint64) + np.uint64(key)
-    x ^= x >> np.uint64(30)
-    x *= np.uint64(0xBF58476D1CE4E5B9)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
-    return (x >> np.uint64(11)) * 2.0**-53 - 0.5
+    mixed = splitmix64.py_func(values.view(np.uint64) + np.uint64(key))
+    return (mixed >> np.uint64(11)) * 2.0**-53 - 0.5
 
 
 @functools.cache

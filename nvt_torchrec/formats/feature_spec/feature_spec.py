@@ -273,10 +273,10 @@ def _reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
             isinstance(column, CategoricalColumn) and column.multi_hot,
             reading.nulls,
             reading.trim,
-            reading.lenient,
-            reading.thousands,
-            reading.unit,
             column.derive.time_format if column.derive else "",
+            lenient=reading.lenient,
+            thousands=reading.thousands,
+            unit=reading.unit,
         )
         for source in reading.sources or (column.name,)
     ]

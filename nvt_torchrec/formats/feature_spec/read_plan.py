@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
+from nvt_torchrec.base.number_text import NumberRules
 from nvt_torchrec.formats.feature_spec.field_checks import check
 
 #: Of ``nulls``: each takes a comparison of every value of a column of numbers.
@@ -87,17 +88,16 @@ class LabelRule:
 
 
 @dataclasses.dataclass(frozen=True)
-class Read:
+class Read(NumberRules):
     """One column of the file, read as values of one raw type.
 
     Attributes:
         source: The name of the column in the file.
         raw: A key of ``RAW_TYPES``.
         multi_hot: Whether its values are lists.
-        nulls: See :class:`Reading`; so are the next four.
+        nulls: See :class:`Reading`; so are trim, lenient, thousands and unit.
         time_format: Of raw type time.
         label: Of raw type label, the rule.
-        decimal: Of numbers as text, the decimal point.
     """
 
     source: str
@@ -105,12 +105,8 @@ class Read:
     multi_hot: bool = False
     nulls: tuple[str, ...] = ()
     trim: bool = False
-    lenient: bool = False
-    thousands: str = ""
-    unit: str = ""
     time_format: str = ""
     label: LabelRule = LabelRule("")
-    decimal: str = "."
 
 
 @dataclasses.dataclass(frozen=True)

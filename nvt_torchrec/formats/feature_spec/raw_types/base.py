@@ -5,7 +5,6 @@ A raw type says what a column of a log may hold, and everything that depends on 
 
 from __future__ import annotations
 
-import dataclasses
 import decimal
 import math
 from collections.abc import Sequence
@@ -15,15 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import null_mask, to_numpy
+from nvt_torchrec.base.number_text import RANGE, SYNTAX, ParsedText
 
 if TYPE_CHECKING:
     from nvt_torchrec.formats.feature_spec.read_plan import Read
 
-#: The largest finite float32. What is larger would become infinite in the training parquet.
-LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
-
 #: What can be wrong with a value, and then with a whole line. Compiled loops set these codes.
-SYNTAX, RANGE, NOT_UTF8, EMPTY_ITEM, NULL_ITEM, OTHER_LABEL, LABEL_NUMBER = range(1, 8)
+NOT_UTF8, EMPTY_ITEM, NULL_ITEM, OTHER_LABEL, LABEL_NUMBER = range(3, 8)
 OPEN_QUOTE, AFTER_QUOTE, FIELD_COUNT = range(8, 11)
 #: The messages of all codes but those that depend on the raw type, and that of FIELD_COUNT, whose
 #: message needs the numbers of fields.
@@ -51,22 +48,6 @@ class BadValueError(ValueError):
     def __init__(self, index: int, reason: str) -> None:
         super().__init__(reason)
         self.index, self.reason = index, reason
-
-
-@dataclasses.dataclass(frozen=True)
-class ParsedText:
-    """The values of ``n`` fields.
-
-    Attributes:
-        values: [n] of the raw type's dtype, or a string array without nulls; the placeholder where
-            a value is missing or wrong.
-        missing: bool [n].
-        code: uint8 [n]: 0, or what is wrong with a value.
-    """
-
-    values: np.ndarray | pa.StringArray
-    missing: np.ndarray
-    code: np.ndarray
 
 
 class RawType:

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import is_one_of, strings
+from nvt_torchrec.base.number_text import lengths, parse_integers
 from nvt_torchrec.formats.feature_spec.raw_types.base import SYNTAX, ParsedText, RawType, is_missing
-from nvt_torchrec.formats.feature_spec.raw_types.number_text import lengths, parse_integers
 
 if TYPE_CHECKING:
     from nvt_torchrec.formats.feature_spec.read_plan import Read
@@ -44,7 +44,7 @@ class Integer(RawType):
         return number
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> ParsedText:
-        return parse_integers(texts, missing, read, self)
+        return parse_integers(texts, missing, read, self.least, self.most, self.dtype)
 
     def from_python(self, value: Any) -> int | None:
         if type(value) is int and self.least <= value <= self.most:
@@ -114,7 +114,7 @@ class Hex32(Integer):
         return int(text, 16)
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> ParsedText:
-        from nvt_torchrec.formats.feature_spec.raw_types.hexadecimal import parse_hexadecimal
+        from nvt_torchrec.base.hexadecimal import parse_hexadecimal
 
         return parse_hexadecimal(texts, missing)
 
@@ -130,7 +130,7 @@ class Hex32(Integer):
             texts = strings(values)
         except UnicodeEncodeError:
             return None
-        from nvt_torchrec.formats.feature_spec.raw_types.hexadecimal import parse_hexadecimal
+        from nvt_torchrec.base.hexadecimal import parse_hexadecimal
 
         parsed = parse_hexadecimal(texts, lengths(texts) == 0)
         return None if parsed.code.any() else (parsed.values, parsed.missing)

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import is_one_of
+from nvt_torchrec.base.number_text import LARGEST_FLOAT32, parse_floats, with_point
 from nvt_torchrec.formats.feature_spec.raw_types import base
 from nvt_torchrec.formats.feature_spec.raw_types.integers import usual_numbers
-from nvt_torchrec.formats.feature_spec.raw_types.number_text import parse_floats, with_point
 
 if TYPE_CHECKING:
     from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read
@@ -27,7 +27,7 @@ class Float(base.RawType):
     name, dtype, placeholder, dense, has_point = "float", "float64", 0.0, True, True
     syntax = "expected a number or a missing value"
     beyond = "expected a finite number that fits float32"
-    least, most = -base.LARGEST_FLOAT32, base.LARGEST_FLOAT32
+    least, most = -LARGEST_FLOAT32, LARGEST_FLOAT32
     arrow_kinds = ("integer", "floating", "boolean", "decimal")
     keys = "nulls, trim, lenient, thousands, unit, or decimal in [input]"
 

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import blanked, string_array, string_parts, strings
+from nvt_torchrec.base.number_text import lengths
 from nvt_torchrec.formats.feature_spec.raw_types import base
-from nvt_torchrec.formats.feature_spec.raw_types.number_text import lengths
 
 if TYPE_CHECKING:
     from nvt_torchrec.formats.feature_spec.read_plan import Read

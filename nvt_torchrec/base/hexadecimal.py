@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import string_parts
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.formats.feature_spec.raw_types.base import SYNTAX, ParsedText
+from nvt_torchrec.base.number_text import SYNTAX, ParsedText
 
 #: The value of each byte as a digit; 255 for bytes that are not one.
 _DIGIT = np.full(256, 255, np.uint8)

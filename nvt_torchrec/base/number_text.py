@@ -6,19 +6,20 @@ another way, or is wrong, regular expressions look at each of them, and Python a
 
 from __future__ import annotations
 
+import dataclasses
 import decimal
 import re
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import mask_to_numpy, string_array, string_parts, to_numpy
-from nvt_torchrec.formats.feature_spec.raw_types import base
 
-if TYPE_CHECKING:
-    from nvt_torchrec.formats.feature_spec.read_plan import Read
+#: The largest finite float32. What is larger would become infinite in the training parquet.
+LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+#: What can be wrong with a number: it is none, or it is too small or too large.
+SYNTAX, RANGE = 1, 2
 
 _INTEGER = "^-?[0-9]+$"
 #: +5 and 260.0; the replacement writes them as 5 and 260.
@@ -42,9 +43,42 @@ _EXCHANGED = np.arange(256, dtype=np.uint8)
 _EXCHANGED[[ord(","), ord(".")]] = ord("."), ord(",")
 
 
+@dataclasses.dataclass(frozen=True)
+class ParsedText:
+    """The values of ``n`` fields.
+
+    Attributes:
+        values: [n] of the raw type's dtype, or a string array without nulls; the placeholder where
+            a value is missing or wrong.
+        missing: bool [n].
+        code: uint8 [n]: 0, or what is wrong with a value.
+    """
+
+    values: np.ndarray | pa.StringArray
+    missing: np.ndarray
+    code: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NumberRules:
+    """How the numbers of a column are written.
+
+    Attributes:
+        lenient: Whether they may also be written as ``+5``, and integers as ``260.0``.
+        thousands: The character that groups digits, which is removed; "" for none.
+        unit: A text before or behind numbers, such as ``$``, which is removed; "" for none.
+        decimal: The decimal point.
+    """
+
+    lenient: bool = False
+    thousands: str = ""
+    unit: str = ""
+    decimal: str = "."
+
+
 def parse_integers(
-    texts: pa.Array, missing: np.ndarray, read: Read, kind: base.RawType
-) -> base.ParsedText:
+    texts: pa.Array, missing: np.ndarray, read: NumberRules, least: float, most: float, dtype: str
+) -> ParsedText:
     """Parse ``-?D+``, where D is a digit; if the column is lenient, also +5, 260.0 and 2.6e2."""
     texts, wrong = _ungrouped(_without_unit(texts, read), read)
     texts = with_point(texts, read)
@@ -61,15 +95,15 @@ def parse_integers(
             text = texts[row].as_py()
             number = exact(text) if read.lenient or re.fullmatch(rb"-?[0-9]+", text) else None
             if number is None or number != number.to_integral_value():
-                code[row] = base.SYNTAX
-            elif kind.contains(number):
+                code[row] = SYNTAX
+            elif least <= number <= most:
                 numbers[row] = int(number)
             else:
-                code[row] = base.RANGE
-    code[(numbers < kind.least) | (numbers > kind.most)] = base.RANGE
-    code[wrong] = base.SYNTAX
+                code[row] = RANGE
+    code[(numbers < least) | (numbers > most)] = RANGE
+    code[wrong] = SYNTAX
     numbers[code != 0] = 0
-    return base.ParsedText(numbers.astype(kind.dtype), missing, code)
+    return ParsedText(numbers.astype(dtype), missing, code)
 
 
 def exact(text: bytes, shift: int = 0) -> decimal.Decimal | None:
@@ -79,7 +113,7 @@ def exact(text: bytes, shift: int = 0) -> decimal.Decimal | None:
     return _CONTEXT.scaleb(_CONTEXT.create_decimal(text.decode()), shift)
 
 
-def parse_floats(texts: pa.Array, missing: np.ndarray, read: Read) -> base.ParsedText:
+def parse_floats(texts: pa.Array, missing: np.ndarray, read: NumberRules) -> ParsedText:
     """Parse ``-?(D+(.D*)?|.D+)([eE][+-]?D+)?``; if the column is lenient, also with a plus sign."""
     texts, wrong = _ungrouped(_without_unit(texts, read), read)
     texts = with_point(texts, read)
@@ -89,15 +123,15 @@ def parse_floats(texts: pa.Array, missing: np.ndarray, read: Read) -> base.Parse
         if read.lenient:
             texts = pc.replace_substring_regex(texts, pattern=r"^\+([0-9.])", replacement=r"\1")
         plain = matches(texts, _FLOAT)
-        code[~plain & ~missing] = base.SYNTAX
+        code[~plain & ~missing] = SYNTAX
         numbers = cast(texts, ~plain, pa.float64())
-    code[np.abs(numbers) > base.LARGEST_FLOAT32] = base.RANGE
-    code[wrong] = base.SYNTAX
+    code[np.abs(numbers) > LARGEST_FLOAT32] = RANGE
+    code[wrong] = SYNTAX
     numbers[code != 0] = 0
-    return base.ParsedText(numbers, missing, code)
+    return ParsedText(numbers, missing, code)
 
 
-def _without_unit(texts: pa.Array, read: Read) -> pa.Array:
+def _without_unit(texts: pa.Array, read: NumberRules) -> pa.Array:
     """Remove the unit before or behind numbers, and a space between."""
     if read.unit:
         unit = f"(?:{re.escape(read.unit)})"
@@ -106,7 +140,7 @@ def _without_unit(texts: pa.Array, read: Read) -> pa.Array:
     return texts
 
 
-def _ungrouped(texts: pa.Array, read: Read) -> tuple[pa.Array, np.ndarray]:
+def _ungrouped(texts: pa.Array, read: NumberRules) -> tuple[pa.Array, np.ndarray]:
     """Remove the character that groups digits.
 
     Returns:
@@ -125,7 +159,7 @@ def _ungrouped(texts: pa.Array, read: Read) -> tuple[pa.Array, np.ndarray]:
     return pc.replace_substring(texts, pattern=mark, replacement=""), wrong
 
 
-def with_point(texts: pa.Array, read: Read) -> pa.Array:
+def with_point(texts: pa.Array, read: NumberRules) -> pa.Array:
     """Exchange commas and points where the decimal point is a comma.
 
     So 1,5 is parsed as 1.5, and 1.5 is malformed like 1,5 elsewhere.
