@@ -55,8 +55,7 @@ def layout_of(path, table, **options):
 
 def read_by_pages(dataset, row_group=0):
     """Names of the columns that are read without Arrow."""
-    footer = dataset.files.footer(dataset.files.row_groups[row_group].file)
-    opened = PageReader(dataset.files, Checker(dataset)).open(row_group, footer)
+    opened = PageReader(dataset.files, Checker(dataset)).open(row_group)
     numbers = [] if opened is None else opened.numbers.tolist()
     return [SCHEMA.columns[i] for i in numbers]
 

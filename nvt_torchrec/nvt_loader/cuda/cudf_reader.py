@@ -19,7 +19,6 @@ from torch.utils.dlpack import from_dlpack
 
 from nvt_torchrec.base.device import use_device
 from nvt_torchrec.base.errors import ClickLogError, SchemaError
-from nvt_torchrec.base.parquet_footer import Footer
 from nvt_torchrec.nvt_loader.cuda.device_rows import (
     DeviceChecker,
     DeviceRowGroup,
@@ -29,8 +28,7 @@ from nvt_torchrec.nvt_loader.cuda.device_rows import (
 )
 from nvt_torchrec.nvt_loader.parquet.checks import FILL_REMEDY
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset, error_context
-from nvt_torchrec.nvt_loader.parquet.decoder import FOOTERS
-from nvt_torchrec.nvt_loader.parquet.files import ParquetFiles
+from nvt_torchrec.nvt_loader.parquet.files import FOOTERS
 from nvt_torchrec.nvt_loader.parquet.row_chunks import RowGroupSlice
 
 #: Bytes of rows that one call decodes. libcudf needs about as much again while it does.
@@ -53,8 +51,7 @@ class CudfReader:
         self._groups: weakref.WeakValueDictionary[int, DeviceRowGroup] = (
             weakref.WeakValueDictionary()
         )
-        footers = functools.partial(_read_footers, dataset.files)
-        self._footers = functools.lru_cache(FOOTERS)(footers)
+        self._footer = functools.lru_cache(FOOTERS)(self._read_footer)
 
     def decode(self, part: RowGroupSlice, _rows: int) -> Iterator[DeviceRowGroupSlice]:
         """Yield a slice of a row group that :meth:`read` decodes later (a ``Decoder``)."""
@@ -108,19 +105,23 @@ class CudfReader:
         for number in numbers:
             group = self._files.row_groups[number]
             files.setdefault(group.file, []).append(group.index)
-            self._files.check_unchanged(number, self._footers(group.file)[0])
+            self._files.footer(number)  # refuses a file that has changed
         source = plc.io.SourceInfo([str(self._files.path(file)) for file in files])
         options = plc.io.parquet.ParquetReaderOptions.builder(source).build()
         options.set_column_names(self._dataset.schema.columns)
         options.set_row_groups(list(files.values()))
         try:
-            footers = [self._footers(file)[1] for file in files]
+            footers = [self._footer(file) for file in files]
             read = plc.io.parquet.read_parquet(options, self._stream, parquet_metadatas=footers)
         except (RuntimeError, ValueError, IndexError) as error:  # libcudf's mapping
             if "CUDA error" in str(error) or "cudaError" in str(error):
                 raise  # the device's, not the file's
             raise OSError(str(error)) from error
         return dict(zip(read.column_names(), read.columns, strict=True))
+
+    def _read_footer(self, file: int) -> Any:
+        source = plc.io.SourceInfo([str(self._files.path(file))])
+        return plc.io.parquet_metadata.read_parquet_footers(source)[0]
 
     def _rows(self, columns: dict[str, Any], where: str) -> DeviceRows:
         schema = self._dataset.schema
@@ -159,13 +160,6 @@ class CudfReader:
             return torch.empty(0, len(columns), dtype=torch.int32, device=device)
         capsule = plc.interop.to_dlpack(plc.Table(columns), self._stream)
         return from_dlpack(capsule).view(-1, len(columns))  # one column has one dimension
-
-
-def _read_footers(files: ParquetFiles, file: int) -> tuple[Footer, Any]:
-    """Read a file's footer, with Arrow and with libcudf."""
-    footer = files.footer(file)
-    source = plc.io.SourceInfo([str(files.path(file))])
-    return footer, plc.io.parquet_metadata.read_parquet_footers(source)[0]
 
 
 class ReadAhead:

@@ -16,7 +16,6 @@ from nvt_torchrec.base.arrays import to_arrow, to_numpy
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.parquet_footer import Footer, columns_of_leaves
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
-from nvt_torchrec.nvt_loader.parquet.kernels import largest
 
 log = logging.getLogger(__name__)
 
@@ -96,10 +95,13 @@ class Checker:
             SchemaError: Infinity or NaN; or an id is outside the table and ``hash_indices`` is off.
                 The message names file, column, value and table size.
         """
-        is_float, known = number < self._first_id, values.dtype == self.dtype(number)
-        signed = is_float and self.signed[number]
-        if known and largest(values.ctypes.data, len(values), signed) < self.limits[number]:
-            return values
+        is_float = number < self._first_id
+        if values.dtype == self.dtype(number):
+            bits = values.view(np.uint32)  # a negative id is a large one
+            if is_float and self.signed[number]:
+                bits = bits & np.uint32(0x7FFFFFFF)
+            if bits.max(initial=0) < self.limits[number]:
+                return values
         if is_float:
             refuse_floats(values, self._dataset.schema.columns[number], where)
             return values  # a weight of -0.0

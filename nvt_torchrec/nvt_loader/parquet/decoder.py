@@ -16,16 +16,12 @@ import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import to_numpy
 from nvt_torchrec.base.errors import BadInputError, SettingsError
-from nvt_torchrec.base.parquet_footer import Footer
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset, error_context
 from nvt_torchrec.nvt_loader.parquet.files import REWRITE, check_columns
 from nvt_torchrec.nvt_loader.parquet.kernels import random_words
 from nvt_torchrec.nvt_loader.parquet.page_reader import OpenRowGroup, PageReader
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Decoder, RowChunk, RowGroupSlice, Target
-
-#: Footers kept, so that a shuffled epoch does not parse one for each row group.
-FOOTERS = 64
 
 
 def cpu_decoder(dataset: Dataset) -> Decoder:
@@ -46,7 +42,7 @@ def cpu_decoder(dataset: Dataset) -> Decoder:
         with error_context(dataset, part.row_group):
             opened = None
             if by_pages is not None:
-                opened = by_pages.open(part.row_group, by_arrow.footer(part.row_group))
+                opened = by_pages.open(part.row_group)
             arrow = by_arrow.chunks
             if opened is None or not opened.skip(part.begin):
                 yield from arrow(part, rows, numbers=columns)
@@ -136,26 +132,14 @@ class ArrowReader:
     """
 
     def __init__(self, dataset: Dataset, checker: Checker) -> None:
-        self._dataset, self._checker, self._files = dataset, checker, dataset.files
-        if self._files is not None:
-            self._footer = functools.lru_cache(FOOTERS)(self._files.footer)
-
-    def footer(self, row_group: int) -> Footer:
-        """Return the footer of a row group's file. Raises :class:`BadInputError` if it changed."""
-        assert self._files is not None
-        footer = self._footer(self._files.row_groups[row_group].file)
-        self._files.check_unchanged(row_group, footer)
-        return footer
+        self._dataset, self._checker = dataset, checker
 
     def read(self, row_group: int, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a row group."""
-        if self._files is not None:
-            footer = self.footer(row_group).metadata
-            yield from self._files.read(row_group, columns, rows, footer)
-            return
         source = self._dataset.source
         for batch in source.read(row_group, columns, rows):
-            check_columns(batch.schema, self._dataset.schema, source.name, columns)
+            if self._dataset.files is None:
+                check_columns(batch.schema, self._dataset.schema, source.name, columns)
             yield batch
 
     def chunks(self, part: RowGroupSlice, rows: int, numbers: np.ndarray) -> Iterator[RowChunk]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import glob
 import os
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,15 +15,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base import parquet_footer
+from nvt_torchrec.base.arrays import is_list
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.remote import RemoteFile, filesystem_of, open_file
 from nvt_torchrec.base.files.validation import strict_json
 from nvt_torchrec.base.parquet_footer import Footer
+from nvt_torchrec.formats.day_names import natural_order
 from nvt_torchrec.formats.etl_output import find_part
 from nvt_torchrec.formats.schema import SCHEMA_FILE, TableSchema
 from nvt_torchrec.formats.splits import SPLITS
 
 REWRITE = "restore the file, or run the ETL again"
+#: Footers kept, so that a shuffled epoch does not parse one for each row group.
+FOOTERS = 64
 
 #: What names parquet files: a directory, a file, a glob, a URL, or several of them.
 Paths: TypeAlias = "str | os.PathLike[str] | list[Any] | tuple[Any, ...]"
@@ -117,23 +121,24 @@ class ParquetFiles:
         for file in range(len(self.paths)):
             self.path(file)
 
-    def footer(self, file: int) -> Footer:
-        """Return a file's footer. Raises :class:`BadInputError` if the file has changed."""
-        return _read_footer(self.path(file), self.schema)
+    @functools.cached_property
+    def _footers(self) -> Callable[[int], Footer]:
+        """Read a file's footer, or return it if it was read lately."""
+        return functools.lru_cache(FOOTERS)(lambda file: _read_footer(self.path(file), self.schema))
 
-    def check_unchanged(self, row_group: int, footer: Footer) -> None:
-        """Refuse a file whose row groups have changed. Raises :class:`BadInputError`."""
+    def footer(self, row_group: int) -> Footer:
+        """Return the footer of a row group's file. Raises :class:`BadInputError` if it changed."""
         group = self.row_groups[row_group]
+        footer = self._footers(group.file)
         if footer.rows[group.index : group.index + 1].tolist() != [group.rows]:
             raise BadInputError(
                 f"{self.paths[group.file]}: row group {group.index} no longer has {group.rows} "
                 "rows",
                 "the file was rewritten while in use: start again",
             )
+        return footer
 
-    def read(
-        self, row_group: int, columns: list[str], rows: int, metadata: pq.FileMetaData | None = None
-    ) -> Iterator[pa.RecordBatch]:
+    def read(self, row_group: int, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
         """Read a row group by Arrow, which verifies the page checksums that there are.
 
         Raises:
@@ -141,7 +146,7 @@ class ParquetFiles:
             pa.ArrowException, OSError: It cannot be read.
         """
         group = self.row_groups[row_group]
-        path = self.path(group.file)
+        metadata, path = self.footer(row_group).metadata, self.path(group.file)
         # pyarrow takes a millisecond to open a path; a ParquetFile keeps the last call's settings
         source = pa.OSFile(str(path)) if isinstance(path, Path) else open_file(path)
         file = pq.ParquetFile(
@@ -188,14 +193,11 @@ def find_files(paths: Paths) -> list[Path | RemoteFile]:
         if not path.is_dir():
             raise BadInputError(f"{path}: no such directory", _suggest(path))
         found = list(path.glob("*.parquet"))
-    files = sorted((file for file in found if file.name[0] not in "._"), key=_numeric)
+    visible = (file for file in found if file.name[0] not in "._")
+    files = sorted(visible, key=lambda file: natural_order(str(file)))
     if not files:
         raise BadInputError(f"{text}: no parquet file in it", _suggest(Path(text)))
     return files
-
-
-def _numeric(file: Path | RemoteFile) -> list[int | str]:
-    return [int(word) if word.isdigit() else word for word in re.split(r"(\d+)", str(file))]
 
 
 def _suggest(directory: Path) -> str:
@@ -249,12 +251,11 @@ def check_columns(
                 "of schema=",
             )
         kind = columns.field(index).type
-        is_list = isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
-        inner = kind.value_type if is_list else kind
+        inner = kind.value_type if is_list(kind) else kind
         fits = pa.types.is_integer(inner)
         if what == "numbers":
             fits |= pa.types.is_floating(inner) or pa.types.is_boolean(inner)
-        if is_list != what.startswith("lists") or not fits:
+        if is_list(kind) != what.startswith("lists") or not fits:
             raise SchemaError(
                 f"{where}: column {name} is {kind}, not {what}",
                 "write labels and dense features as float32, ids as int32, multi-hot ids as "

@@ -19,6 +19,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
+from nvt_torchrec.base.hashing import splitmix64
 from nvt_torchrec.base.kernels import compiled
 
 
@@ -151,12 +152,6 @@ def largest_of(address, count, signed):
     return np.uint64(most)
 
 
-@compiled("uint64(int64, int64, boolean)")
-def largest(address, count, signed):
-    """As :func:`largest_of`, for Python."""
-    return largest_of(address, count, signed)
-
-
 @compiled("void(int32[::1], int64[:, ::1], boolean[::1], int64, int64[:, ::1], int64[::1])")
 def list_lengths(lengths, offsets, is_list, stride, copies, steps):
     """Write the list lengths of all rows and columns, in the order of a block's ids.
@@ -232,19 +227,11 @@ def permute_lists(target, starts, values, offsets, to_rows, from_rows):
             target[to + k] = source[begin + k]
 
 
-@numba.njit(inline="always")
-def _mixed(state):
-    """SplitMix64's output function (Steele, Lea, Flood 2014): a hash of 64 bits."""
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
-
-
 @compiled("void(uint64[::1], uint64)")
 def random_words(words, seed):
     """Fill ``words`` with SplitMix64's stream from ``seed``."""
     for i in range(len(words)):
-        words[i] = _mixed(seed + np.uint64(i + 1) * np.uint64(0x9E3779B97F4A7C15))
+        words[i] = splitmix64(seed + np.uint64(i + 1) * np.uint64(0x9E3779B97F4A7C15))
 
 
 @compiled("void(int64[::1], uint64)")
@@ -255,7 +242,7 @@ def random_order(order, seed):
     """
     for i in range(len(order)):
         seed += np.uint64(0x9E3779B97F4A7C15)
-        high = _mixed(seed) >> np.uint64(32)
+        high = splitmix64(seed) >> np.uint64(32)
         place = np.int64((high * np.uint64(i + 1)) >> np.uint64(32))
         order[i] = order[place]
         order[place] = i

@@ -19,7 +19,6 @@ import pyarrow as pa
 from isal import isal_zlib
 
 from nvt_torchrec.base.files.remote import RemoteFile, open_file
-from nvt_torchrec.base.parquet_footer import Footer
 from nvt_torchrec.nvt_loader.parquet import pages
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
 from nvt_torchrec.nvt_loader.parquet.dictionary_indices import CURSOR_FIELDS
@@ -38,7 +37,7 @@ class PageReader:
         self._files, self._checker = files, checker
         self._bytes, self._values = Buffers(), Buffers()
 
-    def open(self, row_group: int, footer: Footer) -> OpenRowGroup | None:
+    def open(self, row_group: int) -> OpenRowGroup | None:
         """Open the columns of a row group that can be read here, before their first row.
 
         Which ones these are follows from the footer. None if there are none, or if the pages of one
@@ -47,7 +46,7 @@ class PageReader:
         Raises:
             OSError: The file cannot be read.
         """
-        numbers, chunks, byte_ranges, codecs = self._column_chunks(row_group, footer)
+        numbers, chunks, byte_ranges, codecs = self._column_chunks(row_group)
         if not codecs:
             return None
         file = self._files.row_groups[row_group].file
@@ -70,7 +69,7 @@ class PageReader:
         return OpenRowGroup(self._checker, numbers, where, state, checked, owner, self._values)
 
     def _column_chunks(
-        self, row_group: int, footer: Footer
+        self, row_group: int
     ) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]], list[str | None]]:
         """Return the column chunks of a row group that can be read here.
 
@@ -80,7 +79,7 @@ class PageReader:
             read; the parts of the file to read, first byte and number of bytes; and the codec of
             each chunk, None if it is not compressed.
         """
-        files, checker = self._files, self._checker
+        files, checker, footer = self._files, self._checker, self._files.footer(row_group)
         group = files.row_groups[row_group]
         described = []
         for number, (leaf, optional) in checker.plain_leaves(footer).items():
