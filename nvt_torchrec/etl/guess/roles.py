@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter
 from typing import Any
 
+import numpy as np
+
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.guess.label_and_split import (
-    PERSONAL_DATES,
     choose_labels,
     choose_split,
     find_leak,
@@ -17,20 +17,10 @@ from nvt_torchrec.etl.guess.label_and_split import (
     labels_of_rows,
     why_no_feature,
 )
+from nvt_torchrec.etl.guess.names import is_called, is_code, words_of
 from nvt_torchrec.etl.guess.sample import SampledFile, spec_name, unique_names
 from nvt_torchrec.etl.guess.values import Profile
 
-#: The last word, or the last two, of the name of integers that stand for things.
-_THINGS = re.compile(
-    "(account|kind|group|zip|post|pos|position|version|user|item|movie|book|product|brand|device|site|"
-    "app|customer|client|member|visitor|session|campaign|advertiser|creative|channel|city|region|"
-    "country|continent|market|state|gender|sex|occupation|industry|genre|author|publisher|query|"
-    "keyword|segment|cluster|sku|shop|store|seller|merchant|order|video|song|artist|page|domain|"
-    "language|browser|os|carrier|worker|name)(id|no|nr|number)?|"
-    "ids?|ip|code|type|category|categorical|cat|class|level|hash|key"
-)
-_ANONYMOUS = re.compile(r"C?\d+|feat(ure)?_?\d+")
-_COMMA_NUMBER = re.compile(r"[-+]?[$€£¥]? ?[\d.,]*\d ?[%$€£¥]?")
 #: Rows from which on it means something that all values are different.
 _ENOUGH_ROWS = 100
 #: Named integers up to such a number are quantities.
@@ -42,10 +32,14 @@ _FEW, _ALSO = 20, "_category"
 _WEEKDAYS_FROM = 21
 #: Buckets of values that never stop coming.
 _BUCKETS = 100_000
-_WORDS = {"hex32": "hexadecimal", "int": "integers", "bool": "booleans"}
-#: What becomes of the columns of Criteo's logs.
-_COUNT: tuple[str, dict[str, Any], str] = ("dense", {}, "a count")
-_HASH = ("categorical", {"raw": "hex32"}, "hexadecimal")
+#: Microseconds.
+_MINUTE, _HOUR, _DAY = 60_000_000, 3_600_000_000, 86_400_000_000
+_WORDS = {
+    "hex32": "hexadecimal",
+    "int": "integers",
+    "bigint": "integers of more than 53 bits",
+    "bool": "booleans",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,40 +95,45 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
     places, possible = choose_labels(sample, path, label)
     criteo = _is_criteo(sample, places[0])
     columns = sample.columns if sample.named else _named(sample.columns, places[0], criteo)
-    names = [f", {column.name}" * bool(column.name) for column in sample.columns]
-    labels = [label_rule(columns[j], f"{path}: column {j + 1}{names[j]}") for j in places]
+    labels, truth = [], {}
+    for j in places:
+        name = f", {columns[j].name}" if sample.named else ""
+        rule, why = label_rule(columns[j], f"{path}: column {j + 1}{name}")
+        truth[rule["name"]] = labels_of_rows(columns[j], rule)
+        labels.append((rule, why))
     if possible:
         labels[0] = (labels[0][0], f"{labels[0][1]}; also possible: {', '.join(possible)}")
-    truth = {
-        rule["name"]: labels_of_rows(columns[j], rule)
-        for j, (rule, _) in zip(places, labels, strict=True)
-    }
-    rest = [column for j, column in enumerate(columns) if j not in places]
-    ways = _ways(rest, sample.named)
+    rest = {j: column for j, column in enumerate(columns) if j not in places}
+    ways = _ways(list(rest.values()), sample.named)
     features: list[Feature] = []
     unread: dict[str, str] = {}
-    for j, column in enumerate(columns):
-        if j in places:
-            continue
+    for j, column in rest.items():
         if criteo:
-            made: list[Feature] | str = [_feature(column, *(_COUNT if j < 14 else _HASH))]
-        else:
-            made = _features(column, [columns[i] for i in places], sample, ways)
-            if not isinstance(made, str):
-                made = find_leak(column, truth) or made
+            count = _feature(column, "dense", {}, "a count")
+            hashed = _feature(column, "categorical", {"raw": "hex32"}, "hexadecimal")
+            features.append(count if j < 14 else hashed)
+            continue
+        made = _features(column, [columns[place] for place in places], sample, ways)
+        if not isinstance(made, str):
+            made = find_leak(column, truth) or made
         if isinstance(made, str):
             unread[column.name or f"column {j + 1}"] = made
         else:
             features += made
     if not any(feature.kind == "categorical" for feature in features):
-        able = [c for c in rest if c.name and not why_no_feature(c, [columns[places[0]]])]
-        able = [c for c in able if not find_leak(c, truth)]
-        category = _one_category(able, path)
+        able = [c for c in rest.values() if c.name and not why_no_feature(c, [columns[places[0]]])]
+        category = _one_category([c for c in able if not find_leak(c, truth)], path)
         features = [each for each in features if each.name != category.name] + [category]
         unread.pop(category.source, None)
     features.sort(key=lambda f: (f.kind != "dense", f.name == f.source + _ALSO))  # as in a spec
-    features = _without_clashes(features, [rule["name"] for rule, _ in labels])
-    split, split_why = choose_split(rest, sample)
+    # each has another name, one that a spec can have
+    used = [rule["name"] for rule, _ in labels]
+    names = unique_names([*used, *(spec_name(feature.name) for feature in features)])[len(used) :]
+    features = [
+        dataclasses.replace(feature, name=name)
+        for feature, name in zip(features, names, strict=True)
+    ]
+    split, split_why = choose_split(list(rest.values()), sample)
     return Guess(labels, split, split_why, features, unread, [c.name for c in columns])
 
 
@@ -179,12 +178,7 @@ def _features(
     if column.kind == "empty":
         return column.unread or "no values in the rows that were read"
     if column.kind == "time":
-        return _of_time(column, sample)
-    odd = column.kind == "string" and any("," in text for text in column.counts)
-    if odd and all(map(_COMMA_NUMBER.fullmatch, column.counts)):
-        return (
-            'numbers with a decimal comma: decimal = "," in [input] and thousands = "." read them'
-        )
+        return _derive_times(column, sample)
     if _names_rows(column):
         return "all values are distinct, so nothing can be learned from them"
     if column.distinct == 1 and column.rows > 1 and not column.missing:
@@ -202,21 +196,9 @@ def _names_rows(column: Profile) -> bool:
         return False
     if column.multi_hot or column.kind == "float":
         return False
-    if column.kind != "int" or _is_named_code(column):
+    if column.kind != "int" or is_code(column.name):
         return True
-    return column.numbers == sorted(column.numbers)
-
-
-def _words(column: Profile) -> list[str]:
-    words = re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+", column.plain_name)
-    return [word.lower() for word in words]
-
-
-def _is_named_code(column: Profile) -> bool:
-    """Whether integers of this name stand for things."""
-    words = _words(column)
-    names = (*words[-1:], "".join(words[-2:]))
-    return any(map(_THINGS.fullmatch, names)) or bool(_ANONYMOUS.fullmatch(column.plain_name))
+    return bool(np.all(np.diff(column.numbers) > 0))
 
 
 def _ways(columns: list[Profile], named: bool) -> dict[str, str]:
@@ -228,8 +210,9 @@ def _ways(columns: list[Profile], named: bool) -> dict[str, str]:
     ways = {column.name: _way(column, named=named) for column in plain}
     families: dict[str, list[Profile]] = {}
     for column in plain:
-        if named and _words(column) and column.fits("int32") and not _is_named_code(column):
-            families.setdefault(_words(column)[0], []).append(column)
+        words = words_of(column.name)
+        if named and words and column.fits("int32") and not is_code(column.name):
+            families.setdefault(words[0], []).append(column)
     for family in families.values():
         found = {ways[column.name] for column in family}
         for column in family if len(found) > 1 else ():
@@ -243,13 +226,15 @@ def _way(column: Profile, *, named: bool) -> str:
 
     Counts and amounts are mostly small for their range; ids are spread evenly over it.
     """
-    if not column.fits("int32") or (named and _is_named_code(column)) or column.distinct <= 2:
+    code = named and is_code(column.name)
+    if code or not column.fits("int32") or column.distinct <= 2:
         return "id"
     if column.distinct <= _FEW and column.present >= 1000:
         return "both"
-    positive = sorted(number for number in column.numbers if number >= 0)
-    rounded = sum(number % 10 == 0 for number in positive) > 0.5 * len(positive)
-    if rounded or not positive or positive[len(positive) // 2] <= 0.2 * positive[-1]:
+    positive = np.sort(column.numbers[column.numbers >= 0])
+    if not len(positive) or np.mean(positive % 10 == 0) > 0.5:
+        return "number"
+    if positive[len(positive) // 2] <= 0.2 * positive[-1]:
         return "number"
     if named:
         return "id" if positive[-1] >= _LARGE else "number"
@@ -261,30 +246,32 @@ def _way(column: Profile, *, named: bool) -> str:
 def _feature(
     column: Profile, kind: str, options: dict[str, Any], why: str, name: str = ""
 ) -> Feature:
-    return Feature(name or column.name, kind, options, _says(column, why), column.name)
+    why += f", {column.distinct:,} distinct" if column.distinct != 1 else ", one value"
+    if column.missing:
+        why += f", {column.missing / column.rows:.1%} missing"
+    return Feature(name or column.name, kind, options, why, column.name)
 
 
 def _dense(column: Profile) -> Feature:
     whole = column.kind == "int" and not column.floating and column.fits("int32")
     options: dict[str, Any] = {} if whole else {"raw": "float"}
     options |= column.reading
-    if column.least < -2 or column.most <= 1:  # a logarithm would flatten them
+    least, most = column.numbers.min(), column.numbers.max()
+    if least < -2 or most <= 1:  # a logarithm would flatten them
         options["transform"] = "normalize"
-    why = f"numbers from {column.least:g} to {column.most:g}"
-    return _feature(column, "dense", options, why)
+    return _feature(column, "dense", options, f"numbers from {least:g} to {most:g}")
 
 
 def _categorical(column: Profile) -> Feature:
     raw, kind = column.kind, _WORDS.get(column.kind, "texts")
-    if raw == "int" and not column.fits("int"):
-        raw, kind = "string", "integers of more than 53 bits"
     options: dict[str, Any] = {"raw": raw, **column.reading}
-    if raw == "string":
-        options = {key: options[key] for key in ("raw", "nulls", "trim") if key in options}
+    if raw in ("bigint", "string"):
+        kept = {key: value for key, value in column.reading.items() if key in ("nulls", "trim")}
+        options = {"raw": "string", **kept}
     if column.multi_hot:
         options["multi_hot"] = True
         kind = f"lists of {kind}"
-    if column.present >= _ENOUGH_ROWS and not column.multi_hot:
+    elif column.present >= _ENOUGH_ROWS:
         if column.often < 1 / 0.9:
             options["hash_buckets"] = _BUCKETS
             kind += ", most occur only once: hashed"
@@ -294,32 +281,25 @@ def _categorical(column: Profile) -> Feature:
     return _feature(column, "categorical", options, kind)
 
 
-def _says(column: Profile, kind: str) -> str:
-    words = [kind]
-    words.append(f"{column.distinct:,} distinct" if column.distinct != 1 else "one value")
-    if column.missing:
-        words.append(f"{column.missing / column.rows:.1%} missing")
-    return ", ".join(words)
-
-
-def _of_time(column: Profile, sample: SampledFile) -> list[Feature] | str:
+def _derive_times(column: Profile, sample: SampledFile) -> list[Feature] | str:
     """Return hour and weekday of a time; of a date the weekday; of a birth the age."""
     options: dict[str, Any] = {"time_format": column.time_format} if column.time_format else {}
     options |= column.reading
-    times = list(map(column.time, column.counts))
-    first, last = min(times), max(times)
-    why = f"times from {first:%Y-%m-%d} to {last:%Y-%m-%d}"
-    if PERSONAL_DATES.search(column.name):
-        age = {"raw": "float", "derive": "age", "reference": f"{last:%Y-%m-%d}", **options}
+    times = column.numbers
+    first, last = times.min(), times.max()
+    dates = np.array([first, last]).astype("M8[us]").astype("M8[D]")
+    why = f"times from {dates[0]} to {dates[1]}"
+    if is_called(column.name, "birth"):
+        age = {"raw": "float", "derive": "age", "reference": str(dates[1]), **options}
         return [_feature(column, "dense", age, why, f"{column.name}_age")]
-    values = {"hour": {t.hour for t in times}, "weekday": {t.weekday() for t in times}}
-    if max((last - first).days, sample.day_files) < _WEEKDAYS_FROM:
+    values = {"hour": times // _HOUR % 24, "weekday": times // _DAY % 7}
+    if max((last - first) // _DAY, sample.day_files) < _WEEKDAYS_FROM:
         values.pop("weekday")
         why += "; no weekday, because they span less than three weeks"
-    if all((t.hour, t.minute) == (0, 0) for t in times):
+    if not np.any(times % _DAY // _MINUTE):
         values.pop("hour")
     if sample.whole and not sample.days:
-        values = {kind: seen for kind, seen in values.items() if len(seen) > 1}
+        values = {kind: seen for kind, seen in values.items() if np.ptp(seen)}
     names = {kind: f"{column.name}_{kind}" for kind in values} | {column.name: "hour_of_day"}
     return [
         _feature(column, "categorical", {"derive": kind, **options}, why, names[kind])
@@ -329,33 +309,19 @@ def _of_time(column: Profile, sample: SampledFile) -> list[Feature] | str:
 
 def _one_category(able: list[Profile], path: str) -> Feature:
     """Return the column with the fewest values as a category: a spec has at least one."""
-    scalars = [column for column in able if column.kind not in ("empty", "time")]
-    codes = [column for column in scalars if column.kind != "float"]
-    numbers = [column for column in scalars if column.kind == "float" and column.distinct > 1]
+    codes = [column for column in able if column.kind not in ("empty", "time", "float")]
+    numbers = [column for column in able if column.kind == "float" and column.distinct > 1]
     if codes:
         category = _categorical(min(codes, key=lambda column: column.distinct))
         why = f"{category.why}; a spec needs a categorical column"
         return dataclasses.replace(category, why=why)
-    if numbers:
-        return _buckets(numbers[0])
-    raise BadInputError(
-        f"{path}: no column can be categorical", "a spec needs at least one: add a column"
-    )
-
-
-def _buckets(column: Profile) -> Feature:
-    """Return the quarter in which a number is, as a category."""
-    numbers = sorted(column.numbers)
-    quarters = {numbers[len(numbers) * k // 4] for k in (1, 2, 3)}
+    if not numbers:
+        raise BadInputError(
+            f"{path}: no column can be categorical", "a spec needs at least one: add a column"
+        )
+    column = numbers[0]  # the quarter in which its number is
+    values = np.sort(column.numbers)
+    quarters = {float(values[len(values) * k // 4]) for k in (1, 2, 3)}
     options = {**column.reading, "derive": "bucket", "boundaries": sorted(quarters)}
     why = f"the quarter in which {column.name} is; at least one column is a category"
     return Feature(f"{column.name}_bucket", "categorical", options, why, column.name)
-
-
-def _without_clashes(features: list[Feature], labels: list[str]) -> list[Feature]:
-    """Give each column another name, one that a spec can have."""
-    names = unique_names([*labels, *(spec_name(feature.name) for feature in features)])
-    return [
-        dataclasses.replace(feature, name=name)
-        for feature, name in zip(features, names[len(labels) :], strict=True)
-    ]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nvt_torchrec.base.arrays import as_bytes
+from nvt_torchrec.base.arrays import as_bytes, is_list
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.remote import filesystem_of
 from nvt_torchrec.clicklog.readers.days import find_days
@@ -44,7 +45,6 @@ class SampledFile:
         spread: whether they come from all parts of the file.
         input: the keys of ``[input]``, in the order in which they are written.
         positional: whether the spec names columns by position.
-        note: what else should be said.
         malformed: how many of the rows that were read have too many or too few fields.
         days: the directory or glob whose files are days, this one among them; "" if there is none.
         day_files: how many there are.
@@ -56,7 +56,6 @@ class SampledFile:
     spread: bool
     input: dict[str, Any]
     positional: bool = False
-    note: str = ""
     malformed: int = 0
     days: str = ""
     day_files: int = 0
@@ -83,14 +82,20 @@ def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
     head, whole = _head(files[0], head_bytes)
     kinds = INPUT_FORMATS.items()
     known = next((name for name, kind in kinds if kind.load().recognizes(files[0], head)), "")
+    if not known:
+        check_text(head, files[0])
     if not known or INPUT_FORMATS[known].lines:
-        head = head if whole else _whole_lines(files[0], head, head_bytes)
+        end = len(head) if whole else head.rfind(b"\n", 0, head_bytes) + 1
+        if head and not end:
+            what = f"no line ends within the first {head_bytes >> 20} MiB"
+            raise BadInputError(f"{files[0]}: {what}", "give a larger --head_mb")
+        head = head[:end]
         if not head.strip():
             raise BadInputError(f"{files[0]}: empty file", "pass a file with rows")
     if known:
-        sample = _of_format(known, files, head, whole)
+        sample = _sample_format(known, files, head, whole)
     else:
-        sample = _of_text(files[0], head, whole, delimiter)
+        sample = _sample_text(files[0], head, whole, delimiter)
     if len(files) > 1:
         sample = dataclasses.replace(sample, whole=False, spread=False)
     return dataclasses.replace(sample, days=days, day_files=day_files, file=files[0])
@@ -131,19 +136,7 @@ def _head(path: str, head_bytes: int) -> tuple[bytes, bool]:
     return head, True
 
 
-def _whole_lines(path: str, head: bytes, head_bytes: int) -> bytes:
-    cut = head.rfind(b"\n", 0, head_bytes) + 1
-    if not cut:
-        check_text(head, path)
-        raise BadInputError(
-            f"{path}: no line ends within the first {head_bytes >> 20} MiB",
-            "give a larger --head_mb",
-        )
-    return head[:cut]
-
-
-def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile:
-    check_text(head, path)
+def _sample_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile:
     text, encoding = decode(head, path)
     dialect = find_dialect(text, path, delimiter)
     rows = split_rows(text, dialect)
@@ -158,13 +151,11 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile
     different = unique_names(names)
     profiles = [profile(values, name) for name, values in zip(different, columns, strict=True)]
     by_name = header and different == names
-    note = ""
     if header and not by_name:
         dialect = dataclasses.replace(dialect, skip_lines=dialect.skip_lines + 1)
-        note = "The header repeats names, so columns are named by position here."
     keys = _input_keys(dialect, encoding, by_name, whole and head.endswith(_EMPTY_LINE))
     profiles, malformed = _one_separator(profiles, keys), len(rows) - len(even)
-    return SampledFile(profiles, whole and step == 1, whole, keys, not by_name, note, malformed)
+    return SampledFile(profiles, whole and step == 1, whole, keys, not by_name, malformed)
 
 
 def _step(rows: int) -> int:
@@ -222,7 +213,7 @@ def _input_keys(dialect: Dialect, encoding: str, header: bool, empty_end: bool) 
     return keys
 
 
-def _of_format(name: str, files: list[str], head: bytes, whole: bool) -> SampledFile:
+def _sample_format(name: str, files: list[str], head: bytes, whole: bool) -> SampledFile:
     """Return what rows of a format show that names its columns."""
     kind = INPUT_FORMATS[name]
     sample = kind.load().sample(files[0], head, most=HEAD_ROWS, places=_places)
@@ -231,7 +222,7 @@ def _of_format(name: str, files: list[str], head: bytes, whole: bool) -> Sampled
     keys: dict[str, Any] = {"format": name}
     if kind.lines and whole and head.endswith(_EMPTY_LINE):
         keys["skip_empty_lines"] = True
-    profiles = _of_table(sample.table, files, keys)
+    profiles = _profile_table(sample.table, files, keys)
     every = sample.whole and (whole or not kind.lines)
     return SampledFile(profiles, every, sample.spread, keys, malformed=sample.malformed)
 
@@ -245,82 +236,72 @@ def _places(total: int) -> np.ndarray:
     return np.concatenate([head, *(np.arange(end - FURTHER_ROWS, end) for end in ends)])
 
 
-def _of_table(table: pa.Table, files: list[str], keys: dict[str, Any]) -> list[Profile]:
+def _profile_table(table: pa.Table, files: list[str], keys: dict[str, Any]) -> list[Profile]:
     """Return what the rows of a table show; names of directories are columns as well."""
+    while any(pa.types.is_struct(field.type) for field in table.schema):
+        table = table.flatten()
     names = table.schema.names
-    fields = [field for field in table.schema if names.count(field.name) == 1]
-    profiles = [p for field in fields for p in _of_array(table.column(field.name), field)]
+    profiles = [
+        _profile_array(column.combine_chunks(), name)
+        for name, column in zip(names, table.columns, strict=True)
+        if names.count(name) == 1
+    ]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        none = profile([""] * len(table), name)
-        profiles.append(dataclasses.replace(none, unread="several columns have this name"))
+        profiles.append(_leave_unread(name, len(table), "several columns have this name"))
     partitions = [partition_values(path) for path in files]
-    for name in set.intersection(*map(set, partitions)) - set(table.schema.names):
+    for name in set.intersection(*map(set, partitions)) - set(names):
         values = [partitions[i % len(files)][name] or "" for i in range(max(len(table), 1))]
         profiles.append(profile(values, name, lists=False))
     return _one_separator(profiles, keys)
 
 
-def _of_array(array: pa.ChunkedArray | pa.Array, field: pa.Field) -> list[Profile]:
-    """Return the profile of a column of parquet by its type and values, of a struct its fields'."""
-    held = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-    if pa.types.is_struct(held):
-        inner = [item.with_name(f"{field.name}.{item.name}") for item in held]
-        return [
-            each
-            for j, item in enumerate(inner)
-            for each in _of_array(pc.struct_field(array, [j]), item)
-        ]
-    values = array.cast(as_bytes(array.type)).to_pylist()
-    if pa.types.is_list(held) or pa.types.is_large_list(held) or pa.types.is_fixed_size_list(held):
-        return [_of_lists(values, field.name, held)]
-    if pa.types.is_timestamp(held) or pa.types.is_date(held):
-        times = profile([_text(value)[:26] for value in values], field.name, lists=False)
-        return [dataclasses.replace(times, kind="time", time_format="")]
-    if pa.types.is_nested(held) or pa.types.is_temporal(held):
-        none = profile([], field.name)
-        why = f"columns of type {held} are not read"
-        return [dataclasses.replace(none, rows=len(values), unread=why)]
-    numbers = pa.types.is_floating(held) or pa.types.is_decimal(held)
-    is_text = not numbers and not pa.types.is_integer(held) and not pa.types.is_boolean(held)
-    scalars = profile([_text(value) for value in values], field.name, lists=is_text)
-    if is_text and scalars.kind in ("int", "float") and not scalars.multi_hot:
-        scalars = dataclasses.replace(scalars, kind="string")
-    if pa.types.is_boolean(held) and scalars.kind != "empty":
-        scalars = dataclasses.replace(scalars, kind="bool")
-    if numbers and scalars.kind != "empty":
-        exact = pa.types.is_decimal(held) or scalars.fits("int")
-        kind = "int" if scalars.kind == "int" and exact else "float"  # ids where some are missing
-        reading = {key: value for key, value in scalars.reading.items() if key != "lenient"}
-        scalars = dataclasses.replace(scalars, kind=kind, reading=reading, floating=True)
-    return [scalars]
+def _leave_unread(name: str, rows: int, why: str) -> Profile:
+    return Profile(name, "empty", rows, Counter(), unread=why)
 
 
-def _of_lists(values: list[Any], name: str, held: pa.DataType) -> Profile:
+def _profile_array(array: pa.Array, name: str) -> Profile:
+    """Return the profile of a column of a table by its type and values."""
+    types = pa.types
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    held = array.type
+    if is_list(held):
+        return _profile_lists(array, name)
+    is_time = types.is_timestamp(held) or types.is_date(held)
+    if types.is_nested(held) or (types.is_temporal(held) and not is_time):
+        return _leave_unread(name, len(array), f"columns of type {held} are not read")
+    is_fraction = types.is_floating(held) or types.is_decimal(held)
+    is_text = not (is_time or is_fraction or types.is_integer(held) or types.is_boolean(held))
+    if types.is_boolean(held):
+        array = array.cast(pa.uint8())
+    if types.is_floating(held):
+        array = pc.if_else(pc.is_nan(array), None, array)
+    texts = array if is_text else array.cast(pa.string())
+    values = texts.cast(pa.large_binary()).to_pylist()  # Python shows no text that is not UTF-8
+    shown = [value.decode("utf-8", "replace") if value else "" for value in values]
+    column = profile(shown, name, lists=is_text)
+    if types.is_boolean(held) and column.counts:
+        return dataclasses.replace(column, kind="bool")
+    if is_text and column.is_number:
+        return dataclasses.replace(column, kind="string")
+    if is_fraction:  # integers are ids where some are missing
+        reading = {key: value for key, value in column.reading.items() if key != "lenient"}
+        return dataclasses.replace(column, reading=reading, floating=True)
+    return column
+
+
+def _profile_lists(array: pa.Array, name: str) -> Profile:
     """Return the profile of a column of lists."""
-    items = [item for each in values if each for item in each]
-    of_items = profile([_text(item) for item in items], name, lists=False)
-    kind, unread = of_items.kind if of_items.kind in ("int", "hex32") else "string", ""
-    if pa.types.is_nested(held.value_type) or (
-        pa.types.is_floating(held.value_type) and kind != "int"
-    ):
-        unread = f"columns of type {held} are not read"
-    elif None in items:
-        unread = f"its lists hold nulls: leave them out, in SQL filter({name}, x -> x is not null)"
-    return dataclasses.replace(
-        of_items,
-        kind="empty" if unread else kind,
-        rows=len(values),
-        missing=sum(not each for each in values),
-        reading={},
-        multi_hot=True,
-        unread=unread,
-        texts=[str(each) if each else "" for each in values],
-    )
-
-
-def _text(value: Any) -> str:
-    if value is None or value != value:
-        return ""
-    if isinstance(value, bool):
-        return str(int(value))
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    held, items = array.type, pc.list_flatten(array)
+    if pa.types.is_nested(held.value_type):
+        return _leave_unread(name, len(array), f"columns of type {held} are not read")
+    column = _profile_array(items, name)
+    if items.null_count:
+        why = f"its lists hold nulls: leave them out, in SQL filter({name}, x -> x is not null)"
+        return _leave_unread(name, len(array), why)
+    if column.kind == "float" or (column.floating and column.kind != "int"):
+        return _leave_unread(name, len(array), f"columns of type {held} are not read")
+    texts = [str(each) if each else "" for each in array.cast(as_bytes(held)).to_pylist()]
+    rows = profile(texts, name, lists=False)
+    kind = column.kind if column.kind in ("int", "hex32") else "string"
+    return dataclasses.replace(rows, kind=kind, counts=column.counts, reading={}, multi_hot=True)

@@ -16,8 +16,8 @@ _WIDTH = 100
 def to_toml(guess: Guess, sample: SampledFile, path: str) -> str:
     """Return a feature spec as text."""
     lines = _comment(_about(sample, path))
-    if sample.note:
-        lines.append(f"# {sample.note}")
+    if sample.positional and sample.named:
+        lines.append("# The header repeats names, so columns are named by position here.")
     if sample.malformed:
         lines.append(f"# {sample.malformed} more rows are malformed as lines, see --on_bad_rows.")
     keys = dict(sample.input)

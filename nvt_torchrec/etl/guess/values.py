@@ -1,54 +1,48 @@
-"""What the values of a column are: numbers, hexadecimal digits, times, lists or texts."""
+"""What the values of a column are: what the readers of the raw types accept, lists or texts."""
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import functools
+import itertools
+import operator
 import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.base.arrays import strings
+from nvt_torchrec.base.number_text import SYNTAX, ParsedText
+from nvt_torchrec.etl.guess.names import is_called
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.feature_spec.raw_types.base import LARGEST_FLOAT32
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS, ISO
+from nvt_torchrec.formats.feature_spec.read_plan import Read
 
 #: Texts that mean a missing value in any column, and those that do so among numbers only.
 NULLS = ("?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "\\N", "None")
 _NULLS_OF_NUMBERS = ("-", "--", "na", "none", ".", "nil", "unknown", "inf", "-inf")
-#: Of an integer; longer ones are in no range, and Python converts no text of 4,300 digits.
-_MOST_DIGITS = 300
-_INT = re.compile(r"-?\d+")
-_FLOAT = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
-_LENIENT_INT = re.compile(r"[-+]?\d+(\.0+)?")
-_HEX = re.compile("[0-9a-fA-F]{8}")
-_SHORT_HEX = re.compile("[0-9a-fA-F]{1,8}")
-#: 1,234.50 or 1.234,50: a number, and no list of numbers.
-_COMMA_NUMBER = re.compile(r"[-+]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?|[-+]?[\d.]*\d,\d+")
 #: The signs of currencies, and of a percentage, before or behind a number.
 _UNIT = re.compile(r"[-+]?([$€£¥₹₽₩%]) ?[\d.,-]*\d|[-+]?\d[\d.,]* ?([$€£¥₹₽₩%])")
-_GROUPED = re.compile(r"[-+]?(\d+|[1-9]\d{0,2}(,\d{3})+)(\.\d*)?")
+_INT, _LEADING_ZERO = re.compile(r"-?\d+"), re.compile(r"-?0\d+")
 #: An item of a list with spaces between, such as 17 or N55689; 017 may be part of a number.
 _CODE = re.compile(r"-?(0|[1-9]\d*)|[A-Za-z]+\d+")
 #: How programs write booleans, in lower case; 1 and 0 alone are numbers.
 _BOOLEANS = {"true", "false", "1", "0"}
 _SEPARATORS = "|,;^ "
-#: Names of columns whose numbers may be times.
-_TIMES = re.compile(
-    r"(?!.*[\W_]id$)(time|date|day|hour|stamp|birth|dob|(^|_)(ts|at|on|when)$)", re.IGNORECASE
-)
 _DATES = (
     "%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m/%d/%y", "%d/%m/%y",
     "%d.%m.%y", "%d-%b-%Y", "%d %b %Y", "%b %d, %Y", "%m %d, %Y",
 )  # fmt: skip
 _CLOCKS = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S %z", " %I:%M %p", " %I:%M:%S %p")
 _SERVER_LOG = "%d/%b/%Y:%H:%M:%S %z"
-_ISO = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z| UTC|[-+]\d\d(:?\d\d)?)?)?")
 #: Formats of digits only, by how many there are.
 _COMPACT = {8: ["%Y%m%d", "%y%m%d%H"], 10: ["%Y%m%d%H"], 12: ["%Y%m%d%H%M"], 14: ["%Y%m%d%H%M%S"]}
-#: Texts and numbers that are not ISO are taken for times if they lie between these years.
-_YEARS = range(1990, 2038)
+#: Texts and numbers that are not ISO are taken for times from 1990 to 2037; in microseconds.
+_FIRST, _END = np.array(["1990", "2038"], "M8[us]").astype(np.int64)
+#: By so few texts most formats are ruled out.
+_TRIED = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,18 +51,19 @@ class Profile:
 
     Attributes:
         name: in the file; of text without a header the place holder that the spec uses.
-        kind: "empty", "int", "float", "bool", "hex32", "time", "string" or, of lists, their items'
-            kind.
+        kind: "empty", "int", "bigint" (of more than 53 bits), "float", "bool", "hex32", "time",
+            "string" or, of lists, their items' kind.
         rows: how many were seen.
         counts: how often each value was seen, without missing ones and spaces around.
         missing: how many values are missing.
         reading: how values are written, as keys of the spec: nulls, trim, lenient, thousands, unit.
+        numbers: the numbers that the values are, of times microseconds since 1970.
         time_format: of times; "" for parquet's own.
         separator: of lists in text.
         floating: whether the file holds floats, though these are integers.
         multi_hot: whether values are lists.
         unread: why the column cannot be read; "" if it can.
-        texts: the value of each row as it is written, of parquet its text, "" where missing.
+        codes: int [rows], the number of each row's value, of lists of its text; -1 where missing.
     """
 
     name: str
@@ -77,17 +72,13 @@ class Profile:
     counts: Counter[str]
     missing: int = 0
     reading: dict[str, Any] = dataclasses.field(default_factory=dict)
+    numbers: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
     time_format: str = ""
     separator: str = ""
     floating: bool = False
     multi_hot: bool = False
     unread: str = ""
-    texts: Sequence[str] = ()
-
-    @property
-    def plain_name(self) -> str:
-        """The name without what RecBole's files add: ``rating`` of ``rating:float``."""
-        return re.sub(r":(token|float)(_seq)?$", "", self.name)
+    codes: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def distinct(self) -> int:
@@ -104,40 +95,19 @@ class Profile:
         """How often a value is there, on average."""
         return self.present / max(self.distinct, 1)
 
-    @functools.cached_property
-    def numbers(self) -> list[float]:
-        """The distinct numbers in the order of the rows."""
-        return list(map(self.number, self.counts))
-
     @property
-    def least(self) -> float:
-        """The smallest number."""
-        return min(self.numbers)
+    def is_number(self) -> bool:
+        """Whether values are numbers that a dense column can have."""
+        return self.kind in ("int", "float") and not self.multi_hot
 
-    @property
-    def most(self) -> float:
-        """The largest number."""
-        return max(self.numbers)
-
-    def number(self, text: str) -> float:
-        """Return the number that a text is."""
-        text = _bare(text, self.reading)
-        is_int = _INT.fullmatch(text) and len(text) <= _MOST_DIGITS
-        return int(text) if is_int else float(text)
-
-    def of_rows(self) -> list[str | None]:
-        """Return the value of each row without spaces around, None where it is missing."""
-        nulls = {"", *self.reading.get("nulls", ())}
-        stripped = (text.strip(" \t") for text in self.texts)
-        return [None if text in nulls else text for text in stripped]
+    def sorted_numbers(self) -> np.ndarray:
+        """Return the numbers of the rows, sorted."""
+        return np.sort(np.repeat(self.numbers, list(self.counts.values())))
 
     def fits(self, raw: str) -> bool:
         """Whether all numbers are within the limits of a raw type."""
-        return RAW_TYPES[raw].contains(self.least) and RAW_TYPES[raw].contains(self.most)
-
-    def time(self, text: str) -> datetime.datetime:
-        """Return the time that a text is."""
-        return to_time(text, self.time_format)
+        kind = RAW_TYPES[raw]
+        return kind.contains(self.numbers.min()) and kind.contains(self.numbers.max())
 
 
 def profile(values: Sequence[str], name: str, *, lists: bool = True) -> Profile:
@@ -148,49 +118,112 @@ def profile(values: Sequence[str], name: str, *, lists: bool = True) -> Profile:
         name: of the column; "" if it has none.
         lists: whether a text may be a list of values.
     """
-    raw = Counter(values)
-    counts: Counter[str] = Counter()
-    for value, often in raw.items():
-        counts[value.strip(" \t")] += often
-    counts.pop("", None)
+    stripped = [value.strip(" \t") for value in values]
+    counts = Counter(stripped)
     nulls = _null_texts(counts)
     reading: dict[str, Any] = {"nulls": nulls} if nulls else {}
-    if any(value != value.strip(" \t") for value in raw):
+    if any(map(operator.ne, stripped, values)):
         reading["trim"] = True
-    counts = Counter({text: often for text, often in counts.items() if text not in nulls})
-    missing = len(values) - sum(counts.values())
-    texts = Profile(name, "empty", len(values), counts, missing, reading, texts=values)
+    missing = sum(counts.pop(text, 0) for text in ("", *nulls))
+    places = {text: place for place, text in enumerate(counts)}
+    codes = np.array([places.get(text, -1) for text in stripped], np.int64)
+    column = Profile(name, "empty", len(values), counts, missing, reading, codes=codes)
     if not counts:
-        return texts
+        return column
     format = time_format(list(counts), name)
     if format is not None:
-        return dataclasses.replace(texts, kind="time", time_format=format)
-    numbers = _as_numbers(texts) or _as_hex(texts)
-    if numbers:
+        times = _parse(list(counts), "time", time_format=format).values
+        return dataclasses.replace(column, kind="time", time_format=format, numbers=times)
+    if numbers := _find_numbers(column) or _find_hashes(column):
         return numbers
     if {text.lower() for text in counts} <= _BOOLEANS:
-        return dataclasses.replace(texts, kind="bool")
+        return dataclasses.replace(column, kind="bool")
+    commas = any("," in text for text in counts)
+    if commas and _reads(
+        list(counts), "float", **_unit(counts), decimal=",", thousands=".", lenient=True
+    ):
+        why = 'numbers with a decimal comma: decimal = "," in [input] and thousands = "." read them'
+        return dataclasses.replace(column, unread=why)
     separator = _list_separator(counts) if lists else ""
-    return _as_lists(texts, separator) if separator else dataclasses.replace(texts, kind="string")
+    return (
+        _split_lists(column, separator) if separator else dataclasses.replace(column, kind="string")
+    )
 
 
-def _as_lists(texts: Profile, separator: str) -> Profile:
+def _parse(texts: Sequence[str], raw: str, **keys: Any) -> ParsedText:
+    """Return what the reader of a raw type makes of some texts."""
+    array = strings(texts).view(pa.binary())
+    return RAW_TYPES[raw].from_text(array, np.zeros(len(texts), bool), Read("", raw, **keys))
+
+
+def _reads(texts: Sequence[str], raw: str, **keys: Any) -> bool:
+    """Whether all texts are of a raw type."""
+    return not _parse(texts, raw, **keys).code.any()
+
+
+def _null_texts(counts: Counter[str]) -> list[str]:
+    """Return the texts among the values that mean a missing value."""
+    nulls = {text for text in NULLS if text in counts}
+    signs = {text for text in _NULLS_OF_NUMBERS if text in counts}
+    others = [text for text in counts if text not in nulls | signs]
+    if signs and others and _reads(others, "float", lenient=True):
+        nulls |= signs
+    return sorted(nulls)
+
+
+def _unit(texts: Sequence[str] | Counter[str]) -> dict[str, str]:
+    """Return the unit of numbers as a key of the spec; {} without one."""
+    unit = next(filter(None, map(_UNIT.fullmatch, texts)), None)
+    return {"unit": unit[1] or unit[2]} if unit else {}
+
+
+def _find_numbers(column: Profile) -> Profile | None:
+    """Return the profile of a column of numbers, or None."""
+    texts = list(column.counts)
+    keys: dict[str, Any] = _unit(texts)
+    if any("," in text for text in texts):
+        keys["thousands"] = ","
+    for kind, lenient in itertools.product(("int", "float"), ({}, {"lenient": True})):
+        parsed = _parse(texts, kind, **keys, **lenient)
+        if parsed.code.any():
+            if kind == "float" or lenient or (parsed.code == SYNTAX).any():
+                continue
+            kind = "bigint"
+        if kind != "float" and any(map(_LEADING_ZERO.fullmatch, texts)):
+            return None  # 00501 is not 501
+        reading = column.reading | keys | lenient
+        return dataclasses.replace(column, kind=kind, reading=reading, numbers=parsed.values)
+    return None
+
+
+def _find_hashes(column: Profile) -> Profile | None:
+    """Return the profile of a column of hashes with up to 8 hexadecimal digits, or None."""
+    texts = list(column.counts)
+    eight = sum(len(text) == 8 for text in texts)
+    if eight < 0.9 * len(texts) or not _reads(texts, "hex32"):
+        return None
+    if "".join(texts).isdigit() and len(texts) > min(eight, 4):
+        return None  # hashes of digits only are rare: 00501234
+    return dataclasses.replace(column, kind="hex32")
+
+
+def _split_lists(column: Profile, separator: str) -> Profile:
     items: Counter[str] = Counter()
-    reading = texts.reading
-    for text, often in texts.counts.items():
+    reading = dict(column.reading)
+    for text, often in column.counts.items():
         for item in items_of(text, separator):
             items[item.strip()] += often
             if item != item.strip():
-                reading = {**reading, "trim": True}
-    changes: dict[str, Any] = {"reading": reading, "separator": separator, "multi_hot": True}
-    lists = dataclasses.replace(texts, kind="string", counts=items, **changes)
-    numbers = _as_numbers(lists) or _as_hex(lists)
+                reading["trim"] = True
+    lists = dataclasses.replace(column, counts=items, reading=reading)
+    numbers = _find_numbers(lists) or _find_hashes(lists)
+    kind, unread = "string", ""
     if numbers and numbers.kind != "float" and numbers.reading == reading:
-        return dataclasses.replace(lists, kind=numbers.kind)
-    if any(map(_in_brackets, texts.counts)):
-        why = f"lists of texts in brackets: write them without, with {separator} between"
-        return dataclasses.replace(lists, kind="empty", unread=why)
-    return lists
+        kind = numbers.kind
+    elif any(map(_in_brackets, column.counts)):
+        unread = f"lists of texts in brackets: write them without, with {separator} between"
+        kind = "empty"
+    return dataclasses.replace(lists, kind=kind, unread=unread, separator=separator, multi_hot=True)
 
 
 def _in_brackets(text: str) -> bool:
@@ -203,74 +236,23 @@ def items_of(text: str, separator: str) -> list[str]:
     return text.removesuffix(separator).split(separator) if text.strip() else []
 
 
-def _null_texts(counts: Counter[str]) -> list[str]:
-    """Return the texts among the values that mean a missing value."""
-    codes = sum(bool(re.fullmatch("[A-Z]{2}", text)) for text in counts) > len(counts) / 2
-    nulls = {text for text in NULLS if text in counts and not (text == "NA" and codes)}
-    others = [text for text in counts if text not in nulls and text not in _NULLS_OF_NUMBERS]
-    if others and all(_LENIENT_INT.fullmatch(text) or _FLOAT.fullmatch(text) for text in others):
-        nulls |= {text for text in _NULLS_OF_NUMBERS if text in counts}
-    return sorted(nulls)
-
-
-def _as_numbers(of: Profile) -> Profile | None:
-    """Return the profile of a column of numbers, or None."""
-    texts, reading = list(of.counts), dict(of.reading)
-    if unit := next(filter(None, map(_UNIT.fullmatch, texts)), None):
-        reading["unit"] = unit[1] or unit[2]
-        texts = [_bare(text, reading) for text in texts]
-    if any("," in text for text in texts) and all(map(_GROUPED.fullmatch, texts)):
-        reading["thousands"] = ","
-        texts = [text.replace(",", "") for text in texts]
-    of = dataclasses.replace(of, reading=reading)
-    if all(map(_INT.fullmatch, texts)) and any(re.fullmatch(r"-?0\d+", text) for text in texts):
-        return None  # 00501 is not 501
-    whole = all(map(_LENIENT_INT.fullmatch, texts))
-    if not whole and not all(_FLOAT.fullmatch(text.removeprefix("+")) for text in texts):
-        return None
-    if max(map(abs, of.numbers)) > LARGEST_FLOAT32:
-        return None
-    if not all(map((_INT if whole else _FLOAT).fullmatch, texts)):
-        reading["lenient"] = True
-    return dataclasses.replace(of, kind="int" if whole else "float", reading=reading)
-
-
-def _bare(text: str, reading: dict[str, Any]) -> str:
-    """Return the text of a number without its unit, and without commas between its digits."""
-    for key in ("unit", "thousands"):
-        text = text.replace(reading.get(key, ""), "").strip()
-    return text
-
-
-def _as_hex(of: Profile) -> Profile | None:
-    """Return the profile of a column of hashes with up to 8 hexadecimal digits, or None."""
-    eight = sum(bool(_HEX.fullmatch(text)) for text in of.counts)
-    letters = any(not text.isdigit() for text in of.counts)
-    if not all(_SHORT_HEX.fullmatch(text) for text in of.counts) or eight < 0.9 * of.distinct:
-        return None
-    if not letters and of.distinct > min(eight, 4):  # hashes of digits only are rare: 00501234
-        return None
-    return dataclasses.replace(of, kind="hex32")
-
-
 def _list_separator(counts: Counter[str]) -> str:
     """Return the character between the items of lists; "" where texts are no lists.
 
     Texts are lists if there are several in a tenth of them, no item is empty, and all items are
     integers, or fewer than the texts, because they come back in other lists.
     """
-    numbers_alone = all(map(_COMMA_NUMBER.fullmatch, counts))
-    for separator in _SEPARATORS.replace(",", "" if numbers_alone else ","):
+    for separator in _SEPARATORS:
         lists = [items_of(text, separator) for text in counts]
         if sum(len(each) > 1 for each in lists) < max(2, 0.1 * len(counts)):
             continue
         items = {item for each in lists for item in each}
         bare = {item.strip() for item in items}
-        numbers = all(_INT.fullmatch(item) for item in bare)
         if separator == " ":  # also within a text
             known = all(map(_CODE.fullmatch, bare))
         else:
-            known = numbers or (bare == items and len(items) < len(counts))
+            integers = all(map(_INT.fullmatch, bare))
+            known = integers or (bare == items and len(items) < len(counts))
         if known and all(bare):
             return separator
     return ""
@@ -283,44 +265,26 @@ def time_format(texts: list[str], name: str) -> str | None:
         texts: the column's values that are not missing, each once, at least one.
         name: the column's name: digits are taken for a time if it suggests this or is "".
     """
-    if all(map(_ISO.fullmatch, texts)):
-        return ISO if _times(texts, ISO, range(1, 10_000)) else None
+    if _reads(texts, "time", time_format=ISO):
+        return ISO
+    if not re.search(r"\d.*\d.*\d", texts[0]):
+        return None
     digits = all(text.isascii() and text.isdigit() for text in texts)
-    if digits and name and not _TIMES.search(name):
+    if digits and name and not is_called(name, "time"):
         return None
     formats = [_SERVER_LOG, *(date + clock for date in _DATES for clock in _CLOCKS)]
     if digits:
         widths = {len(text) for text in texts}
         formats = [*(_COMPACT.get(widths.pop(), []) if len(widths) == 1 else []), *EPOCHS]
-    read = {format: times for format in formats if (times := _times(texts, format))}
+    spans = {}
+    for format in formats:
+        for some in (texts[:_TRIED], texts):
+            times = _parse(some, "time", time_format=format)
+            if times.code.any() or not ((times.values >= _FIRST) & (times.values < _END)).all():
+                break
+        else:
+            spans[format] = np.ptp(times.values)
     if digits:
-        return next(iter(read), None)
+        return next(iter(spans), None)
     # 01/03, 02/03, … may be days of March or of different months: the rows of a log are near
-    return min(read, key=lambda format: max(read[format]) - min(read[format]), default=None)
-
-
-def _times(
-    texts: list[str], time_format: str, years: range = _YEARS
-) -> list[datetime.datetime] | None:
-    """Return times; None if some text is none, or lies in another year."""
-    times = []
-    try:
-        for text in texts:
-            times.append(to_time(text, time_format))
-            if times[-1].year not in years:
-                return None
-    except (ValueError, OverflowError):
-        return None
-    return times
-
-
-def to_time(text: str, time_format: str) -> datetime.datetime:
-    """Return a time, UTC. Raises ValueError."""
-    if time_format in EPOCHS:
-        since = datetime.timedelta(microseconds=int(text) * EPOCHS[time_format])
-        return datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + since
-    if time_format == ISO:
-        time = datetime.datetime.fromisoformat(text.removesuffix(" UTC"))
-    else:
-        time = datetime.datetime.strptime(text, time_format)
-    return time if time.tzinfo else time.replace(tzinfo=datetime.UTC)
+    return min(spans, key=lambda format: spans[format], default=None)
