@@ -31,25 +31,28 @@ if _PROFILE == "same":
     assert hasattr(providers, "_get_local_constants")  # hypothesis has no setting for it
     providers._get_local_constants = lambda: providers._local_constants  # none are ever added
 
-#: Files of few tests that take a minute each come first: at the end, one process would run them
-#: while the other has nothing to do.
+#: Files that take half a minute of CPU or more come first, the longest before the others: at the
+#: end, one process would run them while the other has nothing to do.
 _LONG = (
-    "tests/test_simulator.py",
     "tests/test_daily_docs.py",
-    "tests/etl/test_extend_killed.py",
+    "tests/test_simulator.py",
+    "tests/test_examples.py",
+    "tests/test_mornings.py",
+    "tests/test_runbook.py",
     "tests/etl/test_dask.py",
-    "tests/training/test_flags.py",
+    "tests/etl/test_extend_killed.py",
+    "tests/training/test_plans.py",
+    "tests/etl/test_resume.py",
     "tests/training/test_preemption.py",
     "tests/training/test_resume.py",
     "tests/lookalikes/test_recipes.py",
-    "tests/nvt_loader/test_processes.py",
-    "tests/etl/test_resume.py",
 )
+_TURNS = {name: turn for turn, name in enumerate(_LONG)}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put long files first. The order of the others, and that within a file, stays."""
-    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in _LONG)
+    items.sort(key=lambda item: _TURNS.get(item.nodeid.partition("::")[0], len(_TURNS)))
 
 
 @pytest.fixture(autouse=True)

@@ -1,31 +1,47 @@
-"""A process for each rank, forked from one that has imported the trainer.
+"""The ranks of a job, in the environment that torchrun gives them.
 
-Starting them by torchrun takes eight seconds of CPU; what torchrun does has tests of its own.
+Starting them by torchrun takes longer than what they do; what torchrun does has tests of its own.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable
-
-from torch.multiprocessing import start_processes
+from pathlib import Path
 
 from tests.shell import free_port
+from tests.warm import warm_python
 
 
 def run_ranks(ranks: int, function: Callable, *arguments: object) -> None:
-    """Call a function of a module as each rank, in the environment that torchrun gives.
+    """Call a function of a module as each rank; a rank that fails ends the others."""
+    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
+    with tempfile.TemporaryDirectory() as directory:
+        call, errors = Path(directory, "call"), Path(directory, "errors")
+        call.write_bytes(pickle.dumps((function, arguments)))
+        with open(errors, "w") as stderr:
+            command = [warm_python(), "-m", "tests.ranks", str(call)]
+            jobs = [
+                subprocess.Popen(
+                    command,
+                    env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stderr=stderr,
+                )
+                for rank in range(ranks)
+            ]
+        while None in (statuses := [job.poll() for job in jobs]) and not any(statuses):
+            time.sleep(0.02)
+        for job in jobs:
+            job.kill()
+            job.wait()
+        assert not any(statuses), errors.read_text()
 
-    A rank that fails ends the others, and its error is raised with its traceback.
-    """
-    multiprocessing.set_forkserver_preload(["nvt_torchrec.training.loop.train"])
-    start_processes(
-        _run, (ranks, free_port(), function, arguments), ranks, start_method="forkserver"
-    )
 
-
-def _run(rank: int, ranks: int, port: str, function: Callable, arguments: tuple) -> None:
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="localhost")
+if __name__ == "__main__":
+    function, arguments = pickle.loads(Path(sys.argv[1]).read_bytes())
     function(*arguments)

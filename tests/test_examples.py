@@ -153,7 +153,7 @@ def test_two_labels_share_experts(tmp_path: Path) -> None:
         "nvt-etl guess clicks.parquet --output spec.toml\n"
         "nvt-etl run --spec spec.toml --input_path clicks.parquet --output_path OUT\n"
         "nvt-train --binary_path OUT/criteo_binary/split --label clicked,bought"
-        " --model examples.mmoe:build --log_path LOG",
+        " --model examples.mmoe:build --log_path LOG --no-boosted_trees",
     )
     last = [e for e in read_events(tmp_path / "LOG" / "metrics.jsonl") if e.get("split") == "test"]
     areas = {(event["label"], event.get("name")): event["auroc"] for event in last}

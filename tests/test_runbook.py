@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(1800)
 BEGIN = """
 set -e
 export MODEL="--binary_path OUT/criteo_binary/split/ --batch_size 256 --adagrad --embedding_dim 8 \
-    --epochs 1 --dense_arch_layer_sizes 8 --over_arch_layer_sizes 8,1"
+    --epochs 1 --dense_arch_layer_sizes 8 --over_arch_layer_sizes 8,1 --no-boosted_trees"
 export CONTINUE="$MODEL --days new --learning_rate 0.01 --dense_learning_rate 0.001"
 if [ ! -e RAW ]; then
     nvt-etl synthesize --output_path RAW --days 15 --rows_per_day 4000

@@ -28,7 +28,7 @@ from tests.logs import pack
 WORKERS = 2
 ROWS = {0: 40, 1: 25, 2: 60}
 BLOCK_BYTES = 800  # several blocks in a file
-SPLITS = (SHARES_OF_TIME, SPLITS_OF_ROWS["share"], SPLITS_OF_ROWS["column"], BY_DAYS)
+SPLITS = (SHARES_OF_TIME, SPLITS_OF_ROWS["share"], BY_DAYS)
 
 
 def stage_of(output: Path) -> str:

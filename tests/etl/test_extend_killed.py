@@ -15,4 +15,4 @@ def test_killed_at_any_moment(tmp_path: Path, by: str, stride: int, kills: int) 
     assert {"generation 0", "switch", "generation 1"} <= seen["kills"].keys()
     assert seen["kills"]["switch"] > 4  # threads decide at how many calls it is under way
     assert sum(seen["kills"].values()) > kills
-    assert seen["undone"] > 10
+    assert by == "share" or seen["undone"] > 10

@@ -49,7 +49,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     assert {by: found["wrong"] for by, found in seen.items()} == {by: [] for by in seen}
     assert max(found["redone"] for found in seen.values()) <= 3 * 2  # workers
     assert {"times", "cut", "fit", "transform", "describe"} <= seen["time"]["kills"].keys()
-    for by in ("share", "column", "days"):
+    for by in ("share", "days"):
         assert {"fit", "transform", "describe"} <= seen[by]["kills"].keys()
 
 

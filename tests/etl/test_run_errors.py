@@ -11,7 +11,6 @@ from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
 from nvt_torchrec.etl.engines.cluster import WorkerLostError, readable_errors
 from nvt_torchrec.etl.finish.accounting import move_parts
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.workflows.description import inspect
 from tests.etl.runs import etl_run, settings
 from tests.logs import ROWS, write_log
 
@@ -98,12 +97,6 @@ def test_bad_input_is_found_before_anything_is_written(tmp_path: Path, capsys) -
     (tmp_path / "raw" / "day_1").touch()
     assert etl_run(*paths) == 2
     assert "day_1: empty file" in capsys.readouterr().err
-
-
-def test_a_policy_by_name(raw: Path, tmp_path: Path) -> None:
-    assert etl_run(raw, tmp_path / "out", "--engine", "cpu", "--policy", "nvidia-3") == 0
-    spec = inspect(tmp_path / "out" / "workflow").spec
-    assert {column.freq_threshold for column in spec.categorical} == {3}
 
 
 def test_an_input_that_changes_during_the_run(tmp_path: Path, monkeypatch) -> None:

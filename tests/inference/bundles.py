@@ -25,8 +25,9 @@ from nvt_torchrec.models.head import build_head
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary
 from nvt_torchrec.workflows.writer import Descent, Fitted, write_workflow
-from tests.shell import python
+from tests.shell import ROOT
 from tests.training.shapes import dlrm
+from tests.warm import warm_python
 
 SPEC = FeatureSpec(
     "label",
@@ -149,8 +150,8 @@ sys.exit(main(sys.argv[2:]))
 
 def with_full_disk(size: int, *command: object) -> subprocess.CompletedProcess[str]:
     """Run a command of ``python -m inference`` that can write so many bytes to a file."""
-    # -B: Python would cache modules cut short, too
-    return python("-B", "-c", _FULL, size, *command)
+    command = (warm_python(), "-c", _FULL, str(size), *map(str, command))
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def publish(bundle: Path, to: Path, **flags: Any) -> steps.Published:

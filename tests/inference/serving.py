@@ -7,7 +7,6 @@ import http.client
 import json
 import re
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tests.shell import ROOT
+from tests.warm import process_of, warm_python
 
 JSON = {"Content-Type": "application/json"}
 
@@ -63,6 +63,7 @@ class Server:
 
     def __init__(self, process: subprocess.Popen, port: int, stderr: Path) -> None:
         self.process, self.port, self.stderr = process, port, stderr
+        self.pid = process_of(process.pid)
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=100)
@@ -103,7 +104,7 @@ class Server:
 
     def memory(self, kind: str) -> float:
         """MiB of its process: resident now ("VmRSS"), or at most so far ("VmHWM")."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
+        status = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii")
         return int(status.partition(f"{kind}:")[2].split()[0]) / 1024
 
     def ended(self) -> int:
@@ -111,12 +112,12 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(directory: Path, *flags: str, python: tuple[str, ...] = ()) -> Iterator[Server]:
+def serving(directory: Path, *flags: str) -> Iterator[Server]:
     """A server on a free port; its stderr goes to a file in ``directory``."""
     stderr = directory / "stderr"
     with open(stderr, "wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, *python, "-m", "inference", "serve", "--port", "0", *flags],
+            [warm_python(), "-m", "inference", "serve", "--port", "0", *flags],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -115,7 +115,7 @@ def test_a_hundred_switches_under_load(two: Bundles, tmp_path: Path) -> None:
     names = list(two.paths)
     served.symlink_to(two.paths[names[0]])
     with serving(tmp_path, "--bundle", str(served), *PATIENT) as server:
-        pid = server.process.pid
+        pid = server.pid
         watch, before, seen = Watch(pid), (0, 0), []
         watch.start()
         with asking_for(two, server, seen) as wrong:
@@ -201,7 +201,7 @@ def test_what_cannot_be_served_is_logged_and_counted(two: Bundles, tmp_path: Pat
         before = failures()
         server.process.send_signal(signal.SIGHUP)  # tries it again
         until(lambda: failures() > before)
-        assert len(_tables(server.process.pid)) == 1
+        assert len(_tables(server.pid)) == 1
         assert _reloads(server) == 0
         _switch(served, first)  # the same as before: nothing to do
         _switch(served, second)

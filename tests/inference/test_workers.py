@@ -16,7 +16,7 @@ from tests.inference.serving import Server, serving, until
 
 def _workers(server: Server) -> set[int]:
     """Its processes that have the bundle mapped."""
-    pid = server.process.pid
+    pid = server.pid
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
     return {int(child) for child in children if "table.npy" in _maps(int(child))}
 
@@ -34,7 +34,7 @@ def test_workers_share_and_are_replaced(small_bundle: Path, tmp_path: Path) -> N
     with serving(tmp_path, *flags) as server:
         first = _workers(server)
         assert len(first) == 2
-        assert server.process.pid not in first
+        assert server.pid not in first
         for _ in range(20):
             assert len(server.predict(rows=rows)) == 3
         for pid in first:  # none of the table's pages is its own
@@ -53,7 +53,7 @@ def test_workers_share_and_are_replaced(small_bundle: Path, tmp_path: Path) -> N
         assert len(server.predict(rows=rows)) == 3
 
         left = _workers(server)
-        server.process.kill()  # its workers end by themselves
+        os.kill(server.pid, signal.SIGKILL)  # its workers end by themselves
         until(lambda: not any(_maps(pid) for pid in left))
 
 

@@ -25,6 +25,7 @@ from nvt_torchrec.training.loop.train import TrainResult, train
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.train_model import ModelWithTables, build_model
 from tests.ranks import run_ranks
+from tests.warm import warm_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,14 +77,14 @@ def torchrun(
 ) -> subprocess.CompletedProcess[str]:
     """Run a script of the repository with its flags by torchrun."""
     script, *flags = command
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", *launcher]
+    run = [warm_python(), "-m", "torch.distributed.run", "--standalone", *launcher]
     run += [f"--nproc-per-node={ranks}", str(ROOT / script), *flags]
     return run_command(run, timeout=timeout)
 
 
 def train_script(*flags: str) -> list[str]:
     """The command that trains a small model in a process of its own."""
-    return [sys.executable, str(ROOT / "train_torchrec.py"), *MODEL, *flags]
+    return [warm_python(), str(ROOT / "train_torchrec.py"), *MODEL, *flags]
 
 
 def two_machines(
@@ -93,7 +94,7 @@ def two_machines(
     script, *flags = command
     with socket.create_server(("localhost", 0)) as free:
         port = free.getsockname()[1]
-    run = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    run = [warm_python(), "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
     run += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=test", *launcher]
     run += [str(ROOT / script), *flags]
     with ThreadPoolExecutor(2) as threads:
@@ -112,13 +113,13 @@ def passed(result: subprocess.CompletedProcess[str]) -> subprocess.CompletedProc
 
 
 def environment() -> dict[str, str]:
-    """Of a process that imports this repository, with this Python's programs."""
+    """Of a process that imports this repository; torchrun starts its ranks by PYTHON_EXEC."""
     first = {"PATH": Path(sys.executable).parent, "PYTHONPATH": ROOT}
     paths = {
         name: os.pathsep.join([str(folder), *filter(None, [os.environ.get(name)])])
         for name, folder in first.items()
     }
-    return {**os.environ, **paths}
+    return {**os.environ, **paths, "PYTHON_EXEC": warm_python()}
 
 
 def run_command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -45,4 +46,5 @@ def _check(path: Path, result: subprocess.CompletedProcess[str], message: str) -
     assert not (path / "c").exists()
     pids = [file.read_text().split()[0] for file in (path / "places").iterdir()]
     assert len(pids) == 2
-    assert not any(Path("/proc", pid).exists() for pid in pids), "no rank is left behind"
+    while any(Path("/proc", pid).exists() for pid in pids):
+        time.sleep(0.01)  # no rank is left behind: one that has ended may still be listed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from tests.training.runs import (
     train_here,
     train_many,
 )
+from tests.warm import warm_python
 
 NEVER = "--checkpoint_freq=1000"
 SCRIPT = str(ROOT / "tests" / "training" / "disturbed.py")
@@ -109,7 +109,7 @@ class Job:
 
     def __init__(self, path: Path, *flags: str, launcher: tuple[str, ...] = ()) -> None:
         self.places = path / "places"
-        run = [sys.executable, "-m", "torch.distributed.run", "--standalone", *launcher]
+        run = [warm_python(), "-m", "torch.distributed.run", "--standalone", *launcher]
         run += ["--nproc-per-node=2"]
         self.process = subprocess.Popen(
             [*run, SCRIPT, "slow", "0", str(self.places), *MODEL, *flags],

@@ -13,28 +13,6 @@ from nvt_torchrec.training.settings.train_settings import TrainSettings, fill_si
 from nvt_torchrec.training.sharding.model_config import model_config
 from tests.training.runs import ROOT, run_command
 
-EXAMPLE = """
---num_embeddings_per_feature 40000000,39060,17295,7424,20265,3,7122,1543,63,40000000,3067956,405282,
-10,2209,11938,155,4,976,14,40000000,40000000,40000000,590152,12973,108,36
---over_arch_layer_sizes 1024,1024,512,256,1 --dense_arch_layer_sizes 512,256,128
---embedding_dim 128 --binary_path /data/split/ --learning_rate 1.0
---validation_freq_within_epoch 1000000 --throughput_check_freq_within_epoch 1000000
---batch_size 256
-"""
-
-
-def test_command_line_of_the_example_is_understood():
-    settings = parse_settings(shlex.split(EXAMPLE.replace(",\n", ",")))
-    assert settings.num_embeddings_per_feature[:2] == (40000000, 39060)
-    assert len(settings.num_embeddings_per_feature) == 26
-    assert settings.over_arch_layer_sizes == (1024, 1024, 512, 256, 1)
-    assert settings.dense_arch_layer_sizes == (512, 256, 128)
-    assert (settings.embedding_dim, settings.batch_size) == (128, 256)
-    assert settings.binary_path == "/data/split/"
-    assert settings.learning_rate == 1.0
-    assert settings.validation_freq_within_epoch == 1000000
-    assert not settings.adagrad
-
 
 def test_defaults_are_those_of_the_example_but_for_rates_and_sizes():
     settings = parse_settings([])

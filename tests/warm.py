@@ -1,0 +1,184 @@
+"""Processes that need not import: forks of one that has imported the trainer, the ETL and serving.
+
+A test that starts a command spends most of its CPU on imports: five seconds for ``nvt-train``. Here
+programs of the same names stand first in a script's PATH. Each sends its arguments, directory,
+environment, limits and standard files to a server, which forks; the fork runs the same module, in
+a process group of its own. Signals are passed on, and the program ends as the fork does: with its
+status or by its signal. The fork of a program that is killed is killed, too.
+
+``python -m tests.warm SOCKET`` is the server, which ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import resource
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+#: Program → what it runs.
+PROGRAMS = {
+    "nvt-etl": ["console", "nvt_torchrec.etl"],
+    "nvt-infer": ["console", "nvt_torchrec.inference"],
+    "nvt-train": ["console", "nvt_torchrec.train_torchrec"],
+    "nvt-workflows": ["console", "nvt_torchrec.workflows"],
+    "warm-python": [],
+}
+_IMPORTED = (
+    "nvt_torchrec.training.loop.train",
+    "nvt_torchrec.etl.run",
+    "nvt_torchrec.inference.publish.steps",
+    "nvt_torchrec.inference.server.app",
+    "torch.distributed.run",
+)
+_CLIENT = """#!{python} -IS
+import json, os, resource, signal, socket, sys
+
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+for number in signal.SIGHUP, signal.SIGINT, signal.SIGTERM:
+    signal.signal(number, lambda number, frame: server.send(bytes([number])))
+limits = [resource.getrlimit(kind) for kind in {limits}]
+arguments = {program} + sys.argv[1:]
+while arguments[0] in ("-B", "-u"):  # the server prints unbuffered, and has what it needs
+    del arguments[0]
+request = json.dumps([arguments, os.getcwd(), dict(os.environ), limits]).encode()
+socket.send_fds(server, [len(request).to_bytes(4, "big")], [0, 1, 2])
+server.sendall(request)
+with open("/proc/self/comm", "w") as name:
+    name.write(str(int.from_bytes(server.recv(4), "big")))
+status = int.from_bytes(server.recv(4) or b"\\t", "big")
+if os.WIFSIGNALED(status):
+    for number in signal.SIGHUP, signal.SIGINT, signal.SIGTERM:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), os.WTERMSIG(status))
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+_LIMITS = (resource.RLIMIT_FSIZE, resource.RLIMIT_AS)
+
+
+@functools.cache
+def programs() -> str:
+    """Start the server; return the directory of the programs."""
+    directory = Path(tempfile.mkdtemp(prefix="warm-"))
+    address = str(directory / "socket")
+    for name, program in PROGRAMS.items():
+        text = _CLIENT.format(
+            python=sys.executable, address=address, limits=_LIMITS, program=program
+        )
+        (directory / name).write_text(text)
+        (directory / name).chmod(0o755)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.warm", address],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"},
+    )
+    assert server.stdout is not None
+    assert server.stdout.read(1) == b"+"  # it listens
+    _servers.append(server)
+    return str(directory)
+
+
+def warm_python() -> str:
+    """Return the program that takes the interpreter's arguments."""
+    return str(Path(programs(), "warm-python"))
+
+
+def process_of(program: int) -> int:
+    """Return the process that works for a program, by the program's process."""
+    return int(Path(f"/proc/{program}/comm").read_text(encoding="ascii"))
+
+
+_servers: list[subprocess.Popen] = []  # their standard inputs stay open
+
+
+def _serve(address: str) -> list[str]:
+    """Fork for each request; return, in a fork, what it shall run."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        for module in _IMPORTED:
+            importlib.import_module(module)
+        gc.freeze()
+        os.write(1, b"+")
+        while True:
+            ready, _, _ = select.select([listener, 0], [], [])
+            if 0 in ready:
+                os._exit(0)
+            connection, _ = listener.accept()
+            if not os.fork():
+                break
+            connection.close()
+            with contextlib.suppress(ChildProcessError):  # all are busy, or there is none
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+    word, files, _, _ = socket.recv_fds(connection, 4, 3)
+    request = connection.recv(int.from_bytes(word, "big"), socket.MSG_WAITALL)
+    arguments, directory, environment, limits = json.loads(request)
+    os.setpgid(0, 0)  # who kills the group of the tests leaves it to this one to end the child
+    child = os.fork()
+    if child:
+        _keep(child, connection)
+    os.setpgid(0, 0)
+    connection.close()
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    for kind, limit in zip(_LIMITS, limits, strict=True):
+        resource.setrlimit(kind, limit)
+    return arguments
+
+
+def _keep(child: int, connection: socket.socket) -> None:
+    """Pass signals on to a child, and its end to the program that it runs for."""
+    connection.send(child.to_bytes(4, "big"))
+    ended = os.pidfd_open(child)
+    while True:
+        ready, _, _ = select.select([connection, ended], [], [])
+        with contextlib.suppress(OSError):
+            if ended in ready:
+                connection.send(os.waitpid(child, 0)[1].to_bytes(4, "big"))
+                os._exit(0)
+            if data := connection.recv(1):
+                os.kill(child, data[0])
+            else:  # the program was killed
+                os.killpg(child, signal.SIGKILL)
+                os._exit(0)
+
+
+def _run(arguments: list[str]) -> None:
+    """Run as the main one a module, by its console script or by ``-m``, code, or a script."""
+    kind = arguments[0]
+    first = {"console": [], "-m": [os.getcwd()], "-c": [""]}
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:1] = first.get(kind, [str(Path(kind).resolve().parent)]) + [*filter(None, named)]
+    sys.argv = arguments[1:]
+    if kind in ("console", "-m"):
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = arguments
+        runpy.run_path(kind, run_name="__main__")
+
+
+if __name__ == "__main__":
+    _run(_serve(sys.argv[1]))
