@@ -11,6 +11,7 @@ status or by its signal. The fork of a program that is killed is killed, too.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -20,6 +21,7 @@ import os
 import resource
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -73,6 +75,7 @@ _LIMITS = (resource.RLIMIT_FSIZE, resource.RLIMIT_AS)
 def programs() -> str:
     """Start the server; return the directory of the programs."""
     directory = Path(tempfile.mkdtemp(prefix="warm-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
     address = str(directory / "socket")
     for name, program in PROGRAMS.items():
         text = _CLIENT.format(

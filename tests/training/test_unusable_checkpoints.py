@@ -20,7 +20,6 @@ from nvt_torchrec.models.checkpoint.record import CheckpointRecord, digest_of
 from nvt_torchrec.models.checkpoint.tensor_files import read_tensors
 from nvt_torchrec.models.head import build_head
 from nvt_torchrec.training.checkpoint import restoring as state
-from nvt_torchrec.training.checkpoint import saving as store
 from nvt_torchrec.training.checkpoint.ancestor import remove_older
 from nvt_torchrec.training.checkpoint.periodic import finished
 from nvt_torchrec.training.launch.distributed import process_group
@@ -207,7 +206,7 @@ def test_a_resume_renames_nothing(data, started, monkeypatch, where, fails):
 def test_too_little_memory_is_not_called_damage(started, tmp_path, monkeypatch):
     path = shutil.copytree(finished(started / "steps")[-1], tmp_path / "copy")
     with monkeypatch.context() as patch:
-        patch.setattr(store, "build_head", _build_without_memory)
+        patch.setattr("nvt_torchrec.models.checkpoint.reading.build_head", _build_without_memory)
         with pytest.raises(torch.OutOfMemoryError):
             read_model(path)
     monkeypatch.setattr("nvt_torchrec.models.checkpoint.tensor_files.read_chunk", _no_memory)
