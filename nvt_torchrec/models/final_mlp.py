@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from nvt_torchrec.models.contract import Columns
-from nvt_torchrec.models.layers import Layers, check_last, initialize
+from nvt_torchrec.models.layers import Layers, check_last
 
 
 class FinalMLP(nn.Module):
@@ -43,4 +43,4 @@ def build(columns: Columns, *, over_arch_layer_sizes: tuple[int, ...]) -> FinalM
         SchemaError: The sizes do not make the model.
         ValueError: One is of another type.
     """
-    return initialize(FinalMLP(columns, check_last(columns, over_arch_layer_sizes)))
+    return FinalMLP(columns, check_last(columns, over_arch_layer_sizes))
