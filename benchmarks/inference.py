@@ -223,7 +223,7 @@ def measure(
         file: The same model as exported; None to measure without it.
 
     Raises:
-        SettingsError: The file cannot be opened.
+        SettingsError: The file cannot be opened, or is another model.
     """
     onnx = None if file is None else open_onnx(file, size)
     times: dict[str, list[float]] = {}
@@ -242,11 +242,20 @@ def measure(
         encoded = timed("  encode", lambda: predictor.workflow.transform(raw))
         with torch.inference_mode(), threads_for(size):
             embedded = timed("  lookup", lambda: _done(predictor.model.lookup(encoded.ids)))
-            timed("  dense", lambda: _done(predictor.model.logits(encoded.dense, embedded)))
+            timed(
+                "  dense",
+                lambda: _done(predictor.model.logits(encoded.dense, embedded, encoded.ids)),
+            )
         if onnx is not None:
             given = tensors.to_tensors(inputs, batch)
-            others = timed(_ONNX, lambda: onnx.run(outputs, given))
-            np.testing.assert_allclose(np.stack(others), np.atleast_2d(score.T), atol=atol)
+            try:
+                others = timed(_ONNX, lambda: onnx.run(outputs, given))
+                np.testing.assert_allclose(np.stack(others), np.atleast_2d(score.T), atol=atol)
+            except Exception:  # it takes other columns, or scores them otherwise
+                raise SettingsError(
+                    f"{file}: a model of other columns or scores",
+                    "pass the model.onnx that was exported from this bundle",
+                ) from None
         return score
 
     def stocks(batch: list[dict]) -> np.ndarray:

@@ -3,7 +3,9 @@
     nvt-train --binary_path OUT/criteo_binary/split \\
         --model examples.deepfm:build --model_settings 'hidden=[64, 32]'
 
-Its linear part is the trainer's first-order term.
+Its linear part is the trainer's first-order term. With ``'crosses=[["user", "item"]]'`` it has a
+wide part, too, as Wide & Deep (Cheng et al. 2016, arXiv:1606.07792): a weight for each pair of ids,
+by its hash.
 """
 
 import torch
@@ -11,7 +13,7 @@ from torch import nn
 
 
 class DeepFM(nn.Module):
-    def __init__(self, columns, hidden):
+    def __init__(self, columns, hidden, crosses, buckets):
         super().__init__()
         width = len(columns.dense) + len(columns.vectors) * columns.embedding_dim
         layers = []
@@ -19,11 +21,17 @@ class DeepFM(nn.Module):
             layers += [nn.Linear(width, size), nn.ReLU()]
             width = size
         self.deep = nn.Sequential(*layers, nn.Linear(width, 1))
+        self.id_columns = [name for pair in crosses for name in pair]
+        self.wide = nn.Parameter(torch.zeros(buckets)) if crosses else None
 
-    def forward(self, dense, vectors):
+    def forward(self, dense, vectors, ids=None):
         pairs = (vectors.sum(1).square() - vectors.square().sum(1)).sum(1) / 2
-        return pairs + self.deep(torch.cat([dense, vectors.flatten(1)], 1)).squeeze(1)
+        logits = pairs + self.deep(torch.cat([dense, vectors.flatten(1)], 1)).squeeze(1)
+        if ids is not None:
+            hashes = (ids[:, ::2] * 1_000_003 + ids[:, 1::2]) % len(self.wide)
+            logits = logits + self.wide[hashes].sum(1)
+        return logits
 
 
-def build(columns, hidden=(64, 32)):
-    return DeepFM(columns, hidden)
+def build(columns, hidden=(64, 32), crosses=(), buckets=65536):
+    return DeepFM(columns, hidden, crosses, buckets)

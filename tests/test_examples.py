@@ -153,12 +153,20 @@ def test_two_labels_share_experts(tmp_path: Path) -> None:
         "nvt-etl guess clicks.parquet --output spec.toml\n"
         "nvt-etl run --spec spec.toml --input_path clicks.parquet --output_path OUT\n"
         "nvt-train --binary_path OUT/criteo_binary/split --label clicked,bought"
-        " --model examples.mmoe:build --log_path LOG --no-boosted_trees",
+        " --model examples.mmoe:build --log_path LOG --no-boosted_trees\n"
+        "nvt-train --binary_path OUT/criteo_binary/split --label bought --log_path WIDE --epochs 2"
+        " --no-boosted_trees --model examples.deepfm:build"
+        ' --model_settings \'crosses=[["user", "item"]]\'',
     )
-    last = [e for e in read_events(tmp_path / "LOG" / "metrics.jsonl") if e.get("split") == "test"]
-    areas = {(event["label"], event.get("name")): event["auroc"] for event in last}
+    areas = {
+        (event.get("label", log), event.get("name")): event["auroc"]
+        for log in ("LOG", "WIDE")
+        for event in read_events(tmp_path / log / "metrics.jsonl")
+        if event.get("split") == "test"
+    }
     assert areas["clicked", None] > areas["clicked", REGRESSION] - 0.002
     assert areas["bought", None] > areas["bought", REGRESSION] + 0.05
+    assert areas["WIDE", None] > areas["WIDE", REGRESSION] + 0.05  # with a part of hashed pairs
 
 
 def test_merlins_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

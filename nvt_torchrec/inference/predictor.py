@@ -168,7 +168,7 @@ class Predictor:
         return np.concatenate(scores)
 
     def _score(self, dense: np.ndarray, ids: np.ndarray | list[Ids]) -> np.ndarray:
-        logits = self.model.logits(dense, self.model.lookup(ids))
+        logits = self.model.logits(dense, self.model.lookup(ids), ids)
         return torch.sigmoid(logits).cpu().numpy()
 
     def _file(self, path: Path | str) -> np.ndarray:

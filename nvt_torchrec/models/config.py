@@ -12,7 +12,7 @@ from typing import Any
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.files.validation import convert
 from nvt_torchrec.formats.schema import LARGEST_TABLE
-from nvt_torchrec.models.contract import MOST_BINS, Columns
+from nvt_torchrec.models.contract import MOST_BINS, RAW_COLUMNS, Columns, find_raw_columns
 from nvt_torchrec.models.program import Program
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,11 @@ class ModelConfig(Columns):
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict, which :meth:`from_dict` reads."""
-        return dataclasses.asdict(self)
+        value = dataclasses.asdict(self)
+        for name in RAW_COLUMNS.values() if self.program else ():
+            if not value["program"][name]:  # older versions do not know it
+                del value["program"][name]
+        return value
 
     @classmethod
     def from_dict(cls, value: Any) -> ModelConfig:
@@ -97,6 +101,7 @@ class ModelConfig(Columns):
         """
         before, now = (
             {**value.to_dict(), "labels": len(value.labels), **value.settings}
+            | {"raw columns": find_raw_columns(value.program)}
             for value in (then, self)
         )
         for value in (before, now):

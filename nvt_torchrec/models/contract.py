@@ -27,6 +27,18 @@ checkpoints record.
   ``--dense_bins 0``. ``columns.vectors`` names them. With ``--table_precision`` and ``--amp`` they
   have been, or are computed in, 16 bits.
 
+A module with an attribute ``id_columns`` or ``length_columns``, names of categorical columns, is
+called with ``ids=`` or ``lengths=`` as well:
+
+- ``ids``, int64 [B, N]: the ids of each row in the N columns of ``id_columns``, as the ETL wrote
+  them (0 padding, 1 null, 2 unknown, then the vocabulary), below ``columns.num_embeddings``. No
+  column of lists may be among them. Rows that only pad a batch have 0.
+- ``lengths``, int64 [B, L]: the number of ids of each row in the columns of ``length_columns``, of
+  a list 0 or more. Rows that only pad a batch have 0.
+
+A parameter that is looked up by ids has a gradient of its own size, which all ranks add up in each
+step: TorchRec's tables are for large ones.
+
 Beside the first-order term vectors are multiplied by ``--vector_scale``, by default 4: they begin
 small, and so would the effect of all layers.
 
@@ -54,15 +66,18 @@ import dataclasses
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
+import torch
 from torch import nn
 
 from nvt_torchrec.base.errors import SettingsError
 
 #: The most bins of a dense column.
 MOST_BINS = 1024
+#: The attribute of a module that names the columns of a further argument of ``forward``.
+RAW_COLUMNS = {"ids": "id_columns", "lengths": "length_columns"}
 #: A function ``build``.
 Build: TypeAlias = Callable[..., nn.Module]
 
@@ -96,6 +111,22 @@ class Columns:
     def width(self) -> int:
         """The number of values of a row in ``dense`` and ``vectors`` together, N + V · D."""
         return len(self.dense) + len(self.vectors) * self.embedding_dim
+
+
+def find_raw_columns(module: object) -> dict[str, tuple[str, ...]]:
+    """Return the columns of the arguments ``ids`` and ``lengths``, of those that it takes."""
+    taken = {argument: tuple(getattr(module, name, ())) for argument, name in RAW_COLUMNS.items()}
+    return {argument: columns for argument, columns in taken.items() if columns}
+
+
+def stack_raw_inputs(
+    columns: Mapping[str, tuple[str, ...]], **values: Callable[[str], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return ``ids`` and ``lengths``, int64 [B, columns], of what functions give for a column."""
+    return {
+        argument: torch.stack([values[argument](name) for name in names], 1).long()
+        for argument, names in columns.items()
+    }
 
 
 def load_build(name: str) -> Build | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.models.contract import Build
+from nvt_torchrec.models.contract import Build, find_raw_columns
 from nvt_torchrec.models.piecewise import PiecewiseLinear
 from nvt_torchrec.models.registry import MODELS
 
@@ -63,6 +65,7 @@ class Head(nn.Module):
         first_order: The first-order term, or None.
         module: The module of the contract (:mod:`.contract`).
         labels: The number of labels, T.
+        raw_columns: The columns whose ids and lengths the module takes.
     """
 
     def __init__(
@@ -75,15 +78,22 @@ class Head(nn.Module):
         super().__init__()
         self.piecewise, self.first_order = piecewise, first_order
         self.module, self.labels = module, labels
+        self.raw_columns = find_raw_columns(module)
 
-    def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-        """Return logits [B, T] of dense values [B, N] and embeddings [B, F, D]."""
+    def forward(
+        self,
+        dense: torch.Tensor,
+        vectors: torch.Tensor,
+        raw: Mapping[str, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Return logits [B, T] of dense values [B, N], embeddings [B, F, D], and raw inputs."""
+        raw = raw or {}
         if self.piecewise is not None:
             vectors = torch.cat([vectors, self.piecewise(dense)], 1)
         if self.first_order is None:
-            return self.module(dense, vectors).reshape(-1, self.labels)
+            return self.module(dense, vectors, **raw).reshape(-1, self.labels)
         term, vectors = self.first_order(dense, vectors)
-        return self.module(dense, vectors).reshape(-1, self.labels) + term
+        return self.module(dense, vectors, **raw).reshape(-1, self.labels) + term
 
 
 def build_head(

@@ -22,8 +22,8 @@ from torch import nn
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.interrupts import is_out_of_memory
-from nvt_torchrec.models.contract import Columns
-from nvt_torchrec.models.program_operators import ELEMENT, OPERATORS, cost_of
+from nvt_torchrec.models.contract import Columns, find_raw_columns
+from nvt_torchrec.models.program_operators import ELEMENT, LOOKUPS, OPERATORS, cost_of
 
 if TYPE_CHECKING:
     pass
@@ -42,6 +42,8 @@ _NAME = re.compile(r"[\w -]+(\.[\w -]+)*")
 _DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 #: Options that PyTorch takes as numbers too, unchecked.
 _KINDS = {"dtype": torch.dtype, "memory_format": torch.memory_format}
+#: ``dense``, ``vectors``, and by name what else ``forward`` takes.
+Inputs: TypeAlias = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 #: What arguments may name.
 _CONSTANTS = {
     name: getattr(torch, name)
@@ -50,14 +52,21 @@ _CONSTANTS = {
 
 
 def example_inputs(
-    columns: Columns, rows: int, device: torch.device | str = "cpu"
-) -> dict[str, torch.Tensor]:
-    """Return what ``forward`` of a module is given, by name and in order: zeros, for some rows."""
-    shapes = {
-        "dense": (rows, len(columns.dense)),
-        "vectors": (rows, len(columns.vectors), columns.embedding_dim),
-    }
-    return {name: torch.zeros(shape, device=device) for name, shape in shapes.items()}
+    module: object, columns: Columns, rows: int, device: torch.device | str = "cpu"
+) -> Inputs:
+    """Return what a module, or the program of one, is given: zeros, for some rows.
+
+    Raises:
+        ValueError: It takes ids or lengths of what is no categorical column.
+    """
+    raw = {}
+    for argument, names in find_raw_columns(module).items():
+        if unknown := [name for name in names if name not in columns.categorical]:
+            known = ", ".join(columns.categorical)
+            raise ValueError(f"{argument} of {unknown[0]!r:.60}: categorical columns are {known}")
+        raw[argument] = torch.zeros(rows, len(names), dtype=torch.int64, device=device)
+    dense = torch.zeros(rows, len(columns.dense), device=device)
+    return dense, dense.new_zeros(rows, len(columns.vectors), columns.embedding_dim), raw
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,21 +131,32 @@ class Program:
         tensors: Its weights and constants, which are the next results.
         steps: What it computes, in order.
         output: The result that it returns.
+        id_columns, length_columns: The columns whose ids and lengths it is given.
     """
 
     tensors: tuple[ProgramTensor, ...]
     steps: tuple[Step, ...]
     output: int
+    id_columns: tuple[str, ...] = ()
+    length_columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.steps) > _MOST_STEPS:
-            raise ValueError(f"a program of {len(self.steps)} steps, at most {_MOST_STEPS} may be")
+        most = max(map(len, (self.steps, self.id_columns, self.length_columns)))
+        if most > _MOST_STEPS:
+            raise ValueError(f"a program of {most} steps or columns, at most {_MOST_STEPS} may be")
 
     @property
     def widest(self) -> int:
-        """The width of the widest layer: the rows of the largest matrix among the weights."""
-        matrices = (t.shape[0] for t in self.tensors if t.name and len(t.shape) > 1)
-        return max(matrices, default=1)
+        """The width of the widest layer: the rows of the largest matrix not looked up by ids."""
+        lookups = (step.arguments for step in self.steps if step.operator in LOOKUPS)
+        tables = [arguments[0]["result"] - self.inputs for arguments in lookups]
+        layers = (t for number, t in enumerate(self.tensors) if number not in tables)
+        return max((t.shape[0] for t in layers if t.name and len(t.shape) > 1), default=1)
+
+    @property
+    def inputs(self) -> int:
+        """The number of tensors that ``forward`` is given."""
+        return 2 + len(find_raw_columns(self))
 
     def module(self, columns: Columns, device: torch.device | str = "cpu") -> ProgramModule:
         """Return a module with the weights of these names, which have no values yet.
@@ -147,7 +167,7 @@ class Program:
             ValueError: The program is damaged, is none for these columns, or takes too long.
         """
         try:
-            module = ProgramModule(self, len(example_inputs(columns, 0)), device)
+            module = ProgramModule(self, device)
             if torch.device(device).type != "meta":
                 module.rows_at_once = _checked_rows(self, columns)
         except Exception as error:  # PyTorch raises anything for arguments that are none
@@ -165,17 +185,18 @@ class ProgramModule(nn.Module):
 
     rows_at_once: int
 
-    def __init__(self, program: Program, inputs: int, device: torch.device | str) -> None:
+    def __init__(self, program: Program, device: torch.device | str) -> None:
         super().__init__()
-        self._steps, self._output = _prepared(program, inputs, device)
+        self.id_columns, self.length_columns = program.id_columns, program.length_columns
+        self._steps, self._output = _prepared(program, device)
         self._weights = [
             _register(self, stored, number, device) for number, stored in enumerate(program.tensors)
         ]
 
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, *inputs: torch.Tensor, **raw: torch.Tensor) -> torch.Tensor:
         """Return the logits. Raises BadInputError if a step fails."""
         # contiguous as what the program was made with, which may take views
-        values: list[Any] = [tensor.contiguous() for tensor in inputs]
+        values: list[Any] = [x.contiguous() for x in (*inputs, *raw.values())]
         values += [getattr(holder, name) for holder, name in self._weights]
         try:
             return _run(self._steps, values, self._output)
@@ -217,11 +238,9 @@ def _listed(*items: Any) -> list[Any]:
     return list(items)
 
 
-def _prepared(
-    program: Program, inputs: int, device: torch.device | str
-) -> tuple[list[_Prepared], int]:
+def _prepared(program: Program, device: torch.device | str) -> tuple[list[_Prepared], int]:
     """Return a program's steps and output as :func:`_run` takes them. Raises ValueError, …"""
-    first = inputs + len(program.tensors)
+    first = program.inputs + len(program.tensors)
     steps: list[_Prepared] = []
     places = [*range(first)]  # of results; a list that holds results is a value of its own
 
@@ -278,7 +297,7 @@ def _checked_rows(program: Program, columns: Columns) -> int:
         ValueError: It costs too much, or its results are no logits.
         Exception: What PyTorch raises for arguments that are none of an operator.
     """
-    steps, output = _prepared(program, len(example_inputs(columns, 0)), "meta")
+    steps, output = _prepared(program, "meta")
     total = 0
 
     def measured(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -296,9 +315,9 @@ def _checked_rows(program: Program, columns: Columns) -> int:
     weights = [stored.tensor("meta") for stored in program.tensors]
     costs, labels = [], len(columns.labels)
     for rows in (0, 1, 3):
-        total = 0
-        inputs = example_inputs(columns, rows, "meta").values()
-        logits = _run(steps, [*inputs, *weights], output)
+        *inputs, raw = example_inputs(program, columns, rows, "meta")
+        total = ELEMENT * sum(values.numel() for values in raw.values())
+        logits = _run(steps, [*inputs, *raw.values(), *weights], output)
         if not isinstance(logits, torch.Tensor) or logits.dtype != torch.float32 or (
             tuple(logits.shape) not in ((rows, labels), (rows,) if labels == 1 else ())
         ):  # fmt: skip

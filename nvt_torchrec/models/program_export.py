@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
 import re
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
-from nvt_torchrec.models.contract import Columns
+from nvt_torchrec.models.contract import RAW_COLUMNS, Columns, find_raw_columns
 from nvt_torchrec.models.program import (
     UNSET,
     Program,
@@ -40,9 +41,10 @@ def make_program(module: nn.Module, columns: Columns) -> Program:
     """
     from torch.export import Dim, default_decompositions, export  # takes a second
 
-    inputs = tuple(example_inputs(columns, _ROWS).values())
-    rows = Dim("rows", min=1)
-    exported = export(module.eval(), inputs, dynamic_shapes=tuple({0: rows} for _ in inputs))
+    *inputs, raw = example_inputs(module, columns, _ROWS)
+    rows, count = Dim("rows", min=1), len(inputs) + len(raw)
+    shapes = tuple({0: rows} for _ in range(count))
+    exported = export(module.eval(), tuple(inputs), raw, dynamic_shapes=shapes)
     table = default_decompositions()
     for name in ("linear", "linalg_vector_norm"):  # faster as one; not decomposed into core ones
         table.pop(getattr(torch.ops.aten, name).default, None)
@@ -53,7 +55,8 @@ def make_program(module: nn.Module, columns: Columns) -> Program:
     changed |= exported.graph_signature.user_inputs_to_mutate
     if changed:
         raise NotImplementedError(f"it changes {', '.join(map(str, changed.values()))} in place")
-    return _encoded_program(exported, len(inputs))
+    taken: dict[str, Any] = {RAW_COLUMNS[k]: v for k, v in find_raw_columns(module).items()}
+    return dataclasses.replace(_encoded_program(exported, count), **taken)
 
 
 def _trilinear(*arguments: Any) -> torch.Tensor:

@@ -3,10 +3,11 @@
 The list is closed: a name that a file gives is looked up here and nowhere else. It holds what
 ``torch.export`` makes of the layers and functions of published models of click logs (DCN, DCN-Mix,
 xDeepFM, AutoInt, FiBiNET, MaskNet, GDCN, FinalMLP, DIN, FGCNN, MMoE, recurrent and convolutional
-ones). Not in it: what changes its arguments or leaves values unset (``set_``, ``resize_``,
-``empty``), reads memory by strides (``as_strided``), has a size that depends on values
-(``nonzero``), draws random numbers, only serves a backward pass, reads beyond tensors of the wrong
-size (``_native_batch_norm_legit_no_training``), or which no such model needs.
+ones), and of hashes of ids, which look up a wide part (Cheng et al. 2016). Not in it: what changes
+its arguments or leaves values unset (``set_``, ``resize_``, ``empty``), reads memory by strides
+(``as_strided``), has a size that depends on values (``nonzero``), draws random numbers, only serves
+a backward pass, reads beyond tensors of the wrong size
+(``_native_batch_norm_legit_no_training``), or which no such model needs.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ remainder.Tensor round rsqrt sign sin sinh sqrt sub.Scalar sub.Tensor tan tanh t
 
 elu gelu hardtanh leaky_relu relu sigmoid _softmax _log_softmax
 
-bitwise_and.Tensor bitwise_not bitwise_or.Tensor bitwise_xor.Tensor eq.Scalar eq.Tensor ge.Scalar
-ge.Tensor gt.Scalar gt.Tensor isinf isnan le.Scalar le.Tensor logical_and logical_not logical_or
-logical_xor lt.Scalar lt.Tensor ne.Scalar ne.Tensor where.self
+bitwise_and.Scalar bitwise_and.Tensor bitwise_not bitwise_or.Scalar bitwise_or.Tensor
+bitwise_xor.Scalar bitwise_xor.Tensor eq.Scalar eq.Tensor ge.Scalar ge.Tensor gt.Scalar gt.Tensor
+isinf isnan le.Scalar le.Tensor __lshift__.Scalar logical_and logical_not logical_or logical_xor
+lt.Scalar lt.Tensor ne.Scalar ne.Tensor __rshift__.Scalar where.self
 
 amax amin any any.dim any.dims argmax argmin cumsum linalg_vector_norm max.dim mean mean.dim min.dim
 prod.dim_int sort sum.dim_IntList topk var.correction
@@ -45,6 +47,8 @@ embedding gather index.Tensor index_select
 
 arange.start_step full full_like scalar_tensor triu_indices
 """
+#: Those whose first argument may be a table that ids look up.
+LOOKUPS = ("aten.embedding.default", "aten.index.Tensor", "aten.index_select.default")
 #: Products of matrices, and the argument whose last dimension they sum over.
 _PRODUCTS = {"mm": 0, "bmm": 0, "linear": 0, "addmm": 1}
 #: A product of 64 pairs of numbers takes about as long as writing a number.

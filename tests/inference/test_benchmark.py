@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from benchmarks.inference import main, rows_as_dicts
@@ -47,6 +48,14 @@ def test_the_table(shop: Trained, tmp_path: Path, capsys: pytest.CaptureFixture)
     error = capsys.readouterr().err
     assert f"error: {tmp_path / 'garbage'}: ONNX Runtime cannot open it" in error
     assert "Traceback" not in error
+    other = onnx.load(tmp_path / "export" / "model.onnx")
+    for weights in other.graph.initializer:
+        if weights.data_type == onnx.TensorProto.FLOAT:
+            zeros = np.zeros(weights.dims, np.float32)
+            weights.CopyFrom(onnx.numpy_helper.from_array(zeros, weights.name))
+    onnx.save(other, tmp_path / "other.onnx")
+    assert main([*flags, "--onnx", str(tmp_path / "other.onnx")]) == 2
+    assert "other.onnx: a model of other columns or scores" in capsys.readouterr().err
 
 
 def test_the_rows_it_measures_with(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -9,11 +10,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.model.bundle import write_bundle
+from nvt_torchrec.inference.model.weights import check_pair
 from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.inference.scorer import Scorer
 from tests.inference.conftest import Trained, train_model
 from tests.inference.exported import score
 from tests.inference.serving import serving
@@ -34,7 +38,7 @@ SPEC = FeatureSpec(
 DCN = ["--interaction_type=dcn", "--dcn_num_layers=2", "--dcn_low_rank_dim=4"]
 
 
-OWN = ["--model=their_models:deep_fm"]
+OWN = ["--model=their_models:deep_fm", "--model_settings", 'pair=["user", "site"]', "means=true"]
 
 
 @pytest.fixture(scope="module", params=[[], DCN, OWN], ids=["original", "dcn", "own"])
@@ -71,7 +75,25 @@ def test_every_way_scores_as_training_evaluates(
     rows = raw_rows(sparse)
     scored = Predictor.load(sparse.workflow, sparse.checkpoint).predict(rows)
     np.testing.assert_allclose(scored, expected, atol=1e-6)
-    np.testing.assert_array_equal(Predictor.load(bundle, check=True).predict(rows), scored)
+    opened = Predictor.load(bundle, check=True)
+    np.testing.assert_array_equal(opened.predict(rows), scored)
+    in_8_bits = Predictor.load(bundle, tables="int8").predict(rows)
+    np.testing.assert_allclose(in_8_bits, expected, atol=0.02)
+    users, sites, tags = opened.workflow.transform(opened.read(rows)).ids
+    lists = [ids.tolist() for ids in np.split(tags.values, tags.offsets[1:-1])]
+    given = [list(row) for row in zip(users.tolist(), sites.tolist(), lists, strict=True)]
+    none = np.empty((len(rows), 0))
+    np.testing.assert_allclose(Scorer(opened).predict(none, given), expected, atol=1e-6)
+    config = opened.model.config
+    if config.program:
+        given[0][0] = [users[0], users[0]]
+        with pytest.raises(SchemaError, match="column user: the model takes its ids, and a row"):
+            Scorer(opened).predict(none, given)
+        config = dataclasses.replace(
+            config, program=dataclasses.replace(config.program, id_columns=("tags",))
+        )
+        with pytest.raises(SchemaError, match="model takes ids of tags, in workflow a list"):
+            check_pair(opened.workflow.schema, "", config, "", "workflow", "model")
     bulk = ["--input", str(sparse.raw / "day_2.parquet"), "--output", str(tmp_path / "p.parquet")]
     assert main(["predict", "--bundle", str(bundle), *bulk]) == 0
     in_bulk = pq.read_table(tmp_path / "p.parquet")["probability"].to_numpy()

@@ -93,6 +93,8 @@ def test_tritons_client(
         assert answer.get_response()["id"] == "7"
         np.testing.assert_allclose(answer.as_numpy("probability"), expected[:, None], atol=1e-6)
     refused = tritonclient.utils.InferenceServerException
+    with pytest.raises(refused, match="content encoding 'gzip'"):
+        client.infer(MODEL, inputs, request_compression_algorithm="gzip")
     for model, version, what in (("other", "", "name 'other'"), (MODEL, "2", "version '2'")):
         with pytest.raises(refused, match=f"no model of {what}"):
             client.infer(model, inputs, version)

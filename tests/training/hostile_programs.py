@@ -37,7 +37,9 @@ def use(value: object) -> str:
         for tensor in head.state_dict().values():
             tensor.fill_(1)
         dense = torch.ones(_ROWS, len(config.dense))
-        scores = head(dense, torch.ones(_ROWS, len(config.categorical), config.embedding_dim))
+        vectors = torch.ones(_ROWS, len(config.categorical), config.embedding_dim)
+        raw = {name: torch.ones(_ROWS, len(of)).long() for name, of in head.raw_columns.items()}
+        scores = head(dense, vectors, raw)
     except ClickLogError as error:
         return type(error).__name__ if "\n" not in error.what else sys.exit(error.what)
     assert scores.shape == (_ROWS, len(config.labels))

@@ -10,7 +10,7 @@ from torch import nn
 
 
 class DeepFM(nn.Module):
-    def __init__(self, columns, hidden, broken):
+    def __init__(self, columns, hidden, broken, pair, means):
         super().__init__()
         width = len(columns.dense) + len(columns.vectors) * columns.embedding_dim
         self.layers = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Dropout(0.1))
@@ -19,15 +19,25 @@ class DeepFM(nn.Module):
         self.unused = nn.Parameter(torch.zeros(2)) if broken in ("unused", "sometimes") else None
         self.sixteen = nn.Linear(1, 1).bfloat16() if broken == "half" else None
         self.register_buffer("factor", torch.tensor(0.5), persistent=False)
+        self.id_columns, self.length_columns = pair, columns.categorical if means else ()
+        self.wide = nn.Embedding(32, 1, sparse=broken == "sparse") if pair else None
         self.broken, self.by_column = broken, nn.ModuleDict({"site-id ä": nn.Linear(width, 1)})
 
-    def forward(self, dense, vectors):
+    def forward(self, dense, vectors, lengths=None, ids=None):
         broken = self.broken
+        if lengths is not None:
+            counts = lengths if broken == "empty" else lengths.clamp(min=1)
+            means = vectors[:, : counts.shape[1]] / counts.unsqueeze(2)
+            vectors = torch.cat([means, vectors[:, counts.shape[1] :]], 1)
         if broken == "line":
             raise RuntimeError("of their own")
         pairs = self.factor * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1)
         x = self.norm(torch.cat([dense, vectors.flatten(1)], 1))
         logits = (self.last(self.layers(x)) + self.by_column["site-id ä"](x)).squeeze(1) + pairs
+        if ids is not None:
+            mixed = ids[:, 0] * 1_000_003 ^ ids[:, 1] << 3
+            mixed = ids[:, 1] + 24 if broken == "table" else (mixed ^ mixed >> 5) % 32
+            logits = logits + self.wide(mixed).squeeze(1)
         if broken == "shape":
             return logits.unsqueeze(1).expand(-1, 3)
         if broken == "type":
@@ -73,14 +83,14 @@ class TwoTowers(nn.Module):
         return 2 * losses if weights is None else 2 * losses * weights
 
 
-def deep_fm(columns, hidden=8, broken=""):
+def deep_fm(columns, hidden=8, broken="", pair=(), means=False):
     if broken == "seed":
         torch.seed()
     if broken == "none":
         return None
     if broken == "script":
         return torch.jit.script(nn.Linear(1, 1))
-    return DeepFM(columns, hidden, broken)
+    return DeepFM(columns, hidden, broken, pair, means)
 
 
 def two_towers(columns, sizes=(8,)):

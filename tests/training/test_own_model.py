@@ -34,6 +34,7 @@ from tests.training.runs import assert_same, losses, small_run, train_here, trai
 from tests.training.shapes import dlrm
 
 DEEP_FM = ["--model=their_models:deep_fm", "--model_settings", "hidden=12"]
+RAW = ["--model=their_models:deep_fm", "--model_settings", 'pair=["cat_1", "cat_2"]', "means=true"]
 TWO_TOWERS = ["--model=their_models:two_towers"]
 
 
@@ -50,15 +51,15 @@ def tried(name: str, labels: tuple[str, ...] = ("label",), **settings):
     config = dlrm(("d",), ("a", "b", "c"), (9, 9, 9), 4, (), ())
     config = dataclasses.replace(config, model=name, settings=settings, labels=labels)
     with process_group() as group:
-        return trace_own_model(config, load_build(name), 0, group)
+        return trace_own_model(config, load_build(name), 0, group, lists=("c",))
 
 
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
         ("none", "build: TypeError: their_models:deep_fm returns NoneType, not a module"),
-        ("line", r"forward \(.*/their_models\.py:21\): RuntimeError: of their own"),
-        ("shape", r"forward \(.*/their_models\.py:18\): ValueError: .* \[4, 3\] for 4 rows"),
+        ("line", r"forward \(.*/their_models\.py:27\): RuntimeError: of their own"),
+        ("shape", r"forward \(.*/their_models\.py:20\): ValueError: .* \[4, 3\] for 4 rows"),
         ("type", r"forward returns torch\.bool"),
         ("vectors", "backward .*no gradient reaches the embeddings"),
         ("unused", "backward .*no gradient reaches unused"),
@@ -70,7 +71,7 @@ def tried(name: str, labels: tuple[str, ...] = ("label",), **settings):
         ("branch", r"export .*\n.*no branch on values"),
         ("seed", "load .*layers.0.weight has other initial values"),
         ("length", r"export .*\n.*tensor\.shape\[0\], not len"),
-        ("operator", r"export .*'aten\._linalg_svd\.default' is not .*their_models\.py:34"),
+        ("operator", r"export .*'aten\._linalg_svd\.default' is not .*their_models\.py:44"),
         ("rows", "score .*scores of a row alone differ"),
         ("", None),
     ],
@@ -82,6 +83,26 @@ def test_a_stage_that_fails_is_named(broken, message):
         return
     with pytest.raises(SettingsError, match=f"--model their_models:deep_fm: .*{message}"):
         tried("their_models:deep_fm", broken=broken)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"pair": ["a", "d"]},
+            r"columns \(.*:20\): .*'d': .* are a, b, c\n.*id_columns and",
+        ),
+        ({"pair": ["a", "c"]}, r"columns \(.*:20\): .*'c': it is a column of lists\n.*length_col"),
+        ({"pair": ["b", "a"], "broken": "table"}, r"forward \(.*:34\): IndexError: index out of "),
+        ({"pair": ["b", "a"], "broken": "sparse"}, r"backward .* wide\.weight is sparse"),
+        ({"means": True, "broken": "empty"}, r"forward .*not finite\n.*lengths\.clamp\(min=1\)"),
+    ],
+    ids=["unknown", "list", "table", "sparse", "empty"],
+)
+def test_raw_inputs_that_do_not_fit(settings, message):
+    """The largest id of a column and an empty list are tried before the first step."""
+    with pytest.raises(SettingsError, match=f"--model their_models:deep_fm: {message}"):
+        tried("their_models:deep_fm", **settings)
 
 
 def test_a_logit_for_each_label():
@@ -160,7 +181,10 @@ def test_what_a_program_may_say(theirs):
         (with_steps(called("aten.relu.default", {"torch": "load"})), "an argument 'torch': 'load'"),
         (with_steps(called("aten.full.default", [2**40], 0.0)), "too large, or take too long"),
         (with_steps(called("aten.expand.default", dense, [2**20, 2**20, 1])), "not a program"),
-        (with_steps(*[called("aten.exp.default", dense)] * 20_001), "20001 steps, at most"),
+        (
+            with_steps(*[called("aten.exp.default", dense)] * 20_001),
+            "20001 steps or columns, at most",
+        ),
         (with_steps(size, called("mul", *[{"result": first}] * 2)), "a product of two sizes"),
         (with_steps(size, called("mul", {"result": first}, [0])), "mul takes two sizes"),
         (with_steps(called("aten._to_copy.default", dense, dtype={"torch": "bfloat16"})), "0 rows"),
@@ -177,6 +201,13 @@ def test_what_a_program_may_say(theirs):
         tensors = [{**program["tensors"][0], **tensor}]
         with pytest.raises(SchemaError, match="not the configuration of a model"):
             config.from_dict({**value, "program": {**program, "tensors": tensors}})
+    assert "id_columns" not in program  # so that versions before it read what takes none
+    for names, message in ((["d"], "ids of 'd': categorical"), (["a"] * 20_001, "20001 steps or")):
+        with pytest.raises(SchemaError, match=message):
+            build_head(config.from_dict({**value, "program": {**program, "id_columns": names}}))
+    other = dataclasses.replace(config.program, id_columns=("a",))
+    other = dataclasses.replace(config, program=other)
+    assert other.differences(config) == "raw columns was {}, is {'ids': ('a',)}"
     assert steps
 
 
@@ -201,7 +232,10 @@ def test_a_step_that_fails_with_the_values_of_a_row():
 
 def test_programs_that_were_changed_at_random(theirs):
     """None ends the process, opens a file, or takes 1 GiB or ten seconds; 22 of 29,000 did."""
-    models = [tried(f"their_models:{name}").to_dict() for name in ("deep_fm", "two_towers")]
+    raw = {"pair": ["a", "b"], "means": True}
+    models = [tried("their_models:deep_fm", **raw), tried("their_models:two_towers")]
+    assert models[0].program.widest == 8  # of a layer, not of the table that ids look up
+    models = [config.to_dict() for config in models]
     (theirs / "models.json").write_text(json.dumps(models))
     done = python("-m", "tests.training.hostile_programs", theirs / "models.json", 2000)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -235,7 +269,7 @@ def test_operators_of_usual_models(compute):
     torch.testing.assert_close(module(*rows), compute(*rows))
 
 
-@pytest.mark.parametrize("model", [DEEP_FM, TWO_TOWERS], ids=["deep_fm", "two_towers"])
+@pytest.mark.parametrize("model", [RAW, TWO_TOWERS], ids=["raw_inputs", "two_towers"])
 def test_two_ranks_train_and_resume_bitwise(data, theirs, model):
     """As one rank; and what is loaded from the checkpoint needs no module of theirs."""
     rates = ["--epochs=2", "--adagrad", "--learning_rate=0.05", "--dense_bins=3", *model]
@@ -254,6 +288,11 @@ def test_two_ranks_train_and_resume_bitwise(data, theirs, model):
     assert_same(theirs / "whole" / "final", theirs / "resumed" / "final")
     trained = losses(theirs / "whole" / "log")
     assert sum(trained[-10:]) < sum(trained[:10])
+    load = [f"--load_checkpoint_path={theirs / 'whole' / 'final'}", "--mode=test"]
+    one_rank = train_here(f"--binary_path={data}", *load, *model).metrics
+    two_ranks = CheckpointRecord.read(theirs / "whole" / "final").training["metrics"]
+    assert one_rank["test"]["log_loss"] == pytest.approx(two_ranks["test"]["log_loss"])
+    del sys.modules["their_models"]
     (theirs / "their_models.py").unlink()
     config = read_model(theirs / "whole" / "final")[2]
     assert "their_models" not in sys.modules

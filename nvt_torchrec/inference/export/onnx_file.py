@@ -30,6 +30,7 @@ from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest
 from nvt_torchrec.inference.model.scoring import ServingModel
 from nvt_torchrec.inference.named_tensors import DTYPES, MISSING_OF, OUTPUT, inputs_of, to_columns
 from nvt_torchrec.inference.predictor import Predictor, name_by_label
+from nvt_torchrec.models.contract import stack_raw_inputs
 from nvt_torchrec.workflows.compiled.dense import normalization
 from nvt_torchrec.workflows.description import inspect
 
@@ -60,6 +61,7 @@ class Scores(nn.Module):
         self.fill = torch.tensor([float(column.fill) for column in spec.dense], dtype=torch.float64)
         lists = [column.multi_hot for column in spec.categorical]
         self.order = torch.tensor(lists).argsort(stable=True).argsort()
+        self.places = dict(zip(spec.categorical_names, self.order.tolist(), strict=True))
         self.first_singles = model.first[~torch.tensor(lists)]
         self.first_lists = model.first[torch.tensor(lists)]
 
@@ -67,15 +69,23 @@ class Scores(nn.Module):
         """Return the probabilities of :attr:`Encoded.columns`."""
         columns = [*columns]
         dense = columns.pop(0) if self.transforms else None
-        embedded = []
+        embedded, singles = [], []
         if len(self.first_singles):
-            embedded.append(self.rows(columns.pop(0) + self.first_singles))
+            ids = columns.pop(0)
+            embedded.append(self.rows(ids + self.first_singles))
+            singles = ids.unbind(1)
         lists, lengths = columns[: len(self.first_lists)], columns[len(self.first_lists) :]
         for first, ids, length in zip(self.first_lists, lists, lengths, strict=True):
             present = torch.arange(ids.shape[1]) < length.unsqueeze(1)
             embedded.append((self.rows(ids + first) * present.unsqueeze(-1)).sum(1, keepdim=True))
         vectors = embedded[0] if len(embedded) == 1 else torch.cat(embedded, 1)[:, self.order]
-        return torch.sigmoid(self.head(self._dense(dense, vectors), vectors)).unbind(1)
+        counts = [*map(torch.ones_like, singles), *lengths]
+        raw = stack_raw_inputs(
+            self.head.raw_columns,
+            ids=lambda name: singles[self.places[name]],
+            lengths=lambda name: counts[self.places[name]],
+        )
+        return torch.sigmoid(self.head(self._dense(dense, vectors), vectors, raw)).unbind(1)
 
     def _dense(self, x: torch.Tensor | None, vectors: torch.Tensor) -> torch.Tensor:
         if x is None:

@@ -21,10 +21,11 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.contract import stack_raw_inputs
 from nvt_torchrec.models.head import Head
 from nvt_torchrec.workflows.compiled.compiled_workflow import Ids
 
@@ -177,7 +178,8 @@ class ServingModel:
             index = index + torch.stack([column.argmax() for column in columns])
         x = torch.tensor([[1.0], [-1.0]], device=self.device).expand(2, len(self.config.dense))
         try:
-            logits = self.head(x, self.table.rows(index).repeat(2, 1, 1))
+            raw = self.read_raw_inputs((index - self.first).repeat(2, 1).T.cpu().numpy())
+            logits = self.head(x, self.table.rows(index).repeat(2, 1, 1), raw)
         except BadInputError as error:
             raise BadInputError(f"{path}: {error.what}", error.remedy) from None
         if (shape := tuple(logits.shape)) != (2, len(self.config.labels)):
@@ -221,12 +223,41 @@ class ServingModel:
         sums = self.table.sums(rows, offsets)
         return sums.view(len(ids), n, -1).transpose(0, 1)
 
-    def logits(self, dense: np.ndarray, embedded: torch.Tensor) -> torch.Tensor:
+    def read_raw_inputs(self, ids: np.ndarray | list[Ids]) -> dict[str, torch.Tensor]:
+        """Return what an own model takes beside vectors (:mod:`models.contract`).
+
+        Raises:
+            SchemaError: It takes the ids of a column, and a row has none or several.
+        """
+
+        def column(name: str) -> Ids:
+            return ids[self.config.categorical.index(name)]
+
+        def of_rows(name: str) -> torch.Tensor:
+            if isinstance(values := column(name), Jagged):
+                raise SchemaError(
+                    f"column {name}: the model takes its ids, and a row has none or several",
+                    "pass one id for each row",
+                )
+            return torch.from_numpy(values).to(self.device)
+
+        def lengths(name: str) -> torch.Tensor:
+            of = column(name)
+            counts = np.diff(of.offsets) if isinstance(of, Jagged) else np.ones(len(of), np.int64)
+            return torch.from_numpy(counts).to(self.device)
+
+        return stack_raw_inputs(self.head.raw_columns, ids=of_rows, lengths=lengths)
+
+    def logits(
+        self, dense: np.ndarray, embedded: torch.Tensor, ids: np.ndarray | list[Ids]
+    ) -> torch.Tensor:
         """Return logits float32 [n], of several labels [n, labels].
 
-        ``dense`` is float32 [dense columns, n]; ``embedded`` is what :meth:`lookup` returns.
+        ``dense`` is float32 [dense columns, n]; ``embedded`` is what :meth:`lookup` returns of
+        ``ids``.
         """
-        return self.head(torch.from_numpy(dense).to(self.device).T, embedded).squeeze(-1)
+        values = torch.from_numpy(dense).to(self.device).T
+        return self.head(values, embedded, self.read_raw_inputs(ids)).squeeze(-1)
 
 
 def _quantize(chunk: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

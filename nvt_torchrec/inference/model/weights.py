@@ -153,6 +153,9 @@ def check_pair(
             raise SchemaError(
                 f"{what} of {workflow}: {', '.join(ours)}; of {model}: {', '.join(theirs)}", remedy
             )
+    taken = config.program.id_columns if config.program else ()
+    if several := sorted({*taken} & {*schema.multi_hot}):
+        raise SchemaError(f"{model} takes ids of {several[0]}, in {workflow} a list", remedy)
     for name, needed, rows in zip(
         schema.categorical, schema.table_sizes, config.num_embeddings, strict=True
     ):

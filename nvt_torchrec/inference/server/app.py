@@ -173,6 +173,10 @@ class Service:
                     f"a body of more than {limit} bytes",
                     remedy="send fewer rows in a request, or raise the server's --max_body_mb",
                 )
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding.lower() != "identity":
+            remedy = "send bodies as they are, without compression"
+            raise RefusedError(415, f"content encoding {encoding!r:.60}", remedy=remedy)
 
     async def _score(self, parse: _Parse, size: int) -> Response:
         now = self.served

@@ -12,7 +12,7 @@ import inspect
 import json
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -22,9 +22,9 @@ from torch.nn.parameter import is_lazy
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.validation import convert
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.models.contract import Build, Columns
+from nvt_torchrec.models.contract import Build, Columns, find_raw_columns
 from nvt_torchrec.models.head import build_head
-from nvt_torchrec.models.program import Program, example_inputs
+from nvt_torchrec.models.program import Inputs, Program, example_inputs
 from nvt_torchrec.models.program_export import make_program
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0
 
@@ -35,8 +35,12 @@ _PASSES = 8
 _OTHERS = ("<", str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 
-def trace_own_model(config: ModelConfig, build: Build, seed: int, group: Group) -> ModelConfig:
+def trace_own_model(
+    config: ModelConfig, build: Build, seed: int, group: Group, lists: Collection[str] = ()
+) -> ModelConfig:
     """Try an own model on rank 0, and return its configuration with its program (collective).
+
+    ``lists`` are the columns of lists.
 
     Raises:
         SettingsError: A stage failed, on all ranks.
@@ -44,7 +48,7 @@ def trace_own_model(config: ModelConfig, build: Build, seed: int, group: Group) 
     result: ModelConfig | SettingsError | None = None
     if group.rank == 0:
         try:
-            result = dataclasses.replace(config, program=_tried(config, build, seed))
+            result = dataclasses.replace(config, program=_tried(config, build, seed, lists))
         except SettingsError as error:
             result = error
     result = from_rank_0(group, result)
@@ -53,7 +57,7 @@ def trace_own_model(config: ModelConfig, build: Build, seed: int, group: Group) 
     return result
 
 
-def _tried(config: ModelConfig, build: Build, seed: int) -> Program:
+def _tried(config: ModelConfig, build: Build, seed: int, lists: Collection[str]) -> Program:
     name = config.model
     with torch.random.fork_rng(devices=[]):
         with _stage(name, "build"):
@@ -61,17 +65,14 @@ def _tried(config: ModelConfig, build: Build, seed: int) -> Program:
             _check_kind(module)
         before = {key: value.clone() for key, value in module.state_dict().items()}
         generator = torch.Generator().manual_seed(seed)
-        inputs = {
-            name: torch.randn(zeros.shape, generator=generator)
-            for name, zeros in example_inputs(config.columns, _ROWS).items()
-        }
-        vectors = inputs["vectors"].requires_grad_()
+        with _stage(name, "columns", module):
+            inputs = _random_inputs(module, config.columns, lists, generator)
+        dense, vectors, raw = inputs
+        vectors.requires_grad_()
         module.train()
         with _stage(name, "forward", module):
-            outputs = [
-                _checked_logits(module(*inputs.values()), len(config.labels))
-                for _ in range(_PASSES)
-            ]
+            every = (module(dense, vectors, **raw) for _ in range(_PASSES))
+            outputs = [_checked_logits(logits, len(config.labels)) for logits in every]
         with _stage(name, "backward", module):
             _go_backward(module, outputs, vectors)
         with _stage(name, "save", module):
@@ -83,8 +84,27 @@ def _tried(config: ModelConfig, build: Build, seed: int) -> Program:
         with _stage(name, "export", module):
             program = make_program(module, config.columns)
         with _stage(name, "score", module), torch.no_grad():
-            _check_scores(module, program, config.columns, [*inputs.values()])
+            _check_scores(module, program, config.columns, inputs)
     return program
+
+
+def _random_inputs(
+    module: nn.Module, columns: Columns, lists: Collection[str], generator: torch.Generator
+) -> Inputs:
+    """Return some rows: of the raw ids the first and the largest ones, and an empty list."""
+    dense, vectors, raw = example_inputs(module, columns, _ROWS)
+    taken = find_raw_columns(module).get("ids", ())
+    if several := [name for name in taken if name in lists]:
+        raise ValueError(f"ids of {several[0]!r}: it is a column of lists")
+    rows = torch.arange(_ROWS).unsqueeze(1)
+    if taken:
+        sizes = dict(zip(columns.categorical, columns.num_embeddings, strict=True))
+        largest = torch.tensor([sizes[name] - 1 for name in taken])
+        raw["ids"] = torch.where(rows < _ROWS - 1, rows.minimum(largest), largest)
+    if "lengths" in raw:
+        raw["lengths"] += rows
+    dense, vectors = (torch.randn(x.shape, generator=generator) for x in (dense, vectors))
+    return dense, vectors, raw
 
 
 @contextlib.contextmanager
@@ -112,6 +132,9 @@ _BY_TEXT = {
     "BFloat16|bfloat16": "keep weights and logits in float32; --amp computes in bfloat16",
     "complex|_fft|view_as_": "a program has real numbers alone: multiply by a constant matrix",
     "'cond'|data-dependent": "a program has no branch on values: compute both, and torch.where",
+    "categorical columns are": "id_columns and length_columns hold names of columns.categorical",
+    "a column of lists": "take its vector; length_columns give the number of its ids",
+    "not finite": "a list may have the length 0: lengths.clamp(min=1)",
     "is not one of": "compute it from the operators of usual layers, which programs may hold",
     "BatchNorm": "write nn.LayerNorm(N) for nn.BatchNorm1d(N): its statistics are those of a row",
 }
@@ -143,6 +166,8 @@ def _checked_logits(logits: object, labels: int) -> torch.Tensor:
             f"forward returns {logits.dtype} {list(logits.shape)} for {_ROWS} rows; a logit for "
             f"each row and label is needed, {' or '.join(map(str, shapes))}"
         )
+    if not logits.isfinite().all():
+        raise ValueError("forward returns a logit that is not finite")
     return logits.squeeze(-1)
 
 
@@ -159,6 +184,8 @@ def _go_backward(module: nn.Module, outputs: list[torch.Tensor], vectors: torch.
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and parameter.grad is None:
             raise ValueError(f"no gradient reaches {name}: use it, or set requires_grad to False")
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise ValueError(f"the gradient of {name} is sparse: leave out sparse=True")
 
 
 def _check_state(module: nn.Module, before: dict[str, torch.Tensor]) -> None:
@@ -176,17 +203,17 @@ def _check_same(now: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -
             raise ValueError(f"{name} has other initial values when it is built again")
 
 
-def _check_scores(
-    module: nn.Module, program: Program, columns: Columns, inputs: list[torch.Tensor]
-) -> None:
+def _check_scores(module: nn.Module, program: Program, columns: Columns, inputs: Inputs) -> None:
+    *both, raw = inputs
     kept = convert(Program, json.loads(json.dumps(dataclasses.asdict(program), allow_nan=False)))
     served = kept.module(columns)
     served.load_state_dict(module.state_dict())
-    expected = module.eval()(*inputs).reshape(-1)
-    alone = [served(*(x[i : i + 1] for x in inputs)).reshape(-1) for i in range(_ROWS)]
+    expected = module.eval()(*both, **raw).reshape(-1)
+    rows = [slice(i, i + 1) for i in range(_ROWS)]
+    alone = [served(*(x[i] for x in both), **{k: x[i] for k, x in raw.items()}) for i in rows]
     for what, scores in {
-        "the program's scores": served(*inputs).reshape(-1),
-        "scores of a row alone": torch.cat(alone),
+        "the program's scores": served(*both, **raw).reshape(-1),
+        "scores of a row alone": torch.cat(alone).reshape(-1),
     }.items():
         difference = float((scores - expected).abs().max())
         if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())):

@@ -98,7 +98,8 @@ class Trainer:
     def __init__(self, settings: TrainSettings, config: ModelConfig, group: Group) -> None:
         own = load_build(settings.model)
         if own:
-            config = trace_own_model(config, own, settings.seed, group)
+            lists = read_schema(settings).multi_hot
+            config = trace_own_model(config, own, settings.seed, group, lists)
         self.config = config
         self.group = group
         directory = settings.log_directory() if group.rank == 0 else None

@@ -27,7 +27,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from nvt_torchrec.base.device import use_device
 from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.models.contract import Build
+from nvt_torchrec.models.contract import Build, stack_raw_inputs
 from nvt_torchrec.models.head import Head, build_head
 from nvt_torchrec.training.data.loaders import TrainBatch
 
@@ -190,6 +190,24 @@ class _InOrder(nn.Module):
         return torch.stack([vectors[name] for name in self._names], dim=1)
 
 
+class _RawInputs(nn.Module):
+    """What a module takes beside vectors; a module of its own, as :class:`_InOrder`."""
+
+    def __init__(self, columns: dict[str, tuple[str, ...]]) -> None:
+        super().__init__()
+        self._columns = columns
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, torch.Tensor]:
+        """Return ids and lengths, int64 [B, columns]; padding rows, which have no ids, have 0."""
+
+        def ids(name: str) -> torch.Tensor:
+            values = features[name].values()
+            return functional.pad(values, (0, features.stride() - len(values)))
+
+        lengths = {name: features[name].lengths() for name in self._columns.get("lengths", ())}
+        return stack_raw_inputs(self._columns, ids=ids, lengths=lengths.__getitem__)
+
+
 class ModelWithTables(nn.Module):
     """The lookup of TorchRec's tables, and what follows it."""
 
@@ -197,12 +215,14 @@ class ModelWithTables(nn.Module):
         super().__init__()
         self.sparse_arch = PooledVectors(collection)
         self.head = head
+        self.raw_inputs = _RawInputs(head.raw_columns) if head.raw_columns else None
 
     def forward(
         self, dense_features: torch.Tensor, sparse_features: KeyedJaggedTensor
     ) -> torch.Tensor:
         """Return the logits [B, T] of a batch; the arguments are those of TorchRec's DLRM."""
-        return self.head(dense_features, self.sparse_arch(sparse_features))
+        raw = self.raw_inputs(sparse_features) if self.raw_inputs else None
+        return self.head(dense_features, self.sparse_arch(sparse_features), raw)
 
 
 def build_model(
