@@ -80,8 +80,8 @@ def parse_integers(
     texts: pa.Array, missing: np.ndarray, read: NumberRules, least: float, most: float, dtype: str
 ) -> ParsedText:
     """Parse ``-?D+``, where D is a digit; if the column is lenient, also +5, 260.0 and 2.6e2."""
-    texts, wrong = _ungrouped(_without_unit(texts, read), read)
-    texts = with_point(texts, read)
+    texts, wrong = _ungrouped(_strip_unit(texts, read), read)
+    texts = use_decimal_point(texts, read)
     code = np.zeros(len(texts), np.uint8)
     numbers = try_cast(texts, missing, pa.int64(), _INTEGER_BYTES)
     if numbers is None:
@@ -115,8 +115,8 @@ def exact(text: bytes, shift: int = 0) -> decimal.Decimal | None:
 
 def parse_floats(texts: pa.Array, missing: np.ndarray, read: NumberRules) -> ParsedText:
     """Parse ``-?(D+(.D*)?|.D+)([eE][+-]?D+)?``; if the column is lenient, also with a plus sign."""
-    texts, wrong = _ungrouped(_without_unit(texts, read), read)
-    texts = with_point(texts, read)
+    texts, wrong = _ungrouped(_strip_unit(texts, read), read)
+    texts = use_decimal_point(texts, read)
     code = np.zeros(len(texts), np.uint8)
     numbers = try_cast(texts, missing, pa.float64(), _FLOAT_BYTES)
     if numbers is None:
@@ -131,7 +131,7 @@ def parse_floats(texts: pa.Array, missing: np.ndarray, read: NumberRules) -> Par
     return ParsedText(numbers, missing, code)
 
 
-def _without_unit(texts: pa.Array, read: NumberRules) -> pa.Array:
+def _strip_unit(texts: pa.Array, read: NumberRules) -> pa.Array:
     """Remove the unit before or behind numbers, and a space between."""
     if read.unit:
         unit = f"(?:{re.escape(read.unit)})"
@@ -159,7 +159,7 @@ def _ungrouped(texts: pa.Array, read: NumberRules) -> tuple[pa.Array, np.ndarray
     return pc.replace_substring(texts, pattern=mark, replacement=""), wrong
 
 
-def with_point(texts: pa.Array, read: NumberRules) -> pa.Array:
+def use_decimal_point(texts: pa.Array, read: NumberRules) -> pa.Array:
     """Exchange commas and points where the decimal point is a comma.
 
     So 1,5 is parsed as 1.5, and 1.5 is malformed like 1,5 elsewhere.

@@ -67,7 +67,7 @@ class BadRow:
         """What is wrong, and what to do about it, in one line."""
         return f"{self.what} -> {self.remedy}" if self.remedy else self.what
 
-    def at(self, line: int) -> BadRow:
+    def move_to(self, line: int) -> BadRow:
         """Return the row with another line; there may be millions of them."""
         return BadRow(line, self.what, self.column, self.text, self.remedy)
 
@@ -206,7 +206,7 @@ def add_bad_rows(rows: RawRows, bad: Sequence[BadRow]) -> RawRows:
     def moved(line: np.ndarray) -> np.ndarray:
         return line + np.searchsorted(places, line, side="right")
 
-    others = [row.at(int(moved(np.array(row.line)))) for row in rows.bad]
+    others = [row.move_to(int(moved(np.array(row.line)))) for row in rows.bad]
     return dataclasses.replace(
         rows,
         line=moved(rows.line),

@@ -34,7 +34,7 @@ from nvt_torchrec.base.files.journal import Journal, refuse_changes
 from nvt_torchrec.base.files.remote import filesystem_of
 from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.base.threads import count_cores, map_in_order
-from nvt_torchrec.clicklog.in_memory.value_errors import of_fitted_spec, say_fitted
+from nvt_torchrec.clicklog.in_memory.value_errors import name_fitted_spec, say_fitted
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.inference.model.torch_threads import one_thread
@@ -105,7 +105,7 @@ def predict_file(
     spec = input_spec(predictor.spec, input_path, file_format)
     input_path = format_of(spec).pinned(input_path)
     pieces = format_of(spec).stream(input_path, piece_bytes)
-    with of_fitted_spec():
+    with name_fitted_spec():
         first = next(pieces)
     if need_label and not first.label:
         raise SchemaError(f"{input_path}: no column {spec.label}", "leave --evaluate out")
@@ -310,7 +310,7 @@ class _Parts:
 def _score(
     predictor: Predictor, piece: UnparsedRows, id_columns: tuple[str, ...], reject: bool
 ) -> Result:
-    with of_fitted_spec():
+    with name_fitted_spec():
         rows = piece.parse(reject=reject)
     columns: dict[str, Any] = {"row": to_arrow(piece.first + rows.line)}
     columns |= piece.columns(id_columns, rows.line) if id_columns else {}

@@ -15,8 +15,8 @@ from nvt_torchrec.clicklog.in_memory.frames import read_columns, read_dicts
 from nvt_torchrec.clicklog.in_memory.value_errors import (
     NOT_A_LIST,
     InvalidRowError,
+    add_remedy,
     no_such_key,
-    with_remedy,
 )
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
@@ -103,7 +103,7 @@ class Encoder:
                 return self._reader.read(rows)
             return read_dicts(rows, self.spec)
         except InvalidRowError as error:
-            raise with_remedy(error, self.spec) from None
+            raise add_remedy(error, self.spec) from None
 
 
 def _list_parser(parse_item: Callable[[Any], Any]) -> Callable[[Any], list | None]:

@@ -19,7 +19,7 @@ from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.inference.model.bundle import WORKFLOW, BundleDescription, bundle_digest, describe
 from nvt_torchrec.models.checkpoint.record import MODEL_FILE, CheckpointRecord, digest_of
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.report import generations_table
+from nvt_torchrec.workflows.inspection import generations_table
 
 
 @dataclasses.dataclass

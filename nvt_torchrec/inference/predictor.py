@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
-from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, of_fitted_spec
+from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, name_fitted_spec
 from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
@@ -173,9 +173,9 @@ class Predictor:
 
     def _file(self, path: Path | str) -> np.ndarray:
         spec = input_spec(self.spec, str(path))
-        with of_fitted_spec():
+        with name_fitted_spec():
             pieces = [
-                self.predict_rows(piece.without_label().parse(), piece.first)
+                self.predict_rows(piece.drop_label().parse(), piece.first)
                 for piece in format_of(spec).stream(str(path), _BLOCK_BYTES)
             ]
         return np.concatenate([self._no_scores, *pieces])

@@ -56,7 +56,7 @@ class Scorer:
             InvalidRowError: An id is outside of its table, or a probability is not finite.
         """
         schema = self.schema
-        read = _of_batch if callable(getattr(ids, "lengths", None)) else _of_rows
+        read = _split_batch if callable(getattr(ids, "lengths", None)) else _split_rows
         given = read(ids, schema.categorical)
         columns = list(map(_checked, schema.categorical, schema.table_sizes, given))
         values = np.array(_array(dense).T, np.float32, order="C")
@@ -76,13 +76,13 @@ def _array(values: Any) -> np.ndarray:
     return np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values)
 
 
-def _of_batch(ids: KeyedJaggedTensor, names: tuple[str, ...]) -> list[Ids]:
+def _split_batch(ids: KeyedJaggedTensor, names: tuple[str, ...]) -> list[Ids]:
     if missing := sorted(set(names) - set(ids.keys())):
         raise SchemaError(f"the ids have no column {', '.join(missing)}", _ENCODE)
     return [_column(_array(ids[name].values()), _array(ids[name].lengths())) for name in names]
 
 
-def _of_rows(ids: Any, names: tuple[str, ...]) -> list[Ids]:
+def _split_rows(ids: Any, names: tuple[str, ...]) -> list[Ids]:
     array = np.array(ids, object) if isinstance(ids, list | tuple) else _array(ids)
     if array.shape[1:2] != (len(names),):
         raise SchemaError(f"ids of shape {list(array.shape)}", f"pass [rows, {len(names)}]")

@@ -77,11 +77,11 @@ ByLabel: TypeAlias = dict[str, Metrics]
 
 
 def to_json(metrics: Mapping[str, Metrics]) -> dict[str, Any]:
-    """Return a JSON-ready form of metrics by label, see :func:`by_label`."""
-    return by_label({label: of_label.to_dict() for label, of_label in metrics.items()})
+    """Return a JSON-ready form of metrics by label, see :func:`unwrap_single_label`."""
+    return unwrap_single_label({label: of_label.to_dict() for label, of_label in metrics.items()})
 
 
-def by_label(values: dict[str, Any]) -> Any:
+def unwrap_single_label(values: dict[str, Any]) -> Any:
     """Return values by label as JSON shows them: of one label, its value; None of no label."""
     return values if len(values) > 1 else next(iter(values.values()), None)
 

@@ -58,7 +58,11 @@ class PiecewiseLinear(nn.Module):
         """Return the vectors [B, N, D] of values [B, N], or [B, 1, D]; see :func:`find_edges`."""
         if dense.is_cpu and not torch.compiler.is_exporting():
             inputs = (dense, self.edges, self.vectors, self.summed)
-            return _OnCpu.apply(*inputs) if self.vectors.requires_grad else _on_cpu(*inputs)[0]
+            return (
+                _OnCpu.apply(*inputs)
+                if self.vectors.requires_grad
+                else _interpolate_on_cpu(*inputs)[0]
+            )
         return self.compute_with_operators(dense)
 
     def compute_with_operators(self, dense: torch.Tensor) -> torch.Tensor:
@@ -77,7 +81,7 @@ class PiecewiseLinear(nn.Module):
         return vectors.sum(1, keepdim=True) if self.summed else vectors
 
 
-def _on_cpu(
+def _interpolate_on_cpu(
     dense: torch.Tensor, edges: torch.Tensor, vectors: torch.Tensor, summed: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the result of :func:`.piecewise_kernels.interpolate`, and its rows and shares."""
@@ -96,7 +100,7 @@ class _OnCpu(torch.autograd.Function):
     def forward(
         ctx: Any, dense: torch.Tensor, edges: torch.Tensor, vectors: torch.Tensor, summed: bool
     ) -> torch.Tensor:
-        out, below, share = _on_cpu(dense, edges, vectors.detach(), summed)
+        out, below, share = _interpolate_on_cpu(dense, edges, vectors.detach(), summed)
         ctx.save_for_backward(below, share, vectors)
         return out
 

@@ -37,7 +37,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.nvt_loader.parquet.kernels import random_order
+from nvt_torchrec.nvt_loader.parquet.parquet_kernels import random_order
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Range, RowGroupSlice
 
 #: Default number of virtual shards: 1, 2, 4 or 8 ranks read none of them together.

@@ -13,7 +13,7 @@ from nvt_torchrec.base.errors import run_command
 #: Subcommand → its module and its help.
 COMMANDS = {
     "inspect": (
-        "nvt_torchrec.workflows.report",
+        "nvt_torchrec.workflows.inspection",
         "show vocabularies, statistics, line of descent, sizes on disk and table sizes",
     ),
     "lookup": (

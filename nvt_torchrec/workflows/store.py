@@ -184,7 +184,7 @@ def load(path: Path | str, *, label: bool = True, raw: bool = True) -> Workflow:
     spec = description.spec
     records = graph_of(description)["nodes"]
     if not label:
-        records = _without(records, nodes.passed_through(spec))
+        records = _drop_selection(records, nodes.passed_through(spec))
     workflow = realize(records, path, spec if raw else None)
     # NVTabular caches vocabularies by path, which may have contained another workflow.
     clean_worker_cache()
@@ -201,7 +201,7 @@ def _selected(record: nodes.Record) -> list[str]:
     return record["selector"]["names"] if record["op_class"] == nodes.SELECT else []
 
 
-def _without(records: list[nodes.Record], names: list[str]) -> list[nodes.Record]:
+def _drop_selection(records: list[nodes.Record], names: list[str]) -> list[nodes.Record]:
     """Leave out the node that selects some columns, which only the output has."""
     (gone,) = (record["id"] for record in records if _selected(record) == names)
     return [

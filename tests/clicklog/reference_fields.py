@@ -26,7 +26,7 @@ _EXCHANGED = str.maketrans(",.", ".,")
 BAD = "malformed"
 
 
-def _without_unit(text: str, unit: str) -> str:
+def _strip_unit(text: str, unit: str) -> str:
     sign = text[:1] if text.startswith(("+", "-")) else ""
     rest = text[len(sign) :]
     if rest.startswith(unit):
@@ -39,7 +39,7 @@ def _without_unit(text: str, unit: str) -> str:
 
 def _number(text: str, read: Read):
     if read.unit:
-        text = _without_unit(text, read.unit)
+        text = _strip_unit(text, read.unit)
     if read.thousands and read.thousands in text and read.raw != "weight":
         sep = re.escape(read.thousands)
         if not re.fullmatch(rf"[+-]?[1-9][0-9]{{0,2}}({sep}[0-9]{{3}})+(?![0-9])[^{sep}]*", text):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadRowError
 from nvt_torchrec.clicklog.readers import lines
-from nvt_torchrec.clicklog.readers.lines import after_preamble, text_end, without_empty_lines
+from nvt_torchrec.clicklog.readers.lines import after_preamble, drop_empty_lines, text_end
 from nvt_torchrec.clicklog.readers.log_format import format_of, read_block
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from tests.spec_logs import open_file, spec_of, stream_rows
@@ -109,7 +109,7 @@ def test_empty_ends_are_those_of_plain_python(lines: list[str], end: str) -> Non
     text = "".join(line + end for line in lines)
     while lines and not lines[-1]:
         lines = lines[:-1]
-    assert without_empty_lines(text.encode()) == len("".join(line + end for line in lines))
+    assert drop_empty_lines(text.encode()) == len("".join(line + end for line in lines))
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])

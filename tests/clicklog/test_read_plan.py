@@ -60,7 +60,7 @@ def test_text_is_read_as_the_spec_says(data) -> None:
     assert layout.label
     check(lines, spec, layout, label=True, end=end)
     # the same without what only training reads, which is not checked either
-    check(lines, spec, layout.without_label(), label=False)
+    check(lines, spec, layout.drop_label(), label=False)
     if not spec.input.header:
         shorter = plain_layouts(spec)[-1]
         kept = [i for i, name in enumerate(log.names) if name in ("", *spec.sources(label=False))]
@@ -135,7 +135,7 @@ def test_positions_with_and_without_what_training_reads(line, fields) -> None:
     layout = layout_of(f"{line}\n{line}\n".encode(), "x", SHOP)
     assert layout.fields == fields
     assert layout.label == ("clicked" in fields)
-    rows = parse_rows(f"{line}\n".encode(), SHOP, layout.without_label())
+    rows = parse_rows(f"{line}\n".encode(), SHOP, layout.drop_label())
     assert as_lists(rows, SHOP) == [[30, "u", 2]]
     if layout.label:
         rows = parse_rows(f"{line}\n".encode(), SHOP, layout)

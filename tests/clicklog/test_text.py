@@ -121,7 +121,7 @@ def test_header_in_any_order_with_further_columns() -> None:
     assert layout.begin == len(head)
     rows = parse_delimited(b'?,1|2,ff,a|b,"x, y",-7,a0,2.5,3,1,?\r\n', CSV, layout)
     assert as_lists(rows, CSV) == [[1, 3, 2.5, 0xA0, -7, "x, y", ["a", "b"], [1, 2], [255]]]
-    without = parse_delimited(b"?,1,ff,a,x,-7,a0,2.5,3,oh,?\n", CSV, layout.without_label())
+    without = parse_delimited(b"?,1,ff,a,x,-7,a0,2.5,3,oh,?\n", CSV, layout.drop_label())
     assert without.label is None
     assert without.dense.tolist() == [[3], [2.5]]
     unlabelled = layout_of(head.replace(b"click", b"klick"), "day_0.csv", CSV)

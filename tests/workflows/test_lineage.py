@@ -19,8 +19,8 @@ from nvt_torchrec.formats.vocabularies import read_reused
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.extension.extend_workflow import DayCounts
 from nvt_torchrec.workflows.extension.state import read_state
+from nvt_torchrec.workflows.inspection import report
 from nvt_torchrec.workflows.lookup import describe_meaning, id_of, meaning_of
-from nvt_torchrec.workflows.report import report
 from nvt_torchrec.workflows.vocabulary import apply_policy
 from nvt_torchrec.workflows.writer import Fitted
 from tests.mutations import edit_json, expect_own_errors, flip_bit

@@ -27,9 +27,9 @@ from nvt_torchrec.clicklog.in_memory.python_values import (
 from nvt_torchrec.clicklog.in_memory.value_errors import (
     InvalidRowError,
     MissingColumnError,
+    add_remedy,
     keys_of,
     no_such_key,
-    with_remedy,
 )
 from nvt_torchrec.clicklog.readers.parquet_values import (
     conversion_remedy,
@@ -142,7 +142,7 @@ def _convert_reads(columns: Any, reads: Sequence[Read], spec: FeatureSpec) -> li
             code = int(column.code[row])
             reason = RAW_TYPES[read.raw].message(code) if code else "a weight must not be missing"
             error = InvalidRowError(row, read.source, f"{column.show(row)}: {reason}")
-            raise with_remedy(error, spec)
+            raise add_remedy(error, spec)
     return converted
 
 
@@ -216,7 +216,7 @@ def _array(values: Any, name: str, *, times: bool) -> pa.Array | list:
             return mask_to_arrow(values) if values.dtype.kind == "b" else to_arrow(values)
         if times and values.ndim == 1 and values.dtype.kind == "M":
             return times_to_arrow(values)
-        return _of_objects(list(values))
+        return _read_objects(list(values))
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise SchemaError(
             f"column {name}: {values!r:.60} is not a column",
@@ -233,7 +233,7 @@ def _array(values: Any, name: str, *, times: bool) -> pa.Array | list:
     return list(values)
 
 
-def _of_objects(values: list) -> pa.Array | list:
+def _read_objects(values: list) -> pa.Array | list:
     """Return an Arrow array if all values are texts or missing, as pandas holds text."""
     kinds = set(map(type, values))
     if str not in kinds or kinds - {str, float, type(None)}:

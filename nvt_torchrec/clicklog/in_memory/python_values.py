@@ -23,7 +23,7 @@ from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.value_errors import NOT_A_LIST, InvalidRowError
 from nvt_torchrec.clicklog.readers.parquet_values import convert_column
-from nvt_torchrec.clicklog.text.convert import Converted, convert, fields_of, of_items
+from nvt_torchrec.clicklog.text.convert import Converted, convert, convert_items, fields_of
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES, base
 from nvt_torchrec.formats.feature_spec.raw_types.time import microseconds_of
 from nvt_torchrec.formats.feature_spec.read_plan import Read
@@ -79,7 +79,7 @@ def _show(values: list) -> Callable[[int], str]:
 
 def _items(values: list, read: Read, text: bool) -> Converted:
     if text or has_rules(read):
-        return _by_rules(values, read)
+        return _parse_by_rules(values, read)
     converted, missing = RAW_TYPES[read.raw].from_values(values)
     return Converted(converted, missing, np.zeros(len(values), np.uint8), _show(values))
 
@@ -102,7 +102,7 @@ def _lists(values: list, read: Read, text: bool) -> Converted:
     empty = np.flatnonzero(items.missing & (items.code == 0))
     if len(empty):
         raise base.BadValueError(row_of(int(empty[0])), base.MESSAGES[base.EMPTY_ITEM])
-    return dataclasses.replace(of_items(offsets, items), show=_show(values))
+    return dataclasses.replace(convert_items(offsets, items), show=_show(values))
 
 
 def _list(row: int, value: Any) -> Sequence:
@@ -113,7 +113,7 @@ def _list(row: int, value: Any) -> Sequence:
     return list(value)
 
 
-def _by_rules(values: list, read: Read) -> Converted:
+def _parse_by_rules(values: list, read: Read) -> Converted:
     rows_of: dict[int, list[int]] = {}
     for row, value in enumerate(values):
         rows_of.setdefault(_kind(value, read), []).append(row)
@@ -140,8 +140,8 @@ def _part(kind: int, values: list, rows: list[int], read: Read) -> Converted:
     """Convert the values in some rows, all of one kind."""
     some = values if len(rows) == len(values) else [values[row] for row in rows]
     if kind == _TEXT:
-        return _of_texts(some, rows, read)
-    return _of_array(_array(some, rows, kind, read), rows, read)
+        return _read_texts(some, rows, read)
+    return _read_array(_array(some, rows, kind, read), rows, read)
 
 
 def _kind(value: Any, read: Read) -> int:
@@ -155,7 +155,7 @@ def _kind(value: Any, read: Read) -> int:
     return _FLOATS if floats else _INTEGERS
 
 
-def _of_texts(values: list, rows: list[int], read: Read) -> Converted:
+def _read_texts(values: list, rows: list[int], read: Read) -> Converted:
     """Convert texts; all other values are missing."""
     encoded = []
     for row, value in zip(rows, values, strict=True):
@@ -198,7 +198,7 @@ def _number(value: Any, read: Read) -> int | float:
     raise ValueError(RAW_TYPES[read.raw].syntax)
 
 
-def _of_array(array: pa.Array, rows: list[int], read: Read) -> Converted:
+def _read_array(array: pa.Array, rows: list[int], read: Read) -> Converted:
     try:
         return convert_column(array, read)
     except SchemaError:

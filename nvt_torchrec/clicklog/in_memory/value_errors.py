@@ -62,7 +62,7 @@ def no_such_key(row: int, column: str) -> MissingColumnError:
 
 
 @contextlib.contextmanager
-def of_fitted_spec() -> Iterator[None]:
+def name_fitted_spec() -> Iterator[None]:
     """Say in errors about a file that the spec whose keys they name is that of a workflow."""
     try:
         yield
@@ -77,7 +77,7 @@ def say_fitted(remedy: str) -> str:
     return f"{remedy}{_LATER}" if "the spec" in remedy else remedy
 
 
-def with_remedy(error: InvalidRowError, spec: FeatureSpec) -> InvalidRowError:
+def add_remedy(error: InvalidRowError, spec: FeatureSpec) -> InvalidRowError:
     """Return the error of a value in rows in memory, with what to do about it."""
     for read in spec.read_plan(label=False).reads:
         remedy = _remedy(error.reason, read) if read.source == error.column else ""

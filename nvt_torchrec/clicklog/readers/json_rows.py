@@ -92,7 +92,7 @@ def read_lines(lines: list[bytes]) -> tuple[pa.Table, list[BadRow]]:
     Where Arrow cannot parse them, because a line is no object or a key has values of several types,
     Python does; values of several types, such as booleans and numbers, are texts then.
     """
-    table = _by_arrow(b"\n".join(lines))
+    table = _read_with_arrow(b"\n".join(lines))
     if table is not None and len(table) == len(lines):
         return table, []
     objects, bad = [], []
@@ -110,7 +110,7 @@ def read_lines(lines: list[bytes]) -> tuple[pa.Table, list[BadRow]]:
     return pa.table({name: _array([o.get(name) for o in objects]) for name in names}), bad
 
 
-def _by_arrow(text: bytes) -> pa.Table | None:
+def _read_with_arrow(text: bytes) -> pa.Table | None:
     """Return lines as a table in which times are texts; None if Arrow cannot parse them."""
     data = np.frombuffer(text, np.uint8)
     ends = np.append(np.flatnonzero(data == ord("\n")), len(data))

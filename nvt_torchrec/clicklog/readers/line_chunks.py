@@ -104,7 +104,7 @@ def split_chunks(
                 cut, long = yield from _rows(text, first, begin, limit, quotes, final=ended)
         else:
             cut = filled if ended else buffer.rfind(b"\n", first, filled) + 1 or first
-            yield from _without_long_lines(buffer, first, cut, begin, limit)
+            yield from _drop_long_lines(buffer, first, cut, begin, limit)
         if ended:
             return
         rest = memoryview(buffer)[cut:filled]
@@ -126,7 +126,7 @@ def fill(file: Any, view: memoryview) -> int:
     return filled
 
 
-def _without_long_lines(
+def _drop_long_lines(
     buffer: bytearray, at: int, stop: int, begin: int, limit: int
 ) -> Iterator[memoryview | LongLine]:
     """The whole lines ``buffer[at:stop]``; its first byte is byte ``begin`` of the file."""

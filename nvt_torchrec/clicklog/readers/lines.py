@@ -165,11 +165,11 @@ def text_end(path: str, begin: int, end: int) -> int:
         BadInputError: The file cannot be read.
     """
     at = max(begin, end - _SCAN_BYTES)
-    kept = without_empty_lines(read_up_to(path, at, end))
+    kept = drop_empty_lines(read_up_to(path, at, end))
     return at + kept if kept or at == begin else end
 
 
-def without_empty_lines(text: bytes | memoryview) -> int:
+def drop_empty_lines(text: bytes | memoryview) -> int:
     """Return where the empty lines begin with which whole lines end."""
     whole = bytes(text)
     if not whole.endswith(b"\n"):

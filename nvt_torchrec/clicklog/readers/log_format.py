@@ -96,7 +96,7 @@ class UnparsedRows(abc.ABC):
         """The number of the first row as messages count it; see :meth:`LogFormat.first_line`."""
         return self.first + 1
 
-    def without_label(self) -> UnparsedRows:
+    def drop_label(self) -> UnparsedRows:
         """Return the same rows without the label, so that its values are not checked."""
         return dataclasses.replace(self, label=False)
 

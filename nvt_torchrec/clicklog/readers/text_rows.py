@@ -18,12 +18,12 @@ from nvt_torchrec.clicklog.readers.line_chunks import LongLine
 from nvt_torchrec.clicklog.readers.lines import (
     PARQUET_MAGIC,
     cut_lines,
+    drop_empty_lines,
     find_preamble,
     read_bytes,
     read_chunks,
     stream_chunks,
     text_end,
-    without_empty_lines,
 )
 from nvt_torchrec.clicklog.readers.log_format import Block, LogFormat, OpenDay, UnparsedRows
 from nvt_torchrec.clicklog.text.convert import convert
@@ -82,14 +82,14 @@ class TextRows(UnparsedRows):
         """See :attr:`UnparsedRows.first_line`."""
         return self.first + 1 + self.format.header_lines(self.path)
 
-    def without_label(self) -> UnparsedRows:
-        """See :meth:`UnparsedRows.without_label`.
+    def drop_label(self) -> UnparsedRows:
+        """See :meth:`UnparsedRows.drop_label`.
 
         The parser of Criteo's format always reads a label that is there: then the same rows.
         """
         if self.spec.is_criteo_format:
             return self
-        return dataclasses.replace(self, label=False, layout=self.layout.without_label())
+        return dataclasses.replace(self, label=False, layout=self.layout.drop_label())
 
     def parse_all(self, *, reject: bool | int) -> RawRows:
         """See :meth:`UnparsedRows.parse_all`."""
@@ -146,7 +146,7 @@ class TextFormat(LogFormat):
     def block_layout(self, block: Block, label: bool) -> LineLayout:
         """Return the positions of the columns for a block. Raises as :meth:`layout_of`."""
         layout = self.file_layout(block.path, block.end, block.source)
-        return layout if label else layout.without_label()
+        return layout if label else layout.drop_label()
 
     @staticmethod
     @abc.abstractmethod
@@ -324,7 +324,7 @@ class TextFormat(LogFormat):
         """See :meth:`LogFormat.stream`."""
         chunks = stream_chunks(path, block_bytes, self.spec.input)
         if self.spec.input.skip_empty_lines:
-            chunks = _without_empty_end(chunks)
+            chunks = _drop_empty_end(chunks)
         taken, layout = self._first_layout(chunks, path)
         first, begin = 0, layout.begin
         for chunk in itertools.chain(taken, chunks):
@@ -344,7 +344,7 @@ class TextFormat(LogFormat):
             unparsed.parse(reject=reject)
 
 
-def _without_empty_end(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+def _drop_empty_end(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
     """Yield chunks but for the empty lines at the end of the last one."""
     empty = 0
     for chunk in chunks:
@@ -352,7 +352,7 @@ def _without_empty_end(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
             kept: Any = chunk
             rest = memoryview(b"")
         else:
-            end = without_empty_lines(chunk)
+            end = drop_empty_lines(chunk)
             kept, rest = chunk[:end], chunk[end:]
         if isinstance(kept, LongLine) or len(kept):
             if empty:

@@ -101,7 +101,7 @@ def convert_lists(fields: pa.Array, read: Read, separator: str) -> Converted:
     converted.code[converted.missing] = NULL_ITEM
     bare = _present(items, dataclasses.replace(read, nulls=()))[1]
     converted.code[bare] = EMPTY_ITEM
-    return of_items(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), converted)
+    return convert_items(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), converted)
 
 
 def _bare_lists(texts: pa.Array, missing: np.ndarray, read: Read, separator: str) -> pa.Array:
@@ -118,7 +118,7 @@ def _bare_lists(texts: pa.Array, missing: np.ndarray, read: Read, separator: str
     return texts
 
 
-def of_items(offsets: np.ndarray, items: Converted) -> Converted:
+def convert_items(offsets: np.ndarray, items: Converted) -> Converted:
     """Make lists of converted items; a row has the code of its first wrong item."""
     lengths = np.diff(offsets)
     code = np.zeros(len(lengths), np.uint8)

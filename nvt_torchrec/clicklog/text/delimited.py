@@ -64,7 +64,7 @@ def parse_delimited(
         reject=reject,
     )
     wrong = np.flatnonzero(split.code)
-    bad = [row.at(int(split.line[row.line])) for row in rows.bad]
+    bad = [row.move_to(int(split.line[row.line])) for row in rows.bad]
     all_described = describes(reject, rows.bad_count + len(wrong))
     for line in (wrong if all_described else wrong[:DESCRIBED_BAD_ROWS]).tolist():
         code, where, text = int(split.code[line]), int(split.where[line]), split.row(line)

@@ -42,7 +42,7 @@ class LineLayout:
     begin: int = 0
     source: str = ""
 
-    def without_label(self) -> LineLayout:
+    def drop_label(self) -> LineLayout:
         """Return the layout without labels, whose fields are then ignored."""
         return dataclasses.replace(self, label=False)
 
@@ -97,7 +97,8 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
         if names.count(name) != 1:
             if name in names:
                 raise BadInputError(
-                    f"{source}: column {name} is twice in the header", _by_position(names, spec)
+                    f"{source}: column {name} is twice in the header",
+                    _name_by_position(names, spec),
                 )
             raise BadInputError(
                 f"{source}: column {name} is not in the header",
@@ -106,7 +107,7 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     return LineLayout(tuple(names), label, len(first) + 1)
 
 
-def _by_position(names: list[str], spec: FeatureSpec) -> str:
+def _name_by_position(names: list[str], spec: FeatureSpec) -> str:
     other = list(spec.file_columns(label=True))[:2]
     return (
         f"name its {len(names)} fields by position in [input] of the spec: header = false, "

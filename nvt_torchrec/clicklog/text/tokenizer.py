@@ -89,10 +89,10 @@ def parse_criteo(
     count, size = _parse(buffer, tail, split, label, *columns, others, text)
     if not count:
         return rows
-    return _with_others(rows, others[:count], memoryview(text)[:size], spec, reject=reject)  # type: ignore[arg-type]
+    return _fill_in_others(rows, others[:count], memoryview(text)[:size], spec, reject=reject)  # type: ignore[arg-type]
 
 
-def _with_others(
+def _fill_in_others(
     rows: RawRows, lines: np.ndarray, text: memoryview, spec: FeatureSpec, *, reject: bool | int
 ) -> RawRows:
     """Fill in the rows that are not usual, or leave them out if they are malformed.
@@ -113,7 +113,7 @@ def _with_others(
     kept = np.ones(len(rows), bool)
     kept[lines] = False
     kept[good] = True
-    bad = [row.at(int(lines[row.line])) for row in parsed.bad]
+    bad = [row.move_to(int(lines[row.line])) for row in parsed.bad]
     return dataclasses.replace(
         rows if kept.all() else take(rows, kept), bad=bad, bad_count=parsed.bad_count
     )

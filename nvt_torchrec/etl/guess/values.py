@@ -220,19 +220,19 @@ def _split_lists(column: Profile, separator: str) -> Profile:
     kind, unread = "string", ""
     if numbers and numbers.kind != "float" and numbers.reading == reading:
         kind = numbers.kind
-    elif any(map(_in_brackets, column.counts)):
+    elif any(map(_has_brackets, column.counts)):
         unread = f"lists of texts in brackets: write them without, with {separator} between"
         kind = "empty"
     return dataclasses.replace(lists, kind=kind, unread=unread, separator=separator, multi_hot=True)
 
 
-def _in_brackets(text: str) -> bool:
+def _has_brackets(text: str) -> bool:
     return text[:1] == "[" and text[-1:] == "]"
 
 
 def items_of(text: str, separator: str) -> list[str]:
     """Return the items of a list, which may be in brackets or end with a separator."""
-    text = text[1:-1] if _in_brackets(text) else text
+    text = text[1:-1] if _has_brackets(text) else text
     return text.removesuffix(separator).split(separator) if text.strip() else []
 
 

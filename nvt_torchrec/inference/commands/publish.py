@@ -32,12 +32,12 @@ def run(settings: PublishSettings) -> int:
     """Publish or roll back; print the comparison and what is served. Return the exit status."""
     prepare()
     from nvt_torchrec.inference.publish.steps import publish, rollback
-    from nvt_torchrec.models.metrics import by_label
+    from nvt_torchrec.models.metrics import unwrap_single_label
 
     done = rollback(settings.to) if settings.rollback else publish(settings)
     if settings.json:
         content = dataclasses.asdict(done)
-        print(json.dumps(content | {"metrics": by_label(content["metrics"]) or {}}))
+        print(json.dumps(content | {"metrics": unwrap_single_label(content["metrics"]) or {}}))
     else:
         _print(done, settings)
     return REFUSED if done.refusals else 0

@@ -229,9 +229,9 @@ def score_labelled(
     if not taken:
         raise BadInputError(f"{path}: no rows", "pass rows with labels")
     truth, weight = np.concatenate(labels, 1), np.concatenate(weights) if weights else None
-    name_by_label = {name: np.atleast_2d(np.concatenate(p).T) for name, p in scores.items()}
+    by_name = {name: np.atleast_2d(np.concatenate(p).T) for name, p in scores.items()}
     return {
-        label: {name: metrics_of(p[t], truth[t], weight) for name, p in name_by_label.items()}
+        label: {name: metrics_of(p[t], truth[t], weight) for name, p in by_name.items()}
         for t, label in enumerate(first.labels)
     }
 

@@ -16,7 +16,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
-from nvt_torchrec.models.metrics import by_label
+from nvt_torchrec.models.metrics import unwrap_single_label
 from nvt_torchrec.workflows.compiled.compiled_workflow import EncodedRows
 
 #: The rows of a request, and a function of their probabilities that makes its answer.
@@ -67,8 +67,8 @@ def parse_body(
     may_have_booleans = b"true" in body or b"false" in body
 
     def respond(probabilities: np.ndarray) -> Response:
-        name_by_label = zip(predictor.labels, np.atleast_2d(probabilities.T).tolist(), strict=True)
-        content = {"probabilities": by_label(dict(name_by_label))}
+        by_label = zip(predictor.labels, np.atleast_2d(probabilities.T).tolist(), strict=True)
+        content = {"probabilities": unwrap_single_label(dict(by_label))}
         return Response(json.dumps(content, allow_nan=False), media_type="application/json")
 
     return encode(rows, predictor, may_have_booleans=may_have_booleans), respond

@@ -23,7 +23,7 @@ from nvt_torchrec.nvt_loader.cpu.blocks import (
 )
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.decoder import cpu_decoder
-from nvt_torchrec.nvt_loader.parquet.kernels import (
+from nvt_torchrec.nvt_loader.parquet.parquet_kernels import (
     copy_rows,
     list_lengths,
     list_values,

@@ -17,7 +17,7 @@ import torch
 
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
-from nvt_torchrec.nvt_loader.parquet.kernels import find_copies
+from nvt_torchrec.nvt_loader.parquet.parquet_kernels import find_copies
 from nvt_torchrec.nvt_loader.parquet.row_chunks import RowChunk, ShardReader
 
 try:

@@ -19,8 +19,8 @@ from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset, error_context
 from nvt_torchrec.nvt_loader.parquet.files import REWRITE, check_columns
-from nvt_torchrec.nvt_loader.parquet.kernels import random_words
 from nvt_torchrec.nvt_loader.parquet.page_reader import OpenRowGroup, PageReader
+from nvt_torchrec.nvt_loader.parquet.parquet_kernels import random_words
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Decoder, RowChunk, RowGroupSlice, Target
 
 

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from nvt_torchrec.base.parquet_footer import varint
-from nvt_torchrec.nvt_loader.parquet.kernels import pointer
+from nvt_torchrec.nvt_loader.parquet.parquet_kernels import pointer
 
 #: Indices of at most so many bits are unpacked eight at a time: four, and a shift, fit a word.
 _EIGHT_BITS = 14

@@ -21,7 +21,6 @@ from nvt_torchrec.nvt_loader.parquet.dictionary_indices import (
     WORDS,
     read_indices,
 )
-from nvt_torchrec.nvt_loader.parquet.kernels import copy_rows, largest_of, pointer
 from nvt_torchrec.nvt_loader.parquet.pages import (
     BODY,
     BYTES,
@@ -36,6 +35,7 @@ from nvt_torchrec.nvt_loader.parquet.pages import (
     RLE_DICTIONARY,
     SIGNED,
 )
+from nvt_torchrec.nvt_loader.parquet.parquet_kernels import copy_rows, largest_of, pointer
 
 #: Rows decoded before they are copied to a block: as many as fit a core's second-level cache.
 DECODED_ROWS = 1024
@@ -244,7 +244,7 @@ def read_into(
 
     Args:
         labels, weights, dense, ids, copies, batch, first, rows: As
-            :func:`nvt_loader.parquet.kernels.copy_rows` takes them.
+            :func:`nvt_loader.parquet.parquet_kernels.copy_rows` takes them.
         order: int64 [columns], the column chunk of each of the schema's columns.
         limits: uint64 [chunks], the bound that each column's numbers must stay below.
         cursors, pages, first_page, chunks, checked: As :func:`read_rows` takes them.

@@ -12,7 +12,7 @@ import numpy as np
 
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.base.parquet_footer import MISSING, read_structs, structs_path, varint
-from nvt_torchrec.nvt_loader.parquet.kernels import pointer
+from nvt_torchrec.nvt_loader.parquet.parquet_kernels import pointer
 
 #: A column chunk is a row of int64: its address and bytes; its values; whether values may be
 #: missing, are floats that may be negative, are compressed with Snappy (1 or 0).

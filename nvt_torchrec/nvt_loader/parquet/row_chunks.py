@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from nvt_torchrec.nvt_loader.parquet.kernels import copy_rows
+from nvt_torchrec.nvt_loader.parquet.parquet_kernels import copy_rows
 
 #: Rows [begin, end).
 Range = tuple[int, int]
@@ -43,7 +43,7 @@ class Target(NamedTuple):
     Attributes:
         labels, weights, dense: The block's memory [steps · B, columns]; floats as their bits.
         ids: The same, flat.
-        copies: int64 [copies, 5], from :func:`nvt_loader.parquet.kernels.find_copies`.
+        copies: int64 [copies, 5], from :func:`nvt_loader.parquet.parquet_kernels.find_copies`.
         batch: B.
     """
 

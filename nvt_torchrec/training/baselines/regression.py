@@ -183,8 +183,8 @@ def read_sample(
         for j in range(count)
     ]
     of_rows = np.concatenate(weights) if weights else None
-    name_by_label = dict(zip(names, np.concatenate(labels).T.copy(), strict=True))
-    return RowSample(np.concatenate(dense), columns, name_by_label, of_rows)
+    by_name = dict(zip(names, np.concatenate(labels).T.copy(), strict=True))
+    return RowSample(np.concatenate(dense), columns, by_name, of_rows)
 
 
 def fit_regression(sample: RowSample, label: str, edges: np.ndarray | None = None) -> Regression:

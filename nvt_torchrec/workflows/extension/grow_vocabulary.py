@@ -93,12 +93,12 @@ def extend_vocabulary(
     pending = _added_up(state.pending.and_also(seen_today, column.name))
 
     earned = _earned(column, len(counts), pending)
-    added = pending.at(earned)
+    added = pending.take(earned)
     values = before.values
     if len(added):
         values = concatenate([values, added.values], column.name)
         counts = np.concatenate([counts, added.counts])
-        pending = pending.at(np.delete(np.arange(len(pending)), earned))
+        pending = pending.take(np.delete(np.arange(len(pending)), earned))
         if last_days is not None:
             last_days = np.concatenate([last_days, added.days])
     _check_size(column, len(counts))
@@ -107,18 +107,18 @@ def extend_vocabulary(
     if retire_after_days is not None and last_days is not None and len(pending):
         gaining, losing = _exchanged(counts, last_days, pending, day - retire_after_days)
         retired = SeenValues(take(values, losing), counts[losing], last_days[losing])
-        gained = pending.at(gaining)
+        gained = pending.take(gaining)
         place = np.arange(len(values))
         place[losing] = len(values) + np.arange(len(gained))
         values = take(concatenate([values, gained.values], column.name), place)
         counts[losing], last_days[losing] = gained.counts, gained.days
-        pending = pending.at(np.delete(np.arange(len(pending)), gaining))
+        pending = pending.take(np.delete(np.arange(len(pending)), gaining))
         pending = pending.and_also(retired, column.name)
         reused = np.sort(losing)
 
     kept = kept_pending(pending.values, [-pending.counts, -pending.days.astype(np.int64)])
     forgotten = len(pending) - len(kept)
-    pending = pending.at(kept)
+    pending = pending.take(kept)
     total = before.observed["oov"] + before.observed["unique"] + int(counted.counts.sum())
     unique = int(counts.sum())
     observed = {
@@ -138,7 +138,7 @@ def _added_up(known: SeenValues) -> SeenValues:
     """Return the distinct values in ascending order, with the sum of their counts and last day."""
     if not len(known):
         return known
-    ordered = known.at(order_by_value(known.values))
+    ordered = known.take(order_by_value(known.values))
     first = np.flatnonzero(
         np.concatenate([[True], unequal(ordered.values[1:], ordered.values[:-1])])
     )

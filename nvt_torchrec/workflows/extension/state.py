@@ -72,7 +72,7 @@ class SeenValues:
     def __len__(self) -> int:
         return len(self.counts)
 
-    def at(self, indices: np.ndarray) -> SeenValues:
+    def take(self, indices: np.ndarray) -> SeenValues:
         """Return the values at indices."""
         return SeenValues(take(self.values, indices), self.counts[indices], self.days[indices])
 
@@ -141,7 +141,7 @@ def remembered(spec: FeatureSpec) -> dict[str, CategoricalColumn]:
     return {name: column for name, column in first.items() if not column.hash_buckets}
 
 
-def _with_files(spec: FeatureSpec, generation: int) -> tuple[list[str], list[str]]:
+def _find_stored(spec: FeatureSpec, generation: int) -> tuple[list[str], list[str]]:
     """Return the vocabularies that have a file of pending values, and those with one of days."""
     columns = sorted(remembered(spec).items())
     pending = [name for name, column in columns if has_pending(column)]
@@ -155,7 +155,7 @@ def write_state(directory: Path, spec: FeatureSpec, state: ExtensionState) -> No
         OutputError: The directory cannot be written.
     """
     remove(directory / STATE_FILE)
-    with_pending, with_days = _with_files(spec, state.generation)
+    with_pending, with_days = _find_stored(spec, state.generation)
     entries: dict[str, FileEntry] = {}
     with deferred() as written:
         for name in with_pending:
@@ -217,7 +217,7 @@ def read_state(directory: Path, description: WorkflowDescription) -> ExtensionSt
             _COPY_AGAIN,
         )
     _check_record(file, record, description)
-    with_pending, with_days = _with_files(description.spec, record.generation)
+    with_pending, with_days = _find_stored(description.spec, record.generation)
     check_sizes(directory, record.files, _COPY_AGAIN)
     check_digests(directory, record.files, _COPY_AGAIN)
     vocabularies = {}
@@ -256,7 +256,7 @@ def no_values(column: CategoricalColumn) -> SeenValues:
 def _check_record(file: Path, record: _StateRecord, description: WorkflowDescription) -> None:
     """Check that a state holds what that of this workflow has to hold."""
     spec = description.spec
-    with_pending, with_days = _with_files(spec, record.generation)
+    with_pending, with_days = _find_stored(spec, record.generation)
     names = [f"pending.{name}.parquet" for name in with_pending]
     names += [f"seen.{name}.parquet" for name in with_days]
     for what, held, needed in (

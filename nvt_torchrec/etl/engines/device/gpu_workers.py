@@ -167,13 +167,13 @@ def load_once(device: Device, path: str, digest: str) -> tuple[DeviceWorkflow, C
 def compare_counts(job: Job, block: Block) -> str:
     """Count a block on the card and on the host; return what differs, "" for nothing."""
 
-    def on_card() -> Mapping[str, np.ndarray]:
+    def compute_on_card() -> Mapping[str, np.ndarray]:
         card = worker_card()
         counted = count_block(card, block, job.spec, reject=job.reject)
         return _arrays(merge_runs(card, [counted]), job.spec)
 
     return _difference(
-        on_card, lambda: _arrays(host.count_block(block, job.spec, job.reject), job.spec)
+        compute_on_card, lambda: _arrays(host.count_block(block, job.spec, job.reject), job.spec)
     )
 
 
@@ -195,18 +195,18 @@ def compare_codes(job: Job, unit: Unit, workflow: tuple[str, str]) -> str:
     with tempfile.TemporaryDirectory(dir=job.work, prefix="compared") as temporary:
         ours, theirs = Path(temporary, "card"), Path(temporary, "host")
 
-        def on_card() -> Mapping[str, np.ndarray]:
+        def compute_on_card() -> Mapping[str, np.ndarray]:
             card = worker_card()
             there, here = load_once(card.device, *workflow)
             publish(encode_unit(card, unit, there, here, ours, reject=job.reject)[1])
             return _columns(ours / PARTS / unit.file)
 
-        def on_host() -> Mapping[str, np.ndarray]:
+        def compute_on_host() -> Mapping[str, np.ndarray]:
             loaded = compiled.load(Path(workflow[0]))
             publish(host.encode_block((unit,), loaded, theirs, reject=job.reject)[1])
             return _columns(theirs / PARTS / unit.file)
 
-        return _difference(on_card, on_host)
+        return _difference(compute_on_card, compute_on_host)
 
 
 def _columns(part: Path) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import is_one_of
-from nvt_torchrec.base.number_text import LARGEST_FLOAT32, parse_floats, with_point
+from nvt_torchrec.base.number_text import LARGEST_FLOAT32, parse_floats, use_decimal_point
 from nvt_torchrec.formats.feature_spec.raw_types import base
 from nvt_torchrec.formats.feature_spec.raw_types.integers import usual_numbers
 
@@ -86,13 +86,13 @@ class Label(base.RawType):
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.ParsedText:
         rule = read.label
         if rule.positive:
-            return _of_texts(rule, missing, partial(is_one_of, texts, trimmed=rule.trim))
+            return _read_texts(rule, missing, partial(is_one_of, texts, trimmed=rule.trim))
         if rule.threshold is not None:
             parsed = parse_floats(texts, missing, read)
             parsed.code[missing | (parsed.code == base.SYNTAX)] = base.LABEL_NUMBER
             values = (parsed.values >= rule.threshold) & (parsed.code == 0)
             return base.ParsedText(values.astype(np.uint8), missing, parsed.code)
-        texts = with_point(texts, read)
+        texts = use_decimal_point(texts, read)
         values = is_one_of(texts, ("1", "1.0"))
         wrong = ~values & ~is_one_of(texts, ("0", "0.0"))
         code = np.where(wrong, base.SYNTAX, 0).astype(np.uint8)
@@ -107,14 +107,14 @@ class Label(base.RawType):
         numbers, missing = base.as_numbers(array, read.nulls)
         if rule.positive:
             present = np.where(missing, np.nan, numbers)
-            return _of_texts(rule, missing, partial(base.is_number_of, present))
+            return _read_texts(rule, missing, partial(base.is_number_of, present))
         values = ((numbers >= rule.threshold) & ~missing).astype(np.uint8)
         return base.ParsedText(
             values, missing, np.where(missing, base.LABEL_NUMBER, 0).astype(np.uint8)
         )
 
 
-def _of_texts(
+def _read_texts(
     rule: LabelRule, missing: np.ndarray, are: Callable[[Sequence[str]], np.ndarray]
 ) -> base.ParsedText:
     """Return labels by their texts; ``are`` returns which values are among some texts."""

@@ -184,7 +184,7 @@ def parse_times(
         values = _plain_iso(texts) if time_format == ISO else None
         good = np.ones(len(texts), bool)
         if values is None:
-            values, good = _by_pattern(texts, pattern_of(time_format))
+            values, good = _match_pattern(texts, pattern_of(time_format))
         fits = (values >= kind.least) & (values <= kind.most)  # not by its offset, perhaps
     code = np.where(good, np.where(fits, 0, base.RANGE), base.SYNTAX).astype(np.uint8)
     values[code != 0] = 0
@@ -254,7 +254,7 @@ def pattern_of(time_format: str) -> str:
     return f"(?s)^{''.join(parts)}$"
 
 
-def _by_pattern(texts: pa.Array, pattern: str) -> tuple[np.ndarray, np.ndarray]:
+def _match_pattern(texts: pa.Array, pattern: str) -> tuple[np.ndarray, np.ndarray]:
     """Return microseconds, and which texts are times."""
     matched = pc.extract_regex(texts, pattern=pattern)
     good = ~null_mask(matched)
@@ -269,11 +269,11 @@ def _by_pattern(texts: pa.Array, pattern: str) -> tuple[np.ndarray, np.ndarray]:
         short = number("y")
         year = short + np.where(short > 68, 1900, 2000)
     if "b" in groups:
-        month = _by_text(groups["b"], _month)
+        month = _map_texts(groups["b"], _month)
     if "I" in groups:
         half = number("I")
         good &= (half >= 1) & (half <= 12)
-        hour = half % 12 + _by_text(groups["p"], lambda text: 12 * (text[:1] in "pP"))
+        hour = half % 12 + _map_texts(groups["p"], lambda text: 12 * (text[:1] in "pP"))
     day, minute, second = number("d", 1), number("M"), number("S")
     good &= (year >= 1) & (month >= 1) & (month <= 12) & (hour < 24) & (minute < 60) & (second < 60)
     months = np.where(good, (year - 1970) * 12 + month - 1, 0).astype("M8[M]")
@@ -284,7 +284,7 @@ def _by_pattern(texts: pa.Array, pattern: str) -> tuple[np.ndarray, np.ndarray]:
     if "f" in groups:
         values += _fraction(groups["f"])
     if "z" in groups:
-        offsets = _by_text(groups["z"], _offset)
+        offsets = _map_texts(groups["z"], _offset)
         good &= offsets < _NO_OFFSET
         values -= offsets * _SECOND
     return values, good
@@ -301,7 +301,7 @@ def _fraction(group: pa.Array) -> np.ndarray:
     return _numbers(pc.utf8_slice_codeunits(digits, 0, 6))
 
 
-def _by_text(group: pa.Array, value_of: Callable[[str], int]) -> np.ndarray:
+def _map_texts(group: pa.Array, value_of: Callable[[str], int]) -> np.ndarray:
     """Return a value for each text of a group, of which there are few different ones."""
     offsets, data = string_parts(group)
     encoded = string_array(offsets, data).dictionary_encode()
