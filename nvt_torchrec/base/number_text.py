@@ -32,13 +32,9 @@ _CONTEXT = decimal.Context(prec=1000, traps=[])
 _SURE_LENGTH = 18
 
 
-def _byte_table(characters: bytes) -> np.ndarray:
-    table = np.zeros(256, bool)
-    table[list(characters)] = True
-    return table
-
-
-_INTEGER_BYTES, _FLOAT_BYTES = _byte_table(b"0123456789-"), _byte_table(b"0123456789-.eE")
+#: Which bytes Arrow's casts may see, bool [256].
+_INTEGER_BYTES = np.isin(np.arange(256), list(b"0123456789-"))
+_FLOAT_BYTES = np.isin(np.arange(256), list(b"0123456789-.eE"))
 _EXCHANGED = np.arange(256, dtype=np.uint8)
 _EXCHANGED[[ord(","), ord(".")]] = ord("."), ord(",")
 

@@ -32,6 +32,8 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "transforms": (Iterable, "a list of functions of a batch"),
     "label": (str | Sequence | None, "the name of a label, or a list of names"),
 }
+#: Changes with the order of the rows that a state stands for.
+STATE_VERSION = 2
 
 
 def check_types(arguments: dict[str, Any]) -> None:
@@ -133,10 +135,6 @@ def check_sum(rows: int, expected: int, world_size: int) -> None:
             f"the ranks together got {rows} rows in this epoch, {expected} were planned",
             "did every rank finish its epoch, and are all on the same data?",
         )
-
-
-#: Changes with the order of the rows that a state stands for.
-STATE_VERSION = 2
 
 
 def check_state(state: dict[str, Any], mine: dict[str, Any], name: str) -> None:

@@ -48,6 +48,8 @@ SHUFFLES = ("none", "row_groups", "rows")
 
 #: Default number of rows in a shuffling window, over all virtual shards.
 WINDOW_ROWS = 65536
+#: Makes the random words of the remainder independent of those of the order.
+REMAINDER = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,10 +284,6 @@ def window_order(rows: int, *, seed: int, epoch: int, shard: int, window: int) -
     order = np.empty(rows, np.int64)
     random_order(order, _sequence(seed, epoch, (shard, window)).generate_state(1, np.uint64)[0])
     return order
-
-
-#: Makes the random words of the remainder independent of those of the order.
-REMAINDER = 2**31
 
 
 def _sequence(seed: int, epoch: int, where: tuple[int, ...]) -> np.random.SeedSequence:

@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 _LARGEST = 2**63 - 1
 _NAMES = {bool: "true or false", int: "an integer", float: "a finite number", str: "text"}
+_LARGEST_FLOAT = math.nextafter(math.inf, 0)
 
 
 def open_regular(path: Path | str) -> IO[bytes]:
@@ -173,9 +174,6 @@ def _fields(kind: type) -> tuple[dict[str, Any], frozenset[str]]:
         {field.name: hints[field.name] for field in fields},
         frozenset(f.name for f in fields if f.default is missing and f.default_factory is missing),
     )
-
-
-_LARGEST_FLOAT = math.nextafter(math.inf, 0)
 
 
 def _join(where: str, key: str) -> str:

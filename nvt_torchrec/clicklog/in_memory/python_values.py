@@ -30,6 +30,8 @@ from nvt_torchrec.formats.feature_spec.read_plan import Read
 
 #: Raw types whose values are mostly written as text.
 _TEXTS = ("string", "time")
+#: How values are converted; missing ones are empty texts.
+_TEXT, _INTEGERS, _FLOATS, _TIMES = range(4)
 
 
 def has_rules(read: Read) -> bool:
@@ -130,10 +132,6 @@ def _parse_by_rules(values: list, read: Read) -> Converted:
     if not RAW_TYPES[read.raw].is_text:
         merged = np.asarray(merged).astype(RAW_TYPES[read.raw].dtype, copy=False)
     return Converted(merged, missing, code, _show(values))
-
-
-#: How values are converted; missing ones are empty texts.
-_TEXT, _INTEGERS, _FLOATS, _TIMES = range(4)
 
 
 def _part(kind: int, values: list, rows: list[int], read: Read) -> Converted:

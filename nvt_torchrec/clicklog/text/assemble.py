@@ -29,6 +29,11 @@ from nvt_torchrec.formats.rows import (
     empty_mask,
 )
 
+#: Fields of rows that only some specs have: [n] or [.., n].
+_OPTIONAL = tuple(field.name for field in dataclasses.fields(RawRows) if field.default is None)
+#: Of FNV-1a (Fowler, Noll and Vo), whose low bits are mixed once more, by MurmurHash3's finalizer.
+_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
+
 
 def assemble(
     spec: FeatureSpec,
@@ -148,10 +153,6 @@ def take(rows: RawRows, mask: np.ndarray) -> RawRows:
     return dataclasses.replace(rows, categorical=categorical, bad=[], bad_count=0, **of_rows)
 
 
-#: Fields of rows that only some specs have: [n] or [.., n].
-_OPTIONAL = tuple(field.name for field in dataclasses.fields(RawRows) if field.default is None)
-
-
 def derive(
     how: Derivation, sources: Sequence[np.ndarray | pa.StringArray], missing: np.ndarray
 ) -> np.ndarray | pa.StringArray:
@@ -167,10 +168,6 @@ def derive(
         return blanked(values, missing)
     values[missing] = 0
     return values.astype(RAW_TYPES[how.gives].dtype, copy=False)
-
-
-#: Of FNV-1a (Fowler, Noll and Vo), whose low bits are mixed once more, by MurmurHash3's finalizer.
-_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 
 
 def hash_texts(values: pa.StringArray) -> np.ndarray:

@@ -143,10 +143,8 @@ def _is_criteo(sample: SampledFile, label: int) -> bool:
     return (
         not sample.named
         and not sample.input.get("format")
-        and label == 0
-        and len(kinds) == 40
+        and (label, len(kinds)) == (0, 40)
         and set(kinds[1:14]) <= {"int", "empty"}
-        and set(kinds[14:]) <= {"hex32", "int", "string", "empty"}
         and kinds[14:].count("hex32") >= 13
     )
 

@@ -20,12 +20,9 @@ def to_toml(guess: Guess, sample: SampledFile, path: str) -> str:
         lines.append("# The header repeats names, so columns are named by position here.")
     if sample.malformed:
         lines.append(f"# {sample.malformed} more rows are malformed as lines, see --on_bad_rows.")
-    keys = dict(sample.input)
     columns = _columns(guess, sample)
-    if columns:
-        keys.pop("header", None)
-        keys["columns"] = columns
-    if keys:
+    keys = {key: value for key, value in sample.input.items() if not columns or key != "header"}
+    if keys := keys | columns:
         lines += ["", "[input]", *_keys(keys)]
     mark = "[label]" if len(guess.labels) == 1 else "[[label]]"
     for rule, why in guess.labels:
@@ -55,15 +52,14 @@ def _shown(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)[:80]
 
 
-def _columns(guess: Guess, sample: SampledFile) -> list[str]:
-    """Return ``columns`` of a text without a header; [] where the order of the spec says it."""
-    if not sample.positional:
-        return []
+def _columns(guess: Guess, sample: SampledFile) -> dict[str, list[str]]:
+    """Return ``columns`` of a text without a header; {} where the order of the spec says it."""
     read = [rule.get("from", rule["name"]) for rule, _ in guess.labels]
     read += [guess.split["column"]] if guess.split.get("column") else []
     read += [feature.source for feature in guess.features]
-    read = list(dict.fromkeys(read))
-    return [name if name in read else "" for name in guess.names] if read != guess.names else []
+    if not sample.positional or list(dict.fromkeys(read)) == guess.names:
+        return {}
+    return {"columns": [name if name in read else "" for name in guess.names]}
 
 
 def _block_of(feature: Feature) -> tuple[str, dict[str, Any], str]:
@@ -83,14 +79,8 @@ def _block(kind: str, options: dict[str, Any], features: list[Feature]) -> list[
 
 
 def _comment(text: str, mark: str = "# ") -> list[str]:
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=mark,
-        subsequent_indent=mark,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    words: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.wrap(text, _WIDTH, initial_indent=mark, subsequent_indent=mark, **words)
 
 
 def _keys(options: dict[str, Any]) -> list[str]:

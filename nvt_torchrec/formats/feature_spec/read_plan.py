@@ -10,6 +10,7 @@ from nvt_torchrec.formats.feature_spec.field_checks import check
 
 #: Of ``nulls``: each takes a comparison of every value of a column of numbers.
 _MOST_NULLS = 1000
+_GROUPING = (",", ".", "'", " ", "_")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,6 @@ class Reading:
         )
 
 
-_GROUPING = (",", ".", "'", " ", "_")
 #: A column is read under its own name, and every text is a value.
 AS_IT_IS = Reading()
 

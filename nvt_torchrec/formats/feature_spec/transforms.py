@@ -14,6 +14,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+#: Added before the logarithm.
+LOG_SHIFT = 3
+
 
 class DenseTransform:
     """A transform of dense columns; this one is ``normalize``, of x itself.
@@ -51,10 +54,6 @@ class DenseTransform:
     def x(self, y: Any, arrays: ModuleType) -> Any:
         """Return the raw values with these values of y, those below the minimum as the minimum."""
         return y
-
-
-#: Added before the logarithm.
-LOG_SHIFT = 3
 
 
 class LogNormalize(DenseTransform):

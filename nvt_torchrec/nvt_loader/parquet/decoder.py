@@ -23,6 +23,9 @@ from nvt_torchrec.nvt_loader.parquet.page_reader import OpenRowGroup, PageReader
 from nvt_torchrec.nvt_loader.parquet.parquet_kernels import random_words
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Decoder, RowChunk, RowGroupSlice, Target
 
+#: Makes the random words of undersampling independent of those of an epoch's order.
+_KEEP = 2**32
+
 
 def cpu_decoder(dataset: Dataset) -> Decoder:
     """Return a decoder of a split's row groups that verifies the page checksums that there are.
@@ -215,10 +218,6 @@ def count_kept(dataset: Dataset, rate: float, seed: int) -> Dataset:
             begin, end = (int(np.count_nonzero(keep[:row])) for row in dataset.cuts[i])
             cuts[i] = begin, end
     return dataclasses.replace(dataset, undersampling=(rate, seed), kept=tuple(kept), cuts=cuts)
-
-
-#: Makes the random words of undersampling independent of those of an epoch's order.
-_KEEP = 2**32
 
 
 def keep_rows(rows: int, rate: float, seed: int, row_group: int) -> np.ndarray:

@@ -22,6 +22,9 @@ from numba.extending import intrinsic
 from nvt_torchrec.base.hashing import splitmix64
 from nvt_torchrec.base.kernels import compiled
 
+#: Rows of which several columns are interleaved at a time: what fits a core's cache.
+TILE_ROWS = 256
+
 
 @intrinsic
 def pointer(_context, address):
@@ -31,10 +34,6 @@ def pointer(_context, address):
         return builder.inttoptr(values[0], context.get_value_type(types.voidptr))
 
     return types.voidptr(address), generate
-
-
-#: Rows of which several columns are interleaved at a time: what fits a core's cache.
-TILE_ROWS = 256
 
 
 @numba.njit(inline="always")

@@ -43,6 +43,21 @@ DIRECTIVES |= {"p": 0, "b": 0, "z": 0}
 ISO = ""
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _EXAMPLE = datetime.datetime(2014, 10, 30, 12, tzinfo=datetime.UTC)
+_SECOND, _DAY = 1_000_000, 86_400_000_000
+#: Digits of a microsecond after the point of each unit.
+_SHIFTS = {"epoch_s": 6, "epoch_ms": 3, "epoch_us": 0}
+_DECIMAL_BYTES = np.isin(np.arange(256), list(b"0123456789-."))
+_INT64_DIGITS = 18
+_MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+_ISO = (
+    "^(?P<Y>[0-9]{4})-(?P<m>[0-9]{2})-(?P<d>[0-9]{2})"
+    r"(?:[T ](?P<H>[0-9]{2}):(?P<M>[0-9]{2})(?::(?P<S>[0-9]{2})(?:\.(?P<f>[0-9]+))?)?"
+    "(?P<z>Z| UTC|[+-][0-9]{2}(?::?[0-9]{2})?)?)?$"
+)
+#: What Arrow reads in the same way.
+_PLAIN_ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?)?$"
+_LETTERS = {"p": "[aApP][mM]", "b": "[a-zA-Z]{3}", "z": "Z|[+-][0-9]{2}:?[0-9]{2}"}
+_NO_OFFSET = 2**30
 
 
 def check_time_format(format: str, where: str) -> None:
@@ -145,23 +160,6 @@ def _is_digits(time_format: str) -> bool:
     if not re.fullmatch("(%[a-zA-Z])+", time_format):
         return False
     return all(DIRECTIVES[name] for name in time_format[1::2])
-
-
-_SECOND, _DAY = 1_000_000, 86_400_000_000
-#: Digits of a microsecond after the point of each unit.
-_SHIFTS = {"epoch_s": 6, "epoch_ms": 3, "epoch_us": 0}
-_DECIMAL_BYTES = np.zeros(256, bool)
-_DECIMAL_BYTES[list(b"0123456789-.")] = True
-_INT64_DIGITS = 18
-_MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
-_ISO = (
-    "^(?P<Y>[0-9]{4})-(?P<m>[0-9]{2})-(?P<d>[0-9]{2})"
-    r"(?:[T ](?P<H>[0-9]{2}):(?P<M>[0-9]{2})(?::(?P<S>[0-9]{2})(?:\.(?P<f>[0-9]+))?)?"
-    "(?P<z>Z| UTC|[+-][0-9]{2}(?::?[0-9]{2})?)?)?$"
-)
-#: What Arrow reads in the same way.
-_PLAIN_ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?)?$"
-_LETTERS = {"p": "[aApP][mM]", "b": "[a-zA-Z]{3}", "z": "Z|[+-][0-9]{2}:?[0-9]{2}"}
 
 
 def parse_times(
@@ -311,9 +309,6 @@ def _map_texts(group: pa.Array, value_of: Callable[[str], int]) -> np.ndarray:
 
 def _month(text: str) -> int:
     return _MONTHS.index(text.lower()) + 1 if text.lower() in _MONTHS else 0
-
-
-_NO_OFFSET = 2**30
 
 
 def _offset(text: str) -> int:
