@@ -146,13 +146,16 @@ def test_types_of_parquet(tmp_path: Path) -> None:
     table = pa.table(
         {
             "label": pa.array([i % 2 == 0 for i in range(rows)]),
-            "at": pa.array([i * 3_600_000_000 for i in range(rows)], pa.timestamp("us")),
+            "at": pa.array(
+                [i * 3_600_000_000 for i in range(rows)], pa.timestamp("us", "Asia/Tokyo")
+            ),
             "tags": pa.array([["a", "b"][: i % 3] for i in range(rows)]),
             "big": pa.array([2**60 + i % 7 for i in range(rows)], pa.int64()),
             "ratio": pa.array([i / rows for i in range(rows)], pa.float32()),
             "digits": pa.array([str(i % 9) for i in range(rows)]),
             "nothing": pa.nulls(rows),
             "nested": pa.array([[[1]]] * rows),
+            "digest": pa.array([b"ab"] * rows, pa.binary(2)),  # no reader takes it
         }
     )
     pq.write_table(table, tmp_path / "log.parquet")
@@ -165,7 +168,7 @@ def test_types_of_parquet(tmp_path: Path) -> None:
     assert columns["ratio"].raw == "float"
     assert columns["at_hour"].derive.time_format == ""
     assert (spec.split.by, spec.split.column) == ("time", "at")
-    assert not {"nothing", "nested"} & columns.keys()
+    assert not {"nothing", "nested", "digest"} & columns.keys()
     assert re.search("nested: columns of type list.* are not read", text)
 
 

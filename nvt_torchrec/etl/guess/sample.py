@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nvt_torchrec.base.arrays import as_bytes, is_list
+from nvt_torchrec.base.arrays import as_bytes, is_list, is_text
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.remote import filesystem_of
 from nvt_torchrec.clicklog.readers.days import find_days
@@ -268,21 +268,23 @@ def _profile_array(array: pa.Array, name: str) -> Profile:
     if is_list(held):
         return _profile_lists(array, name)
     is_time = types.is_timestamp(held) or types.is_date(held)
-    if types.is_nested(held) or (types.is_temporal(held) and not is_time):
-        return _leave_unread(name, len(array), f"columns of type {held} are not read")
     is_fraction = types.is_floating(held) or types.is_decimal(held)
-    is_text = not (is_time or is_fraction or types.is_integer(held) or types.is_boolean(held))
+    is_number = is_fraction or types.is_integer(held) or types.is_boolean(held)
+    if not (is_time or is_number or is_text(held) or types.is_null(held)):
+        return _leave_unread(name, len(array), f"columns of type {held} are not read")
     if types.is_boolean(held):
         array = array.cast(pa.uint8())
     if types.is_floating(held):
         array = pc.if_else(pc.is_nan(array), None, array)
-    texts = array if is_text else array.cast(pa.string())
+    if types.is_timestamp(held):  # in UTC: a time zone needs files that are not everywhere
+        array = array.cast(pa.timestamp(held.unit))
+    texts = array if is_text(held) else array.cast(pa.string())
     values = texts.cast(pa.large_binary()).to_pylist()  # Python shows no text that is not UTF-8
     shown = [value.decode("utf-8", "replace") if value else "" for value in values]
-    column = profile(shown, name, lists=is_text)
+    column = profile(shown, name, lists=is_text(held))
     if types.is_boolean(held) and column.counts:
         return dataclasses.replace(column, kind="bool")
-    if is_text and column.is_number:
+    if is_text(held) and column.is_number:
         return dataclasses.replace(column, kind="string")
     if is_fraction:  # integers are ids where some are missing
         reading = {key: value for key, value in column.reading.items() if key != "lenient"}
