@@ -7,9 +7,12 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.warm import process_of, programs
 
 ROOT = Path(__file__).parents[1]
 #: With the interpreter of these tests and the packages of this checkout, and without a GPU.
@@ -21,12 +24,17 @@ ENVIRONMENT = {
 }
 
 
+def warm_environment() -> dict[str, str]:
+    """Return :data:`ENVIRONMENT` with commands that have imported already: see ``warm.py``."""
+    return {**ENVIRONMENT, "PATH": os.pathsep.join([programs(), ENVIRONMENT["PATH"]])}
+
+
 def run(directory: Path, script: str) -> tuple[int, str]:
     """Run a script; return its status and what it printed."""
     done = subprocess.run(
         ["bash", "-c", script],
         cwd=directory,
-        env=ENVIRONMENT,
+        env=warm_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -52,7 +60,7 @@ def started(
         subprocess.Popen(
             command,
             cwd=directory,
-            env=ENVIRONMENT | environment,
+            env=warm_environment() | environment,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -66,12 +74,17 @@ def started(
 
 
 def end_session(session: int) -> None:
-    """Kill the processes of a session."""
+    """Kill the processes of a session, and wait for those that work for its warm programs."""
+    workers = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
             if int(fields[3]) == session:
+                with contextlib.suppress(ValueError):
+                    workers.append(process_of(int(name)))
                 os.kill(int(name), 9)
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        time.sleep(0.01)
 
 
 def free_port() -> str:

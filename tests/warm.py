@@ -151,8 +151,9 @@ def _serve(address: str) -> list[str]:
 
 def _keep(child: int, connection: socket.socket) -> None:
     """Pass signals on to a child, and its end to the program that it runs for."""
-    connection.send(child.to_bytes(4, "big"))
     ended = os.pidfd_open(child)
+    with contextlib.suppress(OSError):
+        connection.send(child.to_bytes(4, "big"))
     while True:
         ready, _, _ = select.select([connection, ended], [], [])
         with contextlib.suppress(OSError):
