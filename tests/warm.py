@@ -17,6 +17,7 @@ import functools
 import gc
 import importlib
 import json
+import logging
 import os
 import resource
 import runpy
@@ -116,6 +117,7 @@ def _serve(address: str) -> list[str]:
         listener.listen()
         for module in _IMPORTED:
             importlib.import_module(module)
+        logging.root.handlers.clear()  # of an import; commands set up their own
         gc.freeze()
         os.write(1, b"+")
         while True:
