@@ -180,7 +180,6 @@ def test_programs_of_own_models(bundle: Path, tmp_path: Path, capsys) -> None:
         ["publish", bundle, "--to", tmp_path / "served"],
         ["export", "--bundle", bundle, "--output", tmp_path / "onnx"],
         ["serve", "--bundle", bundle],
-        ["benchmark", "--bundle", bundle, "--input", rows],
     ]
     sums = "aten.sum.dim_IntList"
     touch = f"dim = [1]) if __import__('os').system('touch {tmp_path / 'ran'}') else dict(dim"
@@ -231,7 +230,7 @@ def test_a_bus_error_is_printed(tmp_path: Path) -> None:
     """In the milliseconds between the look at a file and its use nothing else is possible."""
     program = (
         "import os, signal; from nvt_torchrec.inference.__main__ import main;"
-        f"main(['benchmark', '--bundle', {str(tmp_path)!r}, '--input', 'x']);"
+        f"main(['serve', '--bundle', {str(tmp_path)!r}]);"
         "os.kill(os.getpid(), signal.SIGBUS)"
     )
     done = python("-c", program)
