@@ -233,7 +233,7 @@ class ServingModel:
         def column(name: str) -> Ids:
             return ids[self.config.categorical.index(name)]
 
-        def of_rows(name: str) -> torch.Tensor:
+        def read_ids(name: str) -> torch.Tensor:
             if isinstance(values := column(name), Jagged):
                 raise SchemaError(
                     f"column {name}: the model takes its ids, and a row has none or several",
