@@ -246,7 +246,7 @@ class ServingModel:
             counts = np.diff(of.offsets) if isinstance(of, Jagged) else np.ones(len(of), np.int64)
             return torch.from_numpy(counts).to(self.device)
 
-        return stack_raw_inputs(self.head.raw_columns, ids=of_rows, lengths=lengths)
+        return stack_raw_inputs(self.head.raw_columns, ids=read_ids, lengths=lengths)
 
     def logits(
         self, dense: np.ndarray, embedded: torch.Tensor, ids: np.ndarray | list[Ids]
