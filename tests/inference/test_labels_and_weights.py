@@ -16,6 +16,7 @@ import torch
 import tritonclient.http
 from sklearn import metrics as sklearn
 
+import benchmarks.inference
 from benchmarks.inference import first_rows
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.etl.run import run
@@ -283,5 +284,5 @@ def test_both_labels_exported(both: Path, log: Log, tmp_path: Path, capsys, tabl
         np.testing.assert_allclose(scores, predictor.predict(rows[:count]), atol=1e-6)
     capsys.readouterr()
     measured = ["--bundle", str(bundle), "--input", str(log.day), "--onnx", str(file)]
-    assert main(["benchmark", *measured, "--batch_sizes", "8", "--seconds", "0.01"]) == 0
+    assert benchmarks.inference.main([*measured, "--batch_sizes", "8", "--seconds", "0.01"]) == 0
     assert "onnx: tensors to probability" in capsys.readouterr().out
