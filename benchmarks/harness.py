@@ -288,7 +288,8 @@ def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def start_logging() -> None:
     """Say on stderr what is being run; terminated, end what is running too."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    # in place of what an import has set up
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
 
 
 def run_benchmark(
