@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.warm import process_of, programs
+from tests.warm import process_of, programs, warm_python
 
 ROOT = Path(__file__).parents[1]
 #: With the interpreter of these tests and the packages of this checkout, and without a GPU.
@@ -26,7 +26,9 @@ ENVIRONMENT = {
 
 def warm_environment() -> dict[str, str]:
     """Return :data:`ENVIRONMENT` with commands that have imported already: see ``warm.py``."""
-    return {**ENVIRONMENT, "PATH": os.pathsep.join([programs(), ENVIRONMENT["PATH"]])}
+    path = os.pathsep.join([programs(), ENVIRONMENT["PATH"]])
+    # torchrun starts ranks by the latter
+    return {**ENVIRONMENT, "PATH": path, "PYTHON_EXEC": warm_python()}
 
 
 def run(directory: Path, script: str) -> tuple[int, str]:

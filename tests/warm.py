@@ -37,6 +37,7 @@ PROGRAMS = {
     "nvt-infer": ["console", "nvt_torchrec.inference"],
     "nvt-train": ["console", "nvt_torchrec.train_torchrec"],
     "nvt-workflows": ["console", "nvt_torchrec.workflows"],
+    "torchrun": ["console", "torch.distributed.run"],
     "warm-python": [],
 }
 _IMPORTED = (
