@@ -69,7 +69,8 @@ class Scores(nn.Module):
         """Return the probabilities of :attr:`Encoded.columns`."""
         columns = [*columns]
         dense = columns.pop(0) if self.transforms else None
-        embedded, singles = [], []
+        embedded: list[torch.Tensor] = []
+        singles: tuple[torch.Tensor, ...] = ()
         if len(self.first_singles):
             ids = columns.pop(0)
             embedded.append(self.rows(ids + self.first_singles))
