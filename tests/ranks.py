@@ -15,12 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.shell import free_port
-from tests.warm import warm_python
+from tests.warm import ROOT, warm_python
 
 
 def run_ranks(ranks: int, function: Callable, *arguments: object) -> None:
     """Call a function of a module as each rank; a rank that fails ends the others."""
     place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]  # also where a test changed directory
+    place["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     with tempfile.TemporaryDirectory() as directory:
         call, errors = Path(directory, "call"), Path(directory, "errors")
         call.write_bytes(pickle.dumps((function, arguments)))
