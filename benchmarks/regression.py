@@ -9,7 +9,7 @@ Everything after -- goes to train_torchrec.py.
 
     python -m benchmarks.regression --logs additive,census --optimizers adagrad --seeds 3
     python -m benchmarks.regression --logs crossed --optimizers adagrad \\
-        --models dlrm,examples.deepfm:build,examples.two_tower:build
+        --models dlrm,deepfm,dcn_v2,final_mlp
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def _additive(rows: int, users: int, items: int, crossed: float = 0.0) -> Drawn:
     price = random.normal(3, 1, items)[item] + random.normal(0, 0.3, rows)
     logits = random.normal(0, 0.9, users)[user] + random.normal(0, 0.7, items)[item]
     logits += random.normal(0, 0.5, 30)[category] - 0.5 * (price - 3) - 1.6
-    of_users, convert_items = random.normal(0, 1, (users, 4)), random.normal(0, 1, (items, 4))
-    logits += crossed / 2 * (of_users[user] * convert_items[item]).sum(1)
+    of_users, of_items = random.normal(0, 1, (users, 4)), random.normal(0, 1, (items, 4))
+    logits += crossed / 2 * (of_users[user] * of_items[item]).sum(1)
     columns = {"user": user, "item": item, "category": category}
     return logits, pd.DataFrame({**columns, "price": np.exp(price).round(2)})
 

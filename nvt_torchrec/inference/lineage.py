@@ -145,7 +145,7 @@ def _check_checkpoint(
         return
     what = f"checkpoint: the digest of {checkpoint / MODEL_FILE}"
     lineage.compare(what, digest_of(checkpoint), origin.digest)
-    from nvt_torchrec.models.checkpoint.reading import check_contents  # imports TorchRec: seconds
+    from nvt_torchrec.models.checkpoint.reading import check_contents  # imports torch
 
     lineage.verify(
         "checkpoint: the digests of its files",

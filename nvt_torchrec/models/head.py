@@ -11,7 +11,7 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Build, find_raw_columns
 from nvt_torchrec.models.piecewise import PiecewiseLinear
-from nvt_torchrec.models.registry import MODELS
+from nvt_torchrec.models.registry import MODELS, load_model
 
 
 class FirstOrder(nn.Module):
@@ -139,7 +139,7 @@ def _known_module(config: ModelConfig, device: torch.device | str) -> nn.Module:
             return config.program.module(config.columns, device)
         if config.model not in MODELS:
             raise ValueError(f"no model is called {config.model!r:.80}, and it has no program")
-        return MODELS[config.model].load().build(config.columns, **config.settings)
+        return load_model(config.model).build(config.columns, **config.settings)
     except (TypeError, ValueError) as error:
         raise SchemaError(f"not the configuration of a model: {error}") from None
 

@@ -3,8 +3,8 @@
 ``torch.export`` makes it of the module (:mod:`.program_export`). PyTorch's own files of programs
 hold pickles, and texts that its loader evaluates as Python. Ours are JSON, and a loop here runs
 their steps (:func:`_run`): no text of a file becomes Python. A program names operators of a closed
-list (:mod:`.operators`), and before it computes anything it is run on tensors without memory, to
-bound what it can take (:func:`_checked_rows`).
+list (:mod:`.program_operators`), and before it computes anything it is run on tensors without
+memory, to bound what it can take (:func:`_checked_rows`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,9 +24,6 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.interrupts import is_out_of_memory
 from nvt_torchrec.models.contract import Columns, find_raw_columns
 from nvt_torchrec.models.program_operators import ELEMENT, LOOKUPS, OPERATORS, cost_of
-
-if TYPE_CHECKING:
-    pass
 
 #: The largest number of steps: a recurrent layer over 1,000 columns has 15,000.
 _MOST_STEPS = 20_000
@@ -112,7 +109,7 @@ class Step:
     """A call of an operator; results are numbered after the inputs and tensors.
 
     Attributes:
-        operator: Its name, a key of :data:`.operators.OPERATORS`.
+        operator: Its name, a key of :data:`.program_operators.OPERATORS`.
         arguments: Its arguments: numbers, texts, null, lists of these, or objects: ``{"result":
             N}``, ``{"number": "inf"}``, or ``{"torch": NAME}`` of a type or memory format.
         options: Its keyword arguments, which hold no results.
@@ -290,8 +287,8 @@ def _prepared(program: Program, device: torch.device | str) -> tuple[list[_Prepa
 def _checked_rows(program: Program, columns: Columns) -> int:
     """Run a program on tensors without memory, and return how many rows may be scored at once.
 
-    Sizes are linear in the number of rows (:data:`.operators.OPERATORS`), so that 0, 1 and 3 rows
-    tell what any number costs.
+    Sizes are linear in the number of rows (:data:`.program_operators.OPERATORS`), so that 0, 1 and
+    3 rows tell what any number costs.
 
     Raises:
         ValueError: It costs too much, or its results are no logits.

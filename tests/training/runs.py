@@ -66,8 +66,7 @@ def train_here(*flags: str) -> TrainResult:
 def with_model(flags: Sequence[str]) -> list[str]:
     """Return the flags with those of a small model, as far as it has such layers."""
     names = [flag.removeprefix("--model=") for flag in flags if flag.startswith("--model=")]
-    known = registry.MODELS.get((*names, registry.DEFAULT_MODEL)[0])
-    taken = known.flags if known else ()
+    taken = registry.flags_of((*names, registry.DEFAULT_MODEL)[0])
     layers = {flag for flag in MODEL if "_arch_" in flag and flag[2:].split("=")[0] not in taken}
     return [*(flag for flag in MODEL if flag not in layers), *flags]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.models.registry import MODELS
 from nvt_torchrec.training.optim.learning_rates import (
     default_warmup,
     fill_rates,
@@ -43,6 +44,15 @@ def test_given_rates(flags, rates, warmup):
     chosen = _resolved(*flags.split())
     assert (chosen.learning_rate, chosen.dense_learning_rate) == rates
     assert chosen.lr_warmup_steps == warmup
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_dense_rate_falls_with_the_width_of_any_model(model):
+    narrow, wide = (
+        _resolved(f"--model={model}", f"--over_arch_layer_sizes={size},{size},1", "--adagrad")
+        for size in (1024, 4096)
+    )
+    assert wide.dense_learning_rate == pytest.approx(narrow.dense_learning_rate / 4, rel=0.1)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adagrad", "adam"])

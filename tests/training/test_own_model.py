@@ -139,6 +139,12 @@ def test_functions_that_are_not_there():
         (["--model_settings", "hidden=3"], "no effect without --model"),
         ([*DEEP_FM, "--interaction_type=dcn"], "interaction_type has no effect with --model their"),
         ([*DEEP_FM, "=3"], "is not KEY=VALUE"),
+        (["--model=deepfm", "--dcn_num_layers=2"], "has no effect without --interaction_type dcn"),
+        (
+            ["--model=deepfm", "--dense_arch_layer_sizes=8"],
+            "no effect with --model deepfm.*\n.*dlrm",
+        ),
+        (["--model=deepfm", "--model_settings", "hidden=3"], "give --over_arch_layer_sizes"),
     ):
         with pytest.raises(SettingsError, match=message):
             parse_settings(flags)

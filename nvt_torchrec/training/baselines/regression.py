@@ -199,10 +199,10 @@ def fit_regression(sample: RowSample, label: str, edges: np.ndarray | None = Non
     if edges is None or not len(edges):
         return found
     bent = _Objective(sample, label, sample.columns + sample.bins(edges))
-    from_bins = bent.penalties(_probabilities(straight.logits(weights)))[len(penalties) :]
+    of_bins = bent.penalties(_probabilities(straight.logits(weights)))[len(penalties) :]
     of_ids, rest = np.split(weights, [sum(straight.sizes)])
     start = np.concatenate([of_ids, np.zeros(sum(bent.sizes) - len(of_ids)), rest])
-    penalties = np.concatenate([penalties, from_bins])
+    penalties = np.concatenate([penalties, of_bins])
     found = bent.regression(bent.solve(start, penalties), penalties)
     return dataclasses.replace(found, edges=edges)
 

@@ -17,7 +17,7 @@ from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.models.registry import MODELS
+from nvt_torchrec.models.registry import MODELS, flags_of
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.training.checkpoint.ancestor import newest_record, resolve
 from nvt_torchrec.training.checkpoint.periodic import checkpoints_in
@@ -131,7 +131,7 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
         record = resumed[1] if resumed else CheckpointRecord.read(path or "")
         then = record.training["settings"]
         model = ModelConfig.from_dict(record.model)
-        taken = MODELS[settings.model].flags if settings.model in MODELS else ()
+        taken = flags_of(settings.model)
         sizes = {**{k: v for k, v in model.settings.items() if k in taken}, **vars(model)}
         kept = {
             name: tuple(sizes[name]) if isinstance(sizes[name], list) else sizes[name]

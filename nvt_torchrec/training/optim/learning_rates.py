@@ -24,7 +24,7 @@ from typing import NamedTuple
 from nvt_torchrec.base.command_line import as_text
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.head import widest_layer
-from nvt_torchrec.models.registry import MODELS
+from nvt_torchrec.models.registry import flags_of
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS, Remedies
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
@@ -102,8 +102,7 @@ def default_warmup(epoch_steps: int) -> int:
 
 def sizes_line(settings: TrainSettings, config: ModelConfig, rows: int) -> str:
     """Describe the sizes of a run, for its log."""
-    known = MODELS.get(config.model)
-    widths = [config.settings.get(name) for name in known.flags] if known else []
+    widths = [config.settings.get(name) for name in flags_of(config.model)]
     layers = " and ".join(as_text(tuple(sizes)) for sizes in widths if isinstance(sizes, list))
     return (
         f"size {settings.size} ({rows:,} training rows): tables {config.embedding_dim} wide, "

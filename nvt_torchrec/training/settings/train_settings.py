@@ -14,7 +14,7 @@ from nvt_torchrec.formats.day_names import parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.models.interactions import INTERACTIONS, sizes_of
-from nvt_torchrec.models.registry import MODEL_FLAGS, MODELS
+from nvt_torchrec.models.registry import MODEL_FLAGS, MODELS, flags_of
 from nvt_torchrec.training.settings.fields import LOGS, SIZES, TrainFields
 
 #: A flag as the README of TorchRec's example writes it.
@@ -158,10 +158,9 @@ def fill_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
         chosen["epochs"] = size.epochs if several else 1
         chosen["early_stopping"] = size.early_stopping if several else 0
     chosen.setdefault("early_stopping", 0)
-    taken = MODELS[settings.model].flags if settings.model in MODELS else ()
-    for flag, last in {"dense_arch": dim, "over_arch": settings.label_count}.items():
-        if (flag := f"{flag}_layer_sizes") in taken:
-            chosen[flag] = (*getattr(size, flag)[:-1], last)
+    last = {"dense_arch_layer_sizes": dim, "over_arch_layer_sizes": settings.label_count}
+    for flag in last.keys() & set(flags_of(settings.model)):
+        chosen[flag] = (*getattr(size, flag)[:-1], last[flag])
     if settings.batch_size is None:
         chosen["test_batch_size"] = max(batch, _TEST_BATCH)
     return dataclasses.replace(settings.filled(chosen), **{"size": name})
@@ -185,19 +184,19 @@ def global_batch_for(rows: int) -> int:
 
 
 def _check_layers(settings: TrainSettings) -> None:
-    known = MODELS.get(settings.model)
-    if known is None and ":" not in settings.model:
+    taken = flags_of(settings.model)
+    if not taken and ":" not in settings.model:
         remedy = f"one of {', '.join(MODELS)}, or MODULE:FUNCTION of your own"
         raise SettingsError(f"--model {settings.model}: there is no such model", remedy)
-    if known and settings.model_settings:
-        flags = ", ".join(f"--{name}" for name in known.flags)
+    if taken and settings.model_settings:
+        flags = ", ".join(f"--{name}" for name in taken)
         raise SettingsError(
             f"--model_settings has no effect with --model {settings.model}", f"give {flags}"
         )
     defaults = {field.name: field.default for field in dataclasses.fields(settings)}
     for name in MODEL_FLAGS:
-        if getattr(settings, name) != defaults[name] and name not in (known.flags if known else ()):
-            models = ", ".join(model for model in MODELS if name in MODELS[model].flags)
+        if getattr(settings, name) != defaults[name] and name not in taken:
+            models = ", ".join(model for model in MODELS if name in flags_of(model))
             raise SettingsError(
                 f"--{name} has no effect with --model {settings.model}",
                 f"leave it out, or choose another --model: {models}",

@@ -10,7 +10,7 @@ from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Columns
-from nvt_torchrec.models.registry import MODELS
+from nvt_torchrec.models.registry import MODELS, flags_of, load_model
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
@@ -62,9 +62,9 @@ def _build_settings(settings: TrainSettings, columns: Columns) -> dict[str, Any]
     """Return the settings of the model's function ``build``, as JSON holds them."""
     if settings.model not in MODELS:
         return dict(settings.model_settings or {})
-    known = MODELS[settings.model]
-    flags = {name: getattr(settings, name) for name in known.flags}
-    chosen = getattr(known.load(), "choose_settings", lambda flags, columns: flags)(flags, columns)
+    chosen = {name: getattr(settings, name) for name in flags_of(settings.model)}
+    if choose := getattr(load_model(settings.model), "choose_settings", None):
+        chosen = choose(chosen, columns)
     return {k: list(v) if isinstance(v, tuple) else v for k, v in chosen.items()}
 
 
