@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.atomic import read_json, write_json
+from nvt_torchrec.formats.histories import StoredHistory
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 SCHEMA_FILE = Path(".merlin") / "schema.json"
 #: The tag of the column with the weights of the rows; Merlin has no tag of its own for it.
 WEIGHT_TAG = "sample_weight"
+#: The tag of the columns that point to a history's events.
+HISTORY_TAG = "history"
 #: The tags of what each schema needs, and how NVTabular gives them.
 _TAGS = {
     "label": ("target", "`['clicked'] >> AddTags([Tags.TARGET])`"),
@@ -42,6 +45,8 @@ class TableSchema:
         multi_hot: The categorical columns that hold a list of ids in each row (list<int32>).
         more_labels: Names of the columns of further labels (float32).
         weight: Name of the column with the weights of the rows (float32); "" for none.
+        histories: The histories, each with two more columns (int32); see
+            :mod:`nvt_torchrec.formats.histories`.
     """
 
     label: str
@@ -51,6 +56,7 @@ class TableSchema:
     multi_hot: tuple[str, ...] = ()
     more_labels: tuple[str, ...] = ()
     weight: str = ""
+    histories: tuple[StoredHistory, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.categorical) != len(self.table_sizes):
@@ -68,11 +74,41 @@ class TableSchema:
         unknown = set(self.multi_hot) - set(self.categorical)
         if unknown:
             raise SchemaError(f"multi-hot columns {sorted(unknown)} are not categorical columns")
+        for history in self.histories:
+            single = set(self.categorical) - {*self.multi_hot}
+            if other := [name for name in history.columns if name not in single]:
+                raise SchemaError(
+                    f"history {history.name}: column {other[0]} is no categorical column with one "
+                    "id in each row",
+                    "a history takes the vocabulary and the table of such a column",
+                )
+        names = [*self.columns, *self.features[len(self.categorical) :]]
+        if self.histories and len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise SchemaError(f"two columns are called {twice}", "rename the history")
 
     @property
     def columns(self) -> list[str]:
         """All columns in the order of the parquet files."""
-        return [*self.floats, *self.categorical]
+        return [*self.floats, *self.integers]
+
+    @property
+    def integers(self) -> list[str]:
+        """The columns of int32 and of its lists, which come last: ids, pointers to histories."""
+        pointers = (name for history in self.histories for name in history.pointers)
+        return [*self.categorical, *pointers]
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The keys of a batch's ids: categorical columns, then each column of each history."""
+        of_histories = (name for history in self.histories for name in history.features)
+        return (*self.categorical, *of_histories)
+
+    @property
+    def feature_columns(self) -> tuple[str, ...]:
+        """For each of :attr:`features` the categorical column whose vocabulary and table it has."""
+        of_histories = (name for history in self.histories for name in history.columns)
+        return (*self.categorical, *of_histories)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -91,7 +127,7 @@ class TableSchema:
 
         fields = [pa.field(name, pa.float32(), nullable=False) for name in self.floats]
         ids = pa.field("element", pa.int32(), nullable=False)
-        for name in self.categorical:
+        for name in self.integers:
             kind = pa.list_(ids) if name in self.multi_hot else pa.int32()
             fields.append(pa.field(name, kind, nullable=False))
         return pa.schema(fields)
@@ -123,6 +159,11 @@ class TableSchema:
                 "dimension": embedding_dimension(size),
             }
             features.append(feature)
+        for history in self.histories:
+            of_key, of_events = (_feature(name, "INT", [HISTORY_TAG]) for name in history.pointers)
+            properties = of_key["annotation"]["extraMetadata"][0]
+            properties |= {"history": history.name, "columns": list(history.columns)}
+            features += [of_key, of_events]
         return {"feature": features}
 
     @classmethod
@@ -157,7 +198,7 @@ class TableSchema:
         names: dict[str, list[str]] = {
             tag: [] for tag in ("target", WEIGHT_TAG, "continuous", "categorical")
         }
-        seen, sizes, multi_hot = set(), [], []
+        seen, sizes, multi_hot, histories = set(), [], [], []
         for feature in value.get("feature", []):
             tags, name = feature.get("annotation", {}).get("tag", []), feature["name"]
             if not isinstance(name, str) or name in seen:
@@ -178,6 +219,9 @@ class TableSchema:
                 properties = feature["annotation"].get("extraMetadata") or [{}]
                 if properties[0].get("is_list"):
                     multi_hot.append(name)
+            elif HISTORY_TAG in tags and "columns" in feature["annotation"]["extraMetadata"][0]:
+                properties = feature["annotation"]["extraMetadata"][0]
+                histories.append(StoredHistory(properties["history"], (*properties["columns"],)))
         labels, weights, dense, categorical = map(tuple, names.values())
         if len(weights) > 1:
             raise SchemaError(
@@ -192,8 +236,9 @@ class TableSchema:
             )
         weight = "".join(weights)
         return cls(
-            labels[0], dense, categorical, tuple(sizes), tuple(multi_hot), labels[1:], weight
-        )
+            labels[0], dense, categorical, tuple(sizes), tuple(multi_hot), labels[1:], weight,
+            tuple(histories),
+        )  # fmt: skip
 
 
 def _feature(name: str, kind: str, tags: list[str]) -> dict:

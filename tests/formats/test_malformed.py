@@ -13,6 +13,7 @@ from nvt_torchrec.base.errors import BadInputError, ClickLogError, SettingsError
 from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec, shipped_specs
+from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.schema import TableSchema
 from tests.mutations import broken_texts, expect_own_errors, mutated
 
@@ -74,7 +75,9 @@ def test_specs_in_json() -> None:
 
 
 def test_schemas(tmp_path: Path) -> None:
-    TableSchema("label", ("int_0",), ("cat_0", "cat_1"), (5, 9), ("cat_1",)).write(tmp_path)
+    history = StoredHistory("recent", ("cat_0",))
+    columns = "label", ("int_0",), ("cat_0", "cat_1"), (5, 9), ("cat_1",)
+    TableSchema(*columns, histories=(history,)).write(tmp_path)
     file = tmp_path / ".merlin" / "schema.json"
     expect_own_errors(file, lambda: TableSchema.read(tmp_path).arrow, rounds=600)
 

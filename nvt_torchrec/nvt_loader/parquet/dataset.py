@@ -103,9 +103,10 @@ class Dataset:
         """Return counts, and a digest of the source's fingerprint, row groups and columns."""
         own, files = self.source.fingerprint, self.files
         counts = {"files": len(files.paths), "bytes": sum(files.sizes)} if files else {}
+        *columns, histories = dataclasses.astuple(self.schema)
         value = [
             *(own if files else [own, *map(int, self.source.row_counts)]),
-            dataclasses.astuple(self.schema),
+            [*columns, histories] if histories else columns,
             sorted(self.cuts.items()),
             bool(self.schema.weight),
         ]

@@ -1,0 +1,262 @@
+"""Histories: what the key of a row, such as its user, did before it; stored once beside the splits.
+
+The parquet has two int32 columns for each history, without nulls, after the categorical columns:
+
+- ``NAME.key``: the number of the row's key, from 0; -1: the row has none;
+- ``NAME.events``: how many of this key's events precede the row; 0 where there is no key.
+
+The events lie in ``SPLITS/_histories/NAME/FIRST/``, where FIRST is the number of the first key in
+it, in decimal. The first directory begins at 0, each other one where the one before ends; days that
+are added get new ones, and no old one ever changes. In it are
+
+- ``offsets.npy``: int64 [keys + 1], where the events of each key begin, and where the last ones
+  end; from 0, never falling;
+- ``COLUMN.npy`` for each column of the history: int32 [events], the ids of that categorical column,
+  of each key the oldest first.
+
+So the events of a row with key k in it are places ``offsets[k - FIRST]`` to ``offsets[k - FIRST] +
+events``, and a reader takes as many of the newest ones as it likes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.base.files.atomic import new_directory
+from nvt_torchrec.base.files.mapping import MappedArray
+
+#: The directory of all histories, beside those of the splits.
+HISTORIES = "_histories"
+_OFFSETS = "offsets"
+_REMEDY = "copy the histories again, or run the ETL again"
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredHistory:
+    """A history of the data.
+
+    Attributes:
+        name: Its name, a plain file name.
+        columns: The single-hot categorical columns whose ids its events have, with the vocabulary
+            and the embedding table of the column.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for name in (self.name, *self.columns):
+            # they become paths
+            if Path(name).name != name or "\0" in name or name in ("", "..", _OFFSETS):
+                raise SchemaError(
+                    f"history {self.name!r:.60}: {name!r:.60} cannot be the name of a file",
+                    "name histories and their columns without slashes, and not 'offsets'",
+                )
+        if not self.columns or len(set(self.columns)) < len(self.columns):
+            raise SchemaError(
+                f"history {self.name}: no columns, or one twice: {', '.join(self.columns)}"
+            )
+
+    @property
+    def pointers(self) -> tuple[str, str]:
+        """The columns of the parquet that say which events precede a row: key and number."""
+        return f"{self.name}.key", f"{self.name}.events"
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the lists of ids that a model gets, one for each column."""
+        return tuple(f"{self.name}.{column}" for column in self.columns)
+
+
+@dataclasses.dataclass(frozen=True)
+class HistoryPart:
+    """The events of some keys, mapped from files.
+
+    Attributes:
+        directory: Where they are.
+        first: The number of the first key.
+        offsets: int64 [keys + 1], where the events of each key begin and the last ones end.
+        ids: int32 [events] for each column of the history.
+    """
+
+    directory: Path
+    first: int
+    offsets: np.ndarray
+    ids: tuple[np.ndarray, ...]
+
+
+class HistoryStore:
+    """The events of all keys of a history, mapped from files.
+
+    Opening it reads no events: types, lengths and ends are checked, and whoever reads events checks
+    what is read, as :meth:`newest` does.
+
+    Args:
+        directory: That of the splits.
+        history: The history.
+        sizes: Rows of the embedding table of each of its columns.
+
+    Attributes:
+        history, sizes: As given.
+        parts: The directories, by their first keys.
+
+    Raises:
+        BadInputError: There is none, or a file is missing or damaged.
+    """
+
+    def __init__(self, directory: Path, history: StoredHistory, sizes: Sequence[int]) -> None:
+        self.history, self.sizes = history, tuple(sizes)
+        root = directory / HISTORIES / history.name
+        self._mapped: list[MappedArray] = []
+        try:
+            names = [path.name for path in root.iterdir() if path.name[0] != "."]
+        except OSError as error:
+            raise BadInputError(
+                f"{root}: the events of history {history.name}: {error.strerror}", _REMEDY
+            ) from error
+        self.parts: list[HistoryPart] = []
+        expected = 0
+        for first in sorted(int(name) for name in names if name.isdecimal() and name.isascii()):
+            if first != expected:
+                break
+            self.parts.append(self._open(root / str(first), first))
+            expected += len(self.parts[-1].offsets) - 1
+        if len(self.parts) != len(names) or not names:
+            raise BadInputError(
+                f"{root}: it holds {', '.join(sorted(names)[:5]) or 'nothing'}, where directories "
+                f"of keys begin at 0 and follow each other without a gap (here at {expected})",
+                _REMEDY,
+            )
+
+    def _open(self, directory: Path, first: int) -> HistoryPart:
+        offsets = self._map(directory / f"{_OFFSETS}.npy", np.int64)
+        ids = [self._map(directory / f"{name}.npy", np.int32) for name in self.history.columns]
+        ends = [int(offsets[0]), int(offsets[-1])] if len(offsets) else []
+        for name, column in zip(self.history.columns, ids, strict=True):
+            if ends != [0, len(column)]:
+                raise BadInputError(
+                    f"{directory}: {len(column)} events in {name}.npy, but the offsets go from "
+                    + (" to ".join(map(str, ends)) or "nowhere"),
+                    _REMEDY,
+                )
+        return HistoryPart(directory, first, offsets, tuple(ids))
+
+    def _map(self, path: Path, dtype: type) -> np.ndarray:
+        try:
+            # writable, in memory alone: compiled loops take arrays of one kind
+            array = MappedArray(path, dtype, 1, writable=True)
+        except (OSError, ValueError) as error:
+            what = getattr(error, "strerror", None) or error
+            raise BadInputError(f"{path}: {what}", _REMEDY) from error
+        self._mapped.append(array)
+        return array.values
+
+    def check(self) -> None:
+        """Raise :class:`BadInputError` if a file was written to since it was opened."""
+        for array in self._mapped:
+            array.check()
+
+    def newest(self, key: int, events: int, most: int) -> list[np.ndarray]:
+        """Return the newest of a row's events, oldest first: int32 [n] for each column.
+
+        Args:
+            key, events: What the parquet holds of the row.
+            most: The most events to return.
+
+        Raises:
+            SchemaError: They lead outside the store, or an id is outside its table.
+        """
+        if (key, events) == (-1, 0):
+            return [np.empty(0, np.int32) for _ in self.history.columns]
+        part = next((part for part in reversed(self.parts) if part.first <= key), None)
+        at = key - part.first if part else 0
+        if part is None or not 0 <= at < len(part.offsets) - 1:
+            keys = self.parts[-1].first + len(self.parts[-1].offsets) - 1
+            raise SchemaError(f"key {key} of history {self.history.name}, which has {keys}")
+        begin, end = part.offsets[at : at + 2].tolist()
+        if not (0 <= begin <= begin + events <= end <= part.offsets[-1] and events >= 0):
+            raise SchemaError(
+                f"{events} events of key {key} in history {self.history.name}, where "
+                f"{part.directory} has {end - begin}"
+            )
+        begin, end = begin + max(events - most, 0), begin + events
+        found = [ids[begin:end] for ids in part.ids]
+        for name, size, ids in zip(self.history.columns, self.sizes, found, strict=True):
+            bad = np.flatnonzero((ids < 0) | (ids >= size))
+            if bad.size:
+                raise SchemaError(
+                    f"{part.directory / name}.npy: id {ids[bad[0]]} at place {begin + bad[0]}, "
+                    f"outside the table of {size} rows of column {name}",
+                    _REMEDY,
+                )
+        return found
+
+
+@contextlib.contextmanager
+def write_history(directory: Path, history: StoredHistory, first: int) -> Iterator[HistoryWriter]:
+    """Write the events of some keys to ``directory/_histories/NAME/FIRST``, whole or not at all.
+
+    ::
+
+        with write_history(splits, history, first=0) as writer:
+            writer.add([2, 0, 1], {"item": [5, 3, 9]})  # of keys 0 … 2
+
+    Raises:
+        OutputError: The directory exists, or cannot be written.
+    """
+    with new_directory(directory / HISTORIES / history.name / str(first)) as temporary:
+        names = (_OFFSETS, *history.columns)
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(open(temporary / f"{n}.npy", "wb+")) for n in names]
+            writer = HistoryWriter(history, files)
+            yield writer
+            writer.finish()
+
+
+class HistoryWriter:
+    """Writes events key by key; holds none of them."""
+
+    def __init__(self, history: StoredHistory, files: Sequence[IO[bytes]]) -> None:
+        self._columns, (self._offsets, *self._ids) = history.columns, files
+        self._keys = self._events = 0
+        _write_header(self._offsets, np.int64, 0)
+        for file in self._ids:
+            _write_header(file, np.int32, 0)
+        self._offsets.write(np.zeros(1, np.int64).tobytes())
+
+    def add(self, counts: np.ndarray | Sequence[int], ids: Mapping[str, np.ndarray]) -> None:
+        """Add the next keys.
+
+        Args:
+            counts: The number of events of each key.
+            ids: For each column the ids of these events, of each key the oldest first.
+        """
+        ends = self._events + np.cumsum(np.asarray(counts, np.int64))
+        self._offsets.write(ends.tobytes())
+        total = int(ends[-1]) - self._events if len(ends) else 0
+        for name, file in zip(self._columns, self._ids, strict=True):
+            column = np.asarray(ids[name], np.int32)
+            if len(column) != total:
+                raise ValueError(f"{len(column)} ids of {name} for {total} events")
+            file.write(column.tobytes())
+        self._keys, self._events = self._keys + len(ends), self._events + total
+
+    def finish(self) -> None:
+        """Write how many keys and events there are."""
+        _write_header(self._offsets, np.int64, self._keys + 1)
+        for file in self._ids:
+            _write_header(file, np.int32, self._events)
+
+
+def _write_header(file: IO[bytes], dtype: type, length: int) -> None:
+    """Write the header of an ``.npy`` file, which leaves room for any length."""
+    file.seek(0)
+    described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False}
+    np.lib.format.write_array_header_1_0(file, described | {"shape": (length,)})
