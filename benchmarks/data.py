@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nvt_torchrec.formats.histories import StoredHistory, write_history
 from nvt_torchrec.formats.schema import TableSchema
 
 log = logging.getLogger("benchmarks")
@@ -21,6 +22,8 @@ TABLE_SIZES = (
     *(2200, 11000, 156, 7, 970, 18, 300000, 300000, 300000, 280000, 12000, 108, 39),
 )
 DENSE, FILE_ROWS, ROW_GROUP_ROWS = 13, 1_000_000, 91_000
+#: Keys of a history, and the most events of one; half as many on average.
+KEYS, EVENTS = 100_000, 200
 #: As the ETL writes (etl.parts.parquet), but for smaller row groups: 44 of them in 4 M rows.
 _WRITER = {
     "compression": "none",
@@ -44,11 +47,16 @@ def make_once(root: Path, contents: str, make: Callable[[], object]) -> None:
     done.write_text(contents)
 
 
-def criteo_schema(sizes: Sequence[int] = TABLE_SIZES, multi_hot: Sequence[str] = ()) -> TableSchema:
+def criteo_schema(
+    sizes: Sequence[int] = TABLE_SIZES,
+    multi_hot: Sequence[str] = (),
+    histories: Sequence[StoredHistory] = (),
+) -> TableSchema:
     """Return a schema of Criteo's columns with tables of the given sizes."""
     dense = tuple(f"int_{i}" for i in range(DENSE))
     categorical = tuple(f"cat_{i}" for i in range(len(sizes)))
-    return TableSchema("label", dense, categorical, tuple(sizes), tuple(multi_hot))
+    lists = tuple(multi_hot), (), "", tuple(histories)
+    return TableSchema("label", dense, categorical, tuple(sizes), *lists)
 
 
 def write_rows(
@@ -61,7 +69,7 @@ def write_rows(
     seed: int = 0,
     file_rows: int = FILE_ROWS,
 ) -> list[Path]:
-    """Write random rows as one split of an ETL's output; return the files.
+    """Write random rows as one split of an ETL's output, with histories; return the files.
 
     Args:
         directory: The directory of the split.
@@ -75,6 +83,13 @@ def write_rows(
     """
     directory.mkdir(parents=True)
     schema.write(directory)
+    rng = np.random.default_rng(seed)
+    for history in schema.histories:
+        counts = rng.integers(EVENTS + 1, size=KEYS)
+        sizes = (schema.table_sizes[schema.categorical.index(name)] for name in history.columns)
+        ids = [_ids(rng, int(counts.sum()), size) for size in sizes]
+        with write_history(directory.parent, history, 0) as writer:
+            writer.add(counts, dict(zip(history.columns, ids, strict=True)))
     files = []
     for number, first in enumerate(range(0, rows, file_rows)):
         table = _random_rows(schema, min(file_rows, rows - first), seed + number, dtype)
@@ -109,6 +124,12 @@ def _random_rows(schema: TableSchema, rows: int, seed: int, dtype: type) -> pa.T
             columns[name] = pa.ListArray.from_arrays(offsets, ids)
         else:
             columns[name] = _ids(rng, rows, size).astype(dtype)
+    for history in schema.histories:  # some of a key's events; its counts are those of write_rows
+        keys = rng.integers(KEYS, size=rows)
+        counts = np.random.default_rng(0).integers(EVENTS + 1, size=KEYS)
+        events = rng.integers(counts[keys] + 1)
+        values = (keys, events)
+        columns |= dict(zip(history.pointers, (v.astype(np.int32) for v in values), strict=True))
     table = pa.table(columns)
     fields = [pa.field(field.name, field.type, nullable=False) for field in table.schema]
     return table.cast(pa.schema(fields))

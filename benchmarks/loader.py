@@ -24,10 +24,12 @@ from benchmarks.harness import Metric, System, Table, run_benchmark
 from benchmarks.loader_worker import CPU_DECODING, DECODE, NPY, OURS, STOCK
 from benchmarks.process import BUILD
 from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.formats.histories import StoredHistory
 
 METRICS = (
     Metric("samples_per_s", "M samples/s", ".2f", ratio=True, scale=1e-6),
     Metric("samples_per_cpu_s", "M samples/CPU s", ".2f", ratio=True, scale=1e-6),
+    Metric("ids_per_s", "M ids/s", ".1f", scale=1e-6),
     Metric("first_batch_ms", "first ms"),
     Metric("next_epoch_ms", "later ms"),
     Metric("next_epoch_cpu_ms", "CPU ms"),
@@ -37,6 +39,7 @@ METRICS = (
 )
 BATCH_SIZES = (256, 2048, 16384, 65536)
 MULTI_HOT = ("cat_0", "cat_4", "cat_9", "cat_19")
+HISTORY = StoredHistory("recent", ("cat_0", "cat_4"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(settings: BenchmarkSettings) -> int:
     data = BUILD / "loader-data"
-    make_once(data, f"{settings.rows} rows", lambda: make_data(data, settings.rows))
+    make_once(data, f"{settings.rows} rows, with histories", lambda: make_data(data, settings.rows))
     chosen = [
         system
         for system in _systems(data, settings)
@@ -84,6 +87,7 @@ def make_data(root: Path, rows: int) -> None:
     """Write the rows, with lists, and as TorchRec's arrays."""
     write_rows(root / "int32" / "train", criteo_schema(), rows, npy=root / "npy")
     write_rows(root / "lists" / "train", criteo_schema(multi_hot=MULTI_HOT), rows // 2)
+    write_rows(root / "histories" / "train", criteo_schema(histories=[HISTORY]), rows // 2)
 
 
 def _systems(data: Path, settings: BenchmarkSettings) -> Iterator[System]:
@@ -102,6 +106,7 @@ def _systems(data: Path, settings: BenchmarkSettings) -> Iterator[System]:
         yield system(name, "shuffled B=2048", "--shuffle")
     for name in names[:2]:
         yield system(name, "multi-hot B=2048", "--form", "lists")
+    yield system(OURS, "shuffled histories of 2 columns", "--form", "histories", "--shuffle")
     if settings.device == "cpu":
         for name in names:
             yield system(name, "2 ranks B=2048", "--ranks", 2)

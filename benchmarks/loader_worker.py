@@ -35,7 +35,7 @@ def main() -> None:
     add = parser.add_argument
     add("system")
     add("--data", type=Path, required=True)
-    add("--form", choices=("int32", "lists"), default="int32")
+    add("--form", choices=("int32", "lists", "histories"), default="int32")
     add("--batch_size", type=int, default=2048)
     add("--shuffle", action="store_true")
     add("--ranks", type=int, default=1)
@@ -85,9 +85,10 @@ def _stop(batches: Any) -> None:
 
 def _rates(iterator: Iterator[Any], seconds: float, device: str) -> dict[str, float]:
     """Draw batches for some seconds and return the rates of their rows."""
-    rows, cpu, begin = 0, time.process_time(), time.perf_counter()
+    rows, ids, cpu, begin = 0, 0, time.process_time(), time.perf_counter()
     for batch in iterator:
         rows += batch if isinstance(batch, int) else batch.labels.shape[0]
+        ids += 0 if isinstance(batch, int) else batch.sparse_features.values().shape[0]
         elapsed = time.perf_counter() - begin
         # a loader that delivers in bursts needs several of them to show its rate
         if elapsed > seconds and (rows > LEAST_ROWS or elapsed > PATIENCE * seconds):
@@ -97,6 +98,7 @@ def _rates(iterator: Iterator[Any], seconds: float, device: str) -> dict[str, fl
 
         torch.cuda.synchronize()
     return {
+        "ids_per_s": ids / (time.perf_counter() - begin),
         "samples_per_s": rows / (time.perf_counter() - begin),
         "samples_per_cpu_s": rows / (time.process_time() - cpu),
     }

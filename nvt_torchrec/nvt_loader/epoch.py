@@ -17,6 +17,7 @@ from nvt_torchrec.base.device import device_errors, difference, use_device
 from nvt_torchrec.nvt_loader import plan as planning
 from nvt_torchrec.nvt_loader.cpu.block_builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch, LoaderBlock, ShardRows
+from nvt_torchrec.nvt_loader.cpu.history_lists import add_events
 from nvt_torchrec.nvt_loader.memory import PREFETCH_BLOCKS, READ_AHEAD, Budget
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Decoder, ShardReader
@@ -79,7 +80,8 @@ def produce_blocks(
         return
     epoch = _RankEpoch(dataset, plan, position, order, budget)
     if builder.host is None:
-        yield from epoch.blocks(builder, epoch.readers(builder))
+        blocks = epoch.blocks(builder, epoch.readers(builder))
+        yield from add_events(dataset, blocks, builder.tensors) if dataset.stores else blocks
     else:
         yield from _compared(epoch, builder, builder.host, fall_back)
 

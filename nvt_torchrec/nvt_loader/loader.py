@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,7 +44,9 @@ class KJTLoader:
     - ``dense_features``: float32 [B, dense columns];
     - ``sparse_features``: KeyedJaggedTensor with the categorical columns as keys, in the schema's
       order; values, lengths and offsets int32, stride B. Without multi-hot columns there is one id
-      per key and row. A multi-hot column has as many ids in a row as its list holds;
+      per key and row. A multi-hot column has as many ids in a row as its list holds. After them
+      comes each column of each history, as ``NAME.COLUMN``: the ids of the newest ``max_events``
+      events before the row, oldest first;
     - ``labels``: float32 [B], 0 or 1 (TorchRec's DLRMTrain calls ``.float()`` on them); with
       several, [B, labels];
     - ``weights``: float32 [B], the weights of the rows; None if the data have no such column.
@@ -104,6 +107,11 @@ class KJTLoader:
         strict_gpu: Where libcudf decodes, the first block of each epoch is compared with the CPU's.
             If they differ, raise an error instead of a warning and going on with the CPU's.
         cpu_decoding: Decode on the CPU and copy blocks to the device, also where libcudf could.
+        max_events: The most events of a history in a row; 0 leaves histories out. Their memory, of
+            up to four blocks of 10 MiB or, if these are larger, four batches, comes on top of
+            ``loader_memory``.
+        histories: The directory that ``_histories`` is in (:mod:`nvt_torchrec.formats.histories`);
+            by default the one above that of the files.
 
     Raises:
         BadInputError: A missing directory, file or schema, or a file that cannot be read.
@@ -140,6 +148,8 @@ class KJTLoader:
         label: str | Sequence[str] | None = None,
         strict_gpu: bool = False,
         cpu_decoding: bool = False,
+        max_events: int = 50,
+        histories: Path | str | None = None,
     ) -> None:
         options.check_types(locals())
         if isinstance(shuffle, bool):
@@ -150,12 +160,13 @@ class KJTLoader:
             world_size,
             undersampling_rate,
             seed,
+            max_events,
             batch_size=batch_size,
             shuffle_window=shuffle_window,
             limit_batches=limit_batches,
             decode_threads=decode_threads,
         )
-        dataset = read_dataset(data, schema, label, table_sizes)
+        dataset = read_dataset(data, schema, label, table_sizes, max_events, histories)
         options.check_manifest(dataset)
         if selection is not None:
             dataset = select(dataset, selection)
@@ -181,7 +192,7 @@ class KJTLoader:
         builder, self._strict_gpu = choose_builder(self._dataset, self._device), strict_gpu
         self._builder = builder.host_kind if cpu_decoding and builder.on_device else builder
         self._budget()
-        self._make_batch = BatchFactory(self._dataset.schema.categorical, self._device)
+        self._make_batch = BatchFactory(self._dataset.schema.features, self._device)
         self._functions = list(transforms)
         self._next = Position(0)
         self._current: Position | None = None
@@ -393,4 +404,5 @@ class KJTLoader:
             "seed": self._order.seed,
             "drop_last": plan.drop_last,
             "undersampling_rate": None if rate is None else rate[0],
+            **({"max_events": self._dataset.max_events} if self._dataset.stores else {}),
         }

@@ -118,7 +118,9 @@ def device_bytes(dataset: Dataset, demand: Demand, budget: Budget, *, on_device:
     """
     width = dataset.batch_row_bytes
     if not on_device:
-        return int(width * HELD_BLOCKS * max(budget.block_rows, demand.window))
+        most = 4 * dataset.max_events * sum(len(store.sizes) for store in dataset.stores)
+        events = max(BLOCK_BYTES, demand.batch * most) if most else 0
+        return int(HELD_BLOCKS * (width * max(budget.block_rows, demand.window) + events))
     groups = (1 + READ_AHEAD) * demand.shards * int(dataset.rows.max(initial=0))
     return int(width * (held_rows(demand, budget, whole=True) + groups))
 

@@ -53,10 +53,10 @@ _PUT_SECONDS = 0.01
 class MerlinLoader:
     """The batches of one rank, read by Merlin's Loader.
 
-    They are those of :class:`nvt_loader.KJTLoader`. Each ``iter()`` is an epoch of its own, which
-    delivers every row once over all ranks, in the same number of steps on each. Ranks get whole
-    partitions, so that some may get smaller batches than others in the last steps, or empty ones.
-    There is no state and no seed.
+    They are those of :class:`nvt_loader.KJTLoader`, without histories. Each ``iter()`` is an epoch
+    of its own, which delivers every row once over all ranks, in the same number of steps on each.
+    Ranks get whole partitions, so that some may get smaller batches than others in the last steps,
+    or empty ones. There is no state and no seed.
 
     Args:
         loader: The Loader, which must not be iterated meanwhile. Its ``global_rank`` and
@@ -284,6 +284,6 @@ def _describe(loader: Loader) -> datasets.Dataset:
     """Return the columns and table sizes of a Loader's batches; its files are not known."""
     schema = loader.output_schema + loader.input_schema.select_by_tag(Tags.TARGET)
     value = json.loads(TensorflowMetadata.from_merlin_schema(schema).to_json())
-    stored = TableSchema.from_dict(value, _UNKNOWN)
+    stored = dataclasses.replace(TableSchema.from_dict(value, _UNKNOWN), histories=())
     read = datasets.columns_to_read(stored)
     return datasets.Dataset(ParquetFiles(_UNKNOWN, read), stored, read)

@@ -24,12 +24,14 @@ _INTEGER, _COUNT = (Integral, "an integer"), (Integral | None, "an integer")
 #: The types of arguments, and how errors name them.
 _TYPES: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(["batch_size", "rank", "world_size", "seed", "shuffle_window"], _INTEGER),
+    "max_events": _INTEGER,
     **dict.fromkeys(["virtual_shards", "limit_batches", "loader_memory", "decode_threads"], _COUNT),
     "undersampling_rate": (Real | None, "a number from 0 to 1"),
     "schema": (TableSchema | None, "a TableSchema"),
     "selection": (Selection | None, "a Selection"),
     "table_sizes": (Iterable | None, "an integer for each categorical column"),
     "transforms": (Iterable, "a list of functions of a batch"),
+    "histories": (str | Path | None, "a directory"),
     "label": (str | Sequence | None, "the name of a label, or a list of names"),
 }
 #: Changes with the order of the rows that a state stands for.
@@ -51,6 +53,7 @@ def check_options(
     world_size: int,
     undersampling_rate: float | None,
     seed: int,
+    max_events: int = 0,
     **counts: int | None,
 ) -> None:
     """Check options of :class:`nvt_loader.loader.KJTLoader`, each within its range.
@@ -68,8 +71,9 @@ def check_options(
         raise SettingsError(f"shuffle = {shuffle!r}", f"choose one of {', '.join(SHUFFLES)}")
     if undersampling_rate is not None and not 0 <= undersampling_rate <= 1:
         raise SettingsError(f"undersampling_rate = {undersampling_rate}", "choose 0 … 1")
-    if seed < 0:
-        raise SettingsError(f"seed = {seed}", "choose 0 or more")
+    for name, value in (("seed", seed), ("max_events", max_events)):
+        if value < 0:
+            raise SettingsError(f"{name} = {value}", "choose 0 or more")
     for name, value in counts.items():
         if value is not None and value < 1:
             raise SettingsError(f"{name} = {value}", "choose 1 or more")

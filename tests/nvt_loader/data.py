@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nvt_torchrec.formats.histories import StoredHistory, write_history
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
 
@@ -122,3 +124,35 @@ def write_split(
     schema.write(root)
     write_metadata(root)
     return schema
+
+
+def add_history(root: Path, schema: TableSchema, history: StoredHistory, *, keys: int) -> None:
+    """Give the rows of :func:`write_split` a history, of which each row is an event afterwards.
+
+    The key of a row is random, and none in a tenth of them; the last third of the keys lies in a
+    directory of its own, as after a day was added.
+    """
+    rng, past = np.random.default_rng(7), [[] for _ in range(keys)]
+    for path in [path for split in SPLITS for path in _parts(root / split)]:
+        table = pq.read_table(path)
+        chosen = rng.integers(0, keys, table.num_rows)
+        chosen[rng.random(table.num_rows) < 0.1] = -1
+        events = np.zeros(table.num_rows, np.int32)
+        for row, ids in enumerate(
+            zip(*(table[c].to_pylist() for c in history.columns), strict=True)
+        ):
+            if chosen[row] >= 0:
+                events[row] = len(past[chosen[row]])
+                past[chosen[row]].append(ids)
+        for name, values in zip(history.pointers, (chosen.astype(np.int32), events), strict=True):
+            table = table.append_column(name, pa.array(values))
+        pq.write_table(table, path, row_group_size=64, **WRITER)
+    for first, end in ((0, keys * 2 // 3), (keys * 2 // 3, keys)):
+        with write_history(root, history, first) as writer:
+            for of_key in past[first:end]:
+                ids = np.array(of_key, np.int32).reshape(-1, len(history.columns)).T
+                writer.add([len(of_key)], dict(zip(history.columns, ids, strict=True)))
+    schema = dataclasses.replace(schema, histories=(*schema.histories, history))
+    for directory in (root, *(root / split for split in SPLITS if (root / split).is_dir())):
+        schema.write(directory)
+    write_metadata(root)

@@ -88,7 +88,7 @@ class CpuBuilder:
         schema = self._dataset.schema
         *floats, ids = self.tensors(
             *((torch.float32, (steps * batch, width)) for width in float_widths(schema)),
-            (torch.int32, (steps, len(schema.categorical), batch)),
+            (torch.int32, (steps, len(schema.integers), batch)),
         )
         memory = *(part.numpy().view(np.int32) for part in floats), flat(ids)
 
@@ -211,7 +211,7 @@ def build_jagged(
     """Build a block of the chunks of some sources; ``tensors`` makes tensors of given dtypes and
     shapes."""
     schema = dataset.schema
-    first_id, columns = len(schema.floats), len(schema.categorical)
+    first_id, columns = len(schema.floats), len(schema.integers)
     *floats, lengths, offsets = tensors(
         *((torch.float32, (steps * batch, width)) for width in float_widths(schema)),
         (torch.int32, (steps, columns * batch)),
@@ -230,7 +230,7 @@ def build_jagged(
     for i, chunk in enumerate(chunks):
         own = copies[copies[:, 1] == i]
         copy_rows(*block, chunk.addresses[:first_id], own, batch, 0, chunk.rows)
-    is_list = np.array([name in set(schema.multi_hot) for name in schema.categorical])
+    is_list = np.array([name in set(schema.multi_hot) for name in schema.integers])
     addresses = np.stack([chunk.addresses[first_id:] for chunk in chunks])
     elements = np.stack([chunk.values[first_id:] for chunk in chunks])
     of_lists = copies[:, 1:].copy()

@@ -176,7 +176,7 @@ class ShardRows:
 
 def empty_block(dataset: Dataset, steps: int, device: torch.device) -> FlatBlock | JaggedBlock:
     """Return a block of steps without rows."""
-    columns = len(dataset.schema.categorical)
+    columns = len(dataset.schema.features)
     widths = float_widths(dataset.schema)
     floats = [torch.empty(0, width, device=device) for width in widths]
     views = float_views(dataset, steps, floats)

@@ -30,8 +30,10 @@ def choose_builder(dataset: Dataset, device: torch.device) -> type[CpuBuilder]:
     """Return the class that builds blocks for ``device`` on this machine."""
     if device.type == "cpu":
         return CpuBuilder
-    # libcudf reads files of this machine; undersampling selects rows by their labels on the CPU
-    if dataset.files is None or not dataset.files.is_local or dataset.undersampling is not None:
+    # libcudf reads files of this machine; undersampling selects rows by their labels on the CPU,
+    # and histories are mapped there
+    on_host = dataset.undersampling is not None or dataset.stores
+    if dataset.files is None or not dataset.files.is_local or on_host:
         return PinnedBuilder
     return PinnedBuilder if importlib.util.find_spec("pylibcudf") is None else CudfBuilder
 

@@ -39,7 +39,10 @@ class Checker:
         self._warned: dict[str, object] = {}
         self._known: tuple[pa.Schema | None, dict[int, tuple[int, int]]] = (None, {})
         #: What each number must stay below: an unsigned id, the bits of a weight or a magnitude.
-        self.limits = np.array([INFINITY_BITS] * self._first_id + [*schema.table_sizes], np.uint64)
+        #: The pointers of histories are checked where the events are read.
+        pointers = len(schema.integers) - len(schema.categorical)
+        bounds = [INFINITY_BITS] * self._first_id + [*schema.table_sizes] + [2**32] * pointers
+        self.limits = np.array(bounds, np.uint64)
         #: Whether a column may hold negative numbers: all floats but the weight.
         self.signed = np.array([name != schema.weight for name in schema.floats])
 

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import check_valid
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.base.files.remote import RemoteFile
+from nvt_torchrec.formats.histories import HistoryStore
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader.parquet.files import (
     REWRITE,
@@ -48,6 +51,8 @@ class Dataset:
         undersampling: Share of the negative rows that is kept, and the seed; None keeps all.
         kept: Rows of each row group that undersampling keeps.
         cuts: Row group → which of its rows (after undersampling) are read; of others all are.
+        stores: The events of each of the schema's histories.
+        max_events: The most events of a history that a row gets.
     """
 
     source: Source
@@ -58,6 +63,8 @@ class Dataset:
     undersampling: tuple[float, int] | None = None
     kept: tuple[int, ...] | None = None
     cuts: dict[int, Range] = dataclasses.field(default_factory=dict)
+    stores: tuple[HistoryStore, ...] = ()
+    max_events: int = 0
 
     @property
     def rows(self) -> np.ndarray:
@@ -96,8 +103,8 @@ class Dataset:
         schema = self.schema
         if not self.jagged:
             return float(4 * len(schema.columns))
-        # besides the ids, a length, an offset and a start in each categorical column
-        return 4 * (len(schema.floats) + _mean_ids(self)) + 16 * len(schema.categorical)
+        # besides the ids, a length, an offset and a start in each of their columns
+        return 4 * (len(schema.floats) + _mean_ids(self)) + 16 * len(schema.integers)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return counts, and a digest of the source's fingerprint, row groups and columns."""
@@ -142,6 +149,8 @@ def read_dataset(
     schema: TableSchema | None = None,
     label: str | Sequence[str] | None = None,
     table_sizes: Iterable[int] | None = None,
+    max_events: int = 0,
+    histories: str | os.PathLike[str] | None = None,
 ) -> Dataset:
     """Read the schema of some data, and of parquet the footers.
 
@@ -150,13 +159,17 @@ def read_dataset(
         schema: The columns; by default what ``.merlin/schema.json`` beside the files says.
         label: The label to read, or several; None for the main one.
         table_sizes: Rows of the embedding tables, instead of the schema's.
+        max_events: The most events of a history that a row gets; 0: the schema's histories are left
+            out.
+        histories: The directory that ``_histories`` is in, by default the one above the files'.
 
     Raises:
         BadInputError: There is no such directory, no parquet file or no schema in it, or a file
             has no readable footer.
         SchemaError: A column is missing, its type cannot be converted, or there is another number
             of table sizes than of columns.
-        SettingsError: There is no such label, or the data are none that can be read.
+        SettingsError: There is no such label, the data are none that can be read, or their
+            histories are not on this machine.
     """
     parts = data if isinstance(data, list | tuple) else [data]
     named = parts and all(isinstance(part, str | os.PathLike) for part in parts)
@@ -174,6 +187,8 @@ def read_dataset(
         schema = schema_beside(paths[0])
     if table_sizes is not None:
         schema = dataclasses.replace(schema, table_sizes=tuple(table_sizes))
+    if not max_events:
+        schema = dataclasses.replace(schema, histories=())
     read = columns_to_read(schema, label)
     source: Source
     if paths is not None:
@@ -188,7 +203,45 @@ def read_dataset(
     else:
         source = data
     several = label is not None and not isinstance(label, str)
-    return Dataset(source, schema, read, several)
+    stores = _open_stores(schema, paths, histories)
+    return Dataset(source, schema, read, several, stores=stores, max_events=max_events)
+
+
+def _open_stores(
+    schema: TableSchema,
+    paths: list[Path | RemoteFile] | None,
+    histories: str | os.PathLike[str] | None,
+) -> tuple[HistoryStore, ...]:
+    """Open the events of the histories."""
+    if not schema.histories:
+        return ()
+    if histories is None:
+        if paths is None or not isinstance(paths[0], Path):
+            raise SettingsError(
+                f"the events of history {schema.histories[0].name} are not beside the data",
+                "give histories=, the directory on this machine that _histories is in, or "
+                "max_events=0 to leave the histories out",
+            )
+        histories = paths[0].absolute().parent.parent
+    sizes = dict(zip(schema.categorical, schema.table_sizes, strict=True))
+    return tuple(
+        HistoryStore(Path(histories), history, [sizes[name] for name in history.columns])
+        for history in schema.histories
+    )
+
+
+def find_row(dataset: Dataset, columns: Sequence[str], values: Sequence[int]) -> str:
+    """Return the name of the first row that holds some values, for an error."""
+    for row_group in range(len(dataset.source.row_counts)):
+        first = 0
+        for batch in dataset.source.read(row_group, list(columns), _SAMPLED_ROWS):
+            parts = [np.asarray(batch.column(name)) for name in columns]
+            found = np.logical_and(*(p == v for p, v in zip(parts, values, strict=True)))
+            if found.any():
+                name, index = dataset.place(row_group)
+                return f"{name}: row {first + int(found.argmax())} of row group {index}"
+            first += batch.num_rows
+    return dataset.source.name
 
 
 def _mean_ids(dataset: Dataset) -> float:
@@ -199,7 +252,7 @@ def _mean_ids(dataset: Dataset) -> float:
             for batch in itertools.islice(dataset.source.read(row_group, lists, _SAMPLED_ROWS), 1):
                 rows += batch.num_rows
                 ids += sum(len(batch.column(name).flatten()) for name in lists)
-    return len(dataset.schema.categorical) - len(lists) + ids / max(rows, 1)
+    return len(dataset.schema.integers) - len(lists) + ids / max(rows, 1)
 
 
 @contextlib.contextmanager

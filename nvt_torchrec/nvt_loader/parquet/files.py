@@ -240,6 +240,7 @@ def check_columns(
     wanted = dict.fromkeys(schema.floats, "numbers")
     wanted |= dict.fromkeys(schema.categorical, "integer ids")
     wanted |= dict.fromkeys(schema.multi_hot, "lists of integer ids")
+    wanted |= {name: "int32" for history in schema.histories for name in history.pointers}
     for name in names or wanted:
         what = wanted[name]
         index = columns.get_field_index(name)
@@ -255,9 +256,11 @@ def check_columns(
         fits = pa.types.is_integer(inner)
         if what == "numbers":
             fits |= pa.types.is_floating(inner) or pa.types.is_boolean(inner)
+        elif what == "int32":
+            fits = inner == pa.int32()
         if is_list(kind) != what.startswith("lists") or not fits:
             raise SchemaError(
                 f"{where}: column {name} is {kind}, not {what}",
                 "write labels and dense features as float32, ids as int32, multi-hot ids as "
-                "list<int32>, and say in the schema which columns are lists",
+                "list<int32>, those of histories as int32, and say in the schema which are lists",
             )
