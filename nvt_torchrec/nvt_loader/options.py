@@ -71,9 +71,9 @@ def check_options(
         raise SettingsError(f"shuffle = {shuffle!r}", f"choose one of {', '.join(SHUFFLES)}")
     if undersampling_rate is not None and not 0 <= undersampling_rate <= 1:
         raise SettingsError(f"undersampling_rate = {undersampling_rate}", "choose 0 … 1")
-    for name, value in (("seed", seed), ("max_events", max_events)):
-        if value < 0:
-            raise SettingsError(f"{name} = {value}", "choose 0 or more")
+    for name, number in (("seed", seed), ("max_events", max_events)):
+        if number < 0:
+            raise SettingsError(f"{name} = {number}", "choose 0 or more")
     for name, value in counts.items():
         if value is not None and value < 1:
             raise SettingsError(f"{name} = {value}", "choose 1 or more")

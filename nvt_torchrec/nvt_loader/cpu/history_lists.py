@@ -166,13 +166,12 @@ def _expand(
         here = places[:, at : at + len(store.sizes)]
         _copy_history(dataset, store, flat(values), here, own)
         at += len(store.sizes)
-    floats = {
-        name: None if part is None else part[steps]
-        for name in ("labels", "row_weights", "dense")
-        for part in [getattr(block, name)]
-    }
+    weights = block.row_weights
     return JaggedBlock(
-        **floats, values=values, lengths=held, offsets=offsets, bounds=starts[::batch].tolist()
+        block.labels[steps],
+        None if weights is None else weights[steps],
+        block.dense[steps],
+        *(values, held, offsets, starts[::batch].tolist()),
     )
 
 
