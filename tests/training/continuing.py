@@ -9,11 +9,10 @@ from typing import TypeAlias
 import torch
 
 from nvt_torchrec.models.checkpoint.tensor_files import Window, read_tensors, read_windows
-from nvt_torchrec.training.checkpoint.restoring import training_state
 from nvt_torchrec.training.checkpoint.saving import save_checkpoint
 from nvt_torchrec.training.data.choices import read_schema
 from nvt_torchrec.training.launch.distributed import Group, process_group
-from nvt_torchrec.training.loop.train import Trainer
+from nvt_torchrec.training.loop.trainer import Trainer
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.model_config import model_config
 from tests.ranks import run_ranks
@@ -56,8 +55,7 @@ def save_start(flags: Sequence[str], path: Path, group: Group) -> None:
     settings = parse_settings([*MODEL, *flags])
     trainer = Trainer(settings, model_config(settings, read_schema(settings)), group)
     trainer._start()
-    state = training_state(trainer.model, trainer.optimizer, group)
-    save_checkpoint(path, state, trainer.config, trainer._record(), group)
+    save_checkpoint(path, trainer.run.tensors(), trainer.config, trainer._record(), group)
 
 
 def save_starts(runs: dict[Path, list[str]]) -> None:

@@ -18,13 +18,13 @@ import torchrec  # noqa: F401  # before the loader
 
 import train_torchrec
 from nvt_torchrec.training.data import loaders as data
-from nvt_torchrec.training.loop import train
+from nvt_torchrec.training.loop import trainer
 
 how, at, directory, *flags = sys.argv[1:]
 place = Path(directory, os.environ["RANK"])
 place.parent.mkdir(exist_ok=True)
 disturbed = os.environ["RANK"] == "1" and not place.exists()
-original, steps = train.set_learning_rate, itertools.count()
+original, steps = trainer.set_learning_rate, itertools.count()
 
 
 class Loader(data.KJTLoader):
@@ -51,6 +51,6 @@ def set_learning_rate(optimizer, rates):
         time.sleep(0.1)
 
 
-data.KJTLoader, train.set_learning_rate = Loader, set_learning_rate
+data.KJTLoader, trainer.set_learning_rate = Loader, set_learning_rate
 if __name__ == "__main__":
     sys.exit(train_torchrec.main(flags))

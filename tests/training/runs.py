@@ -20,7 +20,7 @@ from nvt_torchrec.models import registry
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.training.launch.distributed import process_group
-from nvt_torchrec.training.loop import train as train_module
+from nvt_torchrec.training.loop import trainer
 from nvt_torchrec.training.loop.train import TrainResult, train
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.train_model import ModelWithTables, build_model
@@ -244,8 +244,8 @@ def interrupt_at(monkeypatch, step: int) -> None:
             raise PulledPlug
         original(optimizer, value)
 
-    original = train_module.set_learning_rate
-    monkeypatch.setattr(train_module, "set_learning_rate", pull)
+    original = trainer.set_learning_rate
+    monkeypatch.setattr(trainer, "set_learning_rate", pull)
 
 
 def train_until_pulled(monkeypatch, step: int, *flags: str) -> None:

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 import pytest
 
 from nvt_torchrec.base.errors import OutputError
-from nvt_torchrec.training.checkpoint.claims import claimed
+from nvt_torchrec.training.checkpoint.directories import claimed
 from nvt_torchrec.training.launch.distributed import process_group
 from tests.training.runs import environment, events, flags_of, train_here
 
 HOLDER = """
 import pathlib, sys, time
-from nvt_torchrec.training.checkpoint.claims import claimed
+from nvt_torchrec.training.checkpoint.directories import claimed
 from nvt_torchrec.training.launch.distributed import process_group
 
 locks = {pathlib.Path(path): pathlib.Path(path) for path in sys.argv[1:]}

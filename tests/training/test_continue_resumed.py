@@ -9,7 +9,7 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError, SettingsError
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
-from nvt_torchrec.training.checkpoint.periodic import finished
+from nvt_torchrec.training.checkpoint.directories import finished
 from tests.training.continuing import PLACEMENTS, flags, save_start_here, train_checkpoints
 from tests.training.generations import DIGESTS, table_sizes, write_output, write_workflow
 from tests.training.runs import assert_same, events, train_here, train_until_pulled, written_to
@@ -118,7 +118,7 @@ def test_a_chain_of_checkpoints(outputs, tmp_path, monkeypatch):
     train_here(*second)
     train_here(*run("c", f"--continue_from={tmp_path / 'b'}", "--keep=2"))
     assert {path.name for path in tmp_path.iterdir()} == {"b", "c", "other"}
-    monkeypatch.setattr("nvt_torchrec.training.loop.train.set_learning_rate", None)  # of a step
+    monkeypatch.setattr("nvt_torchrec.training.loop.trainer.set_learning_rate", None)  # of a step
     assert train_here(*second).steps == 2
     (tmp_path / "other").rename(tmp_path / "a")  # another checkpoint than that of "b"
     with pytest.raises(OutputError, match="holds a checkpoint already"):

@@ -12,7 +12,7 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.formats.etl_output import PREVIOUS
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
-from nvt_torchrec.training.loop import train as train_module
+from nvt_torchrec.training.loop import trainer
 from nvt_torchrec.training.loop.train import TrainResult
 from tests.etl.extended import add, copy_of, make_base, write_days
 from tests.training.runs import events, train_here
@@ -49,14 +49,14 @@ def _meanwhile(
     monkeypatch: pytest.MonkeyPatch, what: str, number: int, work: Callable[[], object]
 ) -> None:
     """Do something before the run calls a function so many times."""
-    calls, original = itertools.count(1), getattr(train_module, what)
+    calls, original = itertools.count(1), getattr(trainer, what)
 
     def call(*arguments, **options):
         if next(calls) == number:
             work()
         return original(*arguments, **options)
 
-    monkeypatch.setattr(train_module, what, call)
+    monkeypatch.setattr(trainer, what, call)
 
 
 def _baselines(output: Path) -> list[dict]:

@@ -23,7 +23,7 @@ from nvt_torchrec.training.baselines.regression import (
 from nvt_torchrec.training.data.choices import read_schema
 from nvt_torchrec.training.data.loaders import TrainBatch, make_loader
 from nvt_torchrec.training.launch.distributed import process_group
-from nvt_torchrec.training.loop import train as train_module
+from nvt_torchrec.training.loop import trainer
 from nvt_torchrec.training.loop.finish import find_shift
 from nvt_torchrec.training.optim.learning_rates import fill_rates
 from nvt_torchrec.training.settings.train_settings import fill_sizes, parse_settings
@@ -74,7 +74,7 @@ def test_a_first_training_ends_no_worse_than_the_regression(tmp_path, monkeypatc
     assert ends_below("started") < 0.001
     record = CheckpointRecord.read(tmp_path / "started" / "end")
     assert record.model["first_order"] == 0.2
-    monkeypatch.setattr(train_module, "start_from", lambda *arguments: None)
+    monkeypatch.setattr(trainer, "start_from", lambda *arguments: None)
     assert ends_below("from nothing") > 0.003
 
 

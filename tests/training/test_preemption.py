@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nvt_torchrec.training.checkpoint.periodic import finished
+from nvt_torchrec.training.checkpoint.directories import finished
 from nvt_torchrec.training.launch.preemption import EXIT_STATUS
-from nvt_torchrec.training.loop import train as train_module
+from nvt_torchrec.training.loop import trainer
 from tests.training.runs import (
     MODEL,
     ROOT,
@@ -33,7 +33,7 @@ SCRIPT = str(ROOT / "tests" / "training" / "disturbed.py")
 
 
 def _terminate_at(monkeypatch, what: str, number: int) -> None:
-    """Send this process SIGTERM when ``training.loop.train`` calls it for the ``number``th time."""
+    """Send this process SIGTERM when ``loop.trainer`` calls it for the ``number``th time."""
     calls = iter(range(1, 10**9))
 
     def call(*args, **kwargs):
@@ -41,8 +41,8 @@ def _terminate_at(monkeypatch, what: str, number: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         return original(*args, **kwargs)
 
-    original = getattr(train_module, what)
-    monkeypatch.setattr(train_module, what, call)
+    original = getattr(trainer, what)
+    monkeypatch.setattr(trainer, what, call)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_the_final_checkpoint_is_finished(data, whole, tmp_path, monkeypatch):
 
     before = signal.signal(signal.SIGTERM, too_late)
     try:
-        for what in ("training_state", "save_checkpoint"):
+        for what in ("column_importance", "save_checkpoint"):
             with monkeypatch.context() as patch:
                 _terminate_at(patch, what, 1)
                 result = train_here(*flags_of(data, tmp_path / what, NEVER))

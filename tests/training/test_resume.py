@@ -17,8 +17,8 @@ import torch
 
 from nvt_torchrec.base.errors import OutputError, SchemaError, SettingsError
 from nvt_torchrec.models.checkpoint.record import FORMAT, CheckpointRecord
-from nvt_torchrec.training.checkpoint.periodic import finished
-from nvt_torchrec.training.loop import train as train_module
+from nvt_torchrec.training.checkpoint.directories import finished
+from nvt_torchrec.training.loop import trainer
 from nvt_torchrec.training.loop.evaluate import evaluate
 from nvt_torchrec.training.loop.finish import fit_bias
 from tests.nvt_loader.data import write_metadata, write_split
@@ -89,7 +89,7 @@ def test_a_run_that_stops_early_resumes_bitwise_to_its_best_model(
         best = event if event["log_loss"] < best["log_loss"] - least else best
     assert result.steps == last["step"] == best["step"] == tried[-5]["step"]
     with monkeypatch.context() as patch:
-        patch.setattr(train_module, "evaluate", _terminate_and_evaluate)
+        patch.setattr(trainer, "evaluate", _terminate_and_evaluate)
         with pytest.raises(SystemExit):
             train_here(*early_flags(data, broken))
     assert last["auroc"] == best["auroc"]  # the bias alone has changed
@@ -98,7 +98,7 @@ def test_a_run_that_stops_early_resumes_bitwise_to_its_best_model(
     flags = [*early_flags(data, broken), "--resume"]
     train_until_pulled(monkeypatch, tried[-1]["step"] - 2, *flags)
     with monkeypatch.context() as patch:
-        patch.setattr(train_module, "fit_bias", _fit_bias_and_terminate)
+        patch.setattr(trainer, "fit_bias", _fit_bias_and_terminate)
         with pytest.raises(SystemExit):
             train_here(*flags)
     assert train_here(*flags).steps == result.steps

@@ -19,9 +19,9 @@ from nvt_torchrec.models.checkpoint.reading import read_model
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord, digest_of
 from nvt_torchrec.models.checkpoint.tensor_files import read_tensors
 from nvt_torchrec.models.head import build_head
-from nvt_torchrec.training.checkpoint import restoring as state
+from nvt_torchrec.training.checkpoint import restoring
 from nvt_torchrec.training.checkpoint.ancestor import remove_older
-from nvt_torchrec.training.checkpoint.periodic import finished
+from nvt_torchrec.training.checkpoint.directories import finished
 from nvt_torchrec.training.launch.distributed import process_group
 from tests.training.runs import (
     MODEL,
@@ -231,9 +231,9 @@ def test_an_error_of_one_rank_is_raised_on_all(tmp_path, monkeypatch, error, rai
 
     sent = []
     with process_group() as group, monkeypatch.context() as patch:
-        patch.setattr(state, "gathered", lambda group, mine: sent.append(mine) or [mine, None])
+        patch.setattr(restoring, "gathered", lambda group, mine: sent.append(mine) or [mine, None])
         with pytest.raises((ClickLogError, RuntimeError), match=raised):
-            state.call_on_all_ranks(group, tmp_path, fail)
-        patch.setattr(state, "gathered", lambda group, mine: [mine, *sent])  # another rank's
+            restoring.call_on_all_ranks(group, tmp_path, fail)
+        patch.setattr(restoring, "gathered", lambda group, mine: [mine, *sent])  # another rank's
         with pytest.raises(type(sent[0]), match=raised):
-            state.call_on_all_ranks(group, tmp_path, lambda: None)
+            restoring.call_on_all_ranks(group, tmp_path, lambda: None)

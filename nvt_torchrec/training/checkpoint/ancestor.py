@@ -14,9 +14,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.keyed import CombinedOptimizer
-
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError, SettingsError
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.formats.etl_output import EtlOutput
@@ -29,27 +26,32 @@ from nvt_torchrec.models.checkpoint.record import (
     is_checkpoint_alone,
 )
 from nvt_torchrec.models.config import ModelConfig, differences
+from nvt_torchrec.training.checkpoint.directories import (
+    checkpoints_in,
+    newest_record,
+    remove,
+    resolve,
+)
 from nvt_torchrec.training.checkpoint.growth import GrownTable, grow_tables
-from nvt_torchrec.training.checkpoint.periodic import checkpoints_in, finished, remove
 from nvt_torchrec.training.checkpoint.restoring import call_on_all_ranks, load_state
-from nvt_torchrec.training.checkpoint.resume import data_origin, merge_origins
+from nvt_torchrec.training.checkpoint.resume import check_model, data_origin, merge_origins
+from nvt_torchrec.training.checkpoint.run_state import RunState
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0
-from nvt_torchrec.training.settings.train_settings import TrainSettings, table_optimizer
+from nvt_torchrec.training.settings.train_settings import (
+    MODEL_SIZES,
+    RATES,
+    TrainSettings,
+    table_optimizer,
+)
 
 log = logging.getLogger(__name__)
 
 #: Settings that do not tell one run from another, and those that a run chooses if they are None.
 _ANY_VALUE = ("size", "resume", "keep", "log_path", "json")
 _CHOSEN = (
-    "vector_scale",
-    *("embedding_dim", "dense_arch_layer_sizes", "over_arch_layer_sizes", "first_order"),
-    "dense_bins",
-    *("optimizer", "eps", "batch_size", "test_batch_size", "learning_rate", "dense_learning_rate"),
-    *("lr_warmup_steps", "dense_decay", "shuffle_training_set", "model_settings"),
-    *("epochs", "early_stopping"),
+    *(*MODEL_SIZES, *RATES, "optimizer", "eps", "batch_size", "test_batch_size"),
+    *("shuffle_training_set", "model_settings", "epochs", "early_stopping"),
 )
-#: What :class:`Ancestor` takes over from the training record of the checkpoint.
-_OF_TRAINING = ("optimizer_steps", "epochs", "workflow_digest", "generation", "days")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,16 +119,6 @@ def _may_be(given: Path, before: Ancestor) -> bool:
     return now.digest == before.digest
 
 
-def newest_record(checkpoints: list[Path]) -> tuple[Path, CheckpointRecord] | None:
-    """Return the newest of a run's checkpoints that can be read, and its record."""
-    for path in reversed(checkpoints):
-        try:
-            return path, CheckpointRecord.read(path)
-        except ClickLogError:
-            continue  # the run passes it over, too, or ends with this error
-    return None
-
-
 def ancestor_of(path: Path, training: dict[str, Any]) -> Ancestor | None:
     """Return the checkpoint that the run of a training record continued from, if any.
 
@@ -135,24 +127,6 @@ def ancestor_of(path: Path, training: dict[str, Any]) -> Ancestor | None:
     """
     value = training.get("continued_from")
     return None if value is None else parse(Ancestor, value, path / MODEL_FILE, AGAIN)
-
-
-def resolve(path: Path) -> Path:
-    """Return the checkpoint at a path, or the newest one if it is a run's directory of them.
-
-    Raises:
-        BadInputError: There is none.
-    """
-    if (path / MODEL_FILE).is_file():
-        return path
-    checkpoints = finished(path)
-    if not checkpoints:
-        raise BadInputError(
-            f"--continue_from {path}: no checkpoint",
-            "give a directory that --save_checkpoint_path named, a periodic checkpoint "
-            "(CHECKPOINT_DIR/step_…), or a --checkpoint_dir that holds one",
-        )
-    return checkpoints[-1]
 
 
 def finished_run(settings: TrainSettings) -> dict[str, Any] | None:
@@ -189,9 +163,8 @@ def remove_older(path: Path, keep: int) -> None:
     with contextlib.suppress(ClickLogError):  # one that is damaged ends the row
         while before := ancestor_of(chain[-1], CheckpointRecord.read(chain[-1]).training):
             older = Path(before.checkpoint)
-            if older.parent != chain[0].parent or digest_of(older) != before.digest:
-                break
-            if not is_checkpoint_alone(older):
+            same = older.parent == chain[0].parent and digest_of(older) == before.digest
+            if not (same and is_checkpoint_alone(older)):
                 break
             chain.append(older)
     for older in chain[keep:]:
@@ -210,17 +183,10 @@ def earlier_days(ancestor: Ancestor | None, settings: TrainSettings) -> list[int
 
 def _describe(path: Path) -> Ancestor:
     training = CheckpointRecord.read(path).training
-    file = path / MODEL_FILE
-    return parse(
-        Ancestor,
-        {
-            "checkpoint": str(path.absolute()),
-            "digest": digest_of(path),
-            **{name: value for name, value in training.items() if name in _OF_TRAINING},
-        },
-        file,
-        AGAIN,
-    )
+    names = [field.name for field in dataclasses.fields(Ancestor) if field.name in training]
+    value = {name: training[name] for name in names}
+    value |= {"checkpoint": str(path.absolute()), "digest": digest_of(path)}
+    return parse(Ancestor, value, path / MODEL_FILE, AGAIN)
 
 
 def read_growth(
@@ -244,13 +210,7 @@ def read_growth(
     now = config
     if then.categorical == config.categorical:
         now = dataclasses.replace(config, num_embeddings=then.num_embeddings)
-    different = now.differences(then)
-    if different:
-        raise SchemaError(
-            f"--continue_from {path}: another model: {different}",
-            "give the same model settings, or train from scratch without --continue_from",
-        )
-    now.warn_of_other_code(then, path)
+    check_model(f"--continue_from {path}", then, now)
     before = record.training["settings"]
     optimizer = table_optimizer(before)
     if settings.mode == "train" and optimizer != settings.table_optimizer:
@@ -278,23 +238,13 @@ def read_growth(
     return grow_tables(then, config, generation, description)
 
 
-def load_ancestor(
-    ancestor: Ancestor,
-    settings: TrainSettings,
-    config: ModelConfig,
-    model: DistributedModelParallel,
-    optimizer: CombinedOptimizer,
-    group: Group,
-) -> dict[str, int]:
+def load_ancestor(ancestor: Ancestor, settings: TrainSettings, run: RunState) -> dict[str, int]:
     """Load the weights and, to train, the optimizer state that a run starts from (collective).
 
     Args:
         ancestor: The checkpoint.
         settings: The settings of the run.
-        config: The run's model.
-        model: The sharded model, as it is initialized.
-        optimizer: Its optimizer, before the first step.
-        group: This rank.
+        run: What is loaded into, before the first step.
 
     Returns:
         The numbers of rows of all tables that are new, and of ids that other values have now.
@@ -303,10 +253,9 @@ def load_ancestor(
         BadInputError, SchemaError, SettingsError: As :func:`read_growth`, and for a checkpoint
             that is damaged or holds values that are not finite.
     """
-    path = Path(ancestor.checkpoint)
-    tables = call_on_all_ranks(group, path, read_growth, ancestor, settings, config)
-    trained = optimizer if settings.mode == "train" else None
-    load_state(path, model, trained, group, tables)
+    path, group = Path(ancestor.checkpoint), run.group
+    tables = call_on_all_ranks(group, path, read_growth, ancestor, settings, run.config)
+    load_state(path, run if settings.mode == "train" else run.weights_alone(), tables)
     counts = {
         "new_rows": sum(table.rows - table.kept for table in tables.values()),
         "reused_rows": sum(len(table.reused) for table in tables.values()),

@@ -1,4 +1,4 @@
-"""The tensors of a run, read back from a checkpoint of any world size and sharding plan.
+"""Read the state of a run back from a checkpoint of any world size and sharding plan.
 
 The tables may have grown since: then rows are read where they lie, and new ones are copies of
 others (:mod:`training.checkpoint.growth`).
@@ -13,51 +13,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.keyed import CombinedOptimizer
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
 from nvt_torchrec.base.finite import flat, not_finite
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.models.checkpoint.reading import check_contents, errors_of, is_momentary, not_read
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
-from nvt_torchrec.models.checkpoint.tensor_files import Tensors, Window, read_tensors, read_windows
+from nvt_torchrec.models.checkpoint.tensor_files import Window, read_tensors, read_windows
 from nvt_torchrec.training.checkpoint.growth import GrownTable
-from nvt_torchrec.training.checkpoint.periodic import copied
+from nvt_torchrec.training.checkpoint.run_state import RunState, copied
 from nvt_torchrec.training.launch.distributed import Group, gathered
 
 #: The rows that are copied at a time from the rows of out of vocabulary.
 _COPIED_ROWS = 65536
 
 
-def training_state(
-    model: DistributedModelParallel, optimizer: CombinedOptimizer | None, group: Group
-) -> dict[str, Any]:
-    """Return all tensors of a run, to save them or to load into them: they share its memory.
-
-    Without an optimizer they are the weights alone.
-    """
-    if optimizer is None:
-        return {"model": model.state_dict()}
-    dense = dict(optimizer.optimizers)["dense"]
-    if not dense.state:
-        dense.init_state()  # Adam's, which torch makes in the first step, and counts as one
-        dense.zero_grad()
-        for values in dense.state.values():
-            values["step"].zero_()
-    return {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict()["state"],
-        "random": {f"rank_{group.rank}": torch.get_rng_state()},
-    }
-
-
 def load_state(
-    path: Path,
-    model: DistributedModelParallel,
-    optimizer: CombinedOptimizer | None,
-    group: Group,
-    tables: dict[str, GrownTable] | None = None,
+    path: Path, run: RunState, tables: dict[str, GrownTable] | None = None
 ) -> dict[str, Any] | None:
     """Load weights and optimizer state, also from another world size and plan (collective).
 
@@ -65,9 +37,7 @@ def load_state(
 
     Args:
         path: The checkpoint.
-        model: The sharded model; as it is initialized, if tables have grown.
-        optimizer: Its optimizer; None to load the weights alone.
-        group: This rank.
+        run: What is loaded into; as it is initialized, if tables have grown.
         tables: How each table follows from that of the checkpoint; None: it is the same.
 
     Returns:
@@ -79,12 +49,12 @@ def load_state(
         SchemaError: Its tensors are not those of the run, for example row-wise Adagrad's moments
             of column shards under another plan.
     """
-    state = training_state(model, optimizer, group)
+    state, group = run.tensors(), run.group
     record = call_on_all_ranks(group, path, CheckpointRecord.read, path)
     if tables is not None or record.world_size != group.world_size:
         state.pop("random", None)
     best = None
-    if optimizer and tables is None and record.training.get("best"):
+    if run.optimizer and tables is None and record.training.get("best"):
         best = state["best"] = copied({name: state[name] for name in ("model", "optimizer")})
     shares = group.rank, group.world_size
     call_on_all_ranks(group, path, check_contents, path, record.files, *shares)
@@ -95,7 +65,7 @@ def load_state(
             f"{path}: {diverged} holds values that are not finite: training had diverged",
             "use an earlier one",
         )
-    call_on_all_ranks(group, path, fill_state, state, model, optimizer, group)
+    call_on_all_ranks(group, path, run.load, state)
     return best
 
 
@@ -132,23 +102,6 @@ def call_on_all_ranks(group: Group, path: Path, function: Callable[..., Any], *a
     return value
 
 
-def fill_state(
-    state: dict[str, Any],
-    model: DistributedModelParallel,
-    optimizer: CombinedOptimizer | None,
-    group: Group,
-) -> None:
-    """Load weights and, with an optimizer, its state; random number generators if there are any."""
-    model.load_state_dict(state["model"])
-    if optimizer is None:
-        return
-    loaded = optimizer.state_dict()
-    loaded["state"] = state["optimizer"]
-    optimizer.load_state_dict(loaded)
-    if "random" in state:
-        torch.set_rng_state(state["random"][f"rank_{group.rank}"])
-
-
 def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]) -> None:
     """Fill this rank's tensors from a checkpoint.
 
@@ -163,137 +116,75 @@ def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]
         ClickLogError: It cannot be read now.
     """
     with errors_of(path):
-        tensors = read_tensors(path)
-        filling = _Filling(path, tensors)
-        weights: dict[str, tuple[str, Any]] = {}  # of the model, which comes first
+        stored = read_tensors(path)
+        windows: list[Window] = []
+        finishing: list[Callable[[], object]] = []
         for name, tensor in flat(state):
-            if name not in tensors:
+            if name not in stored:
                 raise SchemaError(
                     f"{path}: holds no {name!r}, which this run needs",
                     "give the same optimizer and model",
                 )
-            table = next((table for table in tables if _belongs_to(name, table)), None)
-            if table is None:
-                filling.whole(name, tensor)
-            elif name.endswith(f".{table}.weight"):
-                weights[table] = name, tensor
-                filling.weights(name, tensor, tables[table])
-            elif len(tensor.shape) == 1:
-                filling.row_moments(name, tensor, tables[table], *weights[table])
-            else:
-                filling.moments(name, tensor, tables[table])
-        read_windows(path, tensors, filling.windows)
-        for finish in filling.finishing:
+            size = tuple(tensor.shape)
+            table = next((grown for key, grown in tables.items() if _is_of(name, key)), None)
+            if table:  # a moment per row and column shard lies as one table below the other
+                size = (size[0] // table.rows * table.rows_then, *size[1:])
+            if stored[name].size != size:
+                raise SchemaError(
+                    f"{path}: {name} is {list(stored[name].size)}, in this run {list(size)}",
+                    "give the same optimizer and model; row-wise Adagrad keeps a moment per column "
+                    "shard, so it needs the same world size and --sharding then",
+                )
+            for offsets, part in _parts(tensor):
+                if table:
+                    finishing += _grow(name, offsets, part, table, windows)
+                else:
+                    windows.append(Window(name, offsets, part))
+        read_windows(path, stored, windows)
+        for finish in finishing:
             finish()
 
 
-def _belongs_to(name: str, table: str) -> bool:
+def _is_of(name: str, table: str) -> bool:
     """Return whether a tensor holds the weights or the optimizer state of a table."""
     return name.endswith(f".{table}.weight") or f".{table}.weight.{table}." in name
 
 
-class _Filling:
-    """What has to be read for one rank, and what has to be done afterwards.
+def _parts(tensor: Any) -> list[tuple[tuple[int, ...], torch.Tensor]]:
+    """Return what this rank has of a tensor, and the first index of each part."""
+    if not hasattr(tensor, "local_shards"):
+        return [((0,) * tensor.dim(), tensor.detach())]
+    return [
+        (tuple(shard.metadata.shard_offsets), shard.tensor.detach())
+        for shard in tensor.local_shards()
+    ]
 
-    Attributes:
-        windows: What has to be read.
-        finishing: The functions to call then, in order.
+
+def _grow(
+    name: str,
+    offsets: tuple[int, ...],
+    part: torch.Tensor,
+    table: GrownTable,
+    windows: list[Window],
+) -> list[Callable[[], object]]:
+    """Add what to read for a part of a grown table; return what is to be done afterwards.
+
+    Of rows that start anew the weights become copies of others, and the moments stay as they are.
     """
-
-    def __init__(self, path: Path, tensors: Tensors) -> None:
-        self.windows: list[Window] = []
-        self.finishing: list[Callable[[], object]] = []
-        self._path, self._tensors = path, tensors
-
-    def whole(self, name: str, tensor: Any) -> None:
-        """Read a tensor that is as large as in the checkpoint."""
-        self._check_size(name, tuple(tensor.shape))
-        if not hasattr(tensor, "local_shards"):
-            self.windows.append(Window(name, (0,) * tensor.dim(), tensor.detach()))
-            return
-        for shard in tensor.local_shards():
-            offsets = tuple(shard.metadata.shard_offsets)
-            self.windows.append(Window(name, offsets, shard.tensor.detach()))
-
-    def weights(self, name: str, tensor: Any, table: GrownTable) -> None:
-        """Read the weights of a table; rows that start anew are copies of its other rows."""
-        self._check_size(name, (table.rows_then, *tensor.shape[1:]))
-        for shard in tensor.local_shards():
-            (first, column), (height, width) = (
-                shard.metadata.shard_offsets,
-                shard.metadata.shard_sizes,
-            )
-            part = shard.tensor.detach()
-            self._kept_rows(name, (first, column), part, table)
-            rows, origins = table.anew(first, first + height)
-            if len(rows):
-                sources = torch.empty(table.oov_ids, width, device=part.device, dtype=part.dtype)
-                self.windows.append(Window(name, (FIRST_OOV_ID, column), sources))
-                self.finishing.append(
-                    functools.partial(
-                        _copy_rows, part, rows - first, sources, origins - FIRST_OOV_ID
-                    )
-                )
-
-    def moments(self, name: str, tensor: Any, table: GrownTable) -> None:
-        """Read a moment per weight; those of rows that start anew stay as they are."""
-        self._check_size(name, (table.rows_then, *tensor.shape[1:]))
-        for shard in tensor.local_shards():
-            first, column = shard.metadata.shard_offsets
-            part = shard.tensor.detach()
-            self._kept_rows(name, (first, column), part, table)
-            self._restore(part, first, table)
-
-    def row_moments(
-        self, name: str, tensor: Any, table: GrownTable, weight_name: str, weight: Any
-    ) -> None:
-        """Read a moment per row and column shard, as row-wise Adagrad keeps it."""
-        then = _column_shards(
-            (chunk.offsets[1], chunk.sizes[1]) for chunk in self._tensors[weight_name].chunks
-        )
-        now = _column_shards(
-            (shard.shard_offsets[1], shard.shard_sizes[1])
-            for shard in weight.metadata().shards_metadata
-        )
-        if then != now:
-            raise SchemaError(
-                f"{self._path}: {name}: a moment for each of {len(then)} column shards of the "
-                f"table, and there are {len(now)}",
-                "row-wise Adagrad keeps a moment per column shard: give the --sharding and the "
-                "number of ranks of then",
-            )
-        self._check_size(name, (len(then) * table.rows_then,))
-        for shard in tensor.local_shards():
-            (offset,), (height,) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-            number, first = divmod(offset, table.rows)
-            kept = min(first + height, table.kept) - first
-            if kept > 0:
-                part = shard.tensor.detach()
-                self.windows.append(Window(name, (number * table.rows_then + first,), part[:kept]))
-                self._restore(part, first, table)
-
-    def _kept_rows(
-        self, name: str, offsets: tuple[int, int], part: torch.Tensor, table: GrownTable
-    ) -> None:
-        kept = min(offsets[0] + len(part), table.kept) - offsets[0]
-        if kept > 0:
-            self.windows.append(Window(name, offsets, part[:kept]))
-
-    def _restore(self, part: torch.Tensor, first: int, table: GrownTable) -> None:
-        """Give the reused rows of a shard, after it has been read, what they have now."""
-        rows = table.reused[slice(*np.searchsorted(table.reused, [first, first + len(part)]))]
-        if len(rows):
-            places = torch.from_numpy(rows - first).to(part.device)
-            self.finishing.append(functools.partial(part.index_copy_, 0, places, part[places]))
-
-    def _check_size(self, name: str, size: tuple[int, ...]) -> None:
-        stored = self._tensors[name].size
-        if stored != size:
-            raise SchemaError(
-                f"{self._path}: {name} is {list(stored)}, in this run {list(size)}",
-                "give the same optimizer and model; row-wise Adagrad keeps a moment per column "
-                "shard, so --resume needs the same world size and --sharding then",
-            )
+    number, first = divmod(offsets[0], table.rows)  # of the column shard, of a moment per row
+    kept = min(first + len(part), table.kept) - first
+    if kept > 0:
+        begin = number * table.rows_then + first, *offsets[1:]
+        windows.append(Window(name, begin, part[:kept]))
+    rows, origins = table.anew(first, first + len(part))
+    if not name.endswith(".weight"):
+        places = torch.from_numpy(rows[rows < table.kept] - first).to(part.device)
+        return [functools.partial(part.index_copy_, 0, places, part[places])]
+    if not len(rows):
+        return []
+    sources = part.new_empty(table.oov_ids, part.shape[1])
+    windows.append(Window(name, (FIRST_OOV_ID, offsets[1]), sources))
+    return [functools.partial(_copy_rows, part, rows - first, sources, origins - FIRST_OOV_ID)]
 
 
 def _copy_rows(
@@ -301,12 +192,7 @@ def _copy_rows(
 ) -> None:
     for begin in range(0, len(rows), _COPIED_ROWS):
         block = slice(begin, begin + _COPIED_ROWS)
-        places, rows_of_sources = (
+        places, copied_rows = (
             torch.from_numpy(numbers[block]).to(part.device) for numbers in (rows, origins)
         )
-        part.index_copy_(0, places, sources[rows_of_sources])
-
-
-def _column_shards(shards: Any) -> list[tuple[int, int]]:
-    """Return the first column and the width of each column shard of a table, in order."""
-    return sorted(set(map(tuple, shards)))
+        part.index_copy_(0, places, sources[copied_rows])

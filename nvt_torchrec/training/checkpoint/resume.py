@@ -13,9 +13,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.keyed import CombinedOptimizer
-
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.atomic import write_text
 from nvt_torchrec.formats.etl_output import EtlOutput
@@ -23,8 +20,9 @@ from nvt_torchrec.formats.workflow_description import identify
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.config import ModelConfig, differences
 from nvt_torchrec.nvt_loader import KJTLoader
-from nvt_torchrec.training.checkpoint.periodic import LATEST_FILE, set_aside
+from nvt_torchrec.training.checkpoint.directories import LATEST_FILE, set_aside
 from nvt_torchrec.training.checkpoint.restoring import call_on_all_ranks, load_state
+from nvt_torchrec.training.checkpoint.run_state import RunState
 from nvt_torchrec.training.launch.distributed import Group
 from nvt_torchrec.training.settings.train_settings import TrainSettings, table_optimizer
 
@@ -47,13 +45,7 @@ _DIGESTS = {"workflow_digest": "data of workflow", "data_digest": "data with sta
 
 
 def resume_from(
-    checkpoints: list[Path],
-    record: dict[str, Any],
-    config: ModelConfig,
-    loader: KJTLoader,
-    model: DistributedModelParallel,
-    optimizer: CombinedOptimizer,
-    group: Group,
+    checkpoints: list[Path], record: dict[str, Any], loader: KJTLoader, run: RunState
 ) -> tuple[Path, dict[str, Any], dict[str, Any] | None]:
     """Load the newest checkpoint that is whole, undamaged and finite (collective).
 
@@ -63,11 +55,9 @@ def resume_from(
         checkpoints: The checkpoints, oldest first; the same on all ranks.
         record: What the run would write now: its settings and
             :func:`data_origin`.
-        config: The run's model.
         loader: The loader of the training set; it continues where the checkpoint was.
-        model: The sharded model, filled from the checkpoint.
-        optimizer: The model's optimizer, filled likewise.
-        group: This rank; rank 0 logs which checkpoints are passed over, and why.
+        run: What is filled from the checkpoint; its rank 0 logs which ones are passed over, and
+            why.
 
     Returns:
         The checkpoint, its training record with what is known of its data, and what it holds of
@@ -79,11 +69,12 @@ def resume_from(
         SchemaError, SettingsError: The newest is of another model, of other data or settings.
         OutputError: A newer one cannot be renamed.
     """
+    group = run.group
     refused: list[tuple[Path, str]] = []
     for path in reversed(checkpoints):
         try:
-            training = call_on_all_ranks(group, path, _read_training, path, record, config, loader)
-            best = load_state(path, model, optimizer, group)
+            training = call_on_all_ranks(group, path, _read_training, path, record, loader, run)
+            best = load_state(path, run)
         except BadInputError as error:
             refused.append((path, error.what))
             continue
@@ -107,22 +98,20 @@ def _make_newest(path: Path, refused: list[tuple[Path, str]], group: Group) -> N
         write_text(path.parent / LATEST_FILE, f"{path.name}\n")
 
 
-def load_weights(
-    path: Path, model: DistributedModelParallel, config: ModelConfig, group: Group
-) -> None:
+def load_weights(path: Path, run: RunState) -> None:
     """Load the weights of a checkpoint, of any world size and plan (collective).
 
     Raises:
         BadInputError: There is no checkpoint, it is damaged, or holds values that are not finite.
         SchemaError: It is of another model.
     """
-    record = call_on_all_ranks(group, path, CheckpointRecord.read, path)
-    check_model(path, record.model, config)
-    load_state(path, model, None, group)
+    record = call_on_all_ranks(run.group, path, CheckpointRecord.read, path)
+    check_model(path, ModelConfig.from_dict(record.model), run.config)
+    load_state(path, run.weights_alone())
 
 
 def _read_training(
-    path: Path, record: dict[str, Any], config: ModelConfig, loader: KJTLoader
+    path: Path, record: dict[str, Any], loader: KJTLoader, run: RunState
 ) -> dict[str, Any]:
     """Return the training record of a checkpoint, if a run may continue it; set the loader.
 
@@ -131,7 +120,7 @@ def _read_training(
         SettingsError: A setting that the checkpoint's weights depend on is another.
     """
     checkpoint = CheckpointRecord.read(path)
-    check_model(path, checkpoint.model, config)
+    check_model(path, ModelConfig.from_dict(checkpoint.model), run.config)
     training = checkpoint.training
     different = differences(_fixed(training["settings"]), _fixed(record["settings"]))
     if different:
@@ -186,17 +175,18 @@ def merge_origins(path: Path, then: dict[str, Any], now: dict[str, Any]) -> dict
     }
 
 
-def check_model(path: Path, then: Any, config: ModelConfig) -> None:
-    """Check that a checkpoint's model, ``then``, is the run's.
+def check_model(path: Path | str, then: ModelConfig, config: ModelConfig) -> None:
+    """Check that the model of a checkpoint, ``then``, is the run's; warn of other code.
 
     Raises:
         SchemaError: It is another.
     """
-    model = ModelConfig.from_dict(then)
-    different = config.differences(model)
-    if different:
-        raise SchemaError(f"{path}: another model: {different}", "give the same model settings")
-    config.warn_of_other_code(model, path)
+    if different := config.differences(then):
+        raise SchemaError(
+            f"{path}: another model: {different}",
+            "give the same model settings, or train from scratch",
+        )
+    config.warn_of_other_code(then, path)
 
 
 def _fixed(settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Checkpoints: torch.distributed.checkpoint files and ``model.json``, whole or absent.
+"""Write checkpoints: torch.distributed.checkpoint files and ``model.json``, whole or absent.
 
 A checkpoint is a directory::
 
@@ -15,10 +15,13 @@ not finite are not written.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
+import logging
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +30,117 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
+from nvt_torchrec.base.device import use_device
 from nvt_torchrec.base.errors import OutputError, SettingsError
 from nvt_torchrec.base.files.artifact import FileEntry
-from nvt_torchrec.base.files.atomic import TEMPORARY, fsync_directory
+from nvt_torchrec.base.files.atomic import TEMPORARY, fsync_directory, write_text
 from nvt_torchrec.base.finite import not_finite
 from nvt_torchrec.models.checkpoint.reading import first_line
-from nvt_torchrec.models.checkpoint.record import MODEL_FILE, TENSORS_FILE, CheckpointRecord
+from nvt_torchrec.models.checkpoint.record import (
+    MODEL_FILE,
+    TENSORS_FILE,
+    CheckpointRecord,
+    is_checkpoint_alone,
+)
 from nvt_torchrec.models.checkpoint.tensor_files import write_tensors
 from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.training.checkpoint.directories import LATEST_FILE, finished, remove
+from nvt_torchrec.training.checkpoint.run_state import copied
 from nvt_torchrec.training.launch.distributed import Group, gathered
+
+log = logging.getLogger(__name__)
 
 #: What torch writes beside the tensors.
 _PICKLE_FILE = ".metadata"
 #: The packages whose versions a checkpoint records.
 _PACKAGES = ("torch", "torchrec", "numpy")
+#: The periodic checkpoints that are kept unless the user says how many.
+_KEPT = 3
+#: Seconds that a failed run waits for its last checkpoint, which other ranks may never finish.
+_ABANDON_SECONDS = 10.0
+
+
+class Checkpoints:
+    """Write a run's checkpoints in a thread, while training continues.
+
+    Args:
+        directory: The directory of the run's checkpoints.
+        keep: The number of the newest that are kept; None for three.
+        config: The model's shape.
+        group: This rank. A process group is made for the threads' collectives, apart from
+            training's (collective).
+
+    Attributes:
+        saved_step: The step of the newest; None if there is none.
+    """
+
+    def __init__(
+        self, directory: Path | str, keep: int | None, config: ModelConfig, group: Group
+    ) -> None:
+        self.directory = Path(directory).absolute()
+        self._keep = keep or _KEPT
+        self._config = config
+        self._group = dataclasses.replace(group, cpu=dist.new_group(backend="gloo"))
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self.saved_step: int | None = None
+        if group.rank == 0:
+            for path in self.directory.glob(f".step_*{TEMPORARY}"):  # left by killed runs
+                shutil.rmtree(path, ignore_errors=True)
+
+    def save(
+        self, step: int, state: dict[str, Any], record: dict[str, Any], loss: torch.Tensor
+    ) -> None:
+        """Copy ``state`` now and write it in the background (collective).
+
+        Args:
+            step: The last trained step.
+            state: The tensors, as for :func:`save_checkpoint`.
+            record: The training record, likewise.
+            loss: The loss since the last report, likewise.
+
+        Raises:
+            OutputError, SettingsError: The checkpoint before could not be written.
+        """
+        self.wait()
+        self.saved_step = step
+        copies = step, copied(state), record, copied(loss)
+        self._thread = threading.Thread(None, self._write, "checkpoint", copies, daemon=True)
+        self._thread.start()
+
+    @property
+    def failed(self) -> bool:
+        """Whether a checkpoint could not be written on this rank; :meth:`wait` raises why."""
+        return self._error is not None
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is whole; raise the error that it failed with."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def abandon(self) -> None:
+        """After an error in training, give a checkpoint that is being written some time to end."""
+        if self._thread is not None:
+            self._thread.join(_ABANDON_SECONDS)
+
+    def _write(
+        self, step: int, state: dict[str, Any], record: dict[str, Any], loss: torch.Tensor
+    ) -> None:
+        use_device(self._group.device)
+        try:
+            path = self.directory / f"step_{step:08}"
+            save_checkpoint(path, state, self._config, record, self._group, loss=loss)
+            if self._group.rank == 0:
+                write_text(self.directory / LATEST_FILE, f"{path.name}\n")
+                for old in filter(is_checkpoint_alone, finished(self.directory)[: -self._keep]):
+                    remove(old)
+                log.info("checkpoint: %s", path)
+        except BaseException as error:
+            self._error = error
 
 
 def check_destination(path: Path | str) -> None:
@@ -76,7 +176,7 @@ def save_checkpoint(
 
     Args:
         path: The directory; missing or empty.
-        state: Nested dicts of tensors, see :func:`training.checkpoint.restoring.training_state`.
+        state: Nested dicts of tensors, see :meth:`.RunState.tensors`.
         config: The model's shape.
         record: JSON-ready facts about the training, kept in ``model.json``.
         group: This rank; its ``cpu`` group is used.

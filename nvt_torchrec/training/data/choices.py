@@ -19,19 +19,16 @@ from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.registry import MODELS, flags_of
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
-from nvt_torchrec.training.checkpoint.ancestor import newest_record, resolve
-from nvt_torchrec.training.checkpoint.periodic import checkpoints_in
-from nvt_torchrec.training.settings.train_settings import TrainSettings, fill_sizes, table_optimizer
+from nvt_torchrec.training.checkpoint.directories import checkpoints_in, newest_record, resolve
+from nvt_torchrec.training.settings.train_settings import (
+    MODEL_SIZES,
+    RATES,
+    TrainSettings,
+    fill_sizes,
+    table_optimizer,
+)
 
 log = logging.getLogger(__name__)
-
-#: What a run takes from its checkpoint unless it is given.
-_MODEL_SIZES = (
-    "vector_scale",
-    *("embedding_dim", "dense_arch_layer_sizes", "over_arch_layer_sizes", "first_order"),
-    "dense_bins",
-)
-_RATES = ("learning_rate", "dense_learning_rate", "lr_warmup_steps", "dense_decay")
 
 
 def read_schema(settings: TrainSettings) -> TableSchema:
@@ -135,7 +132,7 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
         sizes = {**{k: v for k, v in model.settings.items() if k in taken}, **vars(model)}
         kept = {
             name: tuple(sizes[name]) if isinstance(sizes[name], list) else sizes[name]
-            for name in _MODEL_SIZES
+            for name in MODEL_SIZES
             if name in sizes
         }
         if "over_arch_layer_sizes" in kept:  # with other labels it is refused as another model
@@ -146,7 +143,7 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
             kept |= {"batch_size": max(1, batch), "eps": then.get("eps")}
             kept["optimizer"] = table_optimizer(then)
         if resumed and not (settings.learning_rate or settings.dense_learning_rate):
-            kept |= {"dense_decay": 0.0, **{name: then.get(name) for name in _RATES}}
+            kept |= {"dense_decay": 0.0, **{name: then.get(name) for name in RATES}}
         if resumed:
             same = "shuffle_training_set", "epochs", "early_stopping"
             kept |= {name: then.get(name) for name in same}

@@ -5,12 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.keyed import CombinedOptimizer
-
 from nvt_torchrec.models.metrics import ByLabel
-from nvt_torchrec.training.checkpoint.periodic import copied
-from nvt_torchrec.training.checkpoint.restoring import fill_state, training_state
+from nvt_torchrec.training.checkpoint.run_state import RunState, copied
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0
 from nvt_torchrec.training.optim.learning_rates import period
 from nvt_torchrec.training.reporting.progress import Progress
@@ -49,8 +45,7 @@ class Stopping:
         self,
         metrics: ByLabel | None,
         progress: Progress,
-        model: DistributedModelParallel,
-        optimizer: CombinedOptimizer,
+        run: RunState,
     ) -> None:
         """Look at an evaluation, which rank 0 has; at the last one, end the run after its step."""
         patience, target = self._settings.early_stopping, self._settings.stop_at_auroc
@@ -66,7 +61,7 @@ class Stopping:
             least = 0.0 if progress.step in ends else _NATS / rows
             worse = self.best["worse"] + 1 if self.best and not reached else 0
             if self.best is None or reached or loss < self.best["loss"] - least:
-                worse, state = 0, training_state(model, optimizer, self._group)
+                worse, state = 0, run.tensors()
                 self.state = copied({name: state[name] for name in ("model", "optimizer")})
                 self.best = {"loss": loss, "step": progress.step, "samples": progress.samples}
             self.best = {**self.best, "worse": worse}
@@ -74,12 +69,10 @@ class Stopping:
         if reached:
             progress.total_steps = progress.step
 
-    def finish(
-        self, progress: Progress, model: DistributedModelParallel, optimizer: CombinedOptimizer
-    ) -> None:
+    def finish(self, progress: Progress, run: RunState) -> None:
         """Go back to the best evaluation, if there is one."""
         if self.best and self.state and self.best["step"] != progress.step:
             progress.step, progress.samples = self.best["step"], self.best["samples"]
-            fill_state(self.state, model, optimizer, self._group)
+            run.load(self.state)
             if self._group.rank == 0:
                 log.info("the model is the best one, that of step %d", progress.step)

@@ -17,6 +17,12 @@ from nvt_torchrec.models.interactions import INTERACTIONS, sizes_of
 from nvt_torchrec.models.registry import MODEL_FLAGS, MODELS, flags_of
 from nvt_torchrec.training.settings.fields import LOGS, SIZES, TrainFields
 
+#: What a run takes from its checkpoint unless it is given: sizes of the model, and rates.
+MODEL_SIZES = (
+    *("embedding_dim", "dense_arch_layer_sizes", "over_arch_layer_sizes", "first_order"),
+    *("vector_scale", "dense_bins"),
+)
+RATES = ("learning_rate", "dense_learning_rate", "lr_warmup_steps", "dense_decay")
 #: A flag as the README of TorchRec's example writes it.
 THREE_DASHES = "---adagrad"
 #: The steps of an epoch that the default batch gives at least, and the bounds of that batch.

@@ -1,0 +1,159 @@
+"""The directories that runs write checkpoints to: which there are, and one run at a time.
+
+A run's ``--checkpoint_dir`` holds ``step_00001000``, ``step_00002000`` …, each a checkpoint of
+:mod:`training.checkpoint.saving`, and ``latest``, the name of the newest. A run that resumes from
+an older checkpoint renames newer ones, which it could not use, to ``step_00002000.unusable``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError
+from nvt_torchrec.base.files.atomic import TEMPORARY, locked, output_errors
+from nvt_torchrec.models.checkpoint.record import MODEL_FILE, CheckpointRecord
+from nvt_torchrec.training.launch.distributed import Group, from_rank_0, was_restarted
+from nvt_torchrec.training.settings.train_settings import TrainSettings
+
+log = logging.getLogger(__name__)
+
+LATEST_FILE = "latest"
+_STEP_NAME = re.compile(r"step_(\d{8,})")
+#: Seconds that a restarted job waits for a lock of its last start: a file server frees the locks of
+#: a machine that is gone when their lease ends, NFS after 90 s.
+_LEASE_SECONDS = 120.0
+
+
+def checkpoints_in(directory: Path | str) -> list[Path]:
+    """Return the checkpoints in a run's directory, whole or not, oldest first."""
+    paths = [path for path in Path(directory).glob("step_*") if _STEP_NAME.fullmatch(path.name)]
+    return sorted(paths, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def finished(directory: Path | str) -> list[Path]:
+    """Return the whole checkpoints in a run's directory, oldest first."""
+    return [path for path in checkpoints_in(directory) if (path / MODEL_FILE).is_file()]
+
+
+def newest_record(checkpoints: list[Path]) -> tuple[Path, CheckpointRecord] | None:
+    """Return the newest of a run's checkpoints that can be read, and its record."""
+    for path in reversed(checkpoints):
+        with contextlib.suppress(ClickLogError):  # the run passes it over, or ends with this error
+            return path, CheckpointRecord.read(path)
+    return None
+
+
+def resolve(path: Path) -> Path:
+    """Return the checkpoint at a path, or the newest one if it is a run's directory of them.
+
+    Raises:
+        BadInputError: There is none.
+    """
+    if (path / MODEL_FILE).is_file():
+        return path
+    if checkpoints := finished(path):
+        return checkpoints[-1]
+    raise BadInputError(
+        f"--continue_from {path}: no checkpoint",
+        "give a directory that --save_checkpoint_path named, a periodic checkpoint "
+        "(CHECKPOINT_DIR/step_…), or a --checkpoint_dir that holds one",
+    )
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a checkpoint that cannot be used, so that no run reads it, and return its new path.
+
+    Raises:
+        OutputError: It cannot be renamed.
+    """
+    return _rename(path, f"{path.name}.unusable")
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint; it is renamed first, so that a killed run leaves no half of it."""
+    shutil.rmtree(_rename(path, f".{path.name}.old{TEMPORARY}"), ignore_errors=True)
+
+
+def _rename(path: Path, name: str) -> Path:
+    shutil.rmtree(path.with_name(name), ignore_errors=True)
+    try:
+        return path.rename(path.with_name(name))
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot be renamed: {error.strerror or error}", "make its directory writable"
+        ) from error
+
+
+def lock_files(settings: TrainSettings) -> dict[Path, Path]:
+    """Return the directories that a run writes checkpoints to, and the lock file of each."""
+    locks = {}
+    if settings.checkpoint_dir:
+        locks[Path(settings.checkpoint_dir)] = Path(settings.checkpoint_dir) / ".lock"
+    if settings.save_checkpoint_path:
+        path = Path(settings.save_checkpoint_path).absolute()
+        locks[path] = path.with_name(f".{path.name}.lock")
+    return locks
+
+
+@contextlib.contextmanager
+def claimed(locks: Mapping[Path, Path], group: Group) -> Iterator[None]:
+    """Hold locks, which only one run can hold at a time (collective).
+
+    Rank 0 holds them by flock, so they end with its process however that ends; a file that a
+    killed run left behind locks nothing.
+
+    Args:
+        locks: Directories and their lock files, which are made here and removed at the end.
+        group: This rank.
+
+    Raises:
+        OutputError: Another run holds one, or it cannot be made (on all ranks).
+    """
+    seconds = _LEASE_SECONDS if locks and was_restarted(group) else 0.0
+    with contextlib.ExitStack() as stack:
+        error = None
+        try:
+            for directory, path in locks.items() if group.rank == 0 else ():
+                _claim(directory, path, stack, time.monotonic() + seconds)
+        except OutputError as refusal:
+            error = refusal
+        if error := from_rank_0(group, error):
+            raise error
+        yield
+
+
+def _claim(directory: Path, path: Path, stack: contextlib.ExitStack, deadline: float) -> None:
+    with output_errors(path, "choose a writable place"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    while True:
+        try:
+            marker = stack.enter_context(locked(path, directory))
+            break
+        except OutputError:
+            if time.monotonic() > deadline:
+                raise OutputError(
+                    f"{directory}: another run is writing checkpoints here: "
+                    f"{path.read_text(encoding='utf-8') or 'unknown'}",
+                    "wait for it or end it, or choose another directory",
+                ) from None
+            time.sleep(1)
+        except OSError as error:
+            log.warning(
+                "%s: this file system has no locks (%s): see that no other run writes there",
+                directory,
+                error.strerror or error,
+            )
+            return
+    stack.callback(path.unlink, missing_ok=True)
+    marker.truncate(0)
+    marker.write(f"process {os.getpid()} on {socket.gethostname()}")
+    marker.flush()

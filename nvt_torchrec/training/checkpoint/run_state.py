@@ -1,0 +1,75 @@
+"""The state of a run: its tensors in memory, as nested dicts that a checkpoint holds as files."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import torch
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer
+
+from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.training.launch.distributed import Group
+
+
+@dataclasses.dataclass(frozen=True)
+class RunState:
+    """What a run trains, on this rank.
+
+    Attributes:
+        config: The model's shape.
+        model: The sharded model.
+        optimizer: Its optimizer; None if the weights alone are meant.
+        group: This rank.
+    """
+
+    config: ModelConfig
+    model: DistributedModelParallel
+    optimizer: CombinedOptimizer | None
+    group: Group
+
+    def weights_alone(self) -> RunState:
+        """Return the same without the optimizer."""
+        return dataclasses.replace(self, optimizer=None)
+
+    def tensors(self) -> dict[str, Any]:
+        """Return all tensors, to save them or to load into them: they share the run's memory."""
+        if self.optimizer is None:
+            return {"model": self.model.state_dict()}
+        dense = dict(self.optimizer.optimizers)["dense"]
+        if not dense.state:
+            dense.init_state()  # Adam's, which torch makes in the first step, and counts as one
+            dense.zero_grad()
+            for values in dense.state.values():
+                values["step"].zero_()
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict()["state"],
+            "random": {f"rank_{self.group.rank}": torch.get_rng_state()},
+        }
+
+    def load(self, tensors: dict[str, Any]) -> None:
+        """Load what :meth:`tensors` returns; random number generators may be missing."""
+        self.model.load_state_dict(tensors["model"])
+        if self.optimizer is None:
+            return
+        described = self.optimizer.state_dict()
+        self.optimizer.load_state_dict({**described, "state": tensors["optimizer"]})
+        if "random" in tensors:
+            torch.set_rng_state(tensors["random"][f"rank_{self.group.rank}"])
+
+
+def copied(state: Any) -> Any:
+    """Copy a tensor, or a nested dict of tensors, to main memory."""
+    if isinstance(state, dict):
+        return {key: copied(value) for key, value in state.items()}
+    if not isinstance(state, ShardedTensor):
+        return state.detach().to("cpu", copy=True)
+    copies = copy.copy(state)
+    copies._local_shards = [
+        Shard(copied(shard.tensor), shard.metadata) for shard in state.local_shards()
+    ]
+    return copies

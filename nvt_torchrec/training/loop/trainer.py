@@ -1,0 +1,388 @@
+"""A training run on one rank: its steps, evaluations and checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
+from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.contract import load_build
+from nvt_torchrec.models.metrics import ByLabel, to_json
+from nvt_torchrec.training.baselines.baselines import compute_baselines
+from nvt_torchrec.training.baselines.regression import Start
+from nvt_torchrec.training.checkpoint.ancestor import (
+    agree_on_ancestor,
+    earlier_days,
+    load_ancestor,
+    remove_older,
+)
+from nvt_torchrec.training.checkpoint.directories import checkpoints_in
+from nvt_torchrec.training.checkpoint.resume import data_origin, load_weights, resume_from
+from nvt_torchrec.training.checkpoint.run_state import RunState
+from nvt_torchrec.training.checkpoint.saving import Checkpoints, save_checkpoint
+from nvt_torchrec.training.data.choices import (
+    read_schema,
+)
+from nvt_torchrec.training.data.loaders import TrainBatch, check_length, make_loader, padded_batches
+from nvt_torchrec.training.data.training_days import choose_days, log_days
+from nvt_torchrec.training.launch.distributed import Group, from_rank_0, gathered
+from nvt_torchrec.training.launch.preemption import EXIT_STATUS, StopRequests
+from nvt_torchrec.training.launch.preflight import trace_own_model
+from nvt_torchrec.training.loop.evaluate import evaluate
+from nvt_torchrec.training.loop.finish import column_importance, fit_bias, make_samples
+from nvt_torchrec.training.loop.stopping import Stopping
+from nvt_torchrec.training.optim.combined import set_learning_rate, set_step
+from nvt_torchrec.training.optim.learning_rates import (
+    fill_rates,
+    learning_rates,
+    rates_line,
+    remedies,
+    sizes_line,
+)
+from nvt_torchrec.training.reporting.learning_check import LearningCheck
+from nvt_torchrec.training.reporting.metrics_log import MetricsLog, metrics_table
+from nvt_torchrec.training.reporting.progress import Progress, TrainResult, step_profiler
+from nvt_torchrec.training.settings.train_settings import TrainSettings
+from nvt_torchrec.training.sharding.build import build, make_pipeline, start_from
+
+log = logging.getLogger(__name__)
+
+
+class Trainer:
+    """One training run on one rank. All methods are collective."""
+
+    def __init__(self, settings: TrainSettings, config: ModelConfig, group: Group) -> None:
+        own = load_build(settings.model)
+        if own:
+            lists = read_schema(settings).multi_hot
+            config = trace_own_model(config, own, settings.seed, group, lists)
+        self.config = config
+        self.group = group
+        directory = settings.log_directory() if group.rank == 0 else None
+        self.events = MetricsLog(directory, tensorboard=settings.tensorboard)
+        self.ancestor = agree_on_ancestor(settings, group)
+        days = choose_days(settings, self.ancestor.days if self.ancestor else None)
+        parts = {"train": days.selection, "valid": None, "test": None}
+        self.loaders = {
+            split: make_loader(settings, config, split, group, part)
+            for split, part in parts.items()
+        }
+        self.selection = days.selection
+        if group.rank == 0:
+            log_days(days, self.loaders["train"].num_rows)
+        self.epoch_steps = len(self.loaders["train"])
+        global_batch = settings.batch_size * group.world_size
+        remedy = remedies(settings, config, global_batch, self.epoch_steps)
+        settings = fill_rates(settings, config, global_batch, self.epoch_steps)
+        self.settings = settings
+        self.learning = LearningCheck(settings, group, self.events, self.epoch_steps, remedy)
+        self.progress = Progress(settings, group, self.events, self.epoch_steps)
+        self.samples = make_samples(settings, config, group, days.selection)
+        read = self.loaders | {f"sample of {name}": it for name, it in self.samples.items()}
+        self.model, self.optimizer, plan = build(settings, config, group, read, own)
+        self.run = RunState(config, self.model, self.optimizer, group)
+        self.pipeline = make_pipeline(self.model, self.optimizer, group)
+        self.origin = {
+            "days": days.add_earlier(earlier_days(self.ancestor, settings)),
+            "continued_from": dataclasses.asdict(self.ancestor) if self.ancestor else None,
+            **data_origin(settings),
+        }
+        self.learning_rate = settings.learning_rate
+        self.stopping = Stopping(settings, group)
+        self.finished: int | None = None  # the last step, once the model is that to be saved
+        self.resumed = False
+        self.metrics: dict[str, ByLabel] = {}
+        self.baselines: dict[tuple[str, str], ByLabel] = {}  # by split and name
+        self.checkpoints: Checkpoints | None = None
+        if settings.checkpoint_dir:
+            self.checkpoints = Checkpoints(settings.checkpoint_dir, settings.keep, config, group)
+        self.profiler: Any = None
+        self.stop_requests: StopRequests | None = None
+        rows = {split: loader.num_rows for split, loader in self.loaders.items()}
+        self.progress.report_start(config, plan, rows)
+        if group.rank == 0 and settings.mode == "train":
+            log.info("%s", sizes_line(settings, config, rows["train"]))
+            log.info("%s", rates_line(settings))
+
+    def test(self) -> TrainResult:
+        """Evaluate the test set."""
+        self._start()
+        self._evaluate("test")
+        if self.group.rank == 0:
+            log.info("%s", metrics_table(self.metrics))
+        return self._result()
+
+    def train(self) -> TrainResult:
+        """Train, evaluate, and write the checkpoints."""
+        settings, progress = self.settings, self.progress
+        check_length(settings, progress.total_steps)
+        profiler: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if settings.profile and self.events.directory:
+            profiler = step_profiler(settings, self.events.directory, progress.total_steps)
+        start = Start()
+        if self.group.rank == 0:
+            start, self.baselines = compute_baselines(settings, self.config, self.selection)
+        if not self._resume():
+            self._start(start)
+        # the checkpoints of --checkpoint_dir are of the last steps, not of the best one
+        kept = settings.checkpoint_dir and not settings.early_stopping
+        if self.group.rank == 0 and not (kept or settings.save_checkpoint_path):
+            log.warning("no --save_checkpoint_path: the trained model will not be kept")
+        try:
+            with StopRequests(self.group) as self.stop_requests:
+                with profiler as self.profiler:
+                    self._train_epochs()
+                self._save_final_checkpoint()
+                self.stop_requests.finish()
+                warnings: list[str] = []
+                if self.group.rank == 0:
+                    results = self.metrics, self.baselines
+                    warnings = self.learning.finished(progress.step, self.config, *results)
+                advice = self.learning.advice()
+                progress.report_end(self.metrics, self.baselines, advice, warnings)
+        except BaseException:
+            if self.checkpoints:
+                self.checkpoints.abandon()
+            raise
+        return self._result()
+
+    def _train_epochs(self) -> None:
+        """Train what is left of all epochs, with evaluations on the way, and finish the model."""
+        self.model.train()
+        progress = self.progress
+        of_model = self.pipeline, self.model, self.config, self.group
+        # a checkpoint is written before the evaluation of its step: a resumed run repeats that
+        if not self.finished:
+            self._validate_if_due()
+        while progress.step < progress.total_steps and not self.finished:
+            self._train_epoch()
+        if not self.finished:
+            last = progress.step
+            self.stopping.finish(progress, self.run)
+            fit_bias(self.samples["train"], *of_model)
+            self.finished = last
+        progress.total_steps = progress.step
+        self.learning.evaluated(progress.step, self._evaluate("valid"))
+        self._evaluate("test")
+        for label, lost in column_importance(self.samples["valid"], *of_model).items():
+            self.events.write("importance", label=label, columns=lost)
+        if self.checkpoints:
+            self.checkpoints.wait()
+
+    def _train_epoch(self) -> None:
+        """Train what is left of an epoch, up to ``--max_steps``.
+
+        It is cut into segments that end where an evaluation follows: the pipeline never fetches a
+        training batch that it cannot train before it.
+        """
+        progress, every = self.progress, self.progress.validation_every
+        first = progress.step % self.epoch_steps
+        last = min(self.epoch_steps, first + progress.total_steps - progress.step)
+        batches = self._batches(first)
+        while first < last and progress.step < progress.total_steps:
+            end = min(first - first % every + every, last)
+            # a new iterator object: the pipeline takes it as a new series of batches
+            self._train_segment(itertools.islice(batches, end - first), progress.step + end - first)
+            first = end
+            self._validate_if_due()
+        if first == self.epoch_steps:  # otherwise the rest of the epoch is not read
+            next(batches, None)
+            self.loaders["train"].check_epoch()
+
+    def _train_segment(self, batches: Iterator[TrainBatch], end: int) -> None:
+        """Train up to step ``end`` of the run; the pipeline is empty afterwards."""
+        progress = self.progress
+        progress.begin()
+        set_step(self.model, self.optimizer, self._optimizer_steps)
+        every = self.settings.checkpoint_freq or progress.validation_every
+        while progress.step < end:
+            self._train_step(batches)
+            if progress.is_due or progress.step == end:
+                progress.report(self.learning_rate)
+            if self.checkpoints and progress.step % every == 0:
+                self._save_checkpoint()
+            self._stop_if_asked()
+
+    def _batches(self, first: int) -> Iterator[TrainBatch]:
+        """Yield an epoch's batches from a step on, and measure how long they are waited for."""
+        batches = padded_batches(self.loaders["train"], self.group, first)
+        while True:
+            begin = time.perf_counter()
+            batch = next(batches, None)
+            self.progress.waited += time.perf_counter() - begin
+            if batch is None:
+                return
+            yield batch
+
+    def _train_step(self, batches: Iterator[TrainBatch]) -> None:
+        """Train the next batch, at the learning rates of this step."""
+        progress = self.progress
+        steps = progress.step, progress.total_steps, self.epoch_steps
+        rates = learning_rates(self.settings, *steps)
+        self.learning_rate = rates.tables
+        set_learning_rate(self.optimizer, rates)
+        output = self.pipeline.progress(batches)
+        progress.add(output)
+        self.learning.add(progress.step, output)
+        if self.profiler:
+            self.profiler.step()
+
+    def _validate_if_due(self) -> None:
+        """Evaluate valid if that is due; at the beginning and the end only to choose the model."""
+        progress = self.progress
+        due = progress.step % self.epoch_steps % progress.validation_every == 0
+        if progress.step in (0, progress.total_steps):
+            due = bool(self.settings.early_stopping)
+        if due:
+            metrics = self._evaluate("valid")
+            self.learning.evaluated(progress.step, metrics)
+            self.stopping.evaluated(metrics, progress, self.run)
+
+    def _evaluate(self, split: str) -> ByLabel | None:
+        """Evaluate a split; its metrics on rank 0. What is trained is kept if that fails."""
+        begin = time.perf_counter()
+        loader, group = self.loaders[split], self.group
+        trained = 0 < self.progress.step == self.progress.total_steps
+        changed = gathered(group, loader.changed_file()) if trained else []  # type: ignore[union-attr]
+        try:
+            if error := next(filter(None, changed), None):
+                raise error
+            batches = padded_batches(loader, group)
+            rest = group, self._stop_if_asked, self.settings.gauc_column
+            metrics = evaluate(self.pipeline, self.model, batches, self.config.labels, *rest)
+            loader.check_epoch()
+        except (BadInputError, SchemaError):
+            # otherwise the other ranks may wait for this one in the middle of the evaluation
+            if trained and (any(changed) or group.world_size == 1):
+                self._save_final_checkpoint()
+                if group.rank == 0 and (path := self.settings.save_checkpoint_path):
+                    log.warning("%s: written, although the evaluation of %s failed", path, split)
+            raise
+        if metrics is not None:
+            self.metrics[split] = metrics
+            self.progress.report_evaluation(split, metrics, time.perf_counter() - begin)
+        return metrics
+
+    def _start(self, start: Start | None = None) -> None:
+        """Load what a run starts from if it is not resumed: a checkpoint, or ``start``."""
+        settings, config, group = self.settings, self.config, self.group
+        if settings.load_checkpoint_path:
+            load_weights(Path(settings.load_checkpoint_path), self.run)
+        if self.ancestor:
+            counts = load_ancestor(self.ancestor, settings, self.run)
+            self.events.write("continue", checkpoint=self.ancestor.checkpoint, **counts)
+        elif not settings.load_checkpoint_path:
+            start_from(from_rank_0(group, start) or Start(), self.model, config)
+
+    @property
+    def _optimizer_steps(self) -> int:
+        """The trained steps, with those of the runs that this one continues."""
+        return self.progress.step + (self.ancestor.optimizer_steps if self.ancestor else 0)
+
+    def _resume(self) -> bool:
+        """Continue from the newest usable checkpoint; return whether there is one."""
+        settings, group, progress = self.settings, self.group, self.progress
+        if self.checkpoints is None:
+            return False
+        directory = self.checkpoints.directory
+        checkpoints = from_rank_0(group, checkpoints_in(directory))
+        if not checkpoints:
+            return False
+        if not settings.resume:
+            raise OutputError(
+                f"--checkpoint_dir {directory}: holds a run, up to {checkpoints[-1].name}",
+                "add --resume to go on from there, or choose another directory",
+            )
+        loader: Any = self.loaders["train"]
+        path, training, best = resume_from(checkpoints, self._record(), loader, self.run)
+        self.stopping.best, self.stopping.state = training.get("best"), best
+        self.finished = training.get("finished")
+        self.resumed, self.checkpoints.saved_step = True, self.finished or training["steps"]
+        self.origin = {name: training.get(name) for name in self.origin}
+        progress.step, progress.samples = training["steps"], training["samples"]
+        progress.train_seconds = training["train_seconds"]
+        self.events.write("resume", step=progress.step, checkpoint=str(path))
+        if group.rank == 0:
+            log.info("resumed from %s", path)
+        return True
+
+    def _save_checkpoint(self) -> None:
+        """Write a checkpoint of the last step, in the background."""
+        progress = self.progress
+        last = self.finished or progress.step
+        steps = (last - 1) % self.epoch_steps + 1 if last else 0
+        record = {
+            **self._record(),
+            "loader": self.loaders["train"].state_dict(steps),  # type: ignore[union-attr]
+            "train_seconds": progress.train_seconds,
+            "best": self.stopping.best,
+            "finished": self.finished,
+        }
+        state = self.run.tensors()
+        if self.stopping.state:
+            state["best"] = self.stopping.state
+        assert self.checkpoints is not None
+        self.checkpoints.save(last, state, record, progress.loss)
+
+    def _save_final_checkpoint(self) -> None:
+        """Write ``--save_checkpoint_path``, with the metrics that there are."""
+        path, keep = self.settings.save_checkpoint_path, self.settings.keep
+        if path:
+            record = {**self._record(), **self._results()}
+            save_checkpoint(path, self.run.tensors(), self.config, record, self.group)
+            if keep and self.group.rank == 0:
+                remove_older(Path(path), keep)
+
+    def _stop_if_asked(self) -> None:
+        """End the run between two steps, after SIGTERM or when a checkpoint failed on any rank."""
+        checkpoints, requests = self.checkpoints, self.stop_requests
+        if not (requests and requests.asked(checkpoints is not None and checkpoints.failed)):
+            return
+        kept = "nothing is kept of it without --checkpoint_dir"
+        if checkpoints:
+            checkpoints.wait()
+            if checkpoints.saved_step != (self.finished or self.progress.step):
+                self._save_checkpoint()
+                checkpoints.wait()
+            kept = f"--resume continues from the checkpoint of this step in {checkpoints.directory}"
+        if self.group.rank == 0:
+            log.warning("SIGTERM: the run ends after step %d; %s", self.progress.step, kept)
+        raise SystemExit(EXIT_STATUS)
+
+    def _result(self) -> TrainResult:
+        progress = self.progress
+        return TrainResult(
+            status="continued" if self.resumed else "done",
+            checkpoint=self.settings.save_checkpoint_path or self.settings.checkpoint_dir,
+            steps=progress.step,
+            samples=progress.samples,
+            train_seconds=progress.train_seconds,
+            **self._results(),
+        )
+
+    def _results(self) -> dict[str, Any]:
+        """Return the metrics of the model and of the baselines by split, JSON-ready."""
+        baselines: dict[str, dict[str, Any]] = {}
+        for (split, name), metrics in self.baselines.items():
+            baselines.setdefault(split, {})[name] = to_json(metrics)
+        of_model = {split: to_json(metrics) for split, metrics in self.metrics.items()}
+        return {"metrics": of_model, "baselines": baselines}
+
+    def _record(self) -> dict[str, Any]:
+        """Return what a checkpoint records of the run."""
+        return {
+            "settings": self.settings.to_dict(),
+            "steps": self.progress.step,
+            "learning_rate": self.learning_rate,
+            "samples": self.progress.samples,
+            "epochs": self.progress.step / max(self.epoch_steps, 1),
+            "optimizer_steps": self._optimizer_steps,
+            **self.origin,
+        }
