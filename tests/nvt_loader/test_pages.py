@@ -213,16 +213,16 @@ def page(kind, values, size=400, encoding=0):
 
 def find(content, values):
     memory = np.frombuffer(content, np.uint8)
-    chunk = [memory.ctypes.data, len(memory), values, 0, 0, 0]
-    table, first = np.empty((9, pages.PAGE_FIELDS), np.int64), np.empty(2, np.int64)
-    return pages.find_pages(table, first, np.array([chunk])), table
+    chunk = memory.ctypes.data, len(memory), values, 0, 0, 0
+    table, first = np.empty(9, pages.PAGE), np.empty(2, np.int64)
+    return pages.find_pages(table, first, np.array([chunk], pages.CHUNK)), table
 
 
 def test_a_header_is_read():
     count, table = find(page(2, 100) + page(0, 60) + page(0, 40, size=160), 100)
     assert count == 3
-    assert table[:3, pages.COUNT].tolist() == [100, 60, 40]
-    assert table[:3, pages.BYTES].tolist() == [400, 400, 160]
+    assert table["count"][:3].tolist() == [100, 60, 40]
+    assert table["bytes"][:3].tolist() == [400, 400, 160]
 
 
 @pytest.mark.parametrize("values", [-1, 2**31, 2**32 + 100, 2**62, 2**63 - 1, -(2**40)])
@@ -233,10 +233,10 @@ def test_numbers_that_are_too_large_for_a_header(values):
 
 
 def test_a_page_that_says_it_is_empty():
-    table = np.zeros((1, pages.PAGE_FIELDS), np.int64)
-    table[0, pages.BYTES] = 400
+    table = np.zeros(1, pages.PAGE)
+    table["bytes"] = 400
     assert page_reader._decompress(table, np.array([0, 1]), ["zstd"], [])
-    assert table[0, pages.BYTES] == 0
+    assert table["bytes"].tolist() == [0]
 
 
 def outcome(read, dataset):

@@ -11,6 +11,7 @@ import numba
 import numpy as np
 
 from nvt_torchrec.base.parquet_footer import varint
+from nvt_torchrec.nvt_loader.parquet.pages import int64_record
 from nvt_torchrec.nvt_loader.parquet.parquet_kernels import pointer
 
 #: Indices of at most so many bits are unpacked eight at a time: four, and a shift, fit a word.
@@ -19,35 +20,34 @@ _EIGHT_BITS = 14
 #: Indices unpacked before their values are looked up: as many as fit a core's first-level cache.
 _INDICES = 2048
 
-#: The reading position in a column, a row of int64: the page; rows left in it; where its next bytes
-#: lie and where they end; in a page of indices the bits of an index (-1 in others), the values left
-#: in the run, whether the run is packed, and the run's index or the bits already read of it; the
-#: dictionary's address and number of values.
-PAGE, LEFT, NEXT, END, BITS, RUN, PACKED, STATE, WORDS, ENTRIES = range(10)
-CURSOR_FIELDS = 10
+#: The reading position in a column: the page; rows left in it; where its next bytes lie and where
+#: they end; in a page of indices the bits of an index (-1 in others), the values left in the run,
+#: whether the run is packed, and the run's index or the bits already read of it; the dictionary's
+#: address and number of values.
+CURSOR = int64_record("page left next end bits run packed state words entries")
 
 
 @numba.njit
 def _begin_run(cursor):
-    size = cursor[END] - cursor[NEXT]
-    memory = numba.carray(pointer(cursor[NEXT]), (size,), np.uint8)
+    size = cursor.end - cursor.next
+    memory = numba.carray(pointer(cursor.next), (size,), np.uint8)
     header, at = varint(memory, np.int64(0), size)
     if at < 0 or header >= np.uint64(1 << 32):
         return False
-    cursor[RUN] = np.int64(header >> np.uint64(1))
-    cursor[PACKED] = np.int64(header & np.uint64(1))
-    cursor[STATE] = 0
-    if cursor[PACKED]:
-        cursor[RUN] *= 8
+    cursor.run = np.int64(header >> np.uint64(1))
+    cursor.packed = np.int64(header & np.uint64(1))
+    cursor.state = 0
+    if cursor.packed:
+        cursor.run *= 8
     else:
-        size_of_index = (cursor[BITS] + 7) >> 3
+        size_of_index = (cursor.bits + 7) >> 3
         if at + size_of_index > size:
             return False
         for i in range(size_of_index):
-            cursor[STATE] |= np.int64(memory[at + i]) << (8 * i)
+            cursor.state |= np.int64(memory[at + i]) << (8 * i)
         at += size_of_index
-    cursor[NEXT] += at
-    return cursor[RUN] > 0
+    cursor.next += at
+    return cursor.run > 0
 
 
 @numba.njit
@@ -81,17 +81,17 @@ def _unpack_eights(to, base, begin, size, bits, count):
 def _unpack(to, cursor, begin, count):
     """Read ``count`` values of a packed run from its bit ``begin`` on; False if an index lies
     outside the dictionary."""
-    bits, size = cursor[BITS], cursor[END] - cursor[NEXT]
+    bits, size = cursor.bits, cursor.end - cursor.next
     done = np.int64(0)
     if 0 < bits <= _EIGHT_BITS:
-        done = _unpack_eights(to, cursor[NEXT], begin, size, bits, count)
-    memory = numba.carray(pointer(cursor[NEXT]), (size,), np.uint8)
+        done = _unpack_eights(to, cursor.next, begin, size, bits, count)
+    memory = numba.carray(pointer(cursor.next), (size,), np.uint8)
     indices = numba.carray(pointer(to), (1,), np.uint32)
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     for i in range(done, count):
         bit = begin + i * bits
         if (bit >> 3) + 8 <= size:
-            word = numba.carray(pointer(cursor[NEXT] + (bit >> 3)), (1,), np.uint64)[0]
+            word = numba.carray(pointer(cursor.next + (bit >> 3)), (1,), np.uint64)[0]
             indices[i] = (word >> np.uint64(bit & 7)) & mask
             continue
         word = np.uint64(0)
@@ -101,9 +101,9 @@ def _unpack(to, cursor, begin, count):
     most = np.uint32(0)
     for i in range(count):
         most = max(most, indices[i])
-    if np.int64(most) >= cursor[ENTRIES]:
+    if np.int64(most) >= cursor.entries:
         return False
-    words = numba.carray(pointer(cursor[WORDS]), (1,), np.uint32)
+    words = numba.carray(pointer(cursor.words), (1,), np.uint32)
     for i in range(count):
         indices[i] = words[indices[i]]
     return True
@@ -122,23 +122,23 @@ def read_indices(to, cursor, count):
     """Read ``count`` values by their indices in the dictionary, or skip them if ``to`` is 0; False
     if they cannot be read."""
     while count > 0:
-        if cursor[RUN] == 0 and not _begin_run(cursor):
+        if cursor.run == 0 and not _begin_run(cursor):
             return False
-        number = min(count, cursor[RUN], _INDICES)
-        if cursor[PACKED]:
-            first = cursor[STATE]
-            cursor[STATE] += number * cursor[BITS]
-            if (cursor[STATE] + 7) >> 3 > cursor[END] - cursor[NEXT]:
+        number = min(count, cursor.run, _INDICES)
+        if cursor.packed:
+            first = cursor.state
+            cursor.state += number * cursor.bits
+            if (cursor.state + 7) >> 3 > cursor.end - cursor.next:
                 return False
             if to and not _unpack(to, cursor, first, number):
                 return False
-        elif cursor[STATE] >= cursor[ENTRIES]:
+        elif cursor.state >= cursor.entries:
             return False
         elif to:
-            _repeat(to, cursor[WORDS] + cursor[STATE] * 4, number)
-        cursor[RUN] -= number
-        if cursor[RUN] == 0 and cursor[PACKED]:
-            cursor[NEXT] += (cursor[STATE] + 7) >> 3
+            _repeat(to, cursor.words + cursor.state * 4, number)
+        cursor.run -= number
+        if cursor.run == 0 and cursor.packed:
+            cursor.next += (cursor.state + 7) >> 3
         if to:
             to += number * 4
         count -= number

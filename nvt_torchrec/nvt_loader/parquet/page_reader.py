@@ -21,7 +21,7 @@ from isal import isal_zlib
 from nvt_torchrec.base.files.remote import RemoteFile, open_file
 from nvt_torchrec.nvt_loader.parquet import pages
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
-from nvt_torchrec.nvt_loader.parquet.dictionary_indices import CURSOR_FIELDS
+from nvt_torchrec.nvt_loader.parquet.dictionary_indices import CURSOR
 from nvt_torchrec.nvt_loader.parquet.files import ParquetFiles
 from nvt_torchrec.nvt_loader.parquet.page_values import open_columns, read_into, read_rows
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Buffers, RowChunk, Target
@@ -53,19 +53,18 @@ class PageReader:
         memory = self._bytes.take(sum(size for _, size in byte_ranges))
         if not _read(self._files.path(file), byte_ranges, memory):
             return None
-        chunks[:, pages.ADDRESS] += memory.ctypes.data
+        chunks["address"] += memory.ctypes.data
         table, first_page = _find_pages(chunks)
         if table is None or not _verify_checksums(table, memory):
             return None
         owner: list[Any] = [] if all(codecs) else [memory]
         if any(codecs) and not _decompress(table, first_page, codecs, owner):
             return None
-        cursors = np.empty((len(chunks), CURSOR_FIELDS), np.int64)
+        state = np.zeros(len(chunks), CURSOR), table, first_page, chunks
         largest = np.empty(len(chunks), np.uint64)
-        if not open_columns(cursors, largest, table, first_page, chunks):
+        if not open_columns(state, largest):
             return None
-        where, state = str(self._files.paths[file]), (cursors, table, first_page, chunks)
-        checked = largest >= self._checker.limits[numbers]
+        where, checked = str(self._files.paths[file]), largest >= self._checker.limits[numbers]
         return OpenRowGroup(self._checker, numbers, where, state, checked, owner, self._values)
 
     def _column_chunks(
@@ -74,10 +73,9 @@ class PageReader:
         """Return the column chunks of a row group that can be read here.
 
         Returns:
-            int64 [chunks], which of the schema's columns each is; int64 [chunks, 6], see
-            :data:`nvt_loader.parquet.pages.ADDRESS`, which here counts from the first byte that is
-            read; the parts of the file to read, first byte and number of bytes; and the codec of
-            each chunk, None if it is not compressed.
+            int64 [chunks], which of the schema's columns each is; the chunks, whose addresses here
+            count from the first byte that is read; the parts of the file to read, first byte and
+            number of bytes; and the codec of each chunk, None if it is not compressed.
         """
         files, checker, footer = self._files, self._checker, self._files.footer(row_group)
         group = files.row_groups[row_group]
@@ -89,22 +87,19 @@ class PageReader:
             inside = 0 < begin <= begin + size <= files.status[group.file].st_size
             if codec in CODECS and inside and values == group.rows:
                 signed = number < len(checker.signed) and checker.signed[number]
-                chunk = [begin, size, values, optional, signed, CODECS[codec] == "snappy"]
-                described.append((begin, number, chunk, CODECS[codec]))
+                flags = optional, signed, CODECS[codec] == "snappy"
+                described.append((begin, number, CODECS[codec], (size, values, *flags)))
         described.sort()
         byte_ranges: list[tuple[int, int]] = []
-        place = 0
-        for begin, _, chunk, _ in described:
+        chunks, place = np.empty(len(described), pages.CHUNK), 0
+        for i, (begin, _, _, (size, *rest)) in enumerate(described):
+            chunks[i] = place, size, *rest
+            place += size
             if byte_ranges and begin == sum(byte_ranges[-1]):
-                byte_ranges[-1] = byte_ranges[-1][0], byte_ranges[-1][1] + chunk[pages.SIZE]
-            else:
-                byte_ranges.append((begin, chunk[pages.SIZE]))
-            chunk[pages.ADDRESS] = place
-            place += chunk[pages.SIZE]
+                begin, size = byte_ranges[-1][0], byte_ranges.pop()[1] + size
+            byte_ranges.append((begin, size))
         numbers = np.array([number for _, number, _, _ in described])
-        chunks = np.array([chunk for _, _, chunk, _ in described], np.int64)
-        codecs = [codec for _, _, _, codec in described]
-        return numbers, chunks, byte_ranges, codecs
+        return numbers, chunks, byte_ranges, [codec for _, _, codec, _ in described]
 
 
 @dataclasses.dataclass
@@ -144,9 +139,8 @@ class OpenRowGroup:
     def skip(self, rows: int) -> bool:
         """Skip the next rows; False if they cannot be read here."""
         none = np.zeros(len(self.numbers), np.int64)
-        return self._can(
-            read_rows, none, none.astype(np.uint64), *self.state, none, self.checked, rows
-        )
+        largest = none.astype(np.uint64)
+        return self._can(read_rows, none, largest, self.state, none, self.checked, rows)
 
     def read(self, rows: int) -> RowChunk | None:
         """Read the next rows; None if they cannot be read here.
@@ -158,7 +152,7 @@ class OpenRowGroup:
         memory = self.buffers.take(4 * rows * columns)
         targets = memory.ctypes.data + 4 * rows * np.arange(columns)
         places, largest = np.empty(columns, np.int64), np.zeros(columns, np.uint64)
-        if not self._can(read_rows, places, largest, *self.state, targets, self.checked, rows):
+        if not self._can(read_rows, places, largest, self.state, targets, self.checked, rows):
             return None
         addresses, none = np.zeros((2, len(self.checker.limits)), np.int64)
         addresses[self.numbers] = places
@@ -174,7 +168,7 @@ class OpenRowGroup:
         """Read the next rows of all columns into a block; ``first`` is the number of the first one
         in its source. False if they cannot be read here, or do not pass the checks."""
         where = first, rows, np.argsort(self.numbers), self.limits
-        return self._can(read_into, *target, *where, *self.state, self.checked)
+        return self._can(read_into, tuple(target), *where, self.state, self.checked)
 
     def _can(self, kernel: Callable[..., bool], *arguments: object) -> bool:
         """Call a kernel; return whether it could read its rows. After one failure none can."""
@@ -200,7 +194,7 @@ def _find_pages(chunks: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
     first_page = np.empty(len(chunks) + 1, np.int64)
     count = 8 * len(chunks)
     while True:
-        table = np.empty((count, pages.PAGE_FIELDS), np.int64)
+        table = np.empty(count, pages.PAGE)
         count = pages.find_pages(table, first_page, chunks)
         if count <= len(table):
             return (None if count < 0 else table[:count]), first_page
@@ -209,10 +203,9 @@ def _find_pages(chunks: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
 def _verify_checksums(table: np.ndarray, memory: np.ndarray) -> bool:
     """Whether the pages in a file's bytes have the CRC-32 in their headers, where there is one."""
     content, begin = memoryview(memory), memory.ctypes.data  # type: ignore[arg-type]
-    fields = (pages.BODY, pages.BYTES, pages.CHECKSUM)
     return all(
         checksum < 0 or isal_zlib.crc32(content[body - begin : body - begin + size]) == checksum
-        for body, size, checksum in table[:, fields].tolist()
+        for body, size, checksum in table[["body", "bytes", "checksum"]].tolist()
     )
 
 
@@ -224,15 +217,15 @@ def _decompress(
         if codec is None:
             continue
         for page in table[first_page[i] : first_page[i + 1]]:
-            size = int(page[pages.WHOLE])
+            size = int(page["whole"])
             if size == 0:
-                page[pages.BYTES] = 0
+                page["bytes"] = 0
                 continue
-            source = pa.foreign_buffer(int(page[pages.BODY]), int(page[pages.BYTES]))
+            source = pa.foreign_buffer(int(page["body"]), int(page["bytes"]))
             try:
                 whole = pa.decompress(source, decompressed_size=size, codec=codec)
             except (pa.ArrowException, OSError):
                 return False
-            page[pages.BODY], page[pages.BYTES] = whole.address, whole.size
+            page["body"], page["bytes"] = whole.address, whole.size
             owner.append(whole)
     return True

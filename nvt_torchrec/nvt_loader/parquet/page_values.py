@@ -7,35 +7,28 @@ from __future__ import annotations
 
 import numba
 import numpy as np
+from numba import types
 
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.base.parquet_footer import varint
-from nvt_torchrec.nvt_loader.parquet.dictionary_indices import (
-    BITS,
-    END,
-    ENTRIES,
-    LEFT,
-    NEXT,
-    PAGE,
-    RUN,
-    WORDS,
-    read_indices,
-)
+from nvt_torchrec.nvt_loader.parquet.dictionary_indices import CURSOR, read_indices
 from nvt_torchrec.nvt_loader.parquet.pages import (
-    BODY,
-    BYTES,
-    COUNT,
+    CHUNKS,
     DATA_PAGE,
     DICTIONARY_PAGE,
-    ENCODING,
-    KIND,
-    OPTIONAL,
+    PAGES,
     PLAIN,
     PLAIN_DICTIONARY,
     RLE_DICTIONARY,
-    SIGNED,
 )
 from nvt_torchrec.nvt_loader.parquet.parquet_kernels import copy_rows, largest_of, pointer
+
+#: The arguments of the loops that read: cursors, pages, the first page of each chunk, chunks.
+_STATE = types.Tuple((numba.from_dtype(CURSOR)[::1], PAGES, types.int64[::1], CHUNKS))
+#: A block: labels, weights, dense, ids, the copies, and the rows of a batch.
+_WORDS = types.int32[:, ::1]
+_TARGET = types.Tuple((_WORDS, _WORDS, _WORDS, types.int32[::1], types.int64[:, ::1], types.int64))
+_INTS, _BITS, _FLAGS = types.int64[::1], types.uint64[::1], types.boolean[::1]
 
 #: Rows decoded before they are copied to a block: as many as fit a core's second-level cache.
 DECODED_ROWS = 1024
@@ -47,8 +40,8 @@ _SKIPPED_ROWS = 64
 @numba.njit
 def _pass_levels(page):
     """Move a page's start past its definition levels; False if they say that a value is missing."""
-    size = page[BYTES]
-    memory = numba.carray(pointer(page[BODY]), (size,), np.uint8)
+    size = page.bytes
+    memory = numba.carray(pointer(page.body), (size,), np.uint8)
     if size < 4:
         return False
     end = np.int64(4)
@@ -56,7 +49,7 @@ def _pass_levels(page):
         end += np.int64(memory[i]) << (8 * i)
     if end > size:
         return False
-    at, left = np.int64(4), page[COUNT]
+    at, left = np.int64(4), page.count
     while left > 0:
         header, at = varint(memory, at, end)
         if at < 0 or at >= end or header < np.uint64(2) or header >= np.uint64(1 << 32):
@@ -74,72 +67,71 @@ def _pass_levels(page):
                 return False
             at += 1
             left -= run
-    page[BODY] += end
-    page[BYTES] -= end
+    page.body += end
+    page.bytes -= end
     return True
 
 
-@compiled("boolean(int64[:, ::1], uint64[::1], int64[:, ::1], int64[::1], int64[:, ::1])")
-def open_columns(cursors, largest, pages, first_page, chunks):
+@compiled(types.boolean(_STATE, _BITS))
+def open_columns(state, largest):
     """Look through decompressed pages: levels, dictionaries, sizes.
 
     Args:
-        cursors: int64 [chunks, CURSOR_FIELDS], set to before the first row.
+        state: Cursors of zeros, set to before the first row; pages as :func:`find_pages` finds
+            them, whose body and bytes are moved past the levels; first pages and chunks.
         largest: uint64 [chunks], the result: the largest number in the dictionary of a column
             whose pages are all indices (of floats, the bits of the magnitude); of others 2**64 - 1.
-        pages: From :func:`find_pages`; BODY and BYTES are moved past the levels.
-        first_page, chunks: As :func:`find_pages` takes them.
 
     Returns:
         Whether the pages can be read here.
     """
-    cursors[:] = 0
+    cursors, pages, first_page, chunks = state
     for c in range(len(chunks)):
         cursor = cursors[c]
-        cursor[PAGE] = first_page[c] - 1
+        cursor.page = first_page[c] - 1
         indices = True
         for p in range(first_page[c], first_page[c + 1]):
             page = pages[p]
-            encoding = page[ENCODING]
-            if page[KIND] == DICTIONARY_PAGE:
+            encoding = page.encoding
+            if page.kind == DICTIONARY_PAGE:
                 if encoding != PLAIN and encoding != PLAIN_DICTIONARY:
                     return False
-                if p != first_page[c] or page[COUNT] * 4 > page[BYTES]:
+                if p != first_page[c] or page.count * 4 > page.bytes:
                     return False
-                cursor[WORDS], cursor[ENTRIES] = page[BODY], page[COUNT]
+                cursor.words, cursor.entries = page.body, page.count
                 continue
-            if chunks[c, OPTIONAL] and not _pass_levels(page):
+            if chunks[c].optional and not _pass_levels(page):
                 return False
             if encoding == PLAIN:
                 indices = False
-                if page[COUNT] * 4 != page[BYTES]:
+                if page.count * 4 != page.bytes:
                     return False
             elif encoding != RLE_DICTIONARY and encoding != PLAIN_DICTIONARY:
                 return False
         largest[c] = np.uint64(0xFFFFFFFFFFFFFFFF)
         if indices:
-            largest[c] = largest_of(cursor[WORDS], cursor[ENTRIES], chunks[c, SIGNED])
+            largest[c] = largest_of(cursor.words, cursor.entries, chunks[c].signed)
     return True
 
 
 @numba.njit
 def _turn_page(cursor, pages, end):
     """Go to the next page; False if there is none or it cannot be read."""
-    cursor[PAGE] += 1
-    if cursor[PAGE] >= end:
+    cursor.page += 1
+    if cursor.page >= end:
         return False
-    page = pages[cursor[PAGE]]
-    if page[KIND] != DATA_PAGE:
+    page = pages[cursor.page]
+    if page.kind != DATA_PAGE:
         return True
-    cursor[LEFT], cursor[NEXT], cursor[END] = page[COUNT], page[BODY], page[BODY] + page[BYTES]
-    cursor[BITS] = -1
-    if page[ENCODING] != PLAIN and page[COUNT] > 0:
-        if page[BYTES] == 0:
+    cursor.left, cursor.next, cursor.end = page.count, page.body, page.body + page.bytes
+    cursor.bits = -1
+    if page.encoding != PLAIN and page.count > 0:
+        if page.bytes == 0:
             return False
-        cursor[BITS] = numba.carray(pointer(page[BODY]), (1,), np.uint8)[0]
-        cursor[NEXT] += 1
-        cursor[RUN] = 0
-        return cursor[BITS] <= 32
+        cursor.bits = numba.carray(pointer(page.body), (1,), np.uint8)[0]
+        cursor.next += 1
+        cursor.run = 0
+        return cursor.bits <= 32
     return True
 
 
@@ -151,11 +143,8 @@ def _copy(to, source, count):
         target[i] = values[i]
 
 
-@compiled(
-    "boolean(int64[::1], uint64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[:, ::1],"
-    " int64[::1], boolean[::1], int64)"
-)
-def read_rows(addresses, largest, cursors, pages, first_page, chunks, targets, checked, rows):
+@compiled(types.boolean(_INTS, _BITS, _STATE, _INTS, _FLAGS, types.int64))
+def read_rows(addresses, largest, state, targets, checked, rows):
     """Read the next ``rows`` rows of all columns.
 
     Args:
@@ -163,7 +152,7 @@ def read_rows(addresses, largest, cursors, pages, first_page, chunks, targets, c
             page lie in that page, others are written to the column's target.
         largest: uint64 [chunks], a result: the largest number of these rows, as in
             :func:`open_columns`.
-        cursors, pages, first_page, chunks: As :func:`open_columns` takes them.
+        state: As :func:`open_columns` has set it.
         targets: int64 [chunks], addresses of memory for ``rows`` values. With 0 everywhere the rows
             are skipped.
         checked: bool [chunks], the columns whose largest number is needed.
@@ -172,29 +161,30 @@ def read_rows(addresses, largest, cursors, pages, first_page, chunks, targets, c
     Returns:
         Whether the rows could be read.
     """
+    cursors, pages, first_page, chunks = state
     for c in range(len(chunks)):
         cursor, target = cursors[c], targets[c]
         addresses[c] = target
         done = np.int64(0)
         while done < rows:
-            if cursor[LEFT] == 0:
+            if cursor.left == 0:
                 if not _turn_page(cursor, pages, first_page[c + 1]):
                     return False
                 continue
-            count = min(rows - done, cursor[LEFT])
+            count = min(rows - done, cursor.left)
             to = target + done * 4 if target else np.int64(0)
-            if cursor[BITS] < 0:
+            if cursor.bits < 0:
                 if count == rows:
-                    addresses[c] = cursor[NEXT]
+                    addresses[c] = cursor.next
                 elif target:
-                    _copy(to, cursor[NEXT], count)
-                cursor[NEXT] += count * 4
+                    _copy(to, cursor.next, count)
+                cursor.next += count * 4
             elif not read_indices(to, cursor, count):
                 return False
-            cursor[LEFT] -= count
+            cursor.left -= count
             done += count
         if target and checked[c]:
-            largest[c] = largest_of(addresses[c], rows, chunks[c, SIGNED])
+            largest[c] = largest_of(addresses[c], rows, chunks[c].signed)
     return True
 
 
@@ -218,41 +208,24 @@ def _next_copies(copies, copy, row):
     return copy, last, end
 
 
-@compiled(
-    "boolean(int32[:, ::1], int32[:, ::1], int32[:, ::1], int32[::1], int64[:, ::1], int64, int64,"
-    " int64, int64[::1], uint64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[:, ::1],"
-    " boolean[::1])"
-)
-def read_into(
-    labels,
-    weights,
-    dense,
-    ids,
-    copies,
-    batch,
-    first,
-    rows,
-    order,
-    limits,
-    cursors,
-    pages,
-    first_page,
-    chunks,
-    checked,
-):
+@compiled(types.boolean(_TARGET, types.int64, types.int64, _INTS, _BITS, _STATE, _FLAGS))
+def read_into(target, first, rows, order, limits, state, checked):
     """Read the next ``rows`` rows of all columns and copy them to their places in a block.
 
     Args:
-        labels, weights, dense, ids, copies, batch, first, rows: As
+        target: Labels, weights, dense, ids, copies and batch, as
             :func:`nvt_loader.parquet.parquet_kernels.copy_rows` takes them.
+        first, rows: Which rows of the source.
         order: int64 [columns], the column chunk of each of the schema's columns.
         limits: uint64 [chunks], the bound that each column's numbers must stay below.
-        cursors, pages, first_page, chunks, checked: As :func:`read_rows` takes them.
+        state, checked: As :func:`read_rows` takes them.
 
     Returns:
         Whether the rows could be read and all numbers are below their limits. If not, the block is
         incomplete.
     """
+    labels, weights, dense, ids, copies, batch = target
+    chunks = state[3]
     found = np.empty(len(chunks), np.int64)
     targets = np.empty(len(chunks), np.int64)
     addresses = np.empty(len(chunks), np.int64)
@@ -268,11 +241,9 @@ def read_into(
         if copy < len(copies):
             begin = min(max(copies[copy, 2] - first, at), rows)
             end = min(stop - first, begin + DECODED_ROWS, rows)
-        if not read_rows(  # skip the rows of other ranks
-            addresses, largest, cursors, pages, first_page, chunks, none, checked, begin - at
-        ) or not read_rows(
-            found, largest, cursors, pages, first_page, chunks, targets, checked, end - begin
-        ):
+        if not read_rows(addresses, largest, state, none, checked, begin - at):  # of other ranks
+            return False
+        if not read_rows(found, largest, state, targets, checked, end - begin):
             return False
         for c in range(len(chunks)):
             if largest[c] >= limits[c]:

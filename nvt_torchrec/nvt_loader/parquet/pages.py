@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import numba
 import numpy as np
+from numba import types
 
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.base.parquet_footer import MISSING, read_structs, structs_path, varint
 from nvt_torchrec.nvt_loader.parquet.parquet_kernels import pointer
 
-#: A column chunk is a row of int64: its address and bytes; its values; whether values may be
-#: missing, are floats that may be negative, are compressed with Snappy (1 or 0).
-ADDRESS, SIZE, VALUES, OPTIONAL, SIGNED, SNAPPY = range(6)
 
-#: A page is a row of int64: its kind; the address of what follows the header, its bytes in the
-#: file, and decompressed; its values; their encoding; the CRC-32 of the bytes in the file, or -1.
-KIND, BODY, BYTES, WHOLE, COUNT, ENCODING, CHECKSUM = range(7)
-PAGE_FIELDS = 7
+def int64_record(names: str) -> np.dtype:
+    """Return the type of records of int64 fields."""
+    return np.dtype([(name, np.int64) for name in names.split()])
+
+
+#: A column chunk: its address and bytes; its values; whether values may be missing, are floats that
+#: may be negative, are compressed with Snappy (1 or 0).
+CHUNK = int64_record("address size values optional signed snappy")
+#: A page: its kind; the address of what follows the header, its bytes in the file, and
+#: decompressed; its values; their encoding; the CRC-32 of the bytes in the file, or -1.
+PAGE = int64_record("kind body bytes whole count encoding checksum")
+CHUNKS, PAGES = numba.from_dtype(CHUNK)[::1], numba.from_dtype(PAGE)[::1]
 
 #: Kinds of pages and encodings, by parquet.thrift.
 DATA_PAGE, DICTIONARY_PAGE = 0, 2
@@ -35,15 +41,15 @@ _FIELDS = ((1,), (2,), (3,), (4,), (5, 1), (5, 2), (5, 3), (7, 1), (7, 2))
 _HEADER = np.array([structs_path(*fields) for fields in _FIELDS])
 
 
-@compiled("int64(int64[:, ::1], int64[::1], int64[:, ::1])")
+@compiled(types.int64(PAGES, types.int64[::1], CHUNKS))
 def find_pages(pages, first_page, chunks):
     """Find the pages of column chunks.
 
     Args:
-        pages: int64 [most, PAGE_FIELDS], a result: the pages, as many as it holds.
+        pages: A result: the pages, as many as it holds.
         first_page: int64 [chunks + 1], a result: the first page of each chunk, and the number of
             pages.
-        chunks: int64 [chunks, 6], see :data:`ADDRESS`.
+        chunks: The column chunks.
 
     Returns:
         The number of pages, which may be more than ``pages`` holds; -1 if they cannot be read here.
@@ -51,11 +57,12 @@ def find_pages(pages, first_page, chunks):
     header = np.empty((1, len(_HEADER)), np.int64)
     count = 0
     for c in range(len(chunks)):
+        chunk = chunks[c]
         first_page[c] = count
-        end = chunks[c, SIZE]
-        memory = numba.carray(pointer(chunks[c, ADDRESS]), (end,), np.uint8)
+        end = chunk.size
+        memory = numba.carray(pointer(chunk.address), (end,), np.uint8)
         at = values = np.int64(0)
-        while values < chunks[c, VALUES]:
+        while values < chunk.values:
             at, _ = read_structs(memory, at, end, 0, _HEADER, header)
             if at < 0:
                 return -1
@@ -69,22 +76,22 @@ def find_pages(pages, first_page, chunks):
             for value in (whole, number, encoding):
                 if not 0 <= value < _MOST:
                     return -1
-            if kind == DATA_PAGE and chunks[c, OPTIONAL] and levels != RLE:
+            if kind == DATA_PAGE and chunk.optional and levels != RLE:
                 return -1
-            if chunks[c, SNAPPY]:
+            if chunk.snappy:
                 length, _ = varint(memory, at, at + size)
                 if np.int64(length) != whole:
                     return -1
             if count < len(pages):
                 page = pages[count]
-                page[KIND], page[BODY], page[BYTES] = kind, chunks[c, ADDRESS] + at, size
-                page[WHOLE], page[COUNT], page[ENCODING] = whole, number, encoding
-                page[CHECKSUM] = -1 if checksum == MISSING else checksum & 0xFFFFFFFF
+                page.kind, page.body, page.bytes = kind, chunk.address + at, size
+                page.whole, page.count, page.encoding = whole, number, encoding
+                page.checksum = -1 if checksum == MISSING else checksum & 0xFFFFFFFF
             count += 1
             at += size
             if kind == DATA_PAGE:
                 values += number
-        if values != chunks[c, VALUES]:
+        if values != chunk.values:
             return -1
     first_page[len(chunks)] = count
     return count
