@@ -76,17 +76,31 @@ def started(
 
 
 def end_session(session: int) -> None:
-    """Kill the processes of a session, and wait for those that work for its warm programs."""
-    workers = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session:
-                with contextlib.suppress(ValueError):
-                    workers.append(process_of(int(name)))
-                os.kill(int(name), 9)
-    while any(Path(f"/proc/{worker}").exists() for worker in workers):
-        time.sleep(0.01)
+    """Kill the processes of a session, and wait until they and their warm programs are gone."""
+    while members := [process for process in _processes() if _session_of(process) == session]:
+        workers = []
+        for process in members:
+            with contextlib.suppress(OSError, ValueError):
+                workers.append(process_of(process))
+            with contextlib.suppress(OSError):
+                os.kill(process, 9)
+        while any(map(_session_of, [*members, *workers])):
+            time.sleep(0.01)
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _session_of(process: int) -> int | None:
+    """Return the session of a process; None if it has ended, waited for or not."""
+    try:
+        state, _, _, session = (
+            Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[:4]
+        )
+    except OSError:
+        return None
+    return None if state in "ZX" else int(session)
 
 
 def free_port() -> str:
