@@ -16,8 +16,6 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import string_parts
 from nvt_torchrec.base.kernels import compiled
 
-#: Of a permutation, see :mod:`etl.parts.shuffle`; a hash with a seed takes the first two keys.
-ROUNDS = 8
 _C1, _C2, _N = np.uint32(0xCC9E2D51), np.uint32(0x1B873593), np.uint32(0xE6546B64)
 _M1, _M2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 
@@ -47,11 +45,6 @@ def splitmix64(x):
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
-
-
-def round_keys(*seed: int) -> np.ndarray:
-    """Return uint64 [ROUNDS] from non-negative integers, by NumPy's ``SeedSequence``."""
-    return np.random.SeedSequence(seed).generate_state(ROUNDS, np.uint64)
 
 
 @numba.njit(forceinline=True)

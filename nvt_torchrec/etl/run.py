@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.etl.finish.accounting import (
     check_rows,
@@ -21,7 +20,6 @@ from nvt_torchrec.etl.state import output
 from nvt_torchrec.etl.state.run_record import already_finished, plan_record
 from nvt_torchrec.etl.units import split_pass
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
-from nvt_torchrec.etl.units.writing import UnitResult
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.manifest import Manifest
@@ -72,9 +70,6 @@ def _run(stages: Stages, days: list[DayFile]) -> Manifest:
         lambda engine, report: _write_fitted(stages, engine.fit(plan.train_blocks, report), plan),
     )
     check_splits(results, spec)
-    if settings.shuffle != "none":
-        with stages.timer("shuffle"):
-            _shuffle(stages, results)
     description = inspect(paths.workflow)
     with stages.timer("describe"):
         results, names = number_parts(results)
@@ -109,23 +104,6 @@ def _write_fitted(stages: Stages, fitted: Fitted, plan: UnitPlan) -> WorkflowDes
     if stages.settings.engine != "nvtabular":
         write_base_state(stages.target.extension, description, fitted, plan.train_days)
     return description
-
-
-def _shuffle(stages: Stages, results: list[UnitResult]) -> None:
-    from nvt_torchrec.etl.parts.shuffle import Part, shuffle
-
-    train = [result for result in results if result.unit.split == "train" and result.has_part]
-    total = sum(result.rows for result in train)
-    with show_progress("shuffle", total) as bar:
-        shuffle(
-            stages.work / output.PARTS,
-            [Part(result.unit.file, result.rows, result.unit.day) for result in train],
-            mode=stages.settings.shuffle,
-            seed=stages.settings.seed,
-            work=stages.work / output.SHUFFLE,
-            workers=stages.settings.threads,
-            report=bar.update,
-        )
 
 
 def _log_plan(plan: UnitPlan, spec: FeatureSpec) -> None:

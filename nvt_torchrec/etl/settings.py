@@ -19,7 +19,6 @@ ENGINES = ("auto", "cpu", "dask")
 #: NVTabular's own operators cannot extend what they fitted.
 RUN_ENGINES = (*ENGINES, "nvtabular")
 ON_BAD_ROWS = ("error", "quarantine")
-SHUFFLES = ("none", "file", "full")
 STATISTICS = ("frozen", "update")
 #: The heading of the flags that a run and an extension have in common.
 _READING = "reading of the days"
@@ -120,11 +119,6 @@ class EtlSettings(ReadSettings):
         "cannot be extended; auto: dask with a --scheduler or a GPU, else cpu", "auto",
         choices=RUN_ENGINES
     )
-    shuffle: str = flag(
-        "order of the training rows: as in the log, shuffled within each day, or over all days",
-        "none", choices=SHUFFLES
-    )
-    seed: int = flag("seed of the shuffle", 0, least=0)
     resume: bool = flag(
         "not needed: a run continues an interrupted one in OUT", False, excludes=("restart",)
     )
@@ -144,8 +138,6 @@ class EtlSettings(ReadSettings):
             "block_mb": self.block_mb,
             "engine": self.engine,
             "on_bad_rows": self.on_bad_rows,
-            "shuffle": self.shuffle,
-            "seed": self.seed,
         }
 
 

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError
 from nvt_torchrec.base.files.atomic import read_json, write_json
-from nvt_torchrec.base.files.journal import Journal, refuse_changes
+from nvt_torchrec.base.files.journal import refuse_changes
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.kernels import compile_seconds
 from nvt_torchrec.base.progress_bars import show_progress
@@ -219,7 +219,6 @@ class Stages:
         done = {result.unit for result in results}
         missing = [unit for unit in plan.units if unit not in done]
         whole = self._is_whole()
-        self._check_shuffle(any(unit.split == "train" for unit in missing))
         if self.resumed:
             state = "counted" if whole else "not counted"
             log.info("%s; %d of %d parts are written", state, len(done), len(plan.units))
@@ -246,12 +245,6 @@ class Stages:
         results = [by_unit[unit] for unit in plan.units]
         quarantine(results, self.settings, self.work, self.target.rejected)
         return results
-
-    def _check_shuffle(self, train_is_missing: bool) -> None:
-        if train_is_missing and Journal(self.work / output.SHUFFLE).begun:
-            raise OutputError(  # a part that is encoded again would not be shuffled
-                f"{self.work}: records of finished parts are damaged", "begin again with --restart"
-            )
 
     def _make_workflow(
         self,

@@ -52,7 +52,7 @@ def test_damaged_records_are_units_that_are_not_finished(tmp_path: Path) -> None
 
 
 def test_records_that_cannot_be_read_now_are_an_error(tmp_path: Path, monkeypatch) -> None:
-    """Their units may be finished: doing them again could encode parts that were shuffled since."""
+    """Their units may be finished: doing them again would waste hours."""
     journal = Journal(tmp_path)
     journal.add({"a": {"rows": 1}})
 

@@ -25,7 +25,8 @@ from tests.etl.split_logs import SHARES_OF_TIME, SPLITS_OF_ROWS, spec_with, writ
 from tests.forks import kill_before, was_killed
 from tests.logs import pack
 
-WORKERS = 2
+#: Bad rows are rejected.
+OPTIONS = {**QUARANTINE, "workers": 2}
 ROWS = {0: 40, 1: 25, 2: 60}
 BLOCK_BYTES = 800  # several blocks in a file
 SPLITS = (SHARES_OF_TIME, SPLITS_OF_ROWS["share"], BY_DAYS)
@@ -35,19 +36,13 @@ def stage_of(output: Path) -> str:
     """What a run is doing, or was when it was killed."""
     for stage, pattern in (
         ("finished", "manifest.json"), ("describe", "criteo_binary/split/*/part.*.parquet"),
-        ("shuffle", ".work/*/shuffle"), ("transform", ".work/*/fit.json"),
+        ("transform", ".work/*/fit.json"),
         ("fit", ".work/*/fit"), ("cut", ".work/*/times/cuts.json"),
         ("times", ".work/*/times"), ("input", ".work/*/plan.json"),
     ):  # fmt: skip
         if any(output.glob(pattern)):
             return stage
     return "begin"
-
-
-def options_of(split: Split) -> dict:
-    """Bad rows are rejected; the training rows of a run by days are shuffled."""
-    shuffled = {"shuffle": "full", "seed": 5} if split == BY_DAYS else {}
-    return {**QUARANTINE, "workers": WORKERS, **shuffled}
 
 
 def attempt(
@@ -61,7 +56,7 @@ def attempt(
         logging.getLogger("nvt_torchrec.etl").addHandler(handler)
         logging.getLogger("nvt_torchrec.etl").setLevel(logging.DEBUG)
         begin()
-        nvt_torchrec.etl.run.run(settings(raw, output, spec_with(split), **options_of(split)))
+        nvt_torchrec.etl.run.run(settings(raw, output, spec_with(split), **OPTIONS))
 
     return was_killed(work, before_call)
 
@@ -125,7 +120,7 @@ def main(directory: Path, stride: int) -> None:
 
     nvt_torchrec.etl.stages.make_plan = small_blocks
     for split in SPLITS:  # imports and compiles, here, before any fork
-        warm = settings(raw, directory / f"warm_{split.by}", spec_with(split), **options_of(split))
+        warm = settings(raw, directory / f"warm_{split.by}", spec_with(split), **OPTIONS)
         nvt_torchrec.etl.run.run(warm)
     seen = {split.by: one_split(raw, directory / split.by, split, stride) for split in SPLITS}
     print(json.dumps(seen))

@@ -11,13 +11,11 @@ from tests.shell import python
 _SCRIPT = """
 import json, resource, sys
 from pathlib import Path
-from nvt_torchrec.etl.parts import shuffle
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 
-shuffle._LEAST = 6 << 20  # bytes of rows that are shuffled at once
-options = {"engine": "cpu", "workers": 2, "block_mb": 4, "shuffle": "full"}
+options = {"engine": "cpu", "workers": 2, "block_mb": 4}
 manifest = run(EtlSettings(sys.argv[1], Path(sys.argv[2]), load_spec(), **options))
 peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 print(json.dumps([len(manifest["files"]), peak_mb]))

@@ -59,9 +59,12 @@ def test_a_finished_output_is_never_harmed(raw: Path, done: Path) -> None:
     assert run(settings(raw, done)) == Manifest.read(done / "manifest.json")
     with pytest.raises(OutputError, match=r"block_mb: 64 before, 1 now\n.*another --output_path"):
         run(settings(raw, done, block_mb=1))
-    with pytest.raises(OutputError, match=r"seed|shuffle"):
-        run(settings(raw, done, shuffle="full"))
     assert {path: path.stat().st_mtime_ns for path in done.rglob("*")} == before
+    manifest = Manifest.read(done / "manifest.json")
+    earlier = {**manifest.settings, "shuffle": "full", "seed": 0}  # an earlier version's
+    dataclasses.replace(manifest, settings=earlier).write(done / "manifest.json")
+    assert run(settings(raw, done))["settings"] == earlier
+    manifest.write(done / "manifest.json")
 
 
 def test_other_settings_are_refused_by_name(unfinished) -> None:
@@ -71,11 +74,10 @@ def test_other_settings_are_refused_by_name(unfinished) -> None:
     columns[4] = dataclasses.replace(columns[4], freq_threshold=0)
     other = dataclasses.replace(spec, categorical=tuple(columns))
     with pytest.raises(OutputError) as caught:
-        run(settings(raw, output, other, block_mb=2, shuffle="full"))
+        run(settings(raw, output, other, block_mb=2))
     text = str(caught.value)
     for line in (
         "block_mb: 64 before, 2 now",
-        "shuffle: 'none' before, 'full' now",
         "spec.categorical.cat_0.freq_threshold: 0 before, 3 now",
         "more",
         "--restart",
@@ -178,7 +180,7 @@ def test_parts_of_another_workflow_are_not_kept(unfinished) -> None:
 
 def test_a_disk_that_fails_now_and_then(raw: Path, tmp_path: Path, monkeypatch) -> None:
     """Each sync is one time the first that fails: every time a clear error, and then resumed."""
-    run(settings(raw, tmp_path / "out", shuffle="file"))
+    run(settings(raw, tmp_path / "out"))
     (tmp_path / "out").rename(tmp_path / "whole")
     fsync, calls, fails_at = os.fsync, [], 1
     messages: list[str] = []
@@ -193,7 +195,7 @@ def test_a_disk_that_fails_now_and_then(raw: Path, tmp_path: Path, monkeypatch) 
     monkeypatch.setattr(
         "nvt_torchrec.etl.finish.report.write_report", lambda *arguments: None
     )  # slow
-    again = settings(raw, tmp_path / "out", shuffle="file")
+    again = settings(raw, tmp_path / "out")
     while not (tmp_path / "out" / "manifest.json").exists():
         calls.clear()
         try:

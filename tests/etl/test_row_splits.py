@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.etl.parts.shuffle import round_keys
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.units.split_pass import find_cuts, prepared
 from nvt_torchrec.etl.units.unit_plan import make_plan
@@ -48,7 +47,7 @@ def _mix(value: int) -> int:
 
 
 def _hash(value: int, *seed: int) -> int:
-    first, second = (int(key) for key in round_keys(*seed)[:2])
+    first, second = np.random.SeedSequence(seed).generate_state(2, np.uint64).tolist()
     return _mix((_mix(value % 2**64 ^ first) + second) % 2**64)
 
 
@@ -228,14 +227,14 @@ def test_bad_rows_are_rejected_once(raw: Path, rows: Rows, tmp_path: Path) -> No
         run(settings(tmp_path / "raw", tmp_path / "stops", spec_with(SHARES_OF_TIME)))
 
 
-def test_shuffled_and_resumed(raw: Path, rows: Rows, tmp_path: Path, monkeypatch) -> None:
+def test_resumed(raw: Path, rows: Rows, tmp_path: Path, monkeypatch) -> None:
     """The times are not counted again, and the output is the same."""
     spec = spec_with(SHARES_OF_TIME)
-    run(settings(raw, tmp_path / "whole", spec, shuffle="full", seed=2))
+    run(settings(raw, tmp_path / "whole", spec))
     with failing("nvt_torchrec.etl.stages.Stages.count_and_encode", KeyboardInterrupt("ctrl-c")):
-        run(settings(raw, tmp_path / "out", spec, shuffle="full", seed=2))
+        run(settings(raw, tmp_path / "out", spec))
     monkeypatch.setattr("nvt_torchrec.etl.units.split_pass._count_times", None)
-    run(settings(raw, tmp_path / "out", spec, shuffle="full", seed=2, workers=1))
+    run(settings(raw, tmp_path / "out", spec, workers=1))
     assert content(tmp_path / "out") == content(tmp_path / "whole")
     assert sorted(numbers_of(tmp_path / "out")["train"]) == _expected(rows, spec.split)["train"]
 

@@ -23,10 +23,10 @@ from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.engines import cluster, workers
 from tests.shell import end_session
 
-cluster.LOST_SECONDS = 2
 encode = workers.Workers.encode
 
 def alone(self, units, workflow):
+    cluster.LOST_SECONDS = 2
     end_session(int(os.environ["KILLED"]))
     return encode(self, units, workflow)
 

@@ -19,7 +19,6 @@ from tests.training.runs import train_here
     [
         (SHARE, (), True),
         (f'by = "column"\ncolumn = "item"\n{SHARES}', (), True),
-        (SHARE, ("--shuffle=full",), False),  # it is already
         (TIME, (), False),
         (DAYS, (), False),
     ],

@@ -38,11 +38,6 @@ class Journal:
         self.directory = directory
         self._units = directory / UNITS
 
-    @property
-    def begun(self) -> bool:
-        """Whether the job has a plan."""
-        return (self.directory / PLAN_FILE).exists()
-
     def begin(self, plan: Any) -> None:
         """Discard all records, and write a plan, JSON-ready. Raises :class:`OutputError`."""
         with output_errors(self.directory), contextlib.suppress(FileNotFoundError):
@@ -64,7 +59,7 @@ class Journal:
             BadInputError: It is damaged.
         """
         file = self.directory / PLAN_FILE
-        if not self.begun:
+        if not file.exists():
             return None
         return parse(kind, read_json(file, "the plan of an unfinished job", remedy), file, remedy)
 

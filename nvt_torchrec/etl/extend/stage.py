@@ -59,7 +59,7 @@ def link_parts(
 def left_out(before: Manifest, day: DayFile, keep: int | None) -> set[int]:
     """Return the training days older than the newest ``keep`` days; None: all are kept.
 
-    The days of a run whose rows were mixed are left out together.
+    The days of a run of an earlier version that mixed their rows are left out together.
     """
     days = sorted({*map(int, before.by_day), day.day})
     dropped = set(days[:-keep]) if keep else set()

@@ -1,1 +1,1 @@
-"""The parquet parts of the splits: written, shuffled, sampled."""
+"""The parquet parts of the splits: written, sampled."""

@@ -36,9 +36,9 @@ RESTART = "discard what was done and begin again with --restart"
 OWN = (WORK_DIRECTORY, *NAMES)
 #: Below the directory of a run's state, beside its journal: decompressed days; what was counted;
 #: what NVTabular has counted; the digest of the fitted workflow; the parts
-#: until all of them are there; rejected rows by unit; the state of shuffling; Dask's own files.
+#: until all of them are there; rejected rows by unit; Dask's own files.
 COPIES, FIT, CATEGORIES, FITTED_FILE = "decompressed", "fit", "categories", "fit.json"
-PARTS, REJECTED, SHUFFLE, DASK = "parts", "rejected", "shuffle", "dask"
+PARTS, REJECTED, DASK = "parts", "rejected", "dask"
 #: The times by which a log is split, counted; and the cuts that follow from them.
 TIMES = "times"
 #: What a resumed run need not do again. Decompressed days are not worth their room once the input

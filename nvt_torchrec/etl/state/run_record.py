@@ -127,7 +127,8 @@ def already_finished(output: Path, now: dict[str, Any]) -> Manifest:
     paths.check_whole()
     manifest = Manifest.read(paths.manifest)
     inputs = manifest.drop_extensions(manifest.fingerprints())
-    before = {"settings": manifest.settings, "inputs": inputs}
+    settings = {name: manifest.settings.get(name) for name in now["settings"]}
+    before = {"settings": settings, "inputs": inputs}
     now = {"settings": now["settings"], "inputs": manifest.drop_extensions(now["inputs"])}
     remedy = "choose another --output_path, or add new days with `python -m etl extend`"
     refuse_changes(before, now, output, remedy)

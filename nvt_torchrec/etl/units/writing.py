@@ -19,7 +19,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import Written, atomic_path, deferred, publish
 from nvt_torchrec.base.files.journal import Journal
 from nvt_torchrec.base.files.syncing import Syncer
-from nvt_torchrec.base.hashing import mix, round_keys
+from nvt_torchrec.base.hashing import mix
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.clicklog.text.assemble import take
@@ -128,7 +128,9 @@ def _count_bits(mask, counts):
 
 def hashes(values: np.ndarray, *seed: int) -> np.ndarray:
     """Hash int64 [n] with a seed of non-negative integers; uint64 [n]."""
-    return _hashes(np.ascontiguousarray(values), *round_keys(*seed)[:2])
+    return _hashes(
+        np.ascontiguousarray(values), *np.random.SeedSequence(seed).generate_state(2, np.uint64)
+    )
 
 
 @compiled()

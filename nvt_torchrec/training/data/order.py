@@ -23,16 +23,15 @@ def choose_order(settings: TrainSettings) -> TrainSettings:
     """Fill in whether the training rows are shuffled, if ``settings`` do not say it.
 
     They are unless the data are divided by time or days, where the order of the log is that of time
-    and the newest rows should be trained last; the ETL has shuffled them; nothing is known; or
-    Merlin's loader reads them, which cannot.
+    and the newest rows should be trained last; nothing is known; or Merlin's loader reads them,
+    which cannot.
     """
     try:
         manifest = Manifest.read(EtlOutput.from_splits(settings.binary_path).manifest)
     except ClickLogError:  # data of another program
         return settings.filled({"shuffle_training_set": False})
     by = (manifest.split or {}).get("by")
-    as_in_log = manifest.settings.get("shuffle", "none") == "none"
-    shuffled = by in _NOT_BY_TIME and as_in_log and settings.loader != "merlin"
+    shuffled = by in _NOT_BY_TIME and settings.loader != "merlin"
     return settings.filled({"shuffle_training_set": shuffled})
 
 

@@ -132,7 +132,7 @@ def _check_apart(output: EtlOutput, parts: list[PartFile], days: Collection[int]
         raise SettingsError(
             f"--days: the rows of {_text(mixed)} were shuffled over all of these days, so "
             f"{_text(chosen)} cannot be read alone",
-            "choose all or none of them, or run the ETL with --shuffle file",
+            "choose all or none of them, or run the ETL again",
         )
 
 
