@@ -75,6 +75,19 @@ class StoredHistory:
         return tuple(f"{self.name}.{column}" for column in self.columns)
 
 
+def list_features(categorical: Sequence[str], histories: Sequence[StoredHistory]) -> dict[str, str]:
+    """Return the lists of ids that a model gets, each with the column whose table it has.
+
+    They are the categorical columns, then each column of each history.
+    """
+    of_histories = {
+        feature: column
+        for history in histories
+        for feature, column in zip(history.features, history.columns, strict=True)
+    }
+    return {name: name for name in categorical} | of_histories
+
+
 @dataclasses.dataclass(frozen=True)
 class HistoryPart:
     """The events of some keys, mapped from files.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.atomic import read_json, write_json
-from nvt_torchrec.formats.histories import StoredHistory
+from nvt_torchrec.formats.histories import StoredHistory, list_features
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,7 +82,7 @@ class TableSchema:
                     "id in each row",
                     "a history takes the vocabulary and the table of such a column",
                 )
-        names = [*self.columns, *self.features[len(self.categorical) :]]
+        names = [*self.columns, *(name for h in self.histories for name in h.features)]
         if self.histories and len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise SchemaError(f"two columns are called {twice}", "rename the history")
@@ -99,16 +99,9 @@ class TableSchema:
         return [*self.categorical, *pointers]
 
     @property
-    def features(self) -> tuple[str, ...]:
-        """The keys of a batch's ids: categorical columns, then each column of each history."""
-        of_histories = (name for history in self.histories for name in history.features)
-        return (*self.categorical, *of_histories)
-
-    @property
-    def feature_columns(self) -> tuple[str, ...]:
-        """For each of :attr:`features` the categorical column whose vocabulary and table it has."""
-        of_histories = (name for history in self.histories for name in history.columns)
-        return (*self.categorical, *of_histories)
+    def features(self) -> dict[str, str]:
+        """The keys of a batch's ids, see :func:`.histories.list_features`."""
+        return list_features(self.categorical, self.histories)
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -56,10 +56,15 @@ class ModelConfig(Columns):
             raise SchemaError(f"no model has vector_scale {self.vector_scale}")
         if not self.labels:
             raise SchemaError("a model without a label")
-        if self.first_order and self.embedding_dim <= len(self.labels) > 1:
+        if unknown := set(self.features.values()) - set(self.categorical):
+            raise SchemaError(f"a history of {unknown}, which are no categorical columns")
+        if not self.max_events >= bool(self.histories):
+            raise SchemaError(f"no model has max_events {self.max_events}")
+        if self.first_order and self.embedding_dim <= self.first_order_width > 1:
             raise SchemaError(
-                f"embedding_dim {self.embedding_dim} with {len(self.labels)} labels: the "
-                "first-order term takes a coordinate of the embeddings for each label",
+                f"embedding_dim {self.embedding_dim} with {len(self.labels)} labels and "
+                f"{len(self.histories)} histories: the first-order term takes a coordinate of the "
+                "embeddings for each label and each feature of a table",
                 "give --embedding_dim a larger value, or --first_order 0",
             )
 
@@ -70,6 +75,24 @@ class ModelConfig(Columns):
         return Columns(**{name: getattr(self, name) for name in names})
 
     @property
+    def term_places(self) -> dict[str, int]:
+        """Where the weights of the first-order term begin in the embeddings, by feature.
+
+        Each feature of a table has own ones, for all labels: those of the n-th begin at n · T.
+        """
+        places: dict[str, int] = {}
+        columns = list(self.features.values())
+        for i, name in enumerate(self.features):
+            places[name] = columns[:i].count(columns[i]) * len(self.labels)
+        return places
+
+    @property
+    def first_order_width(self) -> int:
+        """How many coordinates of the embeddings are weights of the first-order term."""
+        most = max(self.term_places.values(), default=0)
+        return most + len(self.labels) if self.first_order else 0
+
+    @property
     def table_names(self) -> list[str]:
         """The names of the tables, ``t_<feature>`` as in TorchRec's examples."""
         return [f"t_{name}" for name in self.categorical]
@@ -77,6 +100,8 @@ class ModelConfig(Columns):
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict, which :meth:`from_dict` reads."""
         value = dataclasses.asdict(self)
+        if not self.histories:  # older versions do not know them
+            del value["histories"], value["max_events"]
         for name in RAW_COLUMNS.values() if self.program else ():
             if not value["program"][name]:  # older versions do not know it
                 del value["program"][name]

@@ -23,9 +23,10 @@ checkpoints record.
 - ``dense``, float32 [B, N]: the values of the dense columns as the ETL wrote them; [B, 0] without
   dense columns.
 - ``vectors``, float32 [B, V, D]: the embedding of each row in each categorical column, of a list
-  the sum; then the vector of its value in each dense column (:mod:`.piecewise`), unless with
-  ``--dense_bins 0``. ``columns.vectors`` names them. With ``--table_precision`` and ``--amp`` they
-  have been, or are computed in, 16 bits.
+  the sum; then for each column of each history the mean of the events' embeddings, which are those
+  of the categorical column, 0 without an event; then the vector of its value in each dense column
+  (:mod:`.piecewise`), unless with ``--dense_bins 0``. ``columns.vectors`` names them. With
+  ``--table_precision`` and ``--amp`` they have been, or are computed in, 16 bits.
 
 A module with an attribute ``id_columns`` or ``length_columns``, names of categorical columns, is
 called with ``ids=`` or ``lengths=`` as well:
@@ -73,6 +74,7 @@ import torch
 from torch import nn
 
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.histories import StoredHistory, list_features
 
 #: The most bins of a dense column.
 MOST_BINS = 1024
@@ -93,6 +95,8 @@ class Columns:
         embedding_dim: The width of all tables, D.
         labels: The names of the labels that are trained, in the order of the logits.
         dense_bins: The bins of each dense column; 0: there are no vectors of dense columns.
+        histories: The histories (:mod:`nvt_torchrec.formats.histories`).
+        max_events: The most events of a history in a row; the newest ones count.
     """
 
     dense: tuple[str, ...]
@@ -101,11 +105,18 @@ class Columns:
     embedding_dim: int
     labels: tuple[str, ...]
     dense_bins: int = dataclasses.field(default=0, kw_only=True)
+    histories: tuple[StoredHistory, ...] = dataclasses.field(default=(), kw_only=True)
+    max_events: int = dataclasses.field(default=0, kw_only=True)
+
+    @property
+    def features(self) -> dict[str, str]:
+        """The names of what is looked up, each with the categorical column whose table it has."""
+        return list_features(self.categorical, self.histories)
 
     @property
     def vectors(self) -> tuple[str, ...]:
         """The names of the columns in the order of ``vectors``."""
-        return self.categorical + (self.dense if self.dense_bins else ())
+        return (*self.features, *(self.dense if self.dense_bins else ()))
 
     @property
     def width(self) -> int:

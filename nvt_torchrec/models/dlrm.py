@@ -53,7 +53,7 @@ class Dlrm(nn.Module):
         has_dense = bool(columns.dense)
         self.bottom = Layers(len(columns.dense), bottom) if has_dense else None
         vectors = len(columns.vectors) + has_dense
-        of_dense = len(columns.vectors) - len(columns.categorical)
+        of_dense = len(columns.vectors) - len(columns.features)
         self.sums_dense = of_dense > 0 and vectors > _MOST_VECTORS
         if self.sums_dense:
             vectors -= of_dense - 1

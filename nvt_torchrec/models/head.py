@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -33,24 +34,43 @@ class FirstOrder(nn.Module):
         dim: The width of the embeddings, D.
         labels: The number of labels, T.
         scale: What the other coordinates are multiplied by.
+        places: The coordinate at which the weights of each feature begin; of vectors of dense
+            values it is 0.
     """
 
     others: torch.Tensor
 
-    def __init__(self, factor: float, dense: int, dim: int, labels: int, scale: float) -> None:
+    def __init__(
+        self,
+        factor: float,
+        dense: int,
+        dim: int,
+        labels: int,
+        scale: float,
+        places: Sequence[int] = (),
+    ) -> None:
         super().__init__()
+        #: Features in a row whose weights begin at the same coordinate, and this coordinate.
+        self.runs = [(len(list(own)), place) for place, own in itertools.groupby(places)]
         self.factor, self.labels = factor, labels
         self.weight = nn.Parameter(torch.zeros(labels, dense)) if dense else None
         self.bias = nn.Parameter(torch.zeros(labels))
         others = torch.full((dim,), scale)
-        others[:labels] = 0
+        others[: max(places, default=0) + labels] = 0
         self.register_buffer("others", others, persistent=False)
 
     def forward(
         self, dense: torch.Tensor, vectors: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the term [B, T], and the vectors [B, V, D] with 0 as first T coordinates."""
-        of_ids = vectors.narrow(2, 0, self.labels).sum(1)
+        """Return the term [B, T], and the vectors [B, V, D] with 0 in the coordinates it takes."""
+        if len(self.runs) > 1:
+            counts = [count for count, _ in self.runs]
+            parts = vectors.split([*counts, vectors.shape[1] - sum(counts)], 1)
+            places = [*(place for _, place in self.runs), 0]
+            weights = [p.narrow(2, at, self.labels) for p, at in zip(parts, places, strict=True)]
+            of_ids = torch.cat(weights, 1).sum(1)
+        else:
+            of_ids = vectors.narrow(2, 0, self.labels).sum(1)
         term = torch.add(self.bias, of_ids, alpha=self.factor)
         if self.weight is not None:  # not a matrix product, which autocast rounds to bfloat16
             term = term + (dense.unsqueeze(1) * self.weight).sum(2)
@@ -124,12 +144,14 @@ def build_head(
         first_order = piecewise = None
         if config.first_order:
             scale = config.vector_scale
-            first_order = FirstOrder(config.first_order, len(config.dense), dim, labels, scale)
+            sizes = len(config.dense), dim, labels, scale
+            places = list(config.term_places.values())
+            first_order = FirstOrder(config.first_order, *sizes, places)
         if config.dense_bins and config.dense:
             weights = labels if config.first_order else 0
-            sizes = len(config.dense), config.dense_bins, dim
+            bins = len(config.dense), config.dense_bins, dim
             summed = getattr(module, "sums_dense", False)
-            piecewise = PiecewiseLinear(*sizes, weights, summed=summed)
+            piecewise = PiecewiseLinear(*bins, weights, summed=summed)
     return Head(piecewise, first_order, module, labels).to(device)
 
 

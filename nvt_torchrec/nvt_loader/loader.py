@@ -192,7 +192,7 @@ class KJTLoader:
         builder, self._strict_gpu = choose_builder(self._dataset, self._device), strict_gpu
         self._builder = builder.host_kind if cpu_decoding and builder.on_device else builder
         self._budget()
-        self._make_batch = BatchFactory(self._dataset.schema.features, self._device)
+        self._make_batch = BatchFactory(tuple(self._dataset.schema.features), self._device)
         self._functions = list(transforms)
         self._next = Position(0)
         self._current: Position | None = None

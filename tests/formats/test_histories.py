@@ -129,8 +129,9 @@ def test_schemas_with_histories(tmp_path: Path) -> None:
     schema.write(tmp_path)
     assert TableSchema.read(tmp_path) == schema
     assert schema.columns[-3:] == ["tags", "recent.key", "recent.events"]
-    assert schema.features[2:] == ("tags", "recent.item", "recent.shop")
-    assert schema.feature_columns[2:] == ("tags", "item", "shop")
+    features = {"item": "item", "shop": "shop", "tags": "tags"}
+    assert schema.features == features | {"recent.item": "item", "recent.shop": "shop"}
+    assert list(schema.features) == [*schema.categorical, *RECENT.features]
     read = TensorflowMetadata.from_json(json.dumps(schema.to_dict())).to_merlin_schema()
     assert read.column_names == schema.columns
     for other, message in [

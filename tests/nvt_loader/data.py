@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -126,11 +127,19 @@ def write_split(
     return schema
 
 
-def add_history(root: Path, schema: TableSchema, history: StoredHistory, *, keys: int) -> None:
+def add_history(
+    root: Path,
+    schema: TableSchema,
+    history: StoredHistory,
+    *,
+    keys: int,
+    click: Callable[[list[tuple[int, ...]]], float] | None = None,
+) -> TableSchema:
     """Give the rows of :func:`write_split` a history, of which each row is an event afterwards.
 
     The key of a row is random, and none in a tenth of them; the last third of the keys lies in a
-    directory of its own, as after a day was added.
+    directory of its own, as after a day was added. ``click`` gives the probability of a click after
+    the events of the history, by which rows get a label anew.
     """
     rng, past = np.random.default_rng(7), [[] for _ in range(keys)]
     for path in [path for split in SPLITS for path in _parts(root / split)]:
@@ -138,12 +147,17 @@ def add_history(root: Path, schema: TableSchema, history: StoredHistory, *, keys
         chosen = rng.integers(0, keys, table.num_rows)
         chosen[rng.random(table.num_rows) < 0.1] = -1
         events = np.zeros(table.num_rows, np.int32)
+        labels = np.array(table["label"]).copy()
         for row, ids in enumerate(
             zip(*(table[c].to_pylist() for c in history.columns), strict=True)
         ):
+            own = past[chosen[row]] if chosen[row] >= 0 else []
+            if click:
+                labels[row] = rng.random() < click(own)
             if chosen[row] >= 0:
-                events[row] = len(past[chosen[row]])
-                past[chosen[row]].append(ids)
+                events[row] = len(own)
+                own.append(ids)
+        table = table.set_column(0, "label", pa.array(labels))
         for name, values in zip(history.pointers, (chosen.astype(np.int32), events), strict=True):
             table = table.append_column(name, pa.array(values))
         pq.write_table(table, path, row_group_size=64, **WRITER)
@@ -156,3 +170,4 @@ def add_history(root: Path, schema: TableSchema, history: StoredHistory, *, keys
     for directory in (root, *(root / split for split in SPLITS if (root / split).is_dir())):
         schema.write(directory)
     write_metadata(root)
+    return schema

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.config import ModelConfig
@@ -23,7 +24,10 @@ from tests.training.runs import MODEL
 
 
 class Reference(nn.Module):
-    """Naumov et al. 2019 with nn.Embedding; initial weights as the trainer's for this seed."""
+    """Naumov et al. 2019 with nn.Embedding; initial weights as the trainer's for this seed.
+
+    Features of one column share its table; each has first-order weights of its own.
+    """
 
     def __init__(
         self,
@@ -38,7 +42,9 @@ class Reference(nn.Module):
         bottom, top = (config.settings[name] for name in layers)
         self.dense = nn.Sequential(*_layers(len(config.dense), bottom))
         self.dense.append(nn.ReLU())
-        pairs = len(config.categorical) * (len(config.categorical) + 1) // 2
+        self.places = config.term_places.values()
+        self.columns = [config.categorical.index(name) for name in config.features.values()]
+        pairs = len(self.columns) * (len(self.columns) + 1) // 2
         self.over = nn.Sequential(*_layers(config.embedding_dim + pairs, top))
         for mine, theirs in ((self.dense, module.bottom), (self.over, module.top)):
             for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
@@ -50,6 +56,7 @@ class Reference(nn.Module):
                 self.linear.weight.data[number] = torch.from_numpy(regression.dense)
                 self.linear.bias.data[number] = regression.bias
         self.tables, self.labels = nn.ModuleList(), len(config.labels)
+        self.sparse, self.width = sparse, config.first_order_width
         for column, (name, rows) in enumerate(
             zip(config.table_names, config.num_embeddings, strict=True)
         ):
@@ -57,19 +64,30 @@ class Reference(nn.Module):
             weight = self.tables[-1].weight.data
             fill_table(weight, name, rows, config.embedding_dim, seed, (0, 0))
             if self.first_order:
-                weight[:, : self.labels] = 0
-                for number, regression in enumerate(regressions.values()):
-                    ids, values = regression.ids[column], regression.weights[column]
-                    weight[torch.from_numpy(ids), number] = torch.from_numpy(values).float()
-                weight[:, : self.labels] /= self.first_order
+                weight[:, : self.width] = 0
+                for feature, (own, place) in enumerate(zip(self.columns, self.places, strict=True)):
+                    for number, regression in enumerate(regressions.values()):
+                        ids, values = regression.ids[feature], regression.weights[feature]
+                        if own == column:
+                            ids, values = torch.from_numpy(ids), torch.from_numpy(values).float()
+                            weight[ids, place + number] = values
+                weight[:, : self.width] /= self.first_order
 
-    def forward(self, dense: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        embedded = [table(column) for table, column in zip(self.tables, ids, strict=True)]
+    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
+        embedded = [
+            nn.functional.embedding_bag(
+                lists.values().long(), self.tables[column].weight, lists.offsets()[:-1].long(),
+                mode="mean", sparse=self.sparse,
+            )
+            for column, lists in zip(self.columns, features.to_dict().values(), strict=True)
+        ]  # fmt: skip
         term = 0.0
         if self.first_order:
-            count = self.labels
-            term = self.first_order * torch.stack(embedded)[..., :count].sum(0) + self.linear(dense)
-            embedded = [nn.functional.pad(vector[:, count:], (count, 0)) for vector in embedded]
+            terms = zip(embedded, self.places, strict=True)
+            of_ids = sum(vector[:, place : place + self.labels] for vector, place in terms)
+            term = self.first_order * of_ids + self.linear(dense)
+            left = self.width
+            embedded = [nn.functional.pad(vector[:, left:], (left, 0)) for vector in embedded]
         dense = self.dense(dense)
         vectors = torch.stack([dense, *embedded], 1)
         products = vectors @ vectors.transpose(1, 2)
@@ -156,14 +174,14 @@ def reference_losses(
     else:
         step, by_hand = torch.optim.Adam(dense, **eps), LazyAdam(tables)
     label = config.labels if len(config.labels) > 1 else settings.label
-    loader = KJTLoader(data / "train", 32, device="cpu", label=label)
+    events = {"max_events": config.max_events}
+    loader = KJTLoader(data / "train", 32, device="cpu", label=label, **events)
     losses = []
     for _ in range(settings.epochs):
         for batch in loader:
             lr = rate(len(losses)) if rate else settings.learning_rate
-            ids = batch.sparse_features.values().view(len(tables), -1).long()
             each = nn.functional.binary_cross_entropy_with_logits(
-                model(batch.dense_features, ids), batch.labels, reduction="none"
+                model(batch.dense_features, batch.sparse_features), batch.labels, reduction="none"
             )
             each = each.view(len(each), -1).sum(1)
             loss = each.mean()

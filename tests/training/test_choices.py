@@ -76,7 +76,7 @@ def test_pooled_vectors_are_torchrecs_sparse_arch(order):
     parts = pooled.to_dict()
     keys = [f"c{i}" for i in order]
     shuffled_vectors = torch.cat([parts[key] for key in keys], dim=1)
-    arch = PooledVectors(bags)
+    arch = PooledVectors(bags, ["c0", "c1", "c2"])
     vectors = arch.in_order(KeyedTensor(keys, [2, 2, 2], shuffled_vectors))
     assert torch.equal(vectors, SparseArch(bags)(ids))
     assert torch.equal(arch(ids), vectors)

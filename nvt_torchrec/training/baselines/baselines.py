@@ -48,7 +48,7 @@ def compute_baselines(
         are undersampled. And the metrics by split and name. A label whose values are all the same
         has none.
     """
-    columns = len(config.dense) + len(config.categorical)
+    columns = len(config.dense) + len(config.features)
     batches = max(_EVALUATED, _VALUES // (BATCH * columns))
     fitted = read_sample(settings, config, "train", batches, training)
     clicks = {label: fitted.click_rate(label) for label in config.labels}
@@ -88,7 +88,7 @@ def best_column(
     sample = read_sample(settings, config, split, _EVALUATED)
     labels = sample.labels[label]
     found = {}
-    for name, column in zip(config.categorical, sample.columns, strict=True):
+    for name, column in zip(config.features, sample.columns, strict=True):
         rows = np.arange(len(labels)) if column.rows is None else column.rows
         with_ids, row = np.unique(rows, return_inverse=True)
         found[name] = column_auroc(pa.array(column.ids), labels[with_ids], row)

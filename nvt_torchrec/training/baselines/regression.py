@@ -1,7 +1,8 @@
 """Logistic regression on a run's data: what a first training starts from, and what it must beat.
 
-It has a weight for each value of each categorical column, one for each dense column and for each
-edge of its bins (:mod:`.models.piecewise`), and a bias, and minimizes Σ loss + ½ Σ penalty ·
+It has a weight for each value of each categorical column, one for each that a history holds, of
+which the mean counts, one for each dense column and for each edge of its bins
+(:mod:`.models.piecewise`), and a bias, and minimizes Σ loss + ½ Σ penalty ·
 weight², the bias excluded. Dense columns have the penalty 1, as scikit-learn's by default. That of
 a categorical column is one over the variance of its weights, so far as they differ by more than
 chance: small for the ids of users, whose effects are large, and large for columns of small effects,
@@ -25,8 +26,8 @@ from nvt_torchrec.training.data.loaders import make_sample
 from nvt_torchrec.training.launch.distributed import Group
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
-#: Rows are read in batches of so many.
-BATCH = 8192
+#: Rows are read in batches of so many, with at most so many events of a history.
+BATCH, _EVENTS = 8192, 50
 #: Least and largest penalty of a categorical column.
 _PENALTIES = 1.0, 200.0
 #: Variance of weights that the estimate of their variance is best for; others hardly change it.
@@ -38,12 +39,13 @@ _STEPS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """The ids of some rows in a categorical column, or the edges around values of a dense one.
+    """The ids of some rows in a categorical column, the events of a history, or the edges around
+    values of a dense column.
 
     Attributes:
         ids: The ids of all rows, int64.
         rows: The row of each id, int64; None if each row has one.
-        shares: What part of an edge's weight counts, float64; None: all of it.
+        shares: What part of the weight of an edge or event counts, float64; None: all of it.
     """
 
     ids: np.ndarray
@@ -82,7 +84,7 @@ class RowSample:
 
     Attributes:
         dense: The dense values, float32 [n, dense columns].
-        columns: The categorical columns.
+        columns: The categorical columns, then the histories'.
         labels: The values of each label that is trained, by its name, float32 [n].
         weights: The weights of the rows, float32 [n]; None if they have none.
     """
@@ -109,7 +111,7 @@ class Regression:
     """A fitted logistic regression.
 
     Attributes:
-        ids: For each categorical column the ids that have a weight, int64, ascending; with bins,
+        ids: For each column of the sample the ids that have a weight, int64, ascending; with bins,
             for each dense column the numbers of the edges that have one.
         weights: Their weights, float64.
         dense: The weights of the dense columns, float64.
@@ -160,28 +162,31 @@ def read_sample(
 ) -> RowSample:
     """Read at most so many batches of rows of a split, drawn at random, on this rank alone."""
     alone = Group(0, 1, 1, torch.device("cpu"), dist.GroupMember.WORLD)  # type: ignore[arg-type]
-    count, names = len(config.categorical), config.labels
+    config = dataclasses.replace(config, max_events=min(config.max_events, _EVENTS))
+    count, names = len(config.features), config.labels
     dense, weights = [np.zeros((0, len(config.dense)), np.float32)], []
     labels = [np.zeros((0, len(names)))]
-    ids, rows = ([[np.zeros(0, np.int64)] for _ in range(count)] for _ in range(2))
-    read, single = 0, True
+    ids, rows, held = ([[np.zeros(0, np.int64)] for _ in range(count)] for _ in range(3))
+    read = 0
     for batch in make_sample(settings, config, split, alone, batches, BATCH, selection):
         features, size = batch.sparse_features, len(batch.labels)
         lengths = features.lengths().view(count, size).long()
-        single &= bool((lengths == 1).all())
         ends = lengths.sum(1).cumsum(0)[:-1].tolist()
         for j, values in enumerate(np.split(features.values().numpy(), ends)):
             ids[j].append(values)
             rows[j].append(np.repeat(np.arange(read, read + size), lengths[j].numpy()))
+            held[j].append(lengths[j].numpy())
         read += size
         dense.append(batch.dense_features.numpy())
         labels.append(batch.labels.numpy().reshape(size, len(names)))
         if batch.weights is not None:
             weights.append(batch.weights.numpy())
-    columns = [
-        Column(np.concatenate(ids[j]), None if single else np.concatenate(rows[j]))
-        for j in range(count)
-    ]
+    columns = []
+    for j in range(count):
+        values, of_ids, lengths = map(np.concatenate, (ids[j], rows[j], held[j]))
+        shares = 1 / lengths[of_ids] if j >= len(config.categorical) else None
+        single = shares is None and (lengths == 1).all()
+        columns.append(Column(values, None if single else of_ids, shares))
     of_rows = np.concatenate(weights) if weights else None
     by_name = dict(zip(names, np.concatenate(labels).T.copy(), strict=True))
     return RowSample(np.concatenate(dense), columns, by_name, of_rows)

@@ -21,7 +21,8 @@ _IDS, _SCIKIT_IDS = 4000, 254
 class Trees:
     """Boosted trees with their library's defaults: LightGBM (Ke et al. 2017), or scikit-learn's.
 
-    Ids are categories, the most frequent ones of a column; of a list the first id counts.
+    Ids are categories, the most frequent ones of a column; of a list the first id counts, of a
+    history the newest one.
 
     Raises:
         ImportError: scikit-learn is not installed, by which LightGBM is called, too.
@@ -65,9 +66,10 @@ class Trees:
 
 
 def _first_ids(sample: RowSample) -> Iterator[np.ndarray]:
-    """Yield for each categorical column the first id of each row, 0 without one."""
+    """Yield for each column the first id of each row, of a history the last; 0 without one."""
     for column in sample.columns:
         ids = np.zeros(len(sample.dense), np.int64)
         rows = np.arange(len(ids)) if column.rows is None else column.rows
-        ids[rows[::-1]] = column.ids[::-1]
+        at = slice(None, None, -1 if column.shares is None else 1)
+        ids[rows[at]] = column.ids[at]  # the last one that is written stays
         yield ids

@@ -113,6 +113,7 @@ def make_loader(
         loader_memory=None if memory is None else memory << 20,
         strict_gpu=settings.strict_gpu,
         cpu_decoding=settings.cpu_decoding,
+        max_events=config.max_events,
     )
 
 

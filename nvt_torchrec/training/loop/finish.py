@@ -42,7 +42,7 @@ def make_samples(
     """
     every_row: dict[str, Any] = {"undersampling_rate": None}
     settings = dataclasses.replace(settings, **every_row)
-    rows = _VALUES // (len(config.dense) + len(config.categorical))
+    rows = _VALUES // (len(config.dense) + len(config.features))
     rows = min(max(rows, _LEAST_ROWS), _MOST_ROWS)
     of_train = _BIAS_BATCHES, _BIAS_ROWS, training
     return {
@@ -120,7 +120,7 @@ def column_importance(
         return {}
     whole = areas(batch)
     lost: dict[str, dict[str, float]] = {label: {} for label in whole}
-    for number, name in enumerate((*config.dense, *config.categorical)):
+    for number, name in enumerate((*config.dense, *config.features)):
         order = torch.randperm(batch.rows, generator=torch.Generator().manual_seed(number))
         padding = torch.arange(batch.rows, len(batch.labels))
         changed = areas(_reordered(batch, name, config, torch.cat([order, padding])))
@@ -139,7 +139,7 @@ def _reordered(
         dense, column = batch.dense_features.clone(), config.dense.index(name)
         dense[:, column] = dense[order, column]
         return TrainBatch(dense, batch.sparse_features, *rest)
-    ids, number = batch.sparse_features, config.categorical.index(name)
+    ids, number = batch.sparse_features, list(config.features).index(name)
     lengths, values = ids.lengths().view(-1, len(order)).clone(), ids.values().clone()
     ends = lengths[number].cumsum(0)
     starts, counts = (ends - lengths[number])[order], lengths[number][order]

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen as Lookup,
 )
@@ -55,8 +56,8 @@ class TableAdam(KeyedOptimizer):
     TorchRec names those of FBGEMM's Adam.
 
     Args:
-        model: The sharded model, its tables marked by :func:`leave_to_table_adam`. Each feature
-            has a table of its own, sum pooling and no weights.
+        model: The sharded model, its tables marked by :func:`leave_to_table_adam`. Sums and means
+            have no weights.
         lr: The learning rate.
         eps: The number added to the root of the second moment.
     """
@@ -102,16 +103,24 @@ class TableAdam(KeyedOptimizer):
         for lookup, shards, inputs, gradient in self._gradients:
             offsets, first = inputs["offsets"], 0
             size = (len(offsets) - 1) // len(lookup.feature_table_map)
+            parts: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
             for feature, table in enumerate(lookup.feature_table_map):
-                shard = shards[table]
+                width = shards[table][0].shape[1]
                 bags = offsets[feature * size : (feature + 1) * size + 1]
-                ids = inputs["indices"][bags[0] : bags[-1]]
-                pooled = gradient[:, first : first + shard[0].shape[1]]
-                first += shard[0].shape[1]
+                lengths, pooled = bags.diff(), gradient[:, first : first + width]
+                first += width
+                if lookup.pooling_mode == PoolingMode.MEAN:
+                    pooled = pooled / lengths.clamp(min=1).unsqueeze(1)
+                own = (
+                    inputs["indices"][bags[0] : bags[-1]],
+                    pooled.repeat_interleave(lengths, dim=0),
+                )
+                parts.setdefault(table, []).append(own)
+            for table, features in parts.items():
+                ids, each = map(torch.cat, zip(*features, strict=True))
                 rows, place = torch.unique(ids, return_inverse=True)
-                each = pooled.repeat_interleave(bags.diff(), dim=0)
                 summed = each.new_zeros(len(rows), each.shape[1]).index_add_(0, place, each)
-                self._update(shard, rows, summed)
+                self._update(shards[table], rows, summed)
         self._gradients.clear()
 
     def _update(self, shard: _Shard, rows: torch.Tensor, gradient: torch.Tensor) -> None:

@@ -114,6 +114,10 @@ class TrainFields(Settings):
         "what reads the training set: KJTLoader or Merlin's Loader (default: kjt)", None,
         choices=("kjt", "merlin"), needs="--mode train"
     )
+    max_events: int | None = _data(
+        "most events of a history in a row, the newest ones; 0: no histories (default: 50)", None,
+        least=0
+    )
     label: str | None = _data(
         "label to train and evaluate, if the data have several, or labels to train together "
         "(default: the main one)", None, metavar="NAME[,NAME…]"

@@ -20,7 +20,7 @@ from nvt_torchrec.training.settings.fields import LOGS, SIZES, TrainFields
 #: What a run takes from its checkpoint unless it is given: sizes of the model, and rates.
 MODEL_SIZES = (
     *("embedding_dim", "dense_arch_layer_sizes", "over_arch_layer_sizes", "first_order"),
-    *("vector_scale", "dense_bins"),
+    *("vector_scale", "dense_bins", "max_events"),
 )
 RATES = ("learning_rate", "dense_learning_rate", "lr_warmup_steps", "dense_decay")
 #: A flag as the README of TorchRec's example writes it.
@@ -156,6 +156,7 @@ def fill_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
         # with a rate of their own, users mean the optimizer of TorchRec's example
         "optimizer": size.optimizer if settings.learning_rate is None else "sgd",
         "batch_size": batch,
+        "max_events": 50,
         "dense_bins": bins_for(rows) if settings.learning_rate is None else 0,
     }
     if settings.epochs is None:

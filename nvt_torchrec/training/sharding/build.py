@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -188,7 +188,7 @@ def _fill_tables(model: DistributedModelParallel, config: ModelConfig, seed: int
     for table, shard, place in _shards(model):
         fill_table(shard, table, rows[table], config.embedding_dim, seed, place)
         if config.first_order:
-            shard[:, : max(0, len(config.labels) - place[1])] = 0
+            shard[:, : max(0, config.first_order_width - place[1])] = 0
 
 
 def _shards(model: DistributedModelParallel) -> Iterator[tuple[str, torch.Tensor, tuple[int, int]]]:
@@ -222,15 +222,18 @@ def _write_regression(
 ) -> None:
     """Write a regression to the first-order term of the label of this number."""
     of_columns = list(zip(regression.ids, regression.weights, strict=True))
-    tables = len(config.table_names)
-    fitted = dict(zip(config.table_names, of_columns, strict=False))
+    features, begins = config.features, config.term_places
+    fitted: dict[str, list[tuple[int, np.ndarray, np.ndarray]]] = defaultdict(list)
+    for (name, own), (ids, weights) in zip(features.items(), of_columns, strict=False):
+        fitted[f"t_{own}"].append((begins[name] + number, ids, weights))
     for table, shard, (row, column) in _shards(model):
-        if column <= number < column + shard.shape[1]:
-            ids, weights = fitted[table]
+        for place, ids, weights in fitted[table]:
+            if not column <= place < column + shard.shape[1]:
+                continue
             part = slice(*np.searchsorted(ids, [row, row + len(shard)]))
             places = torch.from_numpy(ids[part] - row).to(shard.device)
             values = torch.from_numpy(weights[part] / config.first_order).to(shard)
-            shard[places, number - column] = values
+            shard[places, place - column] = values
     for name, parameter in model.named_parameters():
         if name.endswith("first_order.weight"):
             parameter[number].copy_(torch.from_numpy(regression.dense))
@@ -238,7 +241,7 @@ def _write_regression(
             parameter[number].fill_(regression.bias)
         elif name.endswith("piecewise.vectors"):
             of_edges = parameter.view(len(config.dense), config.dense_bins + 1, -1)[..., number]
-            for edges, (ids, weights) in zip(of_edges, of_columns[tables:], strict=True):
+            for edges, (ids, weights) in zip(of_edges, of_columns[len(features) :], strict=True):
                 edges[torch.from_numpy(ids)] = torch.from_numpy(weights / config.first_order).to(
                     edges
                 )

@@ -48,11 +48,15 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
         embedding_dim=settings.embedding_dim,
         labels=settings.labels or (schema.label,),
         dense_bins=(settings.dense_bins or 0) if schema.dense else 0,
+        histories=schema.histories if settings.max_events else (),
+        max_events=(settings.max_events or 0) if schema.histories else 0,
     )
+    if columns.histories and settings.loader == "merlin":
+        raise SettingsError("Merlin's Loader reads no histories", "--loader kjt, or --max_events 0")
     return ModelConfig(
         **vars(columns),
         vector_scale=_vector_scale(settings),
-        first_order=_first_order(settings, schema),
+        first_order=_first_order(settings, columns),
         model=settings.model,
         settings=_build_settings(settings, columns),
     )
@@ -68,14 +72,13 @@ def _build_settings(settings: TrainSettings, columns: Columns) -> dict[str, Any]
     return {k: list(v) if isinstance(v, tuple) else v for k, v in chosen.items()}
 
 
-def _first_order(settings: TrainSettings, schema: TableSchema) -> float:
+def _first_order(settings: TrainSettings, columns: Columns) -> float:
     """Return the factor of the first-order term; with a rate of their own, users mean a DLRM."""
     if settings.first_order is not None:
         return settings.first_order
     if settings.learning_rate:
         return 0.0
-    columns = len(schema.categorical) + (len(schema.dense) if settings.dense_bins else 0)
-    return min(_FIRST_ORDER, round(_MOST_FIRST_ORDER / max(columns, 1), 3))
+    return min(_FIRST_ORDER, round(_MOST_FIRST_ORDER / max(len(columns.vectors), 1), 3))
 
 
 def _vector_scale(settings: TrainSettings) -> float:

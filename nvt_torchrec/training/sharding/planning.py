@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +278,7 @@ def _constraints(
     cuda = hardware.device == "cuda"
     # the width of a column shard; FBGEMM needs multiples of 4
     width = max(4, math.ceil(config.embedding_dim / hardware.world_size / 4) * 4)
+    features = Counter(f"t_{column}" for column in config.features.values())
     constraints = {}
     for table, rows in zip(config.table_names, config.num_embeddings, strict=True):
         sharding = settings.sharding
@@ -287,6 +289,7 @@ def _constraints(
             sharding_types=auto if sharding == "auto" else [sharding],
             compute_kernels=[_FUSED, _UVM] if cuda else [_FUSED],
             min_partition=width if sharding == "column_wise" else None,
+            pooling_factors=[1.0] + [float(config.max_events)] * (features[table] - 1),
             output_dtype=DataType.FP32 if settings.table_precision == "fp16" else None,
         )
     return constraints

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import fx, nn
 from torch.nn import functional
 from torchrec.models.dlrm import SparseArch
-from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
@@ -165,14 +165,17 @@ class PooledVectors(SparseArch):
 
     Args:
         embedding_bag_collection: The tables, all of one width D.
+        features: The features in the order of their vectors.
     """
 
-    def __init__(self, embedding_bag_collection: EmbeddingBagCollection) -> None:
+    def __init__(
+        self, embedding_bag_collection: EmbeddingBagCollection, features: list[str]
+    ) -> None:
         super().__init__(embedding_bag_collection)
-        self.in_order = _InOrder(self.sparse_feature_names, self.D)
+        self.in_order = _InOrder(features, self.D)
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """Return the features' vectors [B, F, D], in the order of the tables' configuration."""
+        """Return the features' vectors [B, F, D]."""
         return self.in_order(self.embedding_bag_collection(features))
 
 
@@ -186,7 +189,7 @@ class _InOrder(nn.Module):
     def forward(self, pooled: KeyedTensor) -> torch.Tensor:
         if list(pooled.keys()) == self._names:
             return pooled.values().view(-1, len(self._names), self._dim)
-        vectors = pooled.to_dict()  # a plan may have them in another order
+        vectors = pooled.to_dict()  # a plan, and tables of several features, have another order
         return torch.stack([vectors[name] for name in self._names], dim=1)
 
 
@@ -211,9 +214,9 @@ class _RawInputs(nn.Module):
 class ModelWithTables(nn.Module):
     """The lookup of TorchRec's tables, and what follows it."""
 
-    def __init__(self, collection: EmbeddingBagCollection, head: Head) -> None:
+    def __init__(self, collection: EmbeddingBagCollection, head: Head, features: list[str]) -> None:
         super().__init__()
-        self.sparse_arch = PooledVectors(collection)
+        self.sparse_arch = PooledVectors(collection, features)
         self.head = head
         self.raw_inputs = _RawInputs(head.raw_columns) if head.raw_columns else None
 
@@ -239,21 +242,24 @@ def build_model(
     allocated. ``tables`` is their precision, "fp32" or "fp16".
     ``build`` is that of an own model, to train it.
     """
+    of_histories = {name for history in config.histories for name in history.columns}
     configs = [
         EmbeddingBagConfig(
             name=table,
             embedding_dim=config.embedding_dim,
             num_embeddings=rows,
-            feature_names=[feature],
+            feature_names=[name for name, column in config.features.items() if column == own],
             data_type=DataType(tables.upper()),
+            # of one id the mean is the id's: only columns of lists are summed
+            pooling=PoolingType.MEAN if own in of_histories else PoolingType.SUM,
         )
-        for table, feature, rows in zip(
+        for table, own, rows in zip(
             config.table_names, config.categorical, config.num_embeddings, strict=True
         )
     ]
     collection = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
     head = build_head(config, seed=seed, device=device, build=build)
-    return ModelWithTables(collection, head)
+    return ModelWithTables(collection, head, list(config.features))
 
 
 def fill_table(
