@@ -28,7 +28,7 @@ LINKED := $(VENV)/linked
 TOOLS := build/tools/built
 AUDIT := build/tools/bin/pip-audit
 # Modules whose loops Numba compiles on import: at the end of `make env`, instead of in the first runs.
-COMPILED := nvt_torchrec.workflows.drift_cells nvt_torchrec.nvt_loader.parquet.decoder
+COMPILED := nvt_torchrec.workflows.compiled nvt_torchrec.nvt_loader.parquet.decoder
 # Servers of others, each installed with ONNX Runtime into an environment of its own.
 SERVERS := nvidia-pytriton==0.7.0 kserve==0.21.0
 RUNTIME := onnxruntime==1.32.0

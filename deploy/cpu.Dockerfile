@@ -30,6 +30,6 @@ RUN pip install --no-cache-dir --no-deps --no-build-isolation . \
 USER 1000
 WORKDIR /home/server
 # Compiled by the user that runs it: Numba reads no cache that it cannot write.
-RUN python -c 'import nvt_torchrec.workflows.drift_cells'
+RUN python -c 'import nvt_torchrec.workflows.compiled'
 EXPOSE 8000
 CMD ["nvt-infer", "serve", "--bundle", "/SERVED/current", "--host", "0.0.0.0"]

@@ -1,11 +1,9 @@
 """Compare a raw day with the days that the workflow of an output was fitted on.
 
-What is counted of a column, and what chance explains, is in :mod:`workflows.drift_cells`. Of the
-days before, exact counts are taken where they are stored: of values in the vocabularies, of missing
-values, labels and malformed rows in the manifest. Distributions of dense columns are not stored,
-nor those of hashed columns and of single columns that share a vocabulary: they come from a sample
-of the training parquet. The new day is read once, in threads, in bounded memory, and the result
-does not depend on the number of threads.
+What is counted of a column, and what chance explains, is in :mod:`etl.drift_cells`. Of the days
+before, the manifest has exact counts of missing values, labels and malformed rows; the
+distributions of columns come from a sample of the training parquet. The new day is read once, in
+threads, in bounded memory, and the result does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -26,18 +24,7 @@ from nvt_torchrec.base.files.artifact import Format
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
-from nvt_torchrec.etl.parts.part_sample import count_ids, read_sample, values_of
-from nvt_torchrec.etl.settings import Thresholds
-from nvt_torchrec.etl.units.writing import count_missing
-from nvt_torchrec.formats.day_names import name_of
-from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
-from nvt_torchrec.formats.manifest import Manifest
-from nvt_torchrec.formats.workflow_description import WorkflowDescription
-from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.compiled.compiled_workflow import CompiledWorkflow
-from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.drift_cells import (
+from nvt_torchrec.etl.drift_cells import (
     Bins,
     Buckets,
     Measure,
@@ -45,8 +32,19 @@ from nvt_torchrec.workflows.drift_cells import (
     compared,
     measure_psi,
     measure_share,
-    read_buckets,
 )
+from nvt_torchrec.etl.parts.part_sample import count_ids, read_sample, values_of
+from nvt_torchrec.etl.settings import Thresholds
+from nvt_torchrec.etl.units.writing import count_missing
+from nvt_torchrec.formats.day_names import name_of
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.compiled.compiled_workflow import CompiledWorkflow
+from nvt_torchrec.workflows.description import inspect
 
 FORMAT = Format("nvt-torchrec drift", 2, "a result of `python -m etl drift`")
 #: Text that is parsed at once: it stays in a core's caches.
@@ -176,7 +174,7 @@ def measure_drift(
         for name in description.spec.feature_names
         if name in compared(description.spec) and name not in thresholds.ignore
     ]
-    cells = _read_cells(output, manifest, description, names)
+    cells = _read_cells(output, manifest, description.spec, names)
     limit_rows = manifest.settings.get("limit_rows")
     now = _count_day(day, description.path, cells, limit_rows, workers, report)
     train, days = manifest.splits["train"], sorted(map(int, manifest.by_day))
@@ -220,27 +218,22 @@ def result_name(path: str) -> str:
 
 
 def _read_cells(
-    output: EtlOutput, manifest: Manifest, description: WorkflowDescription, names: list[str]
+    output: EtlOutput, manifest: Manifest, spec: FeatureSpec, names: list[str]
 ) -> dict[str, Bins | Buckets]:
     """Return the cells of columns, with the counts of the training rows."""
-    spec, vocabularies = description.spec, read_buckets(description)
-    cells: dict[str, Bins | Buckets] = {
-        columns[0].name: vocabularies[name]
-        for name, columns in spec.vocabularies.items()
-        if name in vocabularies and len(columns) == 1
-    }
-    sampled = [name for name in names if name not in cells]
-    table = read_sample(output, manifest, sampled, row_groups=SAMPLED_ROW_GROUPS, rows=SAMPLED_ROWS)
-    sample = {name: values_of(table[name]) for name in sampled}
-    for column in spec.categorical:
-        if column.name in sample:
-            counts = np.bincount(sample.pop(column.name))
-            # A hashed column has no vocabulary: its ids are buckets, and each of them is known.
-            first = FIRST_OOV_ID if column.hash_buckets else column.reserved_ids
-            unseen = int(counts[FIRST_OOV_ID:first].sum())
-            cells[column.name] = Buckets.make(counts[first:], first, unseen)
-    cells |= {name: Bins.make(values) for name, values in sample.items()}
-    return {name: cells[name] for name in names}
+    columns = {column.name: column for column in spec.categorical}
+    table = read_sample(output, manifest, names, row_groups=SAMPLED_ROW_GROUPS, rows=SAMPLED_ROWS)
+    cells: dict[str, Bins | Buckets] = {}
+    for name in names:
+        values = values_of(table[name])
+        if name not in columns:
+            cells[name] = Bins.make(values)
+            continue
+        counts = np.bincount(values)
+        # A hashed column has no vocabulary: its ids are buckets, and each of them is known.
+        first = FIRST_OOV_ID if columns[name].hash_buckets else columns[name].reserved_ids
+        cells[name] = Buckets.make(counts[first:], first, int(counts[FIRST_OOV_ID:first].sum()))
+    return cells
 
 
 def _unseen(

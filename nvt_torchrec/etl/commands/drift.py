@@ -19,7 +19,7 @@ from nvt_torchrec.formats.manifest import Manifest
 if TYPE_CHECKING:
     from nvt_torchrec.clicklog.readers.days import DayFile
     from nvt_torchrec.etl.day_drift import Drift
-    from nvt_torchrec.workflows.drift_cells import Measure
+    from nvt_torchrec.etl.drift_cells import Measure
 
 log = logging.getLogger(__name__)
 

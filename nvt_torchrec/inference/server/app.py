@@ -6,7 +6,6 @@ import asyncio
 import ctypes
 import functools
 import logging
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -66,8 +65,6 @@ class Service:
         self.served, self._settings, self.draining = served, settings, False
         columns = tuple(served.predictor.spec.categorical_names)
         self.metrics = ServerMetrics(columns, served.predictor.labels)
-        watch, workflow = self.metrics.drift.watch, served.predictor.workflow
-        threading.Thread(target=watch, args=(workflow,), name="drift", daemon=True).start()
         self.batcher = Batcher(self.metrics.observe)
         self._parsers = ThreadPoolExecutor(_PARSER_THREADS, "parser")
         self._body_bytes, self._trim_due = 0, False
@@ -92,9 +89,8 @@ class Service:
         return self._reloader
 
     def serve(self, served: Served) -> None:
-        """Serve a model from the next request on, and measure drift from its workflow's values."""
+        """Serve a model from the next request on."""
         before, self.served = self.served, served
-        self.metrics.drift.watch(served.predictor.workflow)
         self.metrics.serves(served, before)
         self.metrics.reloads.inc()
 
@@ -121,7 +117,6 @@ class Service:
                 self._trim_due = False
                 trim(0)
             self.metrics.queue_rows.set(self.batcher.waiting_rows)
-            self.metrics.drift.set_gauges()
             await asyncio.sleep(_GAUGES_S)
 
     async def answer(self, request: Request, parser: Parser) -> Response:

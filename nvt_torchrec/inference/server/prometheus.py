@@ -6,18 +6,22 @@ import functools
 import os
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from nvt_torchrec.inference.server.batching import RequestBatch
-from nvt_torchrec.inference.server.drift_metrics import DriftMetrics
 from nvt_torchrec.inference.server.reload import Served
 from nvt_torchrec.inference.server.serve_settings import SHARED_VALUES
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _ROWS = tuple(4**k for k in range(8))
-#: Seconds over which drift is measured.
-_DRIFT_WINDOW_S = 3600.0
 
 
 class ServerMetrics:
@@ -30,7 +34,6 @@ class ServerMetrics:
     Attributes:
         registry: The registry of the metrics.
         shared: Whether several processes add their values up.
-        drift: The drift of the categorical columns.
         reloads: How often another bundle was put in place.
         reload_failures: How often a bundle could not be put in place.
         under_way: The requests that have arrived as a whole and are not answered yet.
@@ -39,7 +42,6 @@ class ServerMetrics:
 
     def __init__(self, columns: tuple[str, ...], labels: tuple[str, ...]) -> None:
         self.registry = registry = CollectorRegistry()
-        self.drift = DriftMetrics(registry, _DRIFT_WINDOW_S)
         counter = functools.partial(Counter, registry=registry)
         seconds = functools.partial(Histogram, buckets=_SECONDS, registry=registry)
         gauge = functools.partial(Gauge, multiprocess_mode="livesum", registry=registry)
@@ -112,11 +114,10 @@ class ServerMetrics:
         if self.shared:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)
-        return self.drift.page(registry)
+        return generate_latest(registry)
 
     def observe(self, batch: RequestBatch) -> None:
         """Count a scored batch."""
-        self.drift.observe(batch.requests)
         for seconds in batch.waited:
             self._queue_seconds.observe(seconds)
         self._model_seconds.observe(batch.seconds)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nvt_torchrec.etl.day_drift import Counted
-from nvt_torchrec.workflows.drift_cells import Bins, Buckets
+from nvt_torchrec.etl.drift_cells import Bins, Buckets
 
 _ZIPF = 1 / np.arange(1, 1001) ** 1.1
 #: Shares of the values of each categorical column.

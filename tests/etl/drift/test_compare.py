@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from nvt_torchrec.etl.day_drift import Counted, compare
+from nvt_torchrec.etl.drift_cells import Measure
 from nvt_torchrec.etl.settings import Thresholds
-from nvt_torchrec.workflows.drift_cells import Measure
 
 
 def day(rows: int, *, positives: int | None = None, missing: int = 0) -> Counted:

@@ -11,7 +11,7 @@ import pytest
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.drift import as_text
 from nvt_torchrec.etl.day_drift import FORMAT, Drift
-from nvt_torchrec.workflows.drift_cells import Measure
+from nvt_torchrec.etl.drift_cells import Measure
 from tests.etl.drift.days import drift_of, with_larger_int_2
 from tests.logs import CRITEO
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nvt_torchrec.formats.rows import Jagged
-from nvt_torchrec.workflows import drift_cells as drift
-from nvt_torchrec.workflows.drift_cells import (
+from nvt_torchrec.etl import drift_cells as drift
+from nvt_torchrec.etl.drift_cells import (
     ABSENT,
     BUCKETS,
     LEAST_COUNT,
@@ -20,6 +19,7 @@ from nvt_torchrec.workflows.drift_cells import (
     differ,
     population_stability,
 )
+from nvt_torchrec.formats.rows import Jagged
 
 FIRST = 3
 

@@ -1,11 +1,8 @@
 """Drift: the cells in which values are counted, and by how much chance makes counts differ.
 
-``python -m etl drift`` compares a day, and the server the rows of the last hour, by the functions
-of this module, which imports neither NVTabular, Dask nor pandas.
-
 Cells of a dense column are ten bins at the deciles of the training rows, in the values that the
 model sees: transformed, missing ones filled. Cells of a categorical column are :class:`Buckets` of
-its vocabulary by frequency.
+its ids by frequency.
 
 Population stability index (PSI). For the shares q of a first and p of a second sample over the
 same cells, PSI = Σ (p − q) · ln(p / q) (Siddiqi, Credit Risk Scorecards, 2006; it is the symmetric
@@ -29,11 +26,9 @@ import math
 
 import numpy as np
 
-from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.rows import Jagged
-from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.compiled.compiled_workflow import Ids
 
 #: A count, and the total that it is out of.
@@ -235,29 +230,16 @@ class Bins:
         """Make the bins of some values, float32 [n]."""
         shares = np.arange(1, BINS) / BINS
         edges = np.quantile(sample, shares, method="inverted_cdf").astype(np.float32)
-        bins = cls(edges, np.zeros(BINS, np.int64))
-        _count_bins(sample, edges, bins.counts)
-        return bins
+        return cls(edges, cls(edges, edges).count(sample))
 
     def count(self, values: np.ndarray) -> np.ndarray:
         """Count values, float32 [n], in each bin: int64 [BINS]."""
-        counts = np.zeros(BINS, np.int64)
-        _count_bins(values, self.edges, counts)
-        return counts
-
-
-@compiled("void(float32[::1], float32[::1], int64[::1])")
-def _count_bins(values, edges, counts):
-    for i in range(len(values)):
-        bin_ = 0
-        for k in range(len(edges)):
-            bin_ += np.int64(values[i] > edges[k])
-        counts[bin_] += 1
+        return np.bincount(np.searchsorted(self.edges, values), minlength=BINS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Buckets:
-    """The values of a vocabulary in a few buckets by the frequency that they had when counted.
+    """The ids of a column in a few buckets by the frequency that they had when counted.
 
     The most frequent values are in :data:`BUCKETS` buckets of about equal share, and the rest,
     which is rare or out of vocabulary, in one more.
@@ -310,30 +292,6 @@ class Buckets:
 
     def count(self, ids: Ids) -> np.ndarray:
         """Count the ids of a column in each bucket but :data:`ABSENT`: int64 [BUCKETS + 1]."""
-        counts = np.zeros(BUCKETS + 2, np.int64)
-        _count_buckets(ids.values if isinstance(ids, Jagged) else ids, self.of_ids, counts)
-        return counts[:ABSENT]
-
-
-@compiled("void(int32[::1], uint8[::1], int64[::1])", nogil=False)  # a few microseconds
-def _count_buckets(ids, of_ids, counts):
-    last = len(of_ids) - 1
-    for i in range(len(ids)):
-        counts[of_ids[min(np.int64(ids[i]), last)]] += 1
-
-
-def read_buckets(description: WorkflowDescription) -> dict[str, Buckets]:
-    """Read the buckets of all vocabularies of a saved workflow.
-
-    Hashed columns have no counts, so they are left out.
-
-    Raises:
-        BadInputError: A vocabulary is damaged.
-    """
-    result = {}
-    for name, (column, *_) in description.spec.vocabularies.items():
-        if not column.hash_buckets:
-            vocabulary = description.vocabularies[column.name]
-            counts, unseen = vocabulary.read_counts(description.path), vocabulary.observed["oov"]
-            result[name] = Buckets.make(counts, column.reserved_ids, unseen)
-    return result
+        values = ids.values if isinstance(ids, Jagged) else ids
+        buckets = self.of_ids[np.minimum(values, len(self.of_ids) - 1)]
+        return np.bincount(buckets, minlength=BUCKETS + 2)[:ABSENT]
