@@ -166,15 +166,15 @@ def _bare(args: argparse.Namespace, stamps: Stamps) -> None:
     steps = args.warm_up + args.steps + 1
     settings = fill_rates(settings, config, args.batch_size, steps)
     with process_group() as group:
-        model, optimizer, _ = build(settings, config, group)
+        run, _ = build(settings, config, group)
         loaded = next(iter(make_loader(settings, config, "train", group)))
         batch = TrainBatch.pad(loaded, args.batch_size, args.batch_size)
         for _ in range(steps):
             stamps.take()
-            optimizer.zero_grad()
-            loss, _ = model(batch)
+            run.optimizer.zero_grad()
+            loss, _ = run.model(batch)
             loss.backward()
-            optimizer.step()
+            run.optimizer.step()
 
 
 if __name__ == "__main__":

@@ -151,21 +151,9 @@ class KJTLoader:
         max_events: int = 50,
         histories: Path | str | None = None,
     ) -> None:
-        options.check_types(locals())
+        options.check_arguments(locals())
         if isinstance(shuffle, bool):
             shuffle = "rows" if shuffle else "none"
-        options.check_options(
-            shuffle,
-            rank,
-            world_size,
-            undersampling_rate,
-            seed,
-            max_events,
-            batch_size=batch_size,
-            shuffle_window=shuffle_window,
-            limit_batches=limit_batches,
-            decode_threads=decode_threads,
-        )
         dataset = read_dataset(data, schema, label, table_sizes, max_events, histories)
         options.check_manifest(dataset)
         if selection is not None:

@@ -82,7 +82,8 @@ class MerlinLoader:
     ) -> None:
         self._rank, self._ranks = loader.global_rank, loader.global_size
         self._loader, self._size, self._limit = loader, loader.batch_size, limit_batches
-        options.check_options("none", self._rank, self._ranks, None, 0, batch_size=self._size)
+        given = {"rank": self._rank, "world_size": self._ranks, "batch_size": self._size}
+        options.check_arguments(given)
         self._dataset = dataset = dataset or _describe(loader)
         self._source = torch.device("cpu" if loader.device == "cpu" else f"cuda:{loader.device}")
         self._device = options.choose_device(device or self._source)

@@ -20,63 +20,48 @@ from nvt_torchrec.nvt_loader.parquet.files import REWRITE
 from nvt_torchrec.nvt_loader.plan import SHUFFLES
 from nvt_torchrec.nvt_loader.selection import Selection
 
-_INTEGER, _COUNT = (Integral, "an integer"), (Integral | None, "an integer")
-#: The types of arguments, and how errors name them.
-_TYPES: dict[str, tuple[Any, str]] = {
-    **dict.fromkeys(["batch_size", "rank", "world_size", "seed", "shuffle_window"], _INTEGER),
-    "max_events": _INTEGER,
-    **dict.fromkeys(["virtual_shards", "limit_batches", "loader_memory", "decode_threads"], _COUNT),
-    "undersampling_rate": (Real | None, "a number from 0 to 1"),
-    "schema": (TableSchema | None, "a TableSchema"),
-    "selection": (Selection | None, "a Selection"),
-    "table_sizes": (Iterable | None, "an integer for each categorical column"),
-    "transforms": (Iterable, "a list of functions of a batch"),
-    "histories": (str | Path | None, "a directory"),
-    "label": (str | Sequence | None, "the name of a label, or a list of names"),
+#: The types of arguments, how errors name them, and the least number.
+_RULES: dict[str, tuple[Any, str, int]] = {
+    **dict.fromkeys(["rank", "seed", "max_events"], (Integral, "an integer", 0)),
+    **dict.fromkeys(["batch_size", "world_size", "shuffle_window"], (Integral, "an integer", 1)),
+    **dict.fromkeys(["limit_batches", "decode_threads"], (Integral | None, "an integer", 1)),
+    # of these the plan and the memory's division know the least
+    **dict.fromkeys(["virtual_shards", "loader_memory"], (Integral | None, "an integer", 0)),
+    "undersampling_rate": (Real | None, "a number from 0 to 1", 0),
+    "schema": (TableSchema | None, "a TableSchema", 0),
+    "selection": (Selection | None, "a Selection", 0),
+    "table_sizes": (Iterable | None, "an integer for each categorical column", 0),
+    "transforms": (Iterable, "a list of functions of a batch", 0),
+    "histories": (str | Path | None, "a directory", 0),
+    "label": (str | Sequence | None, "the name of a label, or a list of names", 0),
 }
 #: Changes with the order of the rows that a state stands for.
 STATE_VERSION = 2
 
 
-def check_types(arguments: dict[str, Any]) -> None:
-    """Raise :class:`SettingsError` if an argument is of another type than :data:`_TYPES` say."""
-    for name, (kind, what) in _TYPES.items():
-        value = arguments[name]
+def check_arguments(arguments: dict[str, Any]) -> None:
+    """Check arguments of :class:`nvt_loader.loader.KJTLoader`, others aside.
+
+    Raises:
+        SettingsError: One is of another type, or out of its range.
+    """
+    for name in filter(arguments.__contains__, _RULES):
+        (kind, what, least), value = _RULES[name], arguments[name]
         if not isinstance(value, kind) or isinstance(value, bool):
             given = f"{name} = {value!r:.60}, of type {type(value).__name__}"
             raise SettingsError(given, f"give {what}")
-
-
-def check_options(
-    shuffle: str,
-    rank: int,
-    world_size: int,
-    undersampling_rate: float | None,
-    seed: int,
-    max_events: int = 0,
-    **counts: int | None,
-) -> None:
-    """Check options of :class:`nvt_loader.loader.KJTLoader`, each within its range.
-
-    ``counts`` are at least 1 where they are given.
-
-    Raises:
-        SettingsError: One is out of its range.
-    """
-    if not 0 <= rank < world_size:
+        if isinstance(value, Real) and value < least:
+            raise SettingsError(f"{name} = {value}", f"choose {least} or more")
+    rank, world_size = arguments["rank"], arguments["world_size"]
+    if rank >= world_size:
         raise SettingsError(
             f"rank = {rank} with world_size = {world_size}", "ranks are 0 … world_size - 1"
         )
-    if shuffle not in SHUFFLES:
-        raise SettingsError(f"shuffle = {shuffle!r}", f"choose one of {', '.join(SHUFFLES)}")
-    if undersampling_rate is not None and not 0 <= undersampling_rate <= 1:
-        raise SettingsError(f"undersampling_rate = {undersampling_rate}", "choose 0 … 1")
-    for name, number in (("seed", seed), ("max_events", max_events)):
-        if number < 0:
-            raise SettingsError(f"{name} = {number}", "choose 0 or more")
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise SettingsError(f"{name} = {value}", "choose 1 or more")
+    if arguments.get("shuffle", False) not in (False, True, *SHUFFLES):
+        shuffle = f"shuffle = {arguments['shuffle']!r}"
+        raise SettingsError(shuffle, f"choose one of {', '.join(SHUFFLES)}")
+    if (rate := arguments.get("undersampling_rate") or 0) > 1:
+        raise SettingsError(f"undersampling_rate = {rate}", "choose 0 … 1")
 
 
 def choose_device(device: torch.device | str | None) -> torch.device:

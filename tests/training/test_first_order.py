@@ -43,14 +43,14 @@ def test_a_model_starts_as_the_regression(data, bins):
     with process_group() as group:
         settings = fill_rates(settings, config, 8192, 1)
         start, _ = compute_baselines(settings, config, None)
-        model, _, _ = build(settings, config, group)
-        start_from(start, model, config)
-        for name, parameter in model.named_parameters():
+        run, _ = build(settings, config, group)
+        start_from(start, run)
+        for name, parameter in run.model.named_parameters():
             if ".top." in name:
                 parameter.data.zero_()
         batch = next(iter(make_loader(settings, config, "train", group)))
         size = len(batch.labels)
-        _, output = model.eval()(TrainBatch.pad(batch, size, size))
+        _, output = run.model.eval()(TrainBatch.pad(batch, size, size))
         sample = read_sample(settings, config, "train", 1)
     # of all rows, which the sample has in another order
     assert len(sample.dense) == size > 500

@@ -28,8 +28,8 @@ def lookup_of(data, *flags: str):
     given = [f"--binary_path={data}", "--batch_size=32", "--learning_rate=1", *flags]
     settings = parse_settings([*MODEL, *given])
     with process_group() as group:
-        model, _, _ = build(settings, model_config(settings, read_schema(settings)), group)
-        (lookup,) = lookups_of(model)
+        run, _ = build(settings, model_config(settings, read_schema(settings)), group)
+        (lookup,) = lookups_of(run.model)
         return lookup
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError
 from nvt_torchrec.base.files.atomic import TEMPORARY, locked, output_errors
 from nvt_torchrec.models.checkpoint.record import MODEL_FILE, CheckpointRecord
-from nvt_torchrec.training.launch.distributed import Group, from_rank_0, was_restarted
+from nvt_torchrec.training.launch.distributed import Group, call_on_rank_0, was_restarted
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
@@ -119,14 +119,8 @@ def claimed(locks: Mapping[Path, Path], group: Group) -> Iterator[None]:
     """
     seconds = _LEASE_SECONDS if locks and was_restarted(group) else 0.0
     with contextlib.ExitStack() as stack:
-        error = None
-        try:
-            for directory, path in locks.items() if group.rank == 0 else ():
-                _claim(directory, path, stack, time.monotonic() + seconds)
-        except OutputError as refusal:
-            error = refusal
-        if error := from_rank_0(group, error):
-            raise error
+        for directory, path in locks.items():
+            call_on_rank_0(group, _claim, directory, path, stack, time.monotonic() + seconds)
         yield
 
 

@@ -54,7 +54,7 @@ def load_state(
     if tables is not None or record.world_size != group.world_size:
         state.pop("random", None)
     best = None
-    if run.optimizer and tables is None and record.training.get("best"):
+    if not run.alone and tables is None and record.training.get("best"):
         best = state["best"] = copied({name: state[name] for name in ("model", "optimizer")})
     shares = group.rank, group.world_size
     call_on_all_ranks(group, path, check_contents, path, record.files, *shares)

@@ -22,22 +22,24 @@ class RunState:
     Attributes:
         config: The model's shape.
         model: The sharded model.
-        optimizer: Its optimizer; None if the weights alone are meant.
+        optimizer: Its optimizer.
         group: This rank.
+        alone: Whether the weights alone are meant, without the optimizer's state.
     """
 
     config: ModelConfig
     model: DistributedModelParallel
-    optimizer: CombinedOptimizer | None
+    optimizer: CombinedOptimizer
     group: Group
+    alone: bool = False
 
     def weights_alone(self) -> RunState:
-        """Return the same without the optimizer."""
-        return dataclasses.replace(self, optimizer=None)
+        """Return the same without the optimizer's state."""
+        return dataclasses.replace(self, alone=True)
 
     def tensors(self) -> dict[str, Any]:
         """Return all tensors, to save them or to load into them: they share the run's memory."""
-        if self.optimizer is None:
+        if self.alone:
             return {"model": self.model.state_dict()}
         dense = dict(self.optimizer.optimizers)["dense"]
         if not dense.state:
@@ -54,7 +56,7 @@ class RunState:
     def load(self, tensors: dict[str, Any]) -> None:
         """Load what :meth:`tensors` returns; random number generators may be missing."""
         self.model.load_state_dict(tensors["model"])
-        if self.optimizer is None:
+        if self.alone:
             return
         described = self.optimizer.state_dict()
         self.optimizer.load_state_dict({**described, "state": tensors["optimizer"]})

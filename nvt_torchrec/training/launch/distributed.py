@@ -7,15 +7,17 @@ import dataclasses
 import os
 import time
 import uuid
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.errors import ClickLogError, SettingsError
 from nvt_torchrec.base.threads import count_cores
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +161,24 @@ def from_rank_0(group: Group, value: Any) -> Any:
     values = [value]
     dist.broadcast_object_list(values, src=0, group=group.cpu)
     return values[0]
+
+
+def call_on_rank_0(group: Group, function: Callable[..., T], *args: Any) -> T:
+    """Return what a function returns on rank 0, on every rank (collective).
+
+    Raises:
+        ClickLogError: The function's error, on every rank.
+    """
+    value: Any = None
+    if group.rank == 0:
+        try:
+            value = function(*args)
+        except ClickLogError as error:
+            value = error
+    value = from_rank_0(group, value)
+    if isinstance(value, ClickLogError):
+        raise value
+    return value
 
 
 def gathered(group: Group, value: Any) -> list[Any]:

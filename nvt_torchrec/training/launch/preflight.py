@@ -26,7 +26,7 @@ from nvt_torchrec.models.contract import Build, Columns, find_raw_columns
 from nvt_torchrec.models.head import build_head
 from nvt_torchrec.models.program import Inputs, Program, example_inputs
 from nvt_torchrec.models.program_export import make_program
-from nvt_torchrec.training.launch.distributed import Group, from_rank_0
+from nvt_torchrec.training.launch.distributed import Group, call_on_rank_0
 
 _ROWS, _TOLERANCE = 4, 1e-4
 #: Times that it goes forward and backward: a layer may be left out at random.
@@ -45,16 +45,8 @@ def trace_own_model(
     Raises:
         SettingsError: A stage failed, on all ranks.
     """
-    result: ModelConfig | SettingsError | None = None
-    if group.rank == 0:
-        try:
-            result = dataclasses.replace(config, program=_tried(config, build, seed, lists))
-        except SettingsError as error:
-            result = error
-    result = from_rank_0(group, result)
-    if isinstance(result, SettingsError):
-        raise result
-    return result
+    program = call_on_rank_0(group, _tried, config, build, seed, lists)
+    return dataclasses.replace(config, program=program)
 
 
 def _tried(config: ModelConfig, build: Build, seed: int, lists: Collection[str]) -> Program:

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.models.metrics import ByLabel, compute_metrics, groups_of
+from nvt_torchrec.training.checkpoint.run_state import RunState
 from nvt_torchrec.training.data.loaders import TrainBatch
-from nvt_torchrec.training.launch.distributed import Group, gather_rows
+from nvt_torchrec.training.launch.distributed import gather_rows
 from nvt_torchrec.training.sharding.build import Pipeline
 
 
 def evaluate(
     pipeline: Pipeline,
-    model: torch.nn.Module,
+    run: RunState,
     batches: Iterator[TrainBatch],
-    labels: Sequence[str],
-    group: Group,
-    after_step: Callable[[], None],
+    after_step: Callable[[], None] = lambda: None,
     group_by: str | None = None,
 ) -> ByLabel | None:
-    """Compute the metrics of ``model`` over all rows of a pass on all ranks (collective).
+    """Compute the metrics of a model over all rows of a pass on all ranks (collective).
 
     Args:
         pipeline: The training pipeline. It must be empty: batches that it had fetched for
             training would be evaluated instead of trained.
-        model: The model in the pipeline; it is in training mode before and after.
+        run: What is in the pipeline; its model is in training mode before and after.
         batches: The batches, in each step of the same size on all ranks.
-        labels: The names of the labels in the batches.
-        group: This rank.
         after_step: A function that is called after each batch.
         group_by: The column whose ids group the rows for GAUC.
 
@@ -44,33 +41,31 @@ def evaluate(
     groups = [np.zeros(0, np.int64)]
     if group_by:
         batches = _collect(batches, group_by, groups)
-    rows = predict(pipeline, model, batches, len(labels), group, after_step)
-    all_groups = gather_rows(group, np.concatenate(groups)) if group_by else None
+    rows = predict(pipeline, run, batches, after_step)
+    all_groups = gather_rows(run.group, np.concatenate(groups)) if group_by else None
     if rows is None:
         return None
     logits, truth, weights = rows
     rest = weights, all_groups
-    each = zip(labels, logits, truth, strict=True)
+    each = zip(run.config.labels, logits, truth, strict=True)
     return {label: compute_metrics(scores, values, *rest) for label, scores, values in each}
 
 
 def predict(
     pipeline: Pipeline,
-    model: torch.nn.Module,
+    run: RunState,
     batches: Iterator[TrainBatch],
-    count: int,
-    group: Group,
     after_step: Callable[[], None] = lambda: None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
-    """Return logits and labels [count, rows] and weights [rows] of all ranks' rows (collective).
+    """Return logits and labels [labels, rows] and weights [rows] of all ranks' rows (collective).
 
-    The arguments, and the error, are those of :func:`evaluate`; there are ``count`` labels.
+    The arguments, and the error, are those of :func:`evaluate`.
 
     Returns:
         Float32, in the order of the ranks, on rank 0; None on the others. Weights are None if rows
         have none.
     """
-    model.eval()
+    run.model.eval()
     outputs: list[list[torch.Tensor]] = []
     with torch.no_grad():
         while True:
@@ -81,11 +76,12 @@ def predict(
             more = [] if output.weights is None else [output.weights]
             outputs.append([output.logits, output.labels.float(), *more])
             after_step()
-    model.train()
+    run.model.train()
+    count = len(run.config.labels)
     rows = torch.zeros(0, 2 * count)
     if outputs:
         rows = torch.column_stack([torch.cat(parts) for parts in zip(*outputs, strict=True)])
-    all_rows = gather_rows(group, rows.cpu().numpy())
+    all_rows = gather_rows(run.group, rows.cpu().numpy())
     if all_rows is None:
         return None
     logits, truth, weights = (part.T for part in np.split(all_rows, [count, 2 * count], axis=1))

@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.selection import Selection
+from nvt_torchrec.training.checkpoint.run_state import RunState
 from nvt_torchrec.training.data.loaders import TrainBatch, make_sample, padded_batches
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0
 from nvt_torchrec.training.loop.evaluate import evaluate, predict
@@ -51,30 +52,23 @@ def make_samples(
     }
 
 
-def fit_bias(
-    loader: KJTLoader,
-    pipeline: Pipeline,
-    model: torch.nn.Module,
-    config: ModelConfig,
-    group: Group,
-) -> None:
+def fit_bias(loader: KJTLoader, pipeline: Pipeline, run: RunState) -> None:
     """Fit the bias of each label, in the first-order term, to the rows of a loader (collective).
 
     The last batches move the mean prediction, on small logs by some percent. Adding one number to
     the logit changes no ranking, and lets the mean prediction of the rows be their click rate.
     """
-    named = model.named_parameters()
+    named = run.model.named_parameters()
     bias = next((value for name, value in named if name.endswith("first_order.bias")), None)
     if bias is None:
         return
     shifts: list[float] = []
-    batches = padded_batches(loader, group)
-    if rows := predict(pipeline, model, batches, len(config.labels), group):
+    if rows := predict(pipeline, run, padded_batches(loader, run.group)):
         logits, labels, weights = rows
         shifts = [find_shift(*pair, weights) for pair in zip(logits, labels, strict=True)]
         log.info("bias + %s, fitted to training rows", ", ".join(f"{s:.4f}" for s in shifts))
     with torch.no_grad():
-        bias.add_(torch.tensor(from_rank_0(group, shifts)).to(bias))
+        bias.add_(torch.tensor(from_rank_0(run.group, shifts)).to(bias))
 
 
 def find_shift(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> float:
@@ -94,11 +88,7 @@ def find_shift(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | Non
 
 
 def column_importance(
-    loader: KJTLoader,
-    pipeline: Pipeline,
-    model: torch.nn.Module,
-    config: ModelConfig,
-    group: Group,
+    loader: KJTLoader, pipeline: Pipeline, run: RunState
 ) -> dict[str, dict[str, float]]:
     """Return by how much the AUROC of a loader's first batch falls when a column changes its rows.
 
@@ -110,12 +100,13 @@ def column_importance(
     Returns:
         The loss of each column by its name, for each label that has an AUROC; on rank 0.
     """
+    config = run.config
 
     def areas(changed: TrainBatch) -> dict[str, float]:
-        found = evaluate(pipeline, model, iter([changed]), config.labels, group, lambda: None)
+        found = evaluate(pipeline, run, iter([changed]))
         return {label: m.auroc for label, m in (found or {}).items() if m.auroc is not None}
 
-    batch = next(padded_batches(loader, group), None)
+    batch = next(padded_batches(loader, run.group), None)
     if batch is None:
         return {}
     whole = areas(batch)

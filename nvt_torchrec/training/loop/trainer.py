@@ -25,7 +25,6 @@ from nvt_torchrec.training.checkpoint.ancestor import (
 )
 from nvt_torchrec.training.checkpoint.directories import checkpoints_in
 from nvt_torchrec.training.checkpoint.resume import data_origin, load_weights, resume_from
-from nvt_torchrec.training.checkpoint.run_state import RunState
 from nvt_torchrec.training.checkpoint.saving import Checkpoints, save_checkpoint
 from nvt_torchrec.training.data.choices import (
     read_schema,
@@ -86,9 +85,8 @@ class Trainer:
         self.progress = Progress(settings, group, self.events, self.epoch_steps)
         self.samples = make_samples(settings, config, group, days.selection)
         read = self.loaders | {f"sample of {name}": it for name, it in self.samples.items()}
-        self.model, self.optimizer, plan = build(settings, config, group, read, own)
-        self.run = RunState(config, self.model, self.optimizer, group)
-        self.pipeline = make_pipeline(self.model, self.optimizer, group)
+        self.run, plan = build(settings, config, group, read, own)
+        self.pipeline = make_pipeline(self.run)
         self.origin = {
             "days": days.add_earlier(earlier_days(self.ancestor, settings)),
             "continued_from": dataclasses.asdict(self.ancestor) if self.ancestor else None,
@@ -155,9 +153,8 @@ class Trainer:
 
     def _train_epochs(self) -> None:
         """Train what is left of all epochs, with evaluations on the way, and finish the model."""
-        self.model.train()
+        self.run.model.train()
         progress = self.progress
-        of_model = self.pipeline, self.model, self.config, self.group
         # a checkpoint is written before the evaluation of its step: a resumed run repeats that
         if not self.finished:
             self._validate_if_due()
@@ -166,12 +163,13 @@ class Trainer:
         if not self.finished:
             last = progress.step
             self.stopping.finish(progress, self.run)
-            fit_bias(self.samples["train"], *of_model)
+            fit_bias(self.samples["train"], self.pipeline, self.run)
             self.finished = last
         progress.total_steps = progress.step
         self.learning.evaluated(progress.step, self._evaluate("valid"))
         self._evaluate("test")
-        for label, lost in column_importance(self.samples["valid"], *of_model).items():
+        losses = column_importance(self.samples["valid"], self.pipeline, self.run)
+        for label, lost in losses.items():
             self.events.write("importance", label=label, columns=lost)
         if self.checkpoints:
             self.checkpoints.wait()
@@ -200,7 +198,7 @@ class Trainer:
         """Train up to step ``end`` of the run; the pipeline is empty afterwards."""
         progress = self.progress
         progress.begin()
-        set_step(self.model, self.optimizer, self._optimizer_steps)
+        set_step(self.run.model, self.run.optimizer, self._optimizer_steps)
         every = self.settings.checkpoint_freq or progress.validation_every
         while progress.step < end:
             self._train_step(batches)
@@ -227,7 +225,7 @@ class Trainer:
         steps = progress.step, progress.total_steps, self.epoch_steps
         rates = learning_rates(self.settings, *steps)
         self.learning_rate = rates.tables
-        set_learning_rate(self.optimizer, rates)
+        set_learning_rate(self.run.optimizer, rates)
         output = self.pipeline.progress(batches)
         progress.add(output)
         self.learning.add(progress.step, output)
@@ -255,8 +253,8 @@ class Trainer:
             if error := next(filter(None, changed), None):
                 raise error
             batches = padded_batches(loader, group)
-            rest = group, self._stop_if_asked, self.settings.gauc_column
-            metrics = evaluate(self.pipeline, self.model, batches, self.config.labels, *rest)
+            rest = self._stop_if_asked, self.settings.gauc_column
+            metrics = evaluate(self.pipeline, self.run, batches, *rest)
             loader.check_epoch()
         except (BadInputError, SchemaError):
             # otherwise the other ranks may wait for this one in the middle of the evaluation
@@ -272,14 +270,14 @@ class Trainer:
 
     def _start(self, start: Start | None = None) -> None:
         """Load what a run starts from if it is not resumed: a checkpoint, or ``start``."""
-        settings, config, group = self.settings, self.config, self.group
+        settings, group = self.settings, self.group
         if settings.load_checkpoint_path:
             load_weights(Path(settings.load_checkpoint_path), self.run)
         if self.ancestor:
             counts = load_ancestor(self.ancestor, settings, self.run)
             self.events.write("continue", checkpoint=self.ancestor.checkpoint, **counts)
         elif not settings.load_checkpoint_path:
-            start_from(from_rank_0(group, start) or Start(), self.model, config)
+            start_from(from_rank_0(group, start) or Start(), self.run)
 
     @property
     def _optimizer_steps(self) -> int:

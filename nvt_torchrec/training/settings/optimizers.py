@@ -87,10 +87,6 @@ class Adagrad(Optimizer):
 
     NAME, DENSE = "adagrad", "Adagrad"
 
-    def options(self, learning_rate: float, eps: float) -> dict[str, float]:
-        """Return the arguments of both classes."""
-        return {"lr": learning_rate, "eps": eps}
-
     def eps(self, global_batch: int) -> float:
         # about the gradient of one sample: a row's first step follows its size, not only its sign
         return 0.1 / global_batch

@@ -26,6 +26,7 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Build
 from nvt_torchrec.training.baselines.regression import Regression, Start
+from nvt_torchrec.training.checkpoint.run_state import RunState
 from nvt_torchrec.training.data.loaders import Loader, TrainBatch
 from nvt_torchrec.training.launch.distributed import Group
 from nvt_torchrec.training.optim.adam import leave_to_table_adam
@@ -60,13 +61,13 @@ def build(
     group: Group,
     loaders: Mapping[str, Loader] | None = None,
     own: Build | None = None,
-) -> tuple[DistributedModelParallel, CombinedOptimizer, dict[str, Any]]:
+) -> tuple[RunState, dict[str, Any]]:
     """Build and shard the model (collective).
 
     ``loaders`` of the splits share the ranks' GPUs with the tables. ``own`` makes an own model.
 
     Returns:
-        The sharded model, its optimizer, and on rank 0 the plan (:func:`_shard_model`).
+        The sharded model with its optimizer, and on rank 0 the plan (:func:`_shard_model`).
 
     Raises:
         SettingsError: The tables do not fit into the ranks' memory.
@@ -93,7 +94,7 @@ def build(
     set_up_dense(unsharded.head.module, group.device, settings)
     held = _bytes_of(loaders or {})
     sharded, plan = _shard_model(model, config, settings, group, held)
-    return sharded, combine_optimizers(sharded, settings), plan
+    return RunState(config, sharded, combine_optimizers(sharded, settings), group), plan
 
 
 def _bytes_of(loaders: Mapping[str, Loader]) -> int:
@@ -200,7 +201,7 @@ def _shards(model: DistributedModelParallel) -> Iterator[tuple[str, torch.Tensor
                 yield name.split(".")[-2], shard.tensor.detach(), (row, column)
 
 
-def start_from(start: Start, model: DistributedModelParallel, config: ModelConfig) -> None:
+def start_from(start: Start, run: RunState) -> None:
     """Set the edges of bins, and let the first-order term be a logistic regression of each label.
 
     Values without a weight have 0, and so have the weights of a label without a regression.
@@ -208,19 +209,18 @@ def start_from(start: Start, model: DistributedModelParallel, config: ModelConfi
     A model learns the weights of rare values slowly: with few rows an id, one that starts without
     them ends an epoch below the regression (``python -m benchmarks.regression``).
     """
-    for name, buffer in model.named_buffers():
+    for name, buffer in run.model.named_buffers():
         if name.endswith("piecewise.edges"):
             buffer.copy_(torch.from_numpy(start.edges))
-    for number, label in enumerate(config.labels if config.first_order else ()):
+    for number, label in enumerate(run.config.labels if run.config.first_order else ()):
         if label in start.regressions:
-            _write_regression(start.regressions[label], number, model, config)
+            _write_regression(start.regressions[label], number, run)
 
 
 @torch.no_grad()
-def _write_regression(
-    regression: Regression, number: int, model: DistributedModelParallel, config: ModelConfig
-) -> None:
+def _write_regression(regression: Regression, number: int, run: RunState) -> None:
     """Write a regression to the first-order term of the label of this number."""
+    config, model = run.config, run.model
     of_columns = list(zip(regression.ids, regression.weights, strict=True))
     features, begins = config.features, config.term_places
     fitted: dict[str, list[tuple[int, np.ndarray, np.ndarray]]] = defaultdict(list)
@@ -321,10 +321,8 @@ class OneRankPipeline:
 Pipeline: TypeAlias = OneRankPipeline | TrainPipelineSparseDist
 
 
-def make_pipeline(
-    model: DistributedModelParallel, optimizer: CombinedOptimizer, group: Group
-) -> Pipeline:
+def make_pipeline(run: RunState) -> Pipeline:
     """Return what trains and evaluates the model, batch by batch, on this rank."""
-    if group.world_size == 1:
-        return OneRankPipeline(model, optimizer)
-    return TrainPipelineSparseDist(model, optimizer, group.device)
+    if run.group.world_size == 1:
+        return OneRankPipeline(run.model, run.optimizer)
+    return TrainPipelineSparseDist(run.model, run.optimizer, run.group.device)
