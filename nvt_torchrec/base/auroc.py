@@ -30,8 +30,8 @@ def auroc(
     Returns:
         The area; None if there is no positive or no negative, of a positive weight.
     """
-    one = np.zeros(len(scores), np.int8)
-    areas, _, _ = _areas(np.argsort(scores), scores, labels, one, weights)
+    same_group = np.zeros(len(scores), np.int8)
+    areas, _, _ = _areas(np.argsort(scores), scores, labels, same_group, weights)
     return float(areas[0]) if len(areas) else None
 
 
@@ -121,5 +121,5 @@ def column_auroc(
         else:  # the mean over the values of a row
             scores = np.bincount(rows, rates[ids], len(labels)) / np.bincount(rows)
             areas.append(auroc(scores[half == other], labels[half == other]))
-    one, another = areas
-    return None if one is None or another is None else (one + another) / 2
+    first, second = areas
+    return None if first is None or second is None else (first + second) / 2

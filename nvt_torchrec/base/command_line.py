@@ -87,6 +87,9 @@ def flag(text: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
             the heading in the help. ``metavar``: the name of the value in the help. ``parse``:
             makes the value of the text, if the type of the field does not. ``positional``: the
             argument is recognized by its position.
+
+    Returns:
+        The field, which type checkers take for a value of any type.
     """
     given = {"default_factory" if callable(default) else "default": default}
     return dataclasses.field(**given, metadata={"rules": Rules(text, **rules)})
@@ -161,7 +164,7 @@ def _check_value(given: str, value: Any, rules: Rules) -> None:
 
 
 def as_text(value: Any) -> Any:
-    """A value as it is written after its flag."""
+    """Return a value as it is written after its flag."""
     if isinstance(value, frozenset):
         value = tuple(sorted(value))
     return ",".join(map(str, value)) if isinstance(value, tuple) else value

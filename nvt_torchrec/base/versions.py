@@ -63,7 +63,7 @@ def installed_version(name: str) -> str | None:
 
 
 def import_name(module: str, name: str) -> Any:
-    """Import a name from a module of this project.
+    """Return a name of a module of this project, which is imported now.
 
     Raises:
         UnsupportedStackError: The module needs a package that is not installed.

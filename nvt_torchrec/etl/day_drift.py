@@ -180,7 +180,7 @@ def measure_drift(
     train, days = manifest.splits["train"], sorted(map(int, manifest.by_day))
     by_day = [manifest.by_day[str(day)] for day in days]
     then = Counted(
-        cells={name: of.counts for name, of in cells.items()},
+        cells={name: known.counts for name, known in cells.items()},
         missing={name: (train["missing"][name], train["rows"]) for name in cells},
         unseen=_unseen(output, manifest, description, names),
         labels=[(counts["positives"], counts["rows"]) for counts in by_day],
@@ -331,7 +331,7 @@ def _count_piece(
     rows, spec = piece.parse(reject=True, describe=False), workflow.spec
     encoded = workflow.transform(rows)
     columns = dict(zip(spec.feature_names, [*encoded.dense, *encoded.ids], strict=True))
-    in_cells = {name: of.count(columns[name]) for name, of in cells.items()}
+    in_cells = {name: known.count(columns[name]) for name, known in cells.items()}
     missing = count_missing(rows.dense_missing, len(spec.dense))
     counts: dict[str, Any] = {
         "lines": rows.lines,

@@ -160,5 +160,6 @@ def _calibration_curve(
     tenths = np.quantile(probabilities, np.arange(1, _TENTHS) / _TENTHS)
     places = np.searchsorted(tenths, probabilities)
     each = np.ones(len(labels)) if weights is None else weights
-    count, *sums = (np.bincount(places, each * of, _TENTHS) for of in (1, probabilities, labels))
+    summed = (1, probabilities, labels)
+    count, *sums = (np.bincount(places, each * values, _TENTHS) for values in summed)
     return tuple(zip(*(np.array(sums)[:, count > 0] / count[count > 0]).tolist(), strict=True))

@@ -18,7 +18,7 @@ import pandas as pd
 
 
 def key_like_vocabulary(column, vocabulary):
-    """Cast a column to the type of a vocabulary, unless nulls would be lost.
+    """Return a column cast to the type of a vocabulary, unless nulls would be lost.
 
     pandas stores integers with missing values as float64. The integers of a vocabulary are exact in
     float64, and merging float64 with int64 keys compares by value.
@@ -89,7 +89,7 @@ def _patch_encode(categorify) -> None:
 
 
 def by_count(frame, count: str, values: list[str]):
-    """Sort a vocabulary by falling count, ties by value; nulls come first."""
+    """Return a vocabulary sorted by falling count, ties by value; nulls come first."""
     order = {"ascending": [False] + [True] * len(values), "na_position": "first"}
     return frame.sort_values([count, *values], ignore_index=True, **order)
 
@@ -98,7 +98,7 @@ def rows_after(vocabulary, part: int, count: str) -> int:
     """Return the number of rows with values of the partitions after ``part``."""
     later = range(part + 1, vocabulary.npartitions)
     counts = [vocabulary.partitions[i][count] for i in later]
-    return sum(int(one.compute(scheduler="synchronous").sum()) for one in counts)
+    return sum(int(part.compute(scheduler="synchronous").sum()) for part in counts)
 
 
 def _patch_vocabulary(categorify) -> None:

@@ -24,7 +24,7 @@ def log_of_plus_2(column: Any) -> Any:
 
 
 def as_float32(column: Any) -> Any:
-    """Convert to float32, the dtype of the training parquet."""
+    """Return float32, the dtype of the training parquet."""
     return column.astype("float32")
 
 

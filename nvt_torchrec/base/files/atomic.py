@@ -256,7 +256,7 @@ def write_json(path: Path | str, value: Any) -> None:
 
 
 def read_json(path: Path | str, what: str, remedy: str = "") -> Any:
-    """Read a JSON file that this project wrote.
+    """Return the value of a JSON file that this project wrote.
 
     Args:
         path: Of the file.

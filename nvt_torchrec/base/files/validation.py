@@ -131,7 +131,7 @@ def parse(kind: type[T], value: Any, source: Path | str, remedy: str = "") -> T:
 
 
 def convert(kind: Any, value: Any, where: str = "") -> Any:
-    """As :func:`parse`; raises ValueError, and what ``__post_init__`` raises."""
+    """Return what :func:`parse` does; raises ValueError, and what ``__post_init__`` raises."""
     if kind is Any:
         return value
     origin, inner = typing.get_origin(kind), typing.get_args(kind)

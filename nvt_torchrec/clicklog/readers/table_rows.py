@@ -311,8 +311,8 @@ def table_to_rows(
     columns = {name: _column(table, name, source) for name in spec.sources(label=label)}
 
     def as_json(row: int) -> bytes:
-        here = {name: column.slice(row, 1) for name, column in columns.items()}
-        value = {name: one.cast(as_bytes(one.type))[0].as_py() for name, one in here.items()}
+        cells = {name: column.slice(row, 1) for name, column in columns.items()}
+        value = {name: cell.cast(as_bytes(cell.type))[0].as_py() for name, cell in cells.items()}
         return json.dumps(value, default=_readable, ensure_ascii=False).encode()
 
     converted = (convert_array(columns[read.source], read, separator) for read in plan.reads)

@@ -141,5 +141,8 @@ def _changed(measure: Measure) -> str:
         least, most = min(measure.then), max(measure.then)
         before = f"{least:,}" if least == most else f"{least:,} to {most:,}"
         return f"{before} -> {measure.now[0]:,}"
-    shares = [percent(of[0] / max(1, of[1])) if of else "?" for of in (measure.then, measure.now)]
+    shares = [
+        percent(counts[0] / max(1, counts[1])) if counts else "?"
+        for counts in (measure.then, measure.now)
+    ]
     return " -> ".join(shares)

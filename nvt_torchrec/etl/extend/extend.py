@@ -112,8 +112,11 @@ def _check_undamaged(previous: EtlOutput, now: EtlOutput, before: Manifest, thre
     output = files.find(previous.root)
     files.check_files(output)
     shared = {path.stat().st_ino for path in now.splits.glob("*/*.parquet")}
-    footers = output.footers.items()
-    own = {file: of for file, of in footers if (output.root / file).stat().st_ino not in shared}
+    own = {
+        file: footer
+        for file, footer in output.footers.items()
+        if (output.root / file).stat().st_ino not in shared
+    }
     rows.check_values(dataclasses.replace(output, footers=own, schema=None), workers=threads)
     for finding in output.findings:
         if finding.severity == files.ERROR or finding.kind == "generations":

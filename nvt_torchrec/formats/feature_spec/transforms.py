@@ -73,11 +73,11 @@ class LogNormalize(DenseTransform):
     y_formula = "log(max(x, -2) + 3)"
 
     def y(self, x: Any, arrays: ModuleType) -> Any:
-        """See :meth:`DenseTransform.y`."""
+        """Return y, see :meth:`DenseTransform.y`."""
         return arrays.log(x.clip(min=self.minimum) + self.shift)
 
     def x(self, y: Any, arrays: ModuleType) -> Any:
-        """See :meth:`DenseTransform.x`."""
+        """Return x, see :meth:`DenseTransform.x`."""
         return arrays.exp(y) - self.shift
 
 

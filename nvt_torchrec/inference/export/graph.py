@@ -294,8 +294,8 @@ def _check_hexadecimal(
     names = [c.name for c in spec.categorical if c.raw == "hex32" and c.oov_ids == 1]
     if names:
         flat, places = (
-            graph.Concat(*(graph.Reshape(of[name], [-1]) for name in names), axis=0)
-            for of in (texts, ids)
+            graph.Concat(*(graph.Reshape(values[name], [-1]) for name in names), axis=0)
+            for values in (texts, ids)
         )
         unknown = graph.Compress(flat, graph.Equal(places, FIRST_OOV_ID), axis=0)
         spelled = graph.RegexFullMatch(unknown, pattern="[0-9a-f]{8}|0|[1-9a-f][0-9a-f]{0,6}")

@@ -242,8 +242,11 @@ class ServingModel:
             return torch.from_numpy(values).to(self.device)
 
         def lengths(name: str) -> torch.Tensor:
-            of = column(name)
-            counts = np.diff(of.offsets) if isinstance(of, Jagged) else np.ones(len(of), np.int64)
+            values = column(name)
+            if isinstance(values, Jagged):
+                counts = np.diff(values.offsets)
+            else:
+                counts = np.ones(len(values), np.int64)
             return torch.from_numpy(counts).to(self.device)
 
         return stack_raw_inputs(self.head.raw_columns, ids=read_ids, lengths=lengths)

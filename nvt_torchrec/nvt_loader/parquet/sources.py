@@ -32,7 +32,7 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> Any:
-        """A value for JSON that is another one when the rows are: states are loaded on the same."""
+        """Return a value for JSON, another one when the rows are: states are loaded on the same."""
 
     def read(self, row_group: int, columns: list[str], rows: int) -> Iterable[pa.RecordBatch]:
         """Return the rows of a row group, each time the same in the same order.

@@ -98,7 +98,7 @@ class RowSample:
         """Return the columns of the dense values' edges; none without edges."""
         if edges is None:
             return []
-        return [Column.from_bins(*of) for of in zip(self.dense.T, edges, strict=True)]
+        return [Column.from_bins(*pair) for pair in zip(self.dense.T, edges, strict=True)]
 
     def click_rate(self, label: str) -> float:
         """Return the (weighted) share of the rows with label 1; 0 without rows."""

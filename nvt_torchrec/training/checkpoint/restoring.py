@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from nvt_torchrec.models.checkpoint.tensor_files import Window, read_tensors, re
 from nvt_torchrec.training.checkpoint.growth import GrownTable
 from nvt_torchrec.training.checkpoint.run_state import RunState, copied
 from nvt_torchrec.training.launch.distributed import Group, gathered
+
+T = TypeVar("T")
 
 #: The rows that are copied at a time from the rows of out of vocabulary.
 _COPIED_ROWS = 65536
@@ -69,7 +71,7 @@ def load_state(
     return best
 
 
-def call_on_all_ranks(group: Group, path: Path, function: Callable[..., Any], *args: Any) -> Any:
+def call_on_all_ranks(group: Group, path: Path, function: Callable[..., T], *args: Any) -> T:
     """Call a function on every rank, and raise an error of any rank on all of them (collective).
 
     Args:
@@ -86,7 +88,8 @@ def call_on_all_ranks(group: Group, path: Path, function: Callable[..., Any], *a
             BadInputError, so that no other checkpoint is taken in its place.
         RuntimeError: Any other error of the function.
     """
-    value = error = cause = None
+    value: Any = None
+    error = cause = None
     try:
         value = function(*args)
     except Exception as raised:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
@@ -13,6 +13,8 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.training.launch.distributed import Group
+
+T = TypeVar("T", dict[str, Any], torch.Tensor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +66,7 @@ class RunState:
             torch.set_rng_state(tensors["random"][f"rank_{self.group.rank}"])
 
 
-def copied(state: Any) -> Any:
+def copied(state: T) -> T:
     """Copy a tensor, or a nested dict of tensors, to main memory."""
     if isinstance(state, dict):
         return {key: copied(value) for key, value in state.items()}

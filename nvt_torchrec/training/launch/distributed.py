@@ -156,9 +156,9 @@ def reduce_sum(group: Group, *values: float | torch.Tensor) -> list[float]:
     return total.tolist()
 
 
-def from_rank_0(group: Group, value: Any) -> Any:
+def from_rank_0(group: Group, value: T) -> T:
     """Return rank 0's ``value``, which must be picklable, on every rank (collective)."""
-    values = [value]
+    values: list[Any] = [value]
     dist.broadcast_object_list(values, src=0, group=group.cpu)
     return values[0]
 

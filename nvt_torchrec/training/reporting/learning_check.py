@@ -149,7 +149,7 @@ class LearningCheck:
             The warnings, to be logged at the end.
         """
         for split, by_label in metrics.items():
-            beside = {name: m for (of, name), m in baselines.items() if of == split}
+            beside = {name: m for (where, name), m in baselines.items() if where == split}
             for label, result in by_label.items():
                 of_label = {name: m[label] for name, m in beside.items() if label in m}
                 self._check_last(step, config, split, label, result, of_label)

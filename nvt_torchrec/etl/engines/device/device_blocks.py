@@ -250,7 +250,9 @@ def merge_runs(card: Card, runs: list[SortedRun]) -> SortedRun:
     with card.lane():
         together = zip(*(run.counts for run in runs), strict=True)
         merged = [merge_on_device(device, list(runs)) for runs in together]
-        counts = [Counts(device.download(of.values), device.download(of.counts)) for of in merged]
+        counts = [
+            Counts(device.download(run.values), device.download(run.counts)) for run in merged
+        ]
     return SortedRun(
         rows=sum(run.rows for run in runs),
         nulls=np.sum([run.nulls for run in runs], axis=0),

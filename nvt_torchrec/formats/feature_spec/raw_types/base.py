@@ -152,7 +152,7 @@ class RawType:
     # Python values
 
     def from_python(self, value: Any) -> Any:
-        """Convert one Python value; None if it is missing.
+        """Return one Python value as the type holds it; None if it is missing.
 
         Raises:
             ValueError: The column cannot hold it; the message is the reason.
