@@ -14,7 +14,7 @@
      └─ saving.Checkpoints.save         in a thread; directories: names, the newest ones, removal
           └─ saving.save_checkpoint     state → files, whole or absent
 
-The *state* is the tensors of a :class:`.run_state.RunState`, as nested dicts; the *record* is what
+The *state* is the tensors of a :class:`training.launch.run_state.RunState`; the *record* is what
 ``model.json`` says (:mod:`models.checkpoint.record`). What serving reads, too, is in
 :mod:`models.checkpoint`.
 """

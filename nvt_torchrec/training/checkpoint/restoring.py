@@ -21,8 +21,8 @@ from nvt_torchrec.models.checkpoint.reading import check_contents, errors_of, is
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.checkpoint.tensor_files import Window, read_tensors, read_windows
 from nvt_torchrec.training.checkpoint.growth import GrownTable
-from nvt_torchrec.training.checkpoint.run_state import RunState, copied
 from nvt_torchrec.training.launch.distributed import Group, gathered
+from nvt_torchrec.training.launch.run_state import RunState, copied
 
 T = TypeVar("T")
 

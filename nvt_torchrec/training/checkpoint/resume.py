@@ -22,8 +22,8 @@ from nvt_torchrec.models.config import ModelConfig, differences
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.training.checkpoint.directories import LATEST_FILE, set_aside
 from nvt_torchrec.training.checkpoint.restoring import call_on_all_ranks, load_state
-from nvt_torchrec.training.checkpoint.run_state import RunState
 from nvt_torchrec.training.launch.distributed import Group
+from nvt_torchrec.training.launch.run_state import RunState
 from nvt_torchrec.training.settings.train_settings import TrainSettings, table_optimizer
 
 log = logging.getLogger(__name__)

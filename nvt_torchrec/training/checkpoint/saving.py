@@ -45,8 +45,8 @@ from nvt_torchrec.models.checkpoint.record import (
 from nvt_torchrec.models.checkpoint.tensor_files import write_tensors
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.training.checkpoint.directories import LATEST_FILE, finished, remove
-from nvt_torchrec.training.checkpoint.run_state import copied
 from nvt_torchrec.training.launch.distributed import Group, gathered
+from nvt_torchrec.training.launch.run_state import copied
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +176,7 @@ def save_checkpoint(
 
     Args:
         path: The directory; missing or empty.
-        state: Nested dicts of tensors, see :meth:`.RunState.tensors`.
+        state: Nested dicts of tensors, see :meth:`training.launch.run_state.RunState.tensors`.
         config: The model's shape.
         record: JSON-ready facts about the training, kept in ``model.json``.
         group: This rank; its ``cpu`` group is used.

@@ -9,9 +9,9 @@ import torch
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.models.metrics import ByLabel, compute_metrics, groups_of
-from nvt_torchrec.training.checkpoint.run_state import RunState
 from nvt_torchrec.training.data.loaders import TrainBatch
 from nvt_torchrec.training.launch.distributed import gather_rows
+from nvt_torchrec.training.launch.run_state import RunState
 from nvt_torchrec.training.sharding.build import Pipeline
 
 

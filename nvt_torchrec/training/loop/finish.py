@@ -13,9 +13,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.selection import Selection
-from nvt_torchrec.training.checkpoint.run_state import RunState
 from nvt_torchrec.training.data.loaders import TrainBatch, make_sample, padded_batches
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0
+from nvt_torchrec.training.launch.run_state import RunState
 from nvt_torchrec.training.loop.evaluate import evaluate, predict
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 from nvt_torchrec.training.sharding.build import Pipeline

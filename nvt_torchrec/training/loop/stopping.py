@@ -6,8 +6,8 @@ import logging
 from typing import Any
 
 from nvt_torchrec.models.metrics import ByLabel
-from nvt_torchrec.training.checkpoint.run_state import RunState, copied
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0
+from nvt_torchrec.training.launch.run_state import RunState, copied
 from nvt_torchrec.training.optim.learning_rates import period
 from nvt_torchrec.training.reporting.progress import Progress
 from nvt_torchrec.training.settings.train_settings import TrainSettings

@@ -26,9 +26,9 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Build
 from nvt_torchrec.training.baselines.regression import Regression, Start
-from nvt_torchrec.training.checkpoint.run_state import RunState
 from nvt_torchrec.training.data.loaders import Loader, TrainBatch
 from nvt_torchrec.training.launch.distributed import Group
+from nvt_torchrec.training.launch.run_state import RunState
 from nvt_torchrec.training.optim.adam import leave_to_table_adam
 from nvt_torchrec.training.optim.combined import (
     combine_optimizers,
