@@ -53,7 +53,8 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
     "etl": {
         "check": {"finish", "state"},
         "commands": {"check", "engines", "extend", "guess"},
-        "engines": {"parts", "state", "units"},
+        "engines": {"events", "parts", "state", "units"},
+        "events": {"units"},
         "extend": {"check", "engines", "finish", "parts", "state", "units"},
         "finish": {"parts", "state", "units"},
         "guess": set(),

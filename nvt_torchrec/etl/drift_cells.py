@@ -207,7 +207,12 @@ def compared(spec: FeatureSpec) -> frozenset[str]:
 
     A day has one weekday, so these differ from the days before on every day.
     """
-    return frozenset(c.name for c in spec.features if c.derive is None or c.derive.reads != "time")
+    return frozenset(
+        column.name
+        for column in spec.features
+        if (column.derive is None or column.derive.reads != "time")
+        and column not in spec.aggregates
+    )
 
 
 @dataclasses.dataclass(frozen=True)

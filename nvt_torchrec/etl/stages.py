@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SettingsError
 from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.journal import refuse_changes
 from nvt_torchrec.base.files.validation import parse
@@ -199,6 +199,36 @@ class Stages:
                 report=bar.update,
             )
 
+    def sum_up_events(self, plan: UnitPlan, earlier: Path | None = None) -> None:
+        """Make what happened before each row, see :mod:`etl.events`; nothing without events.
+
+        Args:
+            plan: The units.
+            earlier: Of an extension, the directory of what is kept of the days before.
+        """
+        spec = self.settings.spec
+        if not spec.events:
+            return
+        from nvt_torchrec.etl.events.prepare import EarlierDays, prepare
+
+        if self.settings.engine == "nvtabular":
+            raise SettingsError(
+                "[events] with --engine nvtabular, which has no operator for them",
+                "leave --engine out",
+            )
+        days = EarlierDays.read(earlier, spec) if earlier else None
+        bar = show_progress("events", 2 * plan.estimated_rows())
+        with self.timer("events"), bar:
+            prepare(
+                plan,
+                spec,
+                self.work,
+                earlier=days,
+                threads=self.settings.threads,
+                reject=self._reject(plan),
+                report=bar.update,
+            )
+
     def count_and_encode(
         self,
         plan: UnitPlan,
@@ -261,6 +291,8 @@ class Stages:
         before = self._recorded_digest()
         try:
             description = write_workflow(started, report)
+            if description.spec.events:
+                self._write_events(description)
         except NoTrainingRowsError:  # nothing to resume
             shutil.rmtree(self.work / output.FIT, ignore_errors=True)
             raise
@@ -272,6 +304,14 @@ class Stages:
             )
         write_json(self.work / output.FITTED_FILE, {"digest": description.digest})
 
+    def _write_events(self, description: WorkflowDescription) -> None:
+        from nvt_torchrec.etl.events.prepare import write_kept
+
+        target = self.target
+        write_kept(
+            self.work, description.spec, target.workflow, description.digest, target.extension
+        )
+
     def _recorded_digest(self) -> str | None:
         """Return the digest of the workflow that was made; None if there is none."""
         file = self.work / output.FITTED_FILE
@@ -282,6 +322,7 @@ class Stages:
 
     def _is_whole(self) -> bool:
         """Return whether the workflow is the one recorded, and it and its state are whole."""
+        from nvt_torchrec.etl.events.prepare import EarlierDays
         from nvt_torchrec.workflows import compiled
         from nvt_torchrec.workflows.description import inspect
         from nvt_torchrec.workflows.extension.state import read_state
@@ -294,6 +335,8 @@ class Stages:
             compiled.load(self.target.workflow, verify=True)
             if self.settings.engine != "nvtabular":
                 read_state(self.target.extension, description)
+            if description.spec.events:
+                EarlierDays.read(self.target.extension, description.spec)
         except ClickLogError:
             return False
         return True

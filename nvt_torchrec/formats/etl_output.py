@@ -68,7 +68,7 @@ class EtlOutput:
         """
         files = [path for path in sorted(self.splits.rglob("*")) if path.is_file()]
         files = [path for path in files if path.suffix not in (".parquet", ".txt")]
-        files += self.extension.glob("state.json")  # not of NVTabular's own operators
+        files += self.extension.glob("*.json")  # not of NVTabular's own operators
         return {str(path.relative_to(self.root)): FileEntry.from_file(path) for path in files}
 
     def check_described(self, manifest: Manifest, remedy: str) -> None:

@@ -95,6 +95,10 @@ class RawRows:
         key: int64 [n], what the split goes by: the hash of a text
             (:func:`clicklog.text.assemble.hash_texts`) or microseconds since 1970 UTC; None if the
             split goes by no column, or the rows have no labels.
+        times: int64 [2, n], microseconds since 1970 UTC: when the event happened, and from when it
+            is known; None if the spec has no events, or the rows have no labels.
+        groups: int64 [groups, n], the hash of the key of each group of events; 0 where a column of
+            it is missing. None if the spec has no events.
     """
 
     label: np.ndarray | None
@@ -109,6 +113,8 @@ class RawRows:
     more_labels: np.ndarray | None = None
     weight: np.ndarray | None = None
     key: np.ndarray | None = None
+    times: np.ndarray | None = None
+    groups: np.ndarray | None = None
 
     def __len__(self) -> int:
         return self.dense_missing.shape[1]
@@ -190,6 +196,8 @@ def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
         more_labels=np.empty((more, 0), np.uint8) if label and more else None,
         weight=np.empty(0, np.float32) if label and spec.weight else None,
         key=np.empty(0, np.int64) if label and spec.split.column else None,
+        times=np.empty((2, 0), np.int64) if label and spec.events else None,
+        groups=np.empty((len(spec.groups), 0), np.int64) if spec.events else None,
     )
 
 

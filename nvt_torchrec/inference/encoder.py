@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from nvt_torchrec.base.versions import import_name
-from nvt_torchrec.clicklog.in_memory.frames import read_columns, read_dicts
+from nvt_torchrec.clicklog.in_memory.frames import read_aggregates, read_columns, read_dicts
 from nvt_torchrec.clicklog.in_memory.value_errors import (
     NOT_A_LIST,
     InvalidRowError,
@@ -24,6 +24,7 @@ from nvt_torchrec.formats.feature_spec.raw_types.base import EMPTY_ITEM, MESSAGE
 from nvt_torchrec.formats.feature_spec.read_plan import AS_IT_IS
 from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, dense_dtype, mask_of_rows
 from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.event_state import add_aggregates
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -98,12 +99,30 @@ class Encoder:
         are_dicts = isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows)
         try:
             if not are_dicts:
-                return read_columns(rows, self.spec)
+                return self._add_events(read_columns(rows, self.spec), rows)
             if self._reader is not None and len(rows) < MANY_ROWS:
                 return self._reader.read(rows)
-            return read_dicts(rows, self.spec)
+            return self._add_events(read_dicts(rows, self.spec), rows)
         except InvalidRowError as error:
             raise add_remedy(error, self.spec) from None
+
+    def _add_events(self, read: RawRows, rows: Any) -> RawRows:
+        """Add the aggregates to rows that were read: those of the caller, else the state's."""
+        if self.workflow.events is None or read.groups is None:
+            return read
+        values = self.workflow.events.values(read.groups)
+        if isinstance(rows, list | tuple):
+            given = {c.name for c in self.spec.aggregates if any(c.name in row for row in rows)}
+            columns = {name: [row.get(name) for row in rows] for name in given}
+            there = {name: np.array([name in row for row in rows]) for name in given}
+        else:
+            columns, there = rows, {}
+        numbers = read_aggregates(columns, self.spec)
+        for j, column in enumerate(self.spec.aggregates):
+            if column.name in numbers:
+                mask = there.get(column.name, True)
+                values[j] = np.where(mask, numbers[column.name], values[j])
+        return add_aggregates(read, self.spec, values)
 
 
 def _list_parser(parse_item: Callable[[Any], Any]) -> Callable[[Any], list | None]:
@@ -122,9 +141,13 @@ def _list_parser(parse_item: Callable[[Any], Any]) -> Callable[[Any], list | Non
 
 def reads_plainly(spec: FeatureSpec) -> bool:
     """Whether each column is one source, read without rules, as :class:`RowReader` reads it."""
-    return spec.input.decimal == "." and all(
-        column.derive is None and dataclasses.replace(column.reading, sources=()) == AS_IT_IS
-        for column in spec.features
+    return (
+        not spec.events
+        and spec.input.decimal == "."
+        and all(
+            column.derive is None and dataclasses.replace(column.reading, sources=()) == AS_IT_IS
+            for column in spec.features
+        )
     )
 
 

@@ -92,8 +92,12 @@ def read_features(columns: Any, spec: FeatureSpec, names: Sequence[str]) -> Feat
         places[spec.weight] = (plan.weight,)
     described = {column.name: column for column in spec.features}
     places |= dict(zip(spec.feature_names, (*plan.dense, *plan.categorical), strict=True))
+    every = list(plan.reads)
+    for column in spec.aggregates:
+        places[column.name] = (len(every),)
+        every.append(Read(column.name, "float"))
     needed = sorted({index for name in names for index in places[name]})
-    reads = [plan.reads[index] for index in needed]
+    reads = [every[index] for index in needed]
     converted = dict(zip(needed, _convert_reads(columns, reads, spec), strict=True))
     features = {}
     for name in names:
@@ -144,6 +148,24 @@ def _convert_reads(columns: Any, reads: Sequence[Read], spec: FeatureSpec) -> li
             error = InvalidRowError(row, read.source, f"{column.show(row)}: {reason}")
             raise add_remedy(error, spec)
     return converted
+
+
+def read_aggregates(columns: Any, spec: FeatureSpec) -> dict[str, np.ndarray]:
+    """Return the aggregates that a frame, a table or a dict of arrays has, instead of the state's.
+
+    Returns:
+        By column float64 [n]; NaN where missing.
+
+    Raises:
+        InvalidRowError: A column cannot hold a value.
+    """
+    held, _ = _opened(columns)
+    names = [column.name for column in spec.aggregates if column.name in held]
+    features = read_features(columns, spec, names) if names else {}
+    return {
+        name: np.where(missing, np.nan, np.asarray(values))
+        for name, (values, missing) in features.items()
+    }
 
 
 def read_dicts(rows: Sequence[Mapping[str, Any]], spec: FeatureSpec) -> RawRows:

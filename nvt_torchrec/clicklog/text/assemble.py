@@ -59,7 +59,7 @@ def assemble(
     first_wrong = np.full(rows, -1)  # the first wrong field of a row is described
     for index, column in enumerate(converted):
         wrong = column.code != 0
-        if index in (plan.weight, plan.key):
+        if index in (plan.weight, plan.key, *plan.times):
             wrong = wrong | column.missing
         if wrong.any():
             first_wrong[wrong & (first_wrong < 0)] = index
@@ -72,6 +72,8 @@ def assemble(
     categorical: list[Any] = []
     missing = [empty_mask(len(spec.dense), rows), empty_mask(len(spec.categorical), rows)]
     for j, column in enumerate(spec.dense):
+        if column.aggregate:  # computed later, of other rows
+            continue
         dense[j], absent = feature(column, [converted[index] for index in plan.dense[j]])
         add_missing(missing[0], j, absent)
     for j, column in enumerate(spec.categorical):
@@ -91,6 +93,8 @@ def assemble(
         more_labels=np.stack(labels[1:]) if len(labels) > 1 else None,
         weight=weight,
         key=key,
+        times=_event_times(spec, [converted[index].values for index in plan.times]),
+        groups=_hash_groups([[converted[index] for index in of] for of in plan.groups]),
     )
     bad = np.flatnonzero(first_wrong >= 0)
     if not len(bad):
@@ -105,6 +109,8 @@ def assemble(
             what = f"column {read.source}: {value}: {RAW_TYPES[read.raw].message(code)}"
             return BadRow(row, what, read.source, text(row), correct_or(remedy))
         role = "weight" if index == plan.weight else "column by which rows are split"
+        if index in plan.times and index != plan.key:
+            role = "time of an event"
         what = f"column {read.source}: {value}: the {role} must not be missing"
         return BadRow(row, what, read.source, text(row))
 
@@ -114,6 +120,27 @@ def assemble(
         bad=[described(row) for row in shown.tolist()],
         bad_count=len(bad),
     )
+
+
+def _event_times(spec: FeatureSpec, times: list[np.ndarray]) -> np.ndarray | None:
+    """Return ``RawRows.times`` of the columns with times."""
+    if not times or spec.events is None:
+        return None
+    return np.stack([times[0], times[1] if len(times) > 1 else times[0] + spec.events.delay])
+
+
+def _hash_groups(groups: list[list[Converted]]) -> np.ndarray | None:
+    """Return ``RawRows.groups`` of the columns of each group's key."""
+    if not groups:
+        return None
+    hashed = []
+    for columns in groups:
+        key = hash_texts(columns[0].values)
+        missing = columns[0].missing
+        for column in columns[1:]:
+            key, missing = join_hashes(key, hash_texts(column.values)), missing | column.missing
+        hashed.append(np.where(missing, 0, np.where(key == 0, 1, key)))
+    return np.stack(hashed)
 
 
 def feature(
@@ -174,6 +201,15 @@ def hash_texts(values: pa.StringArray) -> np.ndarray:
     """Hash strings [n]; int64 [n]. The hash of a text never changes between versions."""
     offsets, data = string_parts(values)
     return _hash_texts(offsets, data).view(np.int64)
+
+
+@compiled()
+def join_hashes(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Hash the pairs of two hashes, int64 [n] each; int64 [n]."""
+    joined = np.empty(len(first), np.int64)
+    for i in range(len(first)):
+        joined[i] = np.int64(mix(mix(np.uint64(first[i])) + np.uint64(second[i])))
+    return joined
 
 
 @compiled()

@@ -58,7 +58,7 @@ def plain_layouts(spec: FeatureSpec) -> list[LineLayout]:
     names = spec.file_columns(label=True)
     layouts: dict[int, LineLayout] = {}
     absent: set[str] = set()
-    for unread in ((), plan.labels, (plan.weight,), (plan.key,)):
+    for unread in ((), plan.labels, (plan.weight,), (plan.key,), plan.times):
         absent |= {plan.reads[index].source for index in unread if index is not None} - features
         fields = tuple(name for name in names if name not in absent)
         layouts.setdefault(len(fields), LineLayout(fields, label=not absent))

@@ -25,6 +25,8 @@ from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engines import counting
 from nvt_torchrec.etl.engines.counting import Counts, merge
 from nvt_torchrec.etl.engines.runs import Runs
+from nvt_torchrec.etl.events.event_values import EventValues
+from nvt_torchrec.etl.events.prepare import open_values
 from nvt_torchrec.etl.state.output import FIT
 from nvt_torchrec.etl.units.unit_plan import Unit
 from nvt_torchrec.etl.units.writing import NoTrainingRowsError, UnitResult
@@ -58,6 +60,11 @@ class Job:
     reject: bool | int = False
     workers: int = 1
     strict_gpu: bool = False
+
+    @property
+    def events(self) -> EventValues | None:
+        """The aggregates of the rows; None for a spec without events."""
+        return open_values(self.work, self.spec)
 
 
 def open_runs(job: Job, blocks: list[Block], *, ahead: int = 1) -> Runs:

@@ -24,6 +24,7 @@ from nvt_torchrec.etl.engines import counting
 from nvt_torchrec.etl.engines.counting import Counts, count, merge, moments
 from nvt_torchrec.etl.engines.engine import Engine, Report, open_runs
 from nvt_torchrec.etl.engines.runs import SortedRun
+from nvt_torchrec.etl.events.event_values import EventValues
 from nvt_torchrec.etl.units.unit_plan import Unit, group_by_block
 from nvt_torchrec.etl.units.writing import (
     Encoded,
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
     from nvt_torchrec.workflows.compiled import CompiledWorkflow
 
 
-def count_block(block: Block, spec: FeatureSpec, reject: bool | int) -> SortedRun:
+def count_block(
+    block: Block, spec: FeatureSpec, reject: bool | int, events: EventValues | None = None
+) -> SortedRun:
     """Count the categories of a block, and compute the moments of its dense columns.
 
     Of a divided block, only the rows for training are counted.
@@ -51,6 +54,7 @@ def count_block(block: Block, spec: FeatureSpec, reject: bool | int) -> SortedRu
         block: The block.
         spec: The columns.
         reject: Whether to leave malformed rows out instead of raising.
+        events: The aggregates of the rows, if the spec has any.
 
     Raises:
         BadRowError: A row is malformed.
@@ -61,6 +65,8 @@ def count_block(block: Block, spec: FeatureSpec, reject: bool | int) -> SortedRu
     of_pieces = [np.zeros((len(spec.dense), 4))]
     rows_read = 0
     pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=counting.PIECE_BYTES)
+    if events:
+        pieces = events.add(pieces, block)
     for (rows,) in divide_rows(pieces, block, ["train"]):
         rows_read += len(rows)
         missing += count_missing(rows.categorical_missing, len(columns))
@@ -91,16 +97,23 @@ def _count_column(pieces: list[CategoryValues], column: CategoricalColumn, missi
 
 
 def encode_block(
-    units: tuple[Unit, ...], workflow: CompiledWorkflow, work: Path, *, reject: bool | int
+    units: tuple[Unit, ...],
+    workflow: CompiledWorkflow,
+    work: Path,
+    *,
+    reject: bool | int,
+    events: EventValues | None = None,
 ) -> tuple[list[UnitResult], list[Written]]:
     """Read the units of a block, encode them and write their parts.
 
-    Takes, returns and raises what :func:`etl.units.writing.write_units` does.
+    Takes, returns and raises what :func:`etl.units.writing.write_units` and :func:`count_block` do.
     """
     block = units[0].block
     pieces = read_block_chunks(
         block, workflow.spec, reject=reject, chunk_bytes=counting.PIECE_BYTES
     )
+    if events:
+        pieces = events.add(pieces, block)
     return write_units(units, pieces, functools.partial(_encode_rows, workflow), work)
 
 
@@ -127,7 +140,7 @@ class Threads(Engine):
             def count_one(turn: int, index: int) -> int:
                 log.debug("begin fit %s:%d", blocks[index].source, blocks[index].begin)
                 _read_ahead(to_read, turn, workers, job.spec)
-                run = count_block(blocks[index], job.spec, job.reject)
+                run = count_block(blocks[index], job.spec, job.reject, job.events)
                 runs.add(index, run)
                 return run.rows
 
@@ -144,7 +157,9 @@ class Threads(Engine):
         def encode_one(turn: int, group: tuple[Unit, ...]) -> list[UnitResult]:
             log.debug("begin %s", group[0].file)
             _read_ahead(blocks, turn, job.workers, loaded.spec)
-            results, written = encode_block(group, loaded, job.work, reject=job.reject)
+            results, written = encode_block(
+                group, loaded, job.work, reject=job.reject, events=job.events
+            )
             syncer.add(written, results)
             return results
 

@@ -6,6 +6,7 @@ import dataclasses
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.derivations import Derivation
+from nvt_torchrec.formats.feature_spec.events import Aggregate
 from nvt_torchrec.formats.feature_spec.field_checks import check, check_registered, one_of
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.raw_types import (
@@ -144,7 +145,8 @@ class DenseColumn:
     """A dense column, which holds numbers. ``fill`` replaces missing values.
 
     ``transform`` is one of ``DENSE_TRANSFORMS``; "" stands for that of the spec. ``reading`` says
-    how the column is read, ``derive`` how it is computed from what is read, if it is.
+    how the column is read, ``derive`` how it is computed from what is read, if it is. A column with
+    an ``aggregate`` is not read: it is computed from the events before the row.
     """
 
     name: str
@@ -153,6 +155,7 @@ class DenseColumn:
     transform: str = ""
     reading: Reading = AS_IT_IS
     derive: Derivation | None = None
+    aggregate: Aggregate | None = None
 
     def __post_init__(self) -> None:
         where = f"column {self.name}: "

@@ -18,6 +18,7 @@ from nvt_torchrec.formats.feature_spec.columns import (
     DenseColumn,
     InputFormat,
 )
+from nvt_torchrec.formats.feature_spec.events import Events, HistoryRule, check_split
 from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.read_plan import AS_IT_IS, LabelRule, Read, ReadPlan
@@ -52,6 +53,9 @@ class FeatureSpec:
         label_rules: The labels, ``label`` first; (): one label of 0 and 1.
         weight: The column of the file that weights a row in training and metrics; "" for none.
         split: Which rows are for training, validation and test.
+        events: When the events happened that aggregates and histories are made of; None if there
+            are neither.
+        histories: The histories.
     """
 
     label: str
@@ -62,6 +66,8 @@ class FeatureSpec:
     label_rules: tuple[LabelRule, ...] = ()
     weight: str = ""
     split: Split = BY_DAYS
+    events: Events | None = None
+    histories: tuple[HistoryRule, ...] = ()
 
     def __post_init__(self) -> None:
         if self.label_rules and self.label_rules[0].name != self.label:
@@ -97,6 +103,7 @@ class FeatureSpec:
                     f"column {column.name} is made of {label}, from which the label comes",
                     "leave it out: the model would see what it has to predict",
                 )
+        self._check_events()
         for name, columns in self.vocabularies.items():
             _check_shared(name, columns)
             if name in names and name not in {column.name for column in columns}:
@@ -105,6 +112,41 @@ class FeatureSpec:
                     "column, which does not share it",
                     "choose another name",
                 )
+
+    def _check_events(self) -> None:
+        if (self.events is None) != (not self.groups):
+            what, remedy = ("aggregates or histories", "[events]")
+            if self.events:
+                what, remedy = ("[events]", "an [[aggregate]] or a [[history]]")
+            raise SettingsError(f"{what}, but no {remedy}", f"add {remedy}, or remove {what}")
+        if self.events:
+            check_split(self.split.by, self.split.column, self.groups)
+        for column in self.aggregates:
+            assert column.aggregate is not None
+            if column.aggregate.label and column.aggregate.label not in self.labels:
+                raise SettingsError(
+                    f"aggregate {column.name}: label = {column.aggregate.label!r}",
+                    one_of(self.labels),
+                )
+        single = {column.name for column in self.categorical if not column.multi_hot}
+        for rule in self.histories:
+            check(
+                rule,
+                f"history {rule.name}: ",
+                ("columns", set(rule.columns) <= single, "name categorical columns of one value"),
+                ("where", rule.where in ("", *self.labels), one_of(self.labels)),
+            )
+
+    @property
+    def aggregates(self) -> list[DenseColumn]:
+        """The dense columns that are computed from the events before a row."""
+        return [column for column in self.dense if column.aggregate]
+
+    @functools.cached_property
+    def groups(self) -> list[tuple[str, ...]]:
+        """The columns of the key of each group of events."""
+        of = [column.aggregate.of for column in self.dense if column.aggregate]
+        return list(dict.fromkeys([*of, *(rule.of for rule in self.histories)]))
 
     @property
     def columns(self) -> list[str]:
@@ -155,6 +197,7 @@ class FeatureSpec:
             return reads.setdefault(read, len(reads))
 
         labels: tuple[int, ...] = ()
+        times: tuple[int, ...] = ()
         weight = key = None
         if label:
             rules = self.label_rules or (LabelRule(self.label),)
@@ -166,14 +209,25 @@ class FeatureSpec:
                 raw = "time" if self.split.by == "time" else "string"
                 read = Read(self.split.column, raw, trim=True, time_format=self.split.time_format)
                 key = place(read)
+            if self.events:
+                sources = filter(None, (self.events.time, self.events.source))
+                how = self.events.time_format
+                times = tuple(place(Read(s, "time", trim=True, time_format=how)) for s in sources)
         return ReadPlan(
             dense=tuple(tuple(map(place, _reads(column))) for column in self.dense),
             categorical=tuple(tuple(map(place, _reads(column))) for column in self.categorical),
-            reads=tuple(reads),
+            groups=tuple(tuple(place(self._key_read(name)) for name in of) for of in self.groups),
+            times=times,
+            reads=tuple(reads),  # after all places
             labels=labels,
             weight=weight,
             key=key,
         )
+
+    def _key_read(self, name: str) -> Read:
+        """Return how a column of a key is read: as text; what its feature reads as null is null."""
+        named = [c.reading for c in self.categorical if (c.reading.sources or (c.name,)) == (name,)]
+        return Read(name, "string", nulls=named[0].nulls if named else (), trim=True)
 
     def sources(self, *, label: bool) -> list[str]:
         """Return the columns of the file that are read, each once, in the order of the plan."""
@@ -226,7 +280,7 @@ class FeatureSpec:
         one hex32 value in each row, and a mask of missing values is one word.
         """
         line, separator = self.input.max_line_kb, self.input.list_separator
-        ruled = self.label_rules or self.weight or self.split.column
+        ruled = self.label_rules or self.weight or self.split.column or self.events
         return (
             not ruled
             and all(c.reading == AS_IT_IS and c.derive is None for c in self.features)
@@ -235,6 +289,11 @@ class FeatureSpec:
             and all(column.raw == "int32" for column in self.dense)
             and all(column.raw == "hex32" and not column.multi_hot for column in self.categorical)
         )
+
+    def drop_events(self) -> FeatureSpec:
+        """Return the spec with aggregates that are read, as a program without their state does."""
+        dense = tuple(dataclasses.replace(column, aggregate=None) for column in self.dense)
+        return dataclasses.replace(self, dense=dense, events=None, histories=())
 
     def replace_policy(self, **policy: int) -> FeatureSpec:
         """Return the spec with vocabulary settings (``freq_threshold=…`` …) on every vocabulary.
@@ -255,7 +314,12 @@ class FeatureSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a form for JSON, which :meth:`from_dict` reads."""
-        return dataclasses.asdict(self)
+        value = dataclasses.asdict(self)
+        if not self.events:  # a spec without them is as it was before there were any
+            del value["events"], value["histories"]
+            for column in value["dense"]:
+                del column["aggregate"]
+        return value
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> FeatureSpec:
@@ -264,7 +328,9 @@ class FeatureSpec:
 
 
 def _reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
-    """Return what a column is read or derived from."""
+    """Return what a column is read or derived from; nothing for an aggregate."""
+    if isinstance(column, DenseColumn) and column.aggregate:
+        return []
     reading = column.reading
     return [
         Read(

@@ -118,7 +118,10 @@ class ReadPlan:
         labels: The index in ``reads`` of each label, the main one first; () without labels.
         weight: That of the weight; None if there is none.
         key: That of the column by which rows are split; None if there is none.
-        dense: Those of the sources of each dense column.
+        times: Those of the time of an event and, of a spec that names one, of the time from which
+            it is known; () without labels.
+        groups: Those of the columns of the key of each group of events.
+        dense: Those of the sources of each dense column; () for an aggregate.
         categorical: Those of the sources of each categorical column.
     """
 
@@ -128,3 +131,5 @@ class ReadPlan:
     key: int | None
     dense: tuple[tuple[int, ...], ...]
     categorical: tuple[tuple[int, ...], ...]
+    times: tuple[int, ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()

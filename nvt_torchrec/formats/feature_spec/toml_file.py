@@ -57,6 +57,26 @@ All keys of a spec; those that are optional say so, or show their default::
     num_buckets = 10              # optional, with either of them: ids for hashed rare values
     hash_buckets = 1000           # instead of the three: no vocabulary, ids by hash alone
 
+    [events]                      # with aggregates or histories: docs/events.md
+    time = "time"                 # the column with the time of a row; time_format as below
+    known = "1h"                  # an event counts from its time plus this; default: from its time
+    # from = "arrived"            # instead: the column with the time from which it counts
+    cut = "event"                 # or "day": what is known before the row's day (UTC) counts
+
+    [[aggregate]]                 # dense columns user_count, user_rate and user_since
+    of = ["user"]                 # columns of the file: the key
+    values = ["count", "rate", "since"]
+    window = "30d"                # optional: events count so long
+    label = "clicked"             # of rate; default: the first label
+    smoothing = 20                # of rate, optional: the weight of the rate of all events
+
+    [[history]]
+    name = "recent"
+    of = ["user"]
+    columns = ["item"]            # categorical columns of one value
+    where = "clicked"             # optional: only events with this label
+    kept = 1000                   # events of a key kept for further days and inference
+
     # in [[dense]] and [[categorical]], all optional:
     from = "age"                  # the column of the file; default: the name
     nulls = ["?", "NA"]           # texts that mean a missing value
@@ -105,8 +125,9 @@ How text is read:
   lines; skipped lines and the header are rows.
 - Latin-1 becomes UTF-8, also in errors and quarantine files.
 
-Without a header and ``columns``, the fields of a line are labels, weight, the split's column, dense
-and categorical columns, in the order of the spec, those with the same ``from`` once. With a header,
+Without a header and ``columns``, the fields of a line are labels, weight, the split's column, the
+times of events, dense and categorical columns and those of keys, in the order of the spec, those
+with the same ``from`` once. With a header,
 and in JSON and parquet, columns are found by name, fields of structs as ``s.c``; further ones are
 ignored.
 """
@@ -124,6 +145,12 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.validation import convert, read_regular
 from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.feature_spec.derivations import Derivation
+from nvt_torchrec.formats.feature_spec.events import (
+    AGGREGATE_VALUES,
+    Aggregate,
+    Events,
+    HistoryRule,
+)
 from nvt_torchrec.formats.feature_spec.feature_spec import MAX_COLUMNS, FeatureSpec, did_you_mean
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Reading
 from nvt_torchrec.formats.feature_spec.split import Split
@@ -182,7 +209,10 @@ def _source(path: Path | str) -> Any:
 
 
 def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
-    known = {"label", "dense", "categorical", "dense_transform", "input", "weight", "split"}
+    known = {
+        "label", "dense", "categorical", "dense_transform", "input", "weight", "split",
+        "events", "aggregate", "history",
+    }  # fmt: skip
     _check_keys(value, known, source)
     given = value.get("input", {})
     _check_keys(given, _fields(InputFormat) | set(_OF_ALL_COLUMNS), source)
@@ -193,14 +223,54 @@ def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
     plain = len(labels) == 1 and labels[0] == LabelRule(labels[0].name)
     return FeatureSpec(
         label=labels[0].name,
-        dense=_columns(value.get("dense", []), DenseColumn, defaults, source),
+        dense=(
+            *_columns(value.get("dense", []), DenseColumn, defaults, source),
+            *_aggregates(value.get("aggregate", []), labels[0].name, source),
+        ),
         categorical=_columns(value.get("categorical", []), CategoricalColumn, defaults, source),
         dense_transform=value.get("dense_transform", "log_normalize"),
         input=_make(InputFormat, given),
         label_rules=() if plain else labels,
         weight=value.get("weight", {}).get("name", ""),
         split=_split(value.get("split", {}), source),
+        events=_events(value["events"], source) if "events" in value else None,
+        histories=tuple(_history(block, source) for block in value.get("history", [])),
     )
+
+
+def _events(block: Any, source: str) -> Events:
+    _check_keys(block, {*_fields(Events) - {"source"}, "from"}, source)
+    options = dict(block)
+    if "from" in options:
+        options["source"] = options.pop("from")
+    return _make(Events, options, "events: ")
+
+
+def _aggregates(blocks: Any, label: str, source: str) -> list[DenseColumn]:
+    """Return the columns of ``[[aggregate]]``, one for each of its values."""
+    columns = []
+    for block in blocks:
+        _check_keys(block, {*_fields(Aggregate) - {"value"}, "values"}, source)
+        options = {key: value for key, value in block.items() if key != "values"}
+        for value in _list(block.get("values", list(AGGREGATE_VALUES))):
+            own = {"value": value, **options}
+            own.setdefault("label", label)
+            for key in ("label", "smoothing") if value != "rate" else ():
+                own.pop(key, None)
+            if value == "since":
+                own.pop("window", None)
+            aggregate = _make(Aggregate, {**own, "of": _list(own.get("of", []))}, "aggregate: ")
+            transform, fill = AGGREGATE_VALUES[value]
+            columns.append(
+                DenseColumn(aggregate.name, fill, "float", transform=transform, aggregate=aggregate)
+            )
+    return columns
+
+
+def _history(block: Any, source: str) -> HistoryRule:
+    _check_keys(block, _fields(HistoryRule), source)
+    lists = {key: _list(block[key]) for key in ("of", "columns") if key in block}
+    return _make(HistoryRule, {**block, **lists}, f"history {block.get('name')}: ")
 
 
 def _make(kind: type[T], options: dict[str, Any], where: str = "") -> T:
@@ -239,7 +309,7 @@ def _list(given: Any) -> Any:
 
 
 def _columns(blocks: list[dict], kind: type, defaults: dict[str, Any], source: str) -> tuple:
-    fields = _fields(kind) - {"name", "reading", "derive"}
+    fields = _fields(kind) - {"name", "reading", "derive", "aggregate"}
     allowed = {*fields, "names", *_READING, *_DERIVATION}
     if not isinstance(blocks, list):
         raise SettingsError(

@@ -6,6 +6,7 @@ PyTorch's exporter makes of :class:`Scores`.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import warnings
 from pathlib import Path
@@ -114,8 +115,11 @@ def export_onnx(bundle: Path, output: Path) -> None:
 
 def write_model(bundle: Path, directory: Path) -> Predictor:
     """Write ``model.onnx``, and perhaps its tables, into a directory; return the bundle's model."""
-    predictor = Predictor.load(bundle, check=True)
-    description = inspect(bundle / WORKFLOW)
+    predictor, description = Predictor.load(bundle, check=True), inspect(bundle / WORKFLOW)
+    spec = description.spec.drop_events()
+    description = dataclasses.replace(description, spec=spec)
+    workflow = dataclasses.replace(predictor.workflow, spec=spec, events=None)
+    predictor = Predictor(workflow, predictor.model)
     graph = Graph()
     encoded = encode(graph, description, bundle / WORKFLOW)
     size = vocabulary_bytes(graph)

@@ -53,6 +53,7 @@ from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.head import Head, build_head
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.event_state import event_files
 
 FORMAT = Format(
     "nvt-torchrec bundle",
@@ -151,7 +152,8 @@ def save_bundle(
     """Put a workflow and a model on the CPU into a new directory ``path``."""
     description = inspect(workflow)
     with new_directory(path) as temporary:
-        for name in (METADATA_FILE, *description.files, *compiled.FILES):
+        events = event_files(description.spec)
+        for name in (METADATA_FILE, *description.files, *compiled.FILES, *events):
             file = temporary / WORKFLOW / name
             file.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(workflow / name, file)

@@ -30,6 +30,7 @@ from nvt_torchrec.workflows.compiled.compiler import (
 )
 from nvt_torchrec.workflows.compiled.dense import DensePlan
 from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.event_state import EventState
 
 #: int32 [n], or lists: offsets int32 [n + 1], values int32.
 Ids: TypeAlias = np.ndarray | Jagged
@@ -75,12 +76,14 @@ class CompiledWorkflow:
         schema: Of the data it writes.
         digest: Of the workflow it was compiled from; see :mod:`workflows.description`.
         path: The directory of the workflow, without symbolic links.
+        events: What happened before, as of the last day of the ETL; None for a spec without events.
     """
 
     spec: FeatureSpec
     schema: TableSchema
     digest: str
     path: Path
+    events: EventState | None
     _dense: DensePlan
     _words: np.ndarray
     _text: np.ndarray
@@ -92,12 +95,15 @@ class CompiledWorkflow:
         """Encode rows that were read with this spec.
 
         Thread-safe; holds the interpreter lock for a few µs a column. Except for lists and strings,
-        only the result is allocated.
+        only the result is allocated. Rows whose aggregates were not added, as the ETL does, get
+        those of ``events``.
 
         Raises:
             BadInputError: A file of the compiled workflow was written to since it was opened.
         """
         self._check()
+        if self.events is not None and rows.groups is not None:
+            rows = self.events.add(rows)
         dense = np.empty((len(self.spec.dense), len(rows)), np.float32)
         self._dense.transform(rows.dense, rows.dense_missing, dense)
         tallies = np.zeros((len(self.spec.categorical), 2), np.int64)
@@ -228,6 +234,7 @@ def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
         schema=description.table_schema,
         digest=description.digest,
         path=path.resolve(),
+        events=_open_events(path, description, verify),
         _dense=dense,
         _words=words,
         _text=text,
@@ -235,6 +242,11 @@ def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
         _places=places,
         _mapped=mapped,
     )
+
+
+def _open_events(path: Path, description: WorkflowDescription, verify: bool) -> EventState | None:
+    spec, digest = description.spec, description.digest
+    return EventState.load(path, spec, digest, verify=verify) if spec.events else None
 
 
 def _read_plan(path: Path, description: WorkflowDescription) -> CompiledPlan:

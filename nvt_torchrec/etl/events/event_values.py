@@ -1,0 +1,115 @@
+"""The values of aggregates: of the rows of a block, and of each key after the last row."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from nvt_torchrec.clicklog.readers.log_format import Block
+from nvt_torchrec.etl.events.extract import ROW, ROW_SHIFT, TIME, EventFiles
+from nvt_torchrec.etl.events.sums import GroupSums, cut_times, sums_of_groups
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.derivations import HOUR
+from nvt_torchrec.formats.feature_spec.events import parse_duration
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.workflows.event_state import add_aggregates
+
+#: Microseconds in a second.
+_SECOND = 1e6
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelRates:
+    """What rates are smoothed by.
+
+    Attributes:
+        smoothing: By rate, the weight of the rate of all events, in events.
+        rate: By label, its rate in the training rows, which counts as one event.
+        hours: See :func:`etl.events.sums.count_hours`.
+        labels: The names of the labels, in the order of ``hours``.
+    """
+
+    smoothing: Mapping[str, float]
+    rate: Mapping[str, float]
+    hours: np.ndarray
+    labels: tuple[str, ...]
+
+    def before(self, label: str, times: np.ndarray) -> np.ndarray:
+        """Return the rate of all events known before the hours of some times, float64 [n]."""
+        row = 2 + self.labels.index(label)
+        sums = np.pad(np.cumsum(self.hours[[1, row]], axis=1), ((0, 0), (1, 0)))
+        events, positives = sums[:, np.searchsorted(self.hours[0], times // HOUR)]
+        return (positives + self.rate[label]) / (events + 1)
+
+
+def aggregate_values(
+    spec: FeatureSpec, group: GroupSums, rates: LabelRates, sums: np.ndarray, cuts: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return the values of a group's aggregates, float64 [n] by column; NaN where missing.
+
+    Args:
+        spec: The columns.
+        group: The group.
+        rates: What rates are smoothed by.
+        sums: int64 [sums, n], see :class:`etl.events.sums.GroupSums`.
+        cuts: int64 [n], the times before which events were summed up.
+    """
+    values = {}
+    for column in spec.aggregates:
+        aggregate = column.aggregate
+        if aggregate is None or aggregate.of != group.of:
+            continue
+        window = parse_duration(aggregate.window)
+        count = sums[group.sums.index((window, -1))]
+        if aggregate.value == "count":
+            values[column.name] = count.astype(np.float64)
+        elif aggregate.value == "since":
+            since = np.log1p(np.maximum(cuts - np.where(count > 0, sums[-1], cuts), 0) / _SECOND)
+            values[column.name] = np.where(count > 0, since, np.nan)
+        else:
+            positives = sums[group.sums.index((window, spec.labels.index(aggregate.label)))]
+            weight = rates.smoothing[column.name]
+            prior = rates.before(aggregate.label, cuts)
+            values[column.name] = (positives + weight * prior) / (count + weight)
+    return values
+
+
+class EventValues:
+    """Adds the aggregates to the rows of blocks.
+
+    Args:
+        spec: The columns.
+        directory: Of the files of the run's events.
+        rates: What rates are smoothed by.
+    """
+
+    def __init__(self, spec: FeatureSpec, directory: Path, rates: LabelRates) -> None:
+        self._spec, self._files, self._rates = spec, EventFiles(directory), rates
+        self._groups = sums_of_groups(spec)
+
+    def read_values(self, block: Block) -> np.ndarray:
+        """Return the aggregates of a block's rows, float64 [aggregates, n]; NaN where missing."""
+        columns: dict[str, np.ndarray] = {}
+        for number, group in enumerate(self._groups):
+            events = np.load(self._files.events(block, number), mmap_mode="r")
+            sums = np.load(self._files.sums(block, number), mmap_mode="r")
+            cuts = cut_times(self._spec, events[TIME])
+            row = events[ROW] >> ROW_SHIFT
+            for name, values in aggregate_values(
+                self._spec, group, self._rates, sums, cuts
+            ).items():
+                columns[name] = np.empty_like(values)
+                columns[name][row] = values
+        return np.stack([columns[column.name] for column in self._spec.aggregates])
+
+    def add(self, pieces: Iterable[RawRows], block: Block) -> Iterator[RawRows]:
+        """Yield rows of a block, which come in their order, with their aggregates."""
+        values = self.read_values(block)
+        begin = 0
+        for rows in pieces:
+            end = begin + len(rows)
+            yield add_aggregates(rows, self._spec, values[:, begin:end])
+            begin = end

@@ -1,0 +1,249 @@
+"""Make the events of a run or an extension, and what is kept of them.
+
+The workflow gets what inference needs (:mod:`workflows.event_state`). ``OUT/extension`` gets what
+further days need::
+
+    events.json         newest time, smoothing, rates of labels; size and SHA-256 of the others
+    events.hours.npy    see :func:`.sums.count_hours`
+    events.N.npy        int64 [4 + labels, n]: of group N the key, from when it is known, the time,
+                        the number of events, and of those with each label
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
+from nvt_torchrec.base.files.mapping import MappedArray
+from nvt_torchrec.base.threads import map_in_order
+from nvt_torchrec.clicklog.readers.log_format import Block
+from nvt_torchrec.etl.events.event_values import EventValues, LabelRates, aggregate_values
+from nvt_torchrec.etl.events.extract import EventFiles, extract, write_array
+from nvt_torchrec.etl.events.sums import (
+    EarlierEvents,
+    EventLog,
+    add_hours,
+    count_hours,
+    end_of,
+    fit_smoothing,
+    sum_up,
+    sums_of_groups,
+)
+from nvt_torchrec.etl.units.split_pass import format_time
+from nvt_torchrec.etl.units.unit_plan import UnitPlan
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.workflows.event_state import KeyValues, write_event_state
+
+FORMAT = Format("nvt-torchrec events", 1, "what is kept of the events of earlier days")
+#: Below the state of a run.
+DIRECTORY = "events"
+_RECORD, _HOURS = "events.json", "events.hours.npy"
+_COPY_AGAIN = "copy extension and workflow again, both from the same output directory"
+
+
+@dataclasses.dataclass(frozen=True)
+class EventRecord:
+    """What is known of the events of all days so far.
+
+    Attributes:
+        newest: The time of the newest row, in microseconds since 1970.
+        smoothing: See :class:`.event_values.LabelRates`; so is rate.
+        files: The other files.
+    """
+
+    newest: int
+    smoothing: dict[str, float]
+    rate: dict[str, float]
+    files: dict[str, FileEntry]
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlierDays:
+    """The events of the days before those that are added.
+
+    Attributes:
+        record: What is known of them.
+        hours: See :func:`.sums.count_hours`.
+        groups: Of each group, its events.
+    """
+
+    record: EventRecord
+    hours: np.ndarray
+    groups: list[EarlierEvents]
+
+    @classmethod
+    def read(cls, directory: Path, spec: FeatureSpec) -> EarlierDays:
+        """Read ``OUT/extension``, or the same of a run. Raises :class:`BadInputError`."""
+        file = directory / _RECORD
+        record = FORMAT.read(EventRecord, file, _COPY_AGAIN)
+        names = [_kept_file(group) for group in range(len(spec.groups))]
+        if sorted(record.files) != sorted([_HOURS, *names]):
+            raise BadInputError(f"{file}: damaged: it lists other files", _COPY_AGAIN)
+        check_sizes(directory, record.files, _COPY_AGAIN)
+        check_digests(directory, record.files, _COPY_AGAIN)
+        try:
+            hours, *kept = (
+                MappedArray(directory / name, np.int64, 2).values for name in (_HOURS, *names)
+            )
+        except (OSError, ValueError) as error:
+            raise BadInputError(f"{directory}: damaged: {error}", _COPY_AGAIN) from error
+        groups = [EarlierEvents(rows[0], rows[1], rows[2], rows[3:]) for rows in kept]
+        return cls(record, hours, groups)
+
+
+def _kept_file(group: int) -> str:
+    return f"events.{group}.npy"
+
+
+def prepare(
+    plan: UnitPlan,
+    spec: FeatureSpec,
+    work: Path,
+    *,
+    earlier: EarlierDays | None,
+    threads: int,
+    reject: bool | int,
+    report: Callable[[float], object] = lambda rows: None,
+) -> None:
+    """Make the events of all blocks, and what they sum up to before each row.
+
+    After an interruption, blocks that were read are not read again.
+
+    Args:
+        plan: The blocks.
+        spec: The columns.
+        work: The directory of the run's state.
+        earlier: The days before, of an extension.
+        threads: How many blocks, or partitions, are in work at once.
+        reject: Whether malformed rows are left out.
+        report: Called with the number of rows done since the last call; each is done twice.
+
+    Raises:
+        BadRowError: A row is malformed.
+        BadInputError: A block cannot be read, there is no row, or one is older than the days
+            before.
+        OutputError: ``work`` cannot be written.
+    """
+    directory = work / DIRECTORY
+    if (directory / _RECORD).exists():
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    files = EventFiles(directory)
+    splits = {unit.block: unit.split for unit in plan.units}
+    days = {unit.block: unit.day for unit in plan.units}
+    blocks = sorted(plan.blocks, key=lambda block: (days[block], block.source, block.begin))
+
+    def read(block: Block) -> int:
+        return extract(block, splits[block], spec, files, reject=reject)
+
+    for rows in map_in_order(read, blocks, threads, "events"):
+        report(rows)
+    labels = len(spec.labels)
+    kept = earlier.groups if earlier else [EarlierEvents.none(labels) for _ in spec.groups]
+    log = EventLog(spec, files, blocks, kept, threads)
+    rows, oldest, newest = log.bounds()
+    if earlier and oldest < earlier.record.newest:
+        raise BadInputError(
+            f"{blocks[0].source}: a row of {format_time(oldest)} is older than rows of the days "
+            f"before, which were written without it; the newest is of "
+            f"{format_time(earlier.record.newest)}",
+            "leave such rows out, or run the ETL again over all days",
+        )
+    newest = max(newest, earlier.record.newest if earlier else newest)
+    entries: dict[str, FileEntry] = {}
+
+    def write(name: str, array: np.ndarray) -> None:
+        write_array(directory / name, array)
+        entries[name] = FileEntry.from_file(directory / name)
+
+    moments = []
+    for group, summed in enumerate(sum_up(log, newest, report)):
+        last, events = summed.at_the_end, summed.kept
+        write_array(directory / f"{group}.end.npy", np.concatenate([last.key[None], last.sums]))
+        write(
+            _kept_file(group),
+            np.concatenate([np.stack([events.key, events.known, events.happened]), events.counts]),
+        )
+        moments.append(summed.moments)
+    hours = count_hours(log)
+    write(_HOURS, add_hours([earlier.hours, hours]) if earlier else hours)
+    if earlier:
+        smoothing, rate = earlier.record.smoothing, earlier.record.rate
+    else:
+        smoothing, rate = _fit_rates(spec, moments)
+    record = EventRecord(newest, smoothing, rate, entries)
+    FORMAT.write(directory / _RECORD, _to_json(record))
+
+
+def _to_json(record: EventRecord) -> dict[str, object]:
+    files = {name: entry.to_dict() for name, entry in record.files.items()}
+    return {**dataclasses.asdict(record), "files": files}
+
+
+def _fit_rates(
+    spec: FeatureSpec, moments: list[np.ndarray]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the smoothing of each rate, and the rate of each label in the training rows."""
+    smoothing = {}
+    for column in spec.aggregates:
+        aggregate = column.aggregate
+        if aggregate and aggregate.label:
+            of_group = moments[spec.groups.index(aggregate.of)]
+            fitted = fit_smoothing(of_group[spec.labels.index(aggregate.label)])
+            smoothing[column.name] = aggregate.smoothing or fitted
+    rate = {
+        label: float(positives / events) if events else 0.5
+        for label, (_, events, _, positives, _) in zip(spec.labels, moments[0], strict=True)
+    }
+    return smoothing, rate
+
+
+def open_values(work: Path, spec: FeatureSpec) -> EventValues | None:
+    """Open the aggregates of a run's rows; None for a spec without."""
+    return _open_values(work / DIRECTORY, spec) if spec.events else None
+
+
+@functools.lru_cache(1)
+def _open_values(directory: Path, spec: FeatureSpec) -> EventValues:
+    return EventValues(spec, directory, _rates(EarlierDays.read(directory, spec), spec))
+
+
+def _rates(days: EarlierDays, spec: FeatureSpec) -> LabelRates:
+    return LabelRates(days.record.smoothing, days.record.rate, days.hours, tuple(spec.labels))
+
+
+def write_kept(
+    work: Path, spec: FeatureSpec, workflow: Path, workflow_digest: str, extension: Path
+) -> None:
+    """Write what inference needs beside a workflow, and what further days need.
+
+    Args:
+        work: The directory of the run's state.
+        spec: The columns.
+        workflow: The directory of the workflow, which is written already.
+        workflow_digest: Its digest.
+        extension: The directory of its state for extensions.
+
+    Raises:
+        OutputError: A directory cannot be written.
+    """
+    directory = work / DIRECTORY
+    days = EarlierDays.read(directory, spec)
+    rates, end = _rates(days, spec), end_of(spec, days.record.newest)
+    groups = []
+    for number, group in enumerate(sums_of_groups(spec)):
+        # behind the keys there is one without an event
+        key, *sums = np.pad(np.load(directory / f"{number}.end.npy"), ((0, 0), (0, 1)))
+        cuts = np.full(len(key), end, np.int64)
+        values = aggregate_values(spec, group, rates, np.stack(sums), cuts)
+        groups.append(KeyValues(key[:-1], values))
+    write_event_state(workflow, spec, workflow_digest, end, groups)
+    for name in days.record.files:
+        write_array(extension / name, np.load(directory / name))
+    FORMAT.write(extension / _RECORD, _to_json(days.record))

@@ -1,0 +1,455 @@
+"""Sum up the events before each row, partition by partition."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.atomic import fsync_directory
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.base.threads import map_in_order
+from nvt_torchrec.clicklog.readers.log_format import Block
+from nvt_torchrec.etl.events.extract import (
+    FIRST_LABEL,
+    KEY,
+    KNOWN,
+    ROW,
+    TIME,
+    TRAIN,
+    EventFiles,
+    write_array,
+)
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.derivations import DAY, HOUR
+from nvt_torchrec.formats.feature_spec.events import parse_duration
+
+#: About how many rows a partition has.
+PARTITION_ROWS = 1 << 20
+#: The time of what is known before every row.
+BEFORE_ALL = -(2**62)
+#: The time of the last event of a key without one.
+NEVER = -(2**63)
+#: The bounds of the weight of the rate of all events.
+_LEAST_SMOOTHING, _MOST_SMOOTHING = 1.0, 10_000.0
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupSums:
+    """What is summed up over the events of a group.
+
+    Attributes:
+        of: The columns of its key.
+        sums: Of each sum, the window in microseconds (0: always), and the number of the label whose
+            events are counted (-1: all).
+        windows: The longest window; 0 without one.
+    """
+
+    of: tuple[str, ...]
+    sums: tuple[tuple[int, int], ...]
+
+    @property
+    def rows(self) -> int:
+        """The rows of an array of sums: the counts, and the time of the last event."""
+        return len(self.sums) + 1
+
+    @property
+    def longest_window(self) -> int:
+        """The longest window in microseconds; 0 without one."""
+        return max((window for window, _ in self.sums), default=0)
+
+
+def sums_of_groups(spec: FeatureSpec) -> list[GroupSums]:
+    """Return what is summed up for the aggregates of each group."""
+    groups = []
+    for of in spec.groups:
+        sums: dict[tuple[int, int], None] = {}
+        for column in spec.aggregates:
+            aggregate = column.aggregate
+            if aggregate is None or aggregate.of != of:
+                continue
+            window = parse_duration(aggregate.window)
+            sums[window, -1] = None
+            if aggregate.label:
+                sums[window, spec.labels.index(aggregate.label)] = None
+        groups.append(GroupSums(of, tuple(sums)))
+    return groups
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlierEvents:
+    """What is kept of a group's events of earlier days; of a key, those long ago are summed up.
+
+    Attributes:
+        key: int64 [n], rising.
+        known: int64 [n], from when it is known; rising for each key.
+        happened: int64 [n], the time of the last one.
+        counts: int64 [1 + labels, n]: how many events there are, and how many with each label.
+    """
+
+    key: np.ndarray
+    known: np.ndarray
+    happened: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def none(cls, labels: int) -> EarlierEvents:
+        """Return no events."""
+        empty = np.empty(0, np.int64)
+        return cls(empty, empty, empty, np.empty((1 + labels, 0), np.int64))
+
+    def between(self, low: int, high: int | None) -> EarlierEvents:
+        """Return the events with keys from ``low`` on and below ``high``."""
+        first = int(np.searchsorted(self.key, low))
+        last = len(self.key) if high is None else int(np.searchsorted(self.key, high))
+        return self.take(slice(first, last))
+
+    def take(self, places: slice | np.ndarray) -> EarlierEvents:
+        """Return the events at some places."""
+        return EarlierEvents(
+            self.key[places], self.known[places], self.happened[places], self.counts[:, places]
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[EarlierEvents]) -> EarlierEvents:
+        """Return the events of several one after the other."""
+        return cls(
+            np.concatenate([part.key for part in parts]),
+            np.concatenate([part.known for part in parts]),
+            np.concatenate([part.happened for part in parts]),
+            np.concatenate([part.counts for part in parts], axis=1),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class KeySums:
+    """What the events of each key sum up to at one time.
+
+    Attributes:
+        key: int64 [keys], rising.
+        sums: int64 [sums, keys], see :class:`GroupSums`.
+    """
+
+    key: np.ndarray
+    sums: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Summed:
+    """The result of a group.
+
+    Attributes:
+        at_the_end: The sums of each key after the last row.
+        kept: What is kept for further days.
+        moments: float64 [labels, 5] of the training rows, see :func:`fit_smoothing`.
+    """
+
+    at_the_end: KeySums
+    kept: EarlierEvents
+    moments: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class EventLog:
+    """The events of a log.
+
+    Attributes:
+        spec: The columns.
+        files: The events of its blocks.
+        blocks: The blocks, in the order of the log.
+        earlier: Of each group, the events of days before.
+        threads: How many partitions are summed up at once.
+    """
+
+    spec: FeatureSpec
+    files: EventFiles
+    blocks: list[Block]
+    earlier: list[EarlierEvents]
+    threads: int
+
+    def map_events(self, group: int) -> list[np.ndarray]:
+        """Map the events of a group's blocks."""
+        return [np.load(self.files.events(b, group), mmap_mode="r") for b in self.blocks]
+
+    def bounds(self) -> tuple[int, int, int]:
+        """Return how many rows there are, and the first and the last time."""
+        arrays = [array[TIME] for array in self.map_events(0) if array.shape[1]]
+        if not arrays:
+            raise BadInputError(f"{self.blocks[0].source}: no well-formed row", "correct the file")
+        rows = sum(map(len, arrays))
+        return rows, min(int(a.min()) for a in arrays), max(int(a.max()) for a in arrays)
+
+
+def cut_times(spec: FeatureSpec, times: np.ndarray) -> np.ndarray:
+    """Return the times before which events count for rows of these times, int64 [n]."""
+    assert spec.events is not None
+    return times // DAY * DAY if spec.events.cut == "day" else np.asarray(times)
+
+
+def end_of(spec: FeatureSpec, newest: int) -> int:
+    """Return the time for which a workflow sums up what happened: after the newest row.
+
+    With ``cut = "day"`` it is the begin of the next day, for whose rows the sums are right.
+    """
+    assert spec.events is not None
+    return newest // DAY * DAY + DAY if spec.events.cut == "day" else newest + 1
+
+
+def partitions(rows: int) -> list[tuple[int, int | None]]:
+    """Return the ranges of hashes of the partitions of so many rows; the last one is open."""
+    count = 1
+    while count * PARTITION_ROWS < rows:
+        count *= 2
+    lows = [-(2**63) + i * (2**64 // count) for i in range(count)]
+    return list(zip(lows, [*lows[1:], None], strict=True))
+
+
+def sum_up(
+    log: EventLog, newest: int, report: Callable[[float], object] = lambda rows: None
+) -> Iterator[Summed]:
+    """Write what the events before each row sum up to, beside each block; yield each group's sums.
+
+    Args:
+        log: The events.
+        newest: The time of the newest row, also of earlier days.
+        report: Called with the number of rows done since the last call, counting a row once.
+    """
+    rows, _, _ = log.bounds()
+    for group, wanted in enumerate(sums_of_groups(log.spec)):
+        events = log.map_events(group)
+        outputs = [
+            _create(log.files.sums(block, group), (wanted.rows, array.shape[1]))
+            for block, array in zip(log.blocks, events, strict=True)
+        ]
+        work = functools.partial(_sum_partition, log, group, wanted, events, outputs, newest)
+        parts = []
+        for summed, done in map_in_order(work, partitions(rows), log.threads, "events"):
+            parts.append(summed)
+            report(done / len(log.spec.groups))
+        for array in outputs:
+            array.flush()
+        yield Summed(
+            KeySums(
+                np.concatenate([part.at_the_end.key for part in parts]),
+                np.concatenate([part.at_the_end.sums for part in parts], axis=1),
+            ),
+            EarlierEvents.concatenate([part.kept for part in parts]),
+            np.sum([part.moments for part in parts], axis=0),
+        )
+    fsync_directory(log.files.directory)
+
+
+def _create(path: Path, shape: tuple[int, int]) -> np.memmap:
+    write_array(path, np.empty((shape[0], 0), np.int64))  # checks that it can be written
+    if not shape[1]:
+        return np.load(path, mmap_mode="r")
+    return np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=shape)
+
+
+def _sum_partition(
+    log: EventLog,
+    group: int,
+    wanted: GroupSums,
+    events: list[np.ndarray],
+    outputs: list[np.memmap],
+    newest: int,
+    bounds: tuple[int, int | None],
+) -> tuple[Summed, int]:
+    low, high = bounds
+    ranges = [
+        (
+            int(np.searchsorted(array[KEY], low)),
+            array.shape[1] if high is None else int(np.searchsorted(array[KEY], high)),
+        )
+        for array in events
+    ]
+    data = np.concatenate(
+        [array[:, begin:end] for array, (begin, end) in zip(events, ranges, strict=True)], axis=1
+    )
+    there = np.flatnonzero(data[KEY] != 0)  # rows without a key are no events
+    labels = len(log.spec.labels)
+    counts = np.ones((1 + labels, len(there)), np.int64)
+    for label in range(labels):
+        counts[1 + label] = data[ROW, there] >> (FIRST_LABEL + label) & 1
+    new = EarlierEvents(data[KEY, there], data[KNOWN, there], data[TIME, there], counts)
+    every = EarlierEvents.concatenate([log.earlier[group].between(low, high), new])
+    every = every.take(np.lexsort((every.known, every.key)))
+    # a row at the end for each key, for inference; then each row, by key and time
+    keys = np.unique(every.key)
+    row_keys = np.concatenate([keys, data[KEY, there]])
+    end = np.full(len(keys), end_of(log.spec, newest), np.int64)
+    cuts = np.concatenate([end, cut_times(log.spec, data[TIME, there])])
+    order = np.lexsort((cuts, row_keys))
+    sums = np.zeros((wanted.rows, len(order)), np.int64)
+    sums[-1] = NEVER
+    _sum_rows(
+        row_keys[order],
+        cuts[order],
+        every.key,
+        every.known,
+        every.happened,
+        every.counts,
+        np.array([window for window, _ in wanted.sums], np.int64),
+        np.array([1 + label for _, label in wanted.sums], np.int64),
+        sums,
+    )
+    by_row = np.empty_like(sums)
+    by_row[:, order] = sums
+    results = np.zeros((wanted.rows, data.shape[1]), np.int64)
+    results[-1] = NEVER
+    results[:, there] = by_row[:, len(keys) :]
+    at = 0
+    for output, (begin, stop) in zip(outputs, ranges, strict=True):
+        if stop > begin:
+            output[:, begin:stop] = results[:, at : at + stop - begin]
+        at += stop - begin
+    horizon = int(cut_times(log.spec, np.array([newest]))[0]) - wanted.longest_window
+    train = (data[ROW, there] >> TRAIN & 1).astype(bool)
+    summed = Summed(
+        KeySums(keys, by_row[:, : len(keys)]),
+        _shorten(every, horizon),
+        _moments(new.take(np.flatnonzero(train))),
+    )
+    return summed, data.shape[1]
+
+
+@compiled()
+def _sum_rows(
+    row_keys: np.ndarray,
+    cuts: np.ndarray,
+    keys: np.ndarray,
+    known: np.ndarray,
+    happened: np.ndarray,
+    counts: np.ndarray,
+    windows: np.ndarray,
+    kinds: np.ndarray,
+    sums: np.ndarray,
+) -> None:
+    """Sum up the events that are known before each row.
+
+    Args:
+        row_keys: int64 [n], the keys of the rows, rising.
+        cuts: int64 [n], the times before which events count; rising for each key.
+        keys: int64 [m], the keys of the events, rising.
+        known: int64 [m], from when they are known; rising for each key.
+        happened: int64 [m], their times.
+        counts: int64 [kinds, m], what each event counts.
+        windows: int64 [s], of each sum, how long an event counts; 0: always.
+        kinds: int64 [s], of each sum, the row of ``counts``.
+        sums: int64 [s + 1, n], the result: the sums, and the time of the last event.
+    """
+    size = len(windows)
+    current = np.zeros(size, np.int64)
+    dropped = np.zeros(size, np.int64)
+    event = 0
+    row = 0
+    while row < len(row_keys):
+        key = row_keys[row]
+        while event < len(keys) and keys[event] < key:
+            event += 1
+        current[:] = 0
+        dropped[:] = event
+        last = NEVER
+        while row < len(row_keys) and row_keys[row] == key:
+            cut = cuts[row]
+            while event < len(keys) and keys[event] == key and known[event] < cut:
+                for s in range(size):
+                    current[s] += counts[kinds[s], event]
+                last = max(last, happened[event])
+                event += 1
+            for s in range(size):
+                if windows[s] > 0:
+                    while dropped[s] < event and known[dropped[s]] < cut - windows[s]:
+                        current[s] -= counts[kinds[s], dropped[s]]
+                        dropped[s] += 1
+                sums[s, row] = current[s]
+            sums[size, row] = last
+            row += 1
+
+
+def _shorten(events: EarlierEvents, horizon: int) -> EarlierEvents:
+    """Sum up, for each key, the events that are known before a time; others are kept."""
+    old = np.flatnonzero(events.known < horizon)
+    if not len(old):
+        return events
+    first = np.flatnonzero(np.diff(events.key[old], prepend=events.key[old[0]] - 1))
+    summed = EarlierEvents(
+        events.key[old][first],
+        np.full(len(first), BEFORE_ALL, np.int64),
+        np.maximum.reduceat(events.happened[old], first),
+        np.add.reduceat(events.counts[:, old], first, axis=1),
+    )
+    rest = events.take(np.flatnonzero(events.known >= horizon))
+    both = EarlierEvents.concatenate([summed, rest])
+    return both.take(np.argsort(both.key, kind="stable"))
+
+
+def _moments(events: EarlierEvents) -> np.ndarray:
+    """Return, for each label, the sums over keys that :func:`fit_smoothing` takes.
+
+    Returns:
+        float64 [labels, 5]: the number of keys; Σn, Σn², Σp and Σp²/n of their numbers of events n
+        and of events with the label p.
+    """
+    labels = len(events.counts) - 1
+    if not len(events.key):
+        return np.zeros((labels, 5))
+    order = np.argsort(events.key, kind="stable")
+    key = events.key[order]
+    first = np.flatnonzero(np.diff(key, prepend=key[0] - 1))
+    n, *positives = np.add.reduceat(events.counts[:, order], first, axis=1).astype(np.float64)
+    return np.array(
+        [[len(n), n.sum(), (n * n).sum(), p.sum(), (p * p / n).sum()] for p in positives]
+    )
+
+
+def fit_smoothing(moments: np.ndarray) -> float:
+    """Return the weight, in events, of the rate of all events in the rate of a key.
+
+    The method of moments of DerSimonian and Laird (1986, "Meta-analysis in clinical trials"): the
+    variance of the keys' rates beyond that of their events. Without such variance it is the most.
+
+    Args:
+        moments: float64 [5], see :func:`_moments`.
+    """
+    keys, n, squares, positives, weighted = moments.tolist()
+    if not n or not 0 < positives < n:
+        return _MOST_SMOOTHING
+    rate = positives / n
+    excess = (weighted - n * rate * rate) / (rate * (1 - rate)) - (keys - 1)
+    if excess <= 0:
+        return _MOST_SMOOTHING
+    return min(max((n - squares / n) / excess, _LEAST_SMOOTHING), _MOST_SMOOTHING)
+
+
+def count_hours(log: EventLog) -> np.ndarray:
+    """Count the events, and those with each label, by the hour from which they are known.
+
+    Returns:
+        int64 [2 + labels, hours]: the hours since 1970, rising; events; events with each label.
+    """
+    labels = len(log.spec.labels)
+    counted = []
+    for array in log.map_events(0):
+        hours, place = np.unique(array[KNOWN] // HOUR, return_inverse=True)
+        counts = [np.bincount(place, minlength=len(hours))]
+        for label in range(labels):
+            positive = (array[ROW] >> (FIRST_LABEL + label) & 1).astype(bool)
+            counts.append(np.bincount(place[positive], minlength=len(hours)))
+        counted.append(np.stack([hours, *counts]).astype(np.int64))
+    return add_hours(counted)
+
+
+def add_hours(counted: Sequence[np.ndarray]) -> np.ndarray:
+    """Add up counts of hours, see :func:`count_hours`."""
+    every = np.concatenate(counted, axis=1)
+    hours, place = np.unique(every[0], return_inverse=True)
+    total = np.zeros((len(every), len(hours)), np.int64)
+    total[0] = hours
+    for row in range(1, len(every)):
+        np.add.at(total[row], place, every[row])
+    return total

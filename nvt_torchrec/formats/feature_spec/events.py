@@ -1,0 +1,158 @@
+"""What happened before a row: the events of a log, aggregates of them, and histories.
+
+Every row is an event of each group of columns (``of``), such as the user. An event counts for a
+row if it was known before the row's time: ties never count, so no row sees its own label.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
+from nvt_torchrec.formats.feature_spec.raw_types.time import check_time_format
+
+#: Microseconds of each unit of a duration.
+_UNITS = {"s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86_400 * 10**6}
+_DURATION = 'give a whole number of s, m, h or d, such as "90m" or "30d"'
+CUTS = ("event", "day")
+#: By kind of value of an aggregate: its transform, and what replaces a missing one. Only ``since``
+#: is missing, without an event before: ten years then, in log(1 + seconds).
+AGGREGATE_VALUES: dict[str, tuple[str, float]] = {
+    "count": ("log_normalize", 0),
+    "rate": ("normalize", 0),
+    "since": ("normalize", 19.569),
+}
+#: Events of a key that a history keeps for the days that are added later and for inference.
+KEPT_EVENTS = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Events:
+    """When the events of a log happened, and when they are known.
+
+    Attributes:
+        time: The column of the file with the time of a row.
+        time_format: See :func:`.raw_types.time.check_time_format`.
+        known: How long after its time an event is known, such as "1h"; "": at once.
+        source: Instead of ``known``, the column with the time from which an event is known.
+        cut: ``event``: what is known before the row's own time counts; ``day``: before its day
+            (UTC), as a model that is published each morning knows it.
+    """
+
+    time: str
+    time_format: str = ""
+    known: str = ""
+    source: str = ""
+    cut: str = "event"
+
+    def __post_init__(self) -> None:
+        check_time_format(self.time_format, "events: ")
+        check(
+            self,
+            "events: ",
+            ("time", self.time, 'name the column of the time, such as time = "time"'),
+            ("known", not self.known or parse_duration(self.known), _DURATION),
+            ("known", not (self.known and self.source), "give it or from, not both"),
+            ("cut", self.cut in CUTS, one_of(CUTS)),
+        )
+
+    @property
+    def delay(self) -> int:
+        """Microseconds after which an event is known."""
+        return parse_duration(self.known)
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregate:
+    """A number that sums up the events of a row's group before the row; a dense column.
+
+    Attributes:
+        of: The columns of the file whose values are the key of the group.
+        value: ``count`` of the events; smoothed ``rate`` of their label; ``since``:
+            log(1 + seconds) since the last one, missing without one.
+        window: How long events count, such as "30d"; "": always.
+        label: Of a rate, the label.
+        smoothing: Of a rate, the weight in events of the rate of all events before; 0: as the
+            training rows say, by the method of moments.
+    """
+
+    of: tuple[str, ...]
+    value: str
+    window: str = ""
+    label: str = ""
+    smoothing: float = 0
+
+    def __post_init__(self) -> None:
+        check(
+            self,
+            "aggregate: ",
+            ("of", self.of and all(self.of), 'name columns of the file, such as of = ["user"]'),
+            ("of", len(set(self.of)) == len(self.of), "a column stands there twice"),
+            ("value", self.value in AGGREGATE_VALUES, one_of(AGGREGATE_VALUES)),
+            ("window", not self.window or parse_duration(self.window), _DURATION),
+            ("window", self.value != "since" or not self.window, "since has no window"),
+            ("label", bool(self.label) == (self.value == "rate"), "a rate has one, others none"),
+            ("smoothing", self.smoothing >= 0, "give a number from 0 on"),
+        )
+
+    @property
+    def name(self) -> str:
+        """The name of its column."""
+        label = [self.label] if self.label else []
+        return "_".join([*self.of, *label, self.value, *filter(None, [self.window])])
+
+
+@dataclasses.dataclass(frozen=True)
+class HistoryRule:
+    """The newest events of a row's group before the row, as lists of ids.
+
+    Attributes:
+        name: Of the history; its features are ``name.column``.
+        of: See :class:`Aggregate`.
+        columns: Names of categorical columns, whose vocabularies and tables the events share.
+        where: The label that events must have; "": all events.
+        kept: Events of a key that are kept for the days that are added later, and at inference.
+    """
+
+    name: str
+    of: tuple[str, ...]
+    columns: tuple[str, ...]
+    where: str = ""
+    kept: int = KEPT_EVENTS
+
+    def __post_init__(self) -> None:
+        check(
+            self,
+            f"history {self.name}: ",
+            ("of", self.of and all(self.of), 'name columns of the file, such as of = ["user"]'),
+            ("columns", self.columns, 'name categorical columns, such as columns = ["item"]'),
+            ("kept", 1 <= self.kept <= 2**20, f"from 1 to {2**20}"),
+        )
+
+
+def parse_duration(text: str) -> int:
+    """Return the microseconds of a duration such as "30d"; 0 for "" and what is none."""
+    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    return int(match[1]) * _UNITS[match[2]] if match else 0
+
+
+def group_name(of: tuple[str, ...]) -> str:
+    """Return what a group of columns is called in messages and files."""
+    return "+".join(of)
+
+
+def check_split(by: str, column: str, groups: list[tuple[str, ...]]) -> None:
+    """Check that a split keeps what happened before a row apart from what it is tested on.
+
+    Raises:
+        SettingsError: It does not.
+    """
+    if by in ("days", "time") or (by == "column" and all(column in of for of in groups)):
+        return
+    raise SettingsError(
+        f"split by {by}, with [events]: rows for training would count events that are later than "
+        "those of valid and test",
+        'write by = "time" or by = "days"; or by = "column" with a column that is in every of',
+    )

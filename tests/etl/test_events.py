@@ -1,0 +1,386 @@
+"""Aggregates of what happened before a row, against a loop over all pairs of rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
+from nvt_torchrec.clicklog.in_memory.frames import read_columns
+from nvt_torchrec.etl.events import sums
+from nvt_torchrec.etl.events.sums import fit_smoothing
+from nvt_torchrec.etl.extend.extend import extend
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.settings import EtlSettings, ExtendSettings
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
+from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.inference.encoder import Encoder
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.description import inspect
+from tests.etl.extended import content, differences
+
+DAY, HOUR = 86_400, 3600
+SPEC = """
+[input]
+format = "csv"
+[label]
+name = "clicked"
+[split]
+{split}
+[events]
+time = "time"
+time_format = "epoch_s"
+{events}
+[[aggregate]]
+of = "user"
+smoothing = 3
+[[aggregate]]
+of = "user"
+values = ["rate", "count"]
+window = "12h"
+smoothing = 2
+[[aggregate]]
+of = ["user", "item"]
+values = ["count", "since"]
+[[dense]]
+names = "price"
+raw = "float"
+[[categorical]]
+names = "item"
+raw = "string"
+"""
+BY_TIME = 'by = "time"\ncolumn = "time"\ntime_format = "epoch_s"\nvalid = 0.2\ntest = 0.2'
+BY_DAYS = 'by = "days"'
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of the log; ``user`` "" is missing."""
+
+    time: int
+    user: str
+    item: str
+    clicked: int
+    arrived: int = 0
+
+    def text(self) -> str:
+        return f"{self.time},{self.user},{self.item},{self.time % 7},{self.clicked},{self.arrived}"
+
+
+def make_rows(count: int, days: int, seed: int = 0, step: int = 900) -> list[Row]:
+    """Rows in any order within a day, many of them at the same time, of few users and items."""
+    random = np.random.default_rng(seed)
+    times = np.sort(random.integers(0, days * DAY // step, count)) * step
+    rows = []
+    for day in range(days):
+        of_day = random.permutation(times[times // DAY == day])
+        for time in of_day.tolist():
+            user = random.choice(["", "u1", "u2", "u3", "u4"], p=[0.05, 0.5, 0.3, 0.1, 0.05])
+            arrived = time + int(random.integers(0, 3)) * HOUR
+            item = f"i{random.integers(0, 4)}"
+            rows.append(Row(time, str(user), item, int(random.random() < 0.4), arrived))
+    return rows
+
+
+def write(path: Path, rows: list[Row]) -> None:
+    lines = ["time,user,item,price,clicked,arrived", *(row.text() for row in rows)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def expected(rows: list[Row], events: str, rate: float) -> list[dict[str, float]]:
+    """The raw values of the aggregates of each row; NaN where missing."""
+    delay = HOUR if "known" in events else 0
+
+    def known(row: Row) -> int:
+        return row.arrived if "from" in events else row.time + delay
+
+    def cut(row: Row) -> int:
+        return row.time // DAY * DAY if "day" in events else row.time
+
+    def since(row: Row, seen: list[Row]) -> float:
+        last = max((other.time for other in seen), default=None)
+        return math.nan if last is None else math.log1p(max(cut(row) - last, 0))
+
+    values = []
+    for row in rows:
+        before = [other for other in rows if known(other) < cut(row)]
+        hour = [other for other in rows if known(other) // HOUR < cut(row) // HOUR]
+        prior = (sum(other.clicked for other in hour) + rate) / (len(hour) + 1)
+        of_user = [other for other in before if row.user and other.user == row.user]
+        newer = [other for other in of_user if known(other) >= cut(row) - 12 * HOUR]
+        of_pair = [other for other in of_user if other.item == row.item]
+
+        def smoothed(seen: list[Row], weight: int, prior: float = prior) -> float:
+            return (sum(o.clicked for o in seen) + weight * prior) / (len(seen) + weight)
+
+        values.append(
+            {
+                "user_count": len(of_user),
+                "user_clicked_rate": smoothed(of_user, 3),
+                "user_since": since(row, of_user),
+                "user_clicked_rate_12h": smoothed(newer, 2),
+                "user_count_12h": len(newer),
+                "user_item_count": len(of_pair),
+                "user_item_since": since(row, of_pair),
+            }
+        )
+    return values
+
+
+def transformed(output: Path, values: list[dict[str, float]], name: str) -> np.ndarray:
+    """What the workflow makes of raw values of a dense column."""
+    description = inspect(output / "workflow")
+    column = next(column for column in description.spec.dense if column.name == name)
+    raw = np.array([row[name] for row in values])
+    raw = np.where(np.isnan(raw), column.fill, raw)
+    y = description.spec.transform_of(column).y(raw, np)
+    of = description.statistics[name]
+    return (y - of["mean"]) / (of["std"] or 1)
+
+
+def parquet(output: Path, split: str) -> dict[str, np.ndarray]:
+    table = pq.read_table(output / "criteo_binary/split" / split)
+    return {name: table.column(name).to_numpy() for name in table.column_names}
+
+
+def spec_of(tmp_path: Path, split: str, events: str) -> FeatureSpec:
+    file = tmp_path / "spec.toml"
+    file.write_text(SPEC.format(split=split, events=events))
+    return load_spec(file)
+
+
+EVENTS = {
+    "at once": "",
+    "an hour later": 'known = "1h"',
+    "as they arrive": 'from = "arrived"',
+    "by the day": 'cut = "day"\nknown = "1h"',
+}
+
+
+@pytest.mark.parametrize("events", EVENTS.values(), ids=EVENTS)
+def test_aggregates_are_of_strictly_earlier_events(
+    tmp_path: Path, events: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sums, "PARTITION_ROWS", 40)  # several partitions
+    rows = make_rows(300, 3)
+    (tmp_path / "log").mkdir()
+    write(tmp_path / "log/day_0.csv", rows[:170])  # a file ends anywhere
+    write(tmp_path / "log/day_1.csv", rows[170:])
+    spec = spec_of(tmp_path, BY_TIME, events)
+    run(EtlSettings(str(tmp_path / "log"), tmp_path / "out", spec, engine="cpu"))
+    ordered = sorted(rows, key=lambda row: row.time)
+    valid_from, test_from = ordered[len(rows) * 6 // 10].time, ordered[len(rows) * 8 // 10].time
+    train = [row for row in rows if row.time < valid_from]
+    with_key = [row for row in train if row.user]
+    values = expected(rows, events, sum(r.clicked for r in with_key) / len(with_key))
+    sides = [(row.time >= valid_from) + (row.time >= test_from) for row in rows]
+    for number, split in enumerate(("train", "valid", "test")):
+        there = parquet(tmp_path / "out", split)
+        wanted = [value for value, side in zip(values, sides, strict=True) if side == number]
+        for name in values[0]:
+            made = transformed(tmp_path / "out", wanted, name)
+            np.testing.assert_allclose(there[name], made, rtol=1e-5, atol=1e-5, err_msg=name)
+    # mean and deviation are those of the training rows
+    since = np.array(
+        [value["user_since"] for value, side in zip(values, sides, strict=True) if not side]
+    )
+    statistics = inspect(tmp_path / "out/workflow").statistics["user_since"]
+    filled = np.where(np.isnan(since), 19.569, since)
+    assert statistics["mean"] == pytest.approx(filled.mean())
+    assert statistics["std"] == pytest.approx(filled.std(ddof=1))
+
+
+def test_workers_and_blocks_do_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dask_client
+) -> None:
+    monkeypatch.setattr(sums, "PARTITION_ROWS", 64)
+    rows = make_rows(400, 2, seed=1)
+    for name, cuts in {"one": [0, 250, 400], "many": [0, 7, 120, 250, 300, 400]}.items():
+        (tmp_path / name).mkdir()
+        for day, (begin, end) in enumerate(itertools.pairwise(cuts)):
+            write(tmp_path / name / f"day_{day}.csv", rows[begin:end])
+    spec = spec_of(tmp_path, BY_TIME, 'known = "1h"')
+    threads = {"engine": "cpu", "workers": 1}, {"engine": "cpu", "workers": 3}
+    dask = {"engine": "dask", "scheduler": dask_client.scheduler.address}
+    outputs = [tmp_path / f"out{number}" for number in range(3)]
+    for output, options in zip(outputs, (*threads, dask), strict=True):
+        run(EtlSettings(str(tmp_path / "one"), output, spec, **options))
+    first, *others = (
+        {n: d for n, d in content(output).items() if not n.startswith(("report", "timings", "man"))}
+        for output in outputs
+    )
+    assert "workflow/events/state.json" in first
+    for other in others:
+        assert differences(first, other) == []
+    run(EtlSettings(str(tmp_path / "many"), tmp_path / "many/out", spec, engine="cpu"))
+    for split in SPLITS:
+        one, many = parquet(outputs[0], split), parquet(tmp_path / "many/out", split)
+        for name in one:
+            np.testing.assert_array_equal(one[name], many[name])
+
+
+def test_days_that_are_added_give_the_values_of_a_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a window that reaches into the days before, and of events that are known late."""
+    monkeypatch.setattr(sums, "PARTITION_ROWS", 64)
+    rows = make_rows(500, 5, seed=2)
+    for name, days in {"all": 5, "first": 2}.items():
+        (tmp_path / name).mkdir()
+        for day in range(days):
+            write(tmp_path / name / f"day_{day}.csv", [r for r in rows if r.time // DAY == day])
+    spec = spec_of(tmp_path, BY_DAYS, 'from = "arrived"')
+    run(EtlSettings(str(tmp_path / "all"), tmp_path / "once", spec, engine="cpu"))
+    output = tmp_path / "out"
+    run(EtlSettings(str(tmp_path / "first"), output, spec, engine="cpu"))
+    for day in (2, 3, 4):
+        extend(ExtendSettings(output, str(tmp_path / f"all/day_{day}.csv"), engine="cpu"))
+    rate = json.loads((output / "extension/events.json").read_text())["rate"]["clicked"]
+    values = expected(rows, 'from = "arrived"', rate)
+    last = [value for value, row in zip(values, rows, strict=True) if row.time // DAY == 4]
+    there = [parquet(output, split) for split in ("valid", "test")]
+    for name in values[0]:
+        made = transformed(output, last, name)
+        both = np.concatenate([part[name] for part in there])
+        np.testing.assert_allclose(both, made, rtol=1e-5, atol=1e-5, err_msg=name)
+    # what is kept is enough: the state for inference is that of the run at once
+    once, day_by_day = (
+        compiled.load(path / "workflow").events.values(hashes_of(spec, rows))
+        for path in (tmp_path / "once", output)
+    )
+    places = [j for j, column in enumerate(spec.aggregates) if "rate" not in column.name]
+    np.testing.assert_array_equal(once[places], day_by_day[places])
+    late = [dataclasses.replace(row, time=4 * DAY + 7) for row in rows[:100]]
+    write(tmp_path / "day_5.csv", late)
+    with pytest.raises(BadInputError, match="older than rows of the days before"):
+        extend(ExtendSettings(output, str(tmp_path / "day_5.csv"), engine="cpu"))
+
+
+def hashes_of(spec: FeatureSpec, rows: list[Row]) -> np.ndarray:
+    frame = {"user": [r.user or None for r in rows], "item": [r.item for r in rows]}
+    frame["price"] = [0.0] * len(rows)
+    groups = read_columns(pd.DataFrame(frame), spec).groups
+    assert groups is not None
+    return groups
+
+
+def test_a_morning_scores_a_day_as_the_etl_writes_it(tmp_path: Path) -> None:
+    """With cut = "day", raw rows alone get the values that the next day's ETL writes for them."""
+    rows = make_rows(400, 5, seed=3)
+    (tmp_path / "log").mkdir()
+    for day in range(5):
+        write(tmp_path / f"log/day_{day}.csv", [r for r in rows if r.time // DAY == day])
+    spec = spec_of(tmp_path, BY_DAYS, 'cut = "day"\nknown = "1h"')
+    output = tmp_path / "out"
+    run(EtlSettings(str(tmp_path / "log"), output, spec, days=frozenset({0, 1}), engine="cpu"))
+    for day in (2, 3, 4):
+        of_day = [row for row in rows if row.time // DAY == day]
+        encoder = Encoder.load(output / "workflow")  # of this morning
+        frame = pd.DataFrame(
+            {
+                "user": [row.user or None for row in of_day],
+                "item": [row.item for row in of_day],
+                "price": [row.time % 7 for row in of_day],
+            }
+        )
+        dense, _ = encoder.encode(frame)
+        dicts, _ = encoder.encode(frame.to_dict("records"))
+        assert torch.equal(dense, dicts)
+        extend(ExtendSettings(output, str(tmp_path / f"log/day_{day}.csv"), engine="cpu"))
+        there = [parquet(output, split) for split in ("valid", "test")]
+        for name, column in zip(spec.dense_names, dense.T, strict=True):
+            written = np.concatenate([part[name] for part in there])
+            np.testing.assert_array_equal(written, column.numpy(), err_msg=name)
+
+
+def test_numbers_of_the_caller_come_before_the_state(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    write(tmp_path / "log/day_0.csv", make_rows(200, 3))
+    spec = spec_of(tmp_path, BY_TIME, "")
+    run(EtlSettings(str(tmp_path / "log"), tmp_path / "out", spec, engine="cpu"))
+    encoder = Encoder.load(tmp_path / "out/workflow")
+    row = {"user": "u1", "item": "i1", "price": 1.0}
+    plain, given = (
+        encoder.encode([row | more])[0][0].numpy()
+        for more in ({}, {"user_count": 3, "user_since": None})
+    )
+    wanted = [{"user_count": 3, "user_since": math.nan}]
+    for j, name in enumerate(spec.dense_names):
+        if name in wanted[0]:
+            assert given[j] == pytest.approx(transformed(tmp_path / "out", wanted, name)[0])
+            assert given[j] != plain[j]
+        else:
+            assert given[j] == plain[j]
+
+
+def test_the_smoothing_is_that_of_simulated_keys() -> None:
+    """Rates of keys from a Beta distribution of a known weight."""
+    random = np.random.default_rng(0)
+    n = random.integers(1, 40, 20_000)
+    clicks = random.binomial(n, random.beta(0.2 * 25, 0.8 * 25, len(n))).astype(float)
+    moments = np.array([len(n), n.sum(), (n * n).sum(), clicks.sum(), (clicks**2 / n).sum()])
+    assert fit_smoothing(moments) == pytest.approx(25, rel=0.1)
+    clicks = random.binomial(n, 0.2).astype(float)  # of one rate
+    moments = np.array([len(n), n.sum(), (n * n).sum(), clicks.sum(), (clicks**2 / n).sum()])
+    assert fit_smoothing(moments) > 500
+
+
+@pytest.mark.parametrize(
+    ("split", "events", "what"),
+    [
+        ('by = "share"\nvalid = 0.1\ntest = 0.1', "", "split by share, with [events]"),
+        ('by = "column"\ncolumn = "item"\nvalid = 0.1\ntest = 0.1', "", "split by column"),
+        (BY_TIME, 'known = "soon"', "known = 'soon'"),
+        (BY_TIME, 'cut = "week"', "cut = 'week'"),
+        (BY_TIME, '[[aggregate]]\nof = "user"\nvalues = "median"', "value = 'median'"),
+        (BY_TIME, '[[aggregate]]\nof = "item"\nlabel = "bought"', "label = 'bought'"),
+        (BY_TIME, "[[aggregate]]\nof = []", "of = ()"),
+    ],
+)
+def test_specs_that_would_leak_or_mean_nothing(
+    tmp_path: Path, split: str, events: str, what: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        spec_of(tmp_path, split, events)
+    assert what in str(caught.value)
+    assert caught.value.remedy
+
+
+def test_a_row_without_a_time_is_malformed(tmp_path: Path) -> None:
+    rows = make_rows(100, 3)
+    log = tmp_path / "log.csv"
+    write(log, rows)
+    log.write_text(log.read_text() + ",u1,i1,1,0,5\n")
+    split = BY_TIME.replace('column = "time"', 'column = "arrived"')
+    spec = spec_of(tmp_path, split, "")
+    with pytest.raises(
+        BadRowError, match=r"column time: .*: the time of an event must not be missing"
+    ):
+        run(EtlSettings(str(log), tmp_path / "out", spec, engine="cpu"))
+
+
+@pytest.mark.parametrize("name", ["0.keys.npy", "1.values.npy", "state.json"])
+def test_a_damaged_state_is_refused(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "log.csv", make_rows(100, 3))
+    spec = spec_of(tmp_path, BY_TIME, "")
+    run(EtlSettings(str(tmp_path / "log.csv"), tmp_path / "out", spec, engine="cpu"))
+    file = tmp_path / "out/workflow/events" / name
+    for damage in (b"", file.read_bytes()[:-8], pickle.dumps([1, 2])):
+        file.write_bytes(damage)
+        with pytest.raises(BadInputError, match="workflow/events") as caught:
+            Encoder.load(tmp_path / "out/workflow", check=True)
+        assert caught.value.remedy
+    file.unlink()
+    with pytest.raises(BadInputError, match="workflow/events"):
+        Encoder.load(tmp_path / "out/workflow")
