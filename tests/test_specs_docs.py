@@ -36,7 +36,7 @@ def test_examples_load(example: str, tmp_path: Path) -> None:
 
 def test_every_key_has_an_example() -> None:
     keys = {key for example in EXAMPLES for key in _keys(tomllib.loads(example))}
-    own = {"name", "reading", "derive"}
+    own = {"name", "reading", "derive", "aggregate"}
     wanted = {"names", "from", "nulls", "trim", "lenient", "thousands", "unit", "derive"}
     wanted |= {
         "time_format",
@@ -51,6 +51,7 @@ def test_every_key_has_an_example() -> None:
     for kind in (InputFormat, DenseColumn, CategoricalColumn):
         wanted |= {field.name for field in dataclasses.fields(kind)} - own
     wanted |= {field.name for field in dataclasses.fields(Split)}
+    wanted |= {"events", "aggregate", "of", "values", "window", "smoothing", "known"}
     assert {key for key in wanted if not key.endswith("_files")} <= keys
     for word in (*DERIVATIONS, *SPLIT_BY, *EPOCHS, *shipped_specs()):
         assert re.search(rf"\b{word}\b", TEXT), word
