@@ -45,7 +45,8 @@ class Encoder:
 
     def __init__(self, workflow: compiled.CompiledWorkflow) -> None:
         self.workflow = workflow
-        self._reader = RowReader(workflow.spec) if reads_plainly(workflow.spec) else None
+        spec = workflow.row_spec
+        self._reader = RowReader(spec) if reads_plainly(spec) else None
 
     @classmethod
     def load(cls, path: Path | str, *, check: bool = False) -> Encoder:
@@ -59,7 +60,8 @@ class Encoder:
             BadInputError: There is no workflow, or a file is missing or damaged.
             SchemaError: Its compiled form is another workflow's, or another version's.
         """
-        return cls(compiled.load(path, verify=check))
+        workflow = compiled.load(path, verify=check)
+        return cls(workflow.take_histories(workflow.schema.histories))
 
     @property
     def spec(self) -> FeatureSpec:
@@ -74,7 +76,7 @@ class Encoder:
 
         Returns:
             Float32 [rows, dense columns]; the ids as a KeyedJaggedTensor, int32, with the
-            categorical columns as keys.
+            categorical columns and those of histories as keys.
 
         Raises:
             SchemaError: A column is missing, or has a type that cannot hold its raw type.
@@ -87,7 +89,7 @@ class Encoder:
         values = [column.values if isinstance(column, Jagged) else column for column in ids]
         lengths = [np.diff(c.offsets) if isinstance(c, Jagged) else np.ones_like(c) for c in ids]
         sparse = jagged_tensor(
-            list(self.spec.categorical_names),
+            list(self.workflow.row_spec.categorical_names),
             torch.from_numpy(np.concatenate(values)),
             lengths=torch.from_numpy(np.concatenate(lengths)),
             stride=len(encoded),
@@ -97,12 +99,17 @@ class Encoder:
     def read(self, rows: Any) -> RawRows:
         """Convert rows in memory to typed columns; see :meth:`encode`."""
         are_dicts = isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows)
+        spec, optional = self.workflow.row_spec, self.workflow.optional
         try:
             if not are_dicts:
-                return self._add_events(read_columns(rows, self.spec), rows)
+                return self._add_events(read_columns(rows, spec, optional), rows)
+            if optional:
+                rows = [
+                    {**row, **{name: find_field(row, name) for name in optional}} for row in rows
+                ]
             if self._reader is not None and len(rows) < MANY_ROWS:
                 return self._reader.read(rows)
-            return self._add_events(read_dicts(rows, self.spec), rows)
+            return self._add_events(read_dicts(rows, spec), rows)
         except InvalidRowError as error:
             raise add_remedy(error, self.spec) from None
 
@@ -123,6 +130,13 @@ class Encoder:
                 mask = there.get(column.name, True)
                 values[j] = np.where(mask, numbers[column.name], values[j])
         return add_aggregates(read, self.spec, values)
+
+
+def find_field(row: Mapping[str, Any], name: str) -> Any:
+    """Return a field of a row, or ``OBJECT.FIELD`` of an object in it; None without one."""
+    outer, _, inner = name.partition(".")
+    nested = row.get(outer)
+    return row.get(name, nested.get(inner) if isinstance(nested, Mapping) else None)
 
 
 def _list_parser(parse_item: Callable[[Any], Any]) -> Callable[[Any], list | None]:

@@ -44,7 +44,8 @@ class Predictor:
 
     def __init__(self, workflow: compiled.CompiledWorkflow, model: ServingModel) -> None:
         """Score with these."""
-        self.workflow, self.model, self.labels = workflow, model, model.config.labels
+        self.workflow = workflow = workflow.take_histories(model.config.histories)
+        self.model, self.labels = model, model.config.labels
         several = self.labels[1:] and [len(self.labels)]
         self._no_scores = np.empty((0, *several), np.float32)
         self._encoder = Encoder(workflow)
@@ -100,6 +101,11 @@ class Predictor:
         """The raw columns."""
         return self.workflow.spec
 
+    @property
+    def row_spec(self) -> FeatureSpec:
+        """The raw columns, and the lists of histories that rows in memory may have."""
+        return self.workflow.row_spec
+
     def predict(self, rows: Any) -> np.ndarray:
         """Return the probabilities of a click.
 
@@ -111,7 +117,10 @@ class Predictor:
                 the label) are ignored. Missing values are None, NaN, NA, an empty string or list,
                 or a text or number that the spec calls null. Integers may also be floats without a
                 fraction, hex32 their digits, lists arrays, and times datetimes or what the spec's
-                time_format says. Strings that the spec trims or reads leniently are read so.
+                time_format says. Strings that the spec trims or reads leniently are read so. The
+                histories of a model are lists of raw values, the oldest first: columns ``NAME.
+                COLUMN``, or in dicts ``{"NAME": {"COLUMN": […]}}``. Without them, and in files,
+                they are empty.
 
         Returns:
             Float32 [rows], in their order; of several :attr:`labels` [rows, labels].

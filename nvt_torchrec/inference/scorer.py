@@ -49,7 +49,8 @@ class Scorer:
             dense: Normalized values [rows, dense columns], a tensor or an array.
             ids: A KeyedJaggedTensor that has the categorical columns among its keys; or integers
                 [rows, categorical columns], in the schema's order: a tensor, an array, or lists of
-                them, in which a list stands for the ids of a list column.
+                them, in which a list stands for the ids of a list column. After them there may be
+                the columns of the model's histories, as in the batches of the training.
 
         Raises:
             SchemaError: A column is missing, or there are more or fewer than in the schema.
@@ -57,8 +58,13 @@ class Scorer:
         """
         schema = self.schema
         read = _split_batch if callable(getattr(ids, "lengths", None)) else _split_rows
-        given = read(ids, schema.categorical)
-        columns = list(map(_checked, schema.categorical, schema.table_sizes, given))
+        given = read(ids, schema.categorical, self._predictor.workflow.optional)
+        tables = dict(zip(schema.categorical, schema.table_sizes, strict=True))
+        features = self._predictor.model.config.features
+        columns = [
+            _checked(name, tables[column], own)
+            for (name, column), own in zip(features.items(), given, strict=False)
+        ]
         values = np.array(_array(dense).T, np.float32, order="C")
         if values.shape != (len(schema.dense), len(columns[0])):
             raise SchemaError(
@@ -76,15 +82,19 @@ def _array(values: Any) -> np.ndarray:
     return np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values)
 
 
-def _split_batch(ids: KeyedJaggedTensor, names: tuple[str, ...]) -> list[Ids]:
+def _split_batch(
+    ids: KeyedJaggedTensor, names: tuple[str, ...], optional: tuple[str, ...]
+) -> list[Ids]:
+    if set(optional) & set(ids.keys()):
+        names += optional
     if missing := sorted(set(names) - set(ids.keys())):
         raise SchemaError(f"the ids have no column {', '.join(missing)}", _ENCODE)
     return [_column(_array(ids[name].values()), _array(ids[name].lengths())) for name in names]
 
 
-def _split_rows(ids: Any, names: tuple[str, ...]) -> list[Ids]:
+def _split_rows(ids: Any, names: tuple[str, ...], optional: tuple[str, ...]) -> list[Ids]:
     array = np.array(ids, object) if isinstance(ids, list | tuple) else _array(ids)
-    if array.shape[1:2] != (len(names),):
+    if array.shape[1:2] not in ((len(names),), (len(names + optional),)):
         raise SchemaError(f"ids of shape {list(array.shape)}", f"pass [rows, {len(names)}]")
     columns: list[Ids] = []
     for cells in array.swapaxes(0, 1):

@@ -191,7 +191,7 @@ def test_any_spec_scores_as_the_predictor(
     directory = tmp_path_factory.mktemp("any")
     predictor = untrained(directory, spec, seed)
     description, graph = inspect(directory / "workflow"), Graph()
-    encoded = encode(graph, description, directory / "workflow")
+    encoded = encode(graph, description, directory / "workflow", description.spec)
     outputs = [graph.Identity(value) for value in encoded.columns]
     for value in outputs:
         value.dtype = ir.DataType.INT64
@@ -209,7 +209,7 @@ def test_any_spec_scores_as_the_predictor(
     if single:
         np.testing.assert_array_equal(columns[bool(spec.dense)].T, [ids[j] for j in single])
     with torch.no_grad(), np.errstate(over="ignore", invalid="ignore"):
-        (got,) = Scores(description, predictor.model)([*map(torch.from_numpy, columns)])
+        (got,) = Scores(description, predictor)([*map(torch.from_numpy, columns)])
         expected = predictor.predict_encoded(encoded_rows.dense, ids)
     np.testing.assert_allclose(got, expected, atol=1e-6)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,13 +51,14 @@ from nvt_torchrec.formats.rows import CategoryValues, RawRows
 Features = dict[str, tuple[CategoryValues, np.ndarray]]
 
 
-def read_columns(columns: Any, spec: FeatureSpec) -> RawRows:
+def read_columns(columns: Any, spec: FeatureSpec, optional: Collection[str] = ()) -> RawRows:
     """Convert a frame, a table or a dict of arrays to typed columns; ignore further columns.
 
     Args:
         columns: The columns of the log: typed values or, in frames and tables, text as in the log.
             In dicts, text is refused in columns of numbers that are read without rules.
         spec: How they are read.
+        optional: Columns that may be absent: their values are missing.
 
     Raises:
         SchemaError: A column is missing, has a type that cannot hold the raw type, or differs in
@@ -65,7 +66,7 @@ def read_columns(columns: Any, spec: FeatureSpec) -> RawRows:
         InvalidRowError: A column cannot hold a value.
     """
     reads = spec.read_plan(label=False).reads
-    converted = _convert_reads(columns, reads, spec)
+    converted = _convert_reads(columns, reads, spec, optional)
     count = len(converted[0].code)
     return assemble(spec, converted, lambda row: b"", rows=count, label=False, reject=False)
 
@@ -119,13 +120,17 @@ def check_columns(names: Iterable[str], sources: Sequence[str]) -> None:
         raise MissingColumnError(what, hint.strip(), absent[0])
 
 
-def _convert_reads(columns: Any, reads: Sequence[Read], spec: FeatureSpec) -> list[Converted]:
+def _convert_reads(
+    columns: Any, reads: Sequence[Read], spec: FeatureSpec, optional: Collection[str] = ()
+) -> list[Converted]:
     """Convert columns as they are read, and check each value."""
     names, get = _opened(columns)
     sources = list(dict.fromkeys(read.source for read in reads))
-    check_columns(names, sources)
+    absent = [name for name in optional if name not in names]
+    check_columns(names, [name for name in sources if name not in absent])
     times = {read.source for read in reads if read.raw == "time"}
-    arrays = {name: _array(get(name), name, times=name in times) for name in sources}
+    arrays = {n: _array(get(n), n, times=n in times) for n in sources if n not in absent}
+    arrays |= dict.fromkeys(absent, [None] * len(arrays[sources[0]]))
     counts = {name: len(array) for name, array in arrays.items()}
     for name, count in counts.items():
         if count != counts[sources[0]]:

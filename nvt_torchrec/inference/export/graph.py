@@ -114,13 +114,16 @@ class Encoded:
         return [*some, *self.lists, *self.lengths]
 
 
-def encode(graph: Graph, description: WorkflowDescription, path: Path) -> Encoded:
+def encode(
+    graph: Graph, description: WorkflowDescription, path: Path, spec: FeatureSpec
+) -> Encoded:
     """Make the nodes from raw columns to dense values and ids, of the workflow at ``path``.
+
+    ``spec`` has lists of the values of histories as well.
 
     Raises:
         SettingsError: There are columns that ONNX cannot encode.
     """
-    spec = description.spec
     _check_columns(spec)
     plan, read = spec.read_plan(label=False), inputs_of(spec)
     inputs = {

@@ -28,7 +28,6 @@ from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.inference.export.graph import ML_OPSET, OPSET, Encoded, encode
 from nvt_torchrec.inference.export.onnx_operators import Graph, vocabulary_bytes
 from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest
-from nvt_torchrec.inference.model.scoring import ServingModel
 from nvt_torchrec.inference.named_tensors import DTYPES, MISSING_OF, OUTPUT, inputs_of, to_columns
 from nvt_torchrec.inference.predictor import Predictor, name_by_label
 from nvt_torchrec.models.contract import stack_raw_inputs
@@ -52,9 +51,11 @@ _TOLERANCE = 1e-5
 class Scores(nn.Module):
     """Dense values and ids → for each label probabilities [rows]; see :class:`.graph.Encoded`."""
 
-    def __init__(self, description: WorkflowDescription, model: ServingModel) -> None:
+    def __init__(self, description: WorkflowDescription, predictor: Predictor) -> None:
         super().__init__()
-        spec = description.spec
+        spec, model = predictor.row_spec, predictor.model
+        self.of_histories = len(predictor.workflow.optional)
+        self.most = model.config.max_events
         self.rows, self.head = model.table.rows, model.head
         self.transforms = [spec.transform_of(column) for column in spec.dense]
         center, scale = normalization(spec, description.statistics)
@@ -77,9 +78,18 @@ class Scores(nn.Module):
             embedded.append(self.rows(ids + self.first_singles))
             singles = ids.unbind(1)
         lists, lengths = columns[: len(self.first_lists)], columns[len(self.first_lists) :]
-        for first, ids, length in zip(self.first_lists, lists, lengths, strict=True):
-            present = torch.arange(ids.shape[1]) < length.unsqueeze(1)
-            embedded.append((self.rows(ids + first) * present.unsqueeze(-1)).sum(1, keepdim=True))
+        plain = len(lists) - self.of_histories
+        for j, (first, ids, length) in enumerate(
+            zip(self.first_lists, lists, lengths, strict=True)
+        ):
+            place, end = torch.arange(ids.shape[1]), length.unsqueeze(1)
+            present = place < end
+            if j >= plain:  # the newest events of a history
+                present = present & (place >= end - self.most)
+            sums = (self.rows(ids + first) * present.unsqueeze(-1)).sum(1, keepdim=True)
+            if j >= plain:
+                sums = sums / present.sum(1).clamp(min=1).view(-1, 1, 1)
+            embedded.append(sums)
         vectors = embedded[0] if len(embedded) == 1 else torch.cat(embedded, 1)[:, self.order]
         counts = [*map(torch.ones_like, singles), *lengths]
         raw = stack_raw_inputs(
@@ -121,7 +131,7 @@ def write_model(bundle: Path, directory: Path) -> Predictor:
     workflow = dataclasses.replace(predictor.workflow, spec=spec, events=None)
     predictor = Predictor(workflow, predictor.model)
     graph = Graph()
-    encoded = encode(graph, description, bundle / WORKFLOW)
+    encoded = encode(graph, description, bundle / WORKFLOW, predictor.row_spec)
     size = vocabulary_bytes(graph)
     if size > _MOST_VOCABULARY_BYTES:
         raise SettingsError(
@@ -129,7 +139,7 @@ def write_model(bundle: Path, directory: Path) -> Predictor:
             "train with smaller ones: max_table_size, freq_threshold or hash_buckets",
         )
     names = name_by_label(OUTPUT, predictor.labels)
-    model = _spliced(graph, encoded, Scores(description, predictor.model), names)
+    model = _spliced(graph, encoded, Scores(description, predictor), names)
     model.metadata_props.update({
         "bundle": bundle_digest(bundle), "workflow": description.digest,
         "label": ",".join(predictor.labels),
@@ -225,8 +235,8 @@ def _check(file: Path, predictor: Predictor, known: dict[str, list]) -> None:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    inputs = inputs_of(predictor.spec)
-    probes = _probes(predictor.spec, known)
+    inputs = inputs_of(predictor.row_spec)
+    probes = _probes(predictor.row_spec, known)
     for count in (1, _PROBES):
         some = {name: values[:count] for name, values in probes.items()}
         encoded = predictor.workflow.transform(predictor.read(to_columns(inputs, some)))

@@ -37,7 +37,7 @@ def export_triton(bundle: Path, output: Path) -> None:
         version = temporary / MODEL_NAME / "1"
         version.mkdir(parents=True)
         predictor = write_model(bundle, version)
-        text = config(predictor.spec, predictor.labels)
+        text = config(predictor.row_spec, predictor.labels)
         (temporary / MODEL_NAME / "config.pbtxt").write_text(text)
 
 

@@ -322,7 +322,7 @@ def bundle_name(digest: str) -> str:
 def _load_table(weights: Path, kind: str, config: ModelConfig) -> JoinedTable:
     """Map the table."""
     rows = sum(config.num_embeddings)
-    ranges = 2 + (len(config.labels) if config.first_order else 0)
+    ranges = 2 + config.first_order_width
     values = _map(weights / "table.npy", _NUMPY_KINDS[kind], (rows, config.embedding_dim))
     if kind != "int8":
         return JoinedTable(torch.from_numpy(values.values), mapped=(values,))

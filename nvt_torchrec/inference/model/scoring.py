@@ -133,7 +133,7 @@ class ServingModel:
 
     Attributes:
         table: The rows of all tables.
-        first: Int64 [categorical columns], the first row of each column in ``table``.
+        first: Int64 [features], the first row in ``table`` of each of ``config.features``' column.
         head: What follows the lookup, as in training.
         config: The columns, labels and layers.
     """
@@ -146,7 +146,8 @@ class ServingModel:
     @classmethod
     def make(cls, table: JoinedTable, config: ModelConfig, head: Head) -> ServingModel:
         """Make a model of its parts."""
-        first = torch.tensor([0, *config.num_embeddings[:-1]], dtype=torch.int64).cumsum(0)
+        begins = np.cumsum([0, *config.num_embeddings])
+        first = torch.from_numpy(begins[[*map(config.categorical.index, config.features.values())]])
         head.eval().requires_grad_(False)
         for module in head.modules():  # PyTorch finds these in a third of the time
             vars(module).update({**module._parameters, **module._buffers, **module._modules})
@@ -154,8 +155,9 @@ class ServingModel:
 
     def convert(self, kind: str) -> ServingModel:
         """Return the model with its table in another type, see :meth:`Table.convert`."""
-        exact = len(self.config.labels) if self.config.first_order else 0
-        return dataclasses.replace(self, table=self.table.convert(kind, exact))
+        return dataclasses.replace(
+            self, table=self.table.convert(kind, self.config.first_order_width)
+        )
 
     def check_scores(self, path: Path | str, *, tables: bool = True) -> None:
         """Check that two rows, whose dense values are 1 and -1, have logits, and that are finite.
@@ -170,16 +172,18 @@ class ServingModel:
         Raises:
             BadInputError: They are not finite or no logits, or the model's program fails.
         """
-        index = self.first
+        first = index = self.first[: len(self.config.categorical)]
         if tables:
             ranges = self.table.ranges  # of int8: scale and minimum, which bound the values
             low, high = (self.table.values if ranges is None else ranges).aminmax(dim=1)
-            columns = torch.maximum(high, -low).tensor_split(index[1:].cpu())
-            index = index + torch.stack([column.argmax() for column in columns])
+            columns = torch.maximum(high, -low).tensor_split(first[1:].cpu())
+            index = first + torch.stack([column.argmax() for column in columns])
         x = torch.tensor([[1.0], [-1.0]], device=self.device).expand(2, len(self.config.dense))
         try:
-            raw = self.read_raw_inputs((index - self.first).repeat(2, 1).T.cpu().numpy())
-            logits = self.head(x, self.table.rows(index).repeat(2, 1, 1), raw)
+            ids = (index - first).repeat(2, 1).T.cpu().numpy()
+            raw = self.read_raw_inputs(ids)
+            of_features = map(self.config.categorical.index, self.config.features.values())
+            logits = self.head(x, self.table.rows(index[[*of_features]]).repeat(2, 1, 1), raw)
         except BadInputError as error:
             raise BadInputError(f"{path}: {error.what}", error.remedy) from None
         if (shape := tuple(logits.shape)) != (2, len(self.config.labels)):
@@ -196,23 +200,28 @@ class ServingModel:
         return self.table.device
 
     def lookup(self, ids: np.ndarray | list[Ids]) -> torch.Tensor:
-        """Look up embeddings, float32 [n, categorical columns, embedding dim].
+        """Look up embeddings, float32 [n, features, embedding dim].
 
         Args:
             ids: As in :class:`workflows.compiled.EncodedRows`: int32 [categorical columns, n], or
                 for each column int32 [n] or lists. A list's embeddings are summed, as in training.
+                Lists of histories come after them, of whose newest events' embeddings the mean is
+                taken; if there are none, all histories are empty.
 
         Raises:
             BadInputError: The file of a mapped table was written to since it was opened.
         """
         for array in self.table.mapped:
             array.check()
+        singles, empty = len(self.config.categorical), len(self.first) - len(ids)
         if isinstance(ids, np.ndarray):
-            rows = torch.from_numpy(ids).to(self.device).T + self.first
-            return self.table.rows(rows)
+            rows = torch.from_numpy(ids).to(self.device).T + self.first[:singles]
+            vectors = self.table.rows(rows)
+            return functional.pad(vectors, (0, 0, 0, empty)) if empty else vectors
         bags, begins, n = [], [], len(ids[0])
         at = 0
-        for values, first in zip(ids, self.first.tolist(), strict=True):
+        lists = [take_newest(column, self.config.max_events) for column in ids[singles:]]
+        for values, first in zip([*ids[:singles], *lists], self.first.tolist(), strict=False):
             starts = np.arange(n) if not isinstance(values, Jagged) else values.offsets[:-1]
             flat = values.values if isinstance(values, Jagged) else values
             begins.append(starts + at)
@@ -220,8 +229,11 @@ class ServingModel:
             at += len(flat)
         rows = torch.from_numpy(np.concatenate(bags)).to(self.device)
         offsets = torch.from_numpy(np.concatenate(begins, dtype=np.int64)).to(self.device)
-        sums = self.table.sums(rows, offsets)
-        return sums.view(len(ids), n, -1).transpose(0, 1)
+        sums = self.table.sums(rows, offsets).view(len(ids), n, -1)
+        for values, counts in zip(sums[singles:], lists, strict=True):
+            values /= torch.from_numpy(np.diff(counts.offsets).clip(1)).to(values)[:, None]
+        vectors = sums.transpose(0, 1)
+        return functional.pad(vectors, (0, 0, 0, empty)) if empty else vectors
 
     def read_raw_inputs(self, ids: np.ndarray | list[Ids]) -> dict[str, torch.Tensor]:
         """Return what an own model takes beside vectors (:mod:`models.contract`).
@@ -261,6 +273,19 @@ class ServingModel:
         """
         values = torch.from_numpy(dense).to(self.device).T
         return self.head(values, embedded, self.read_raw_inputs(ids)).squeeze(-1)
+
+
+def take_newest(column: Ids, most: int) -> Jagged:
+    """Return the last ``most`` ids of each row of a history; of numbers, each is a list of one."""
+    if not isinstance(column, Jagged):
+        return Jagged(np.arange(len(column) + 1), column)
+    lengths = np.diff(column.offsets)
+    kept = np.minimum(lengths, most)
+    if (kept == lengths).all():
+        return column
+    offsets = np.append(0, kept.cumsum())
+    places = np.arange(offsets[-1]) + np.repeat(column.offsets[1:] - offsets[1:], kept)
+    return Jagged(offsets, column.values[places])
 
 
 def _quantize(chunk: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -153,6 +153,7 @@ def check_pair(
             raise SchemaError(
                 f"{what} of {workflow}: {', '.join(ours)}; of {model}: {', '.join(theirs)}", remedy
             )
+    dataclasses.replace(schema, histories=config.histories)  # checks their columns
     taken = config.program.id_columns if config.program else ()
     if several := sorted({*taken} & {*schema.multi_hot}):
         raise SchemaError(f"{model} takes ids of {several[0]}, in {workflow} a list", remedy)

@@ -14,6 +14,7 @@ from nvt_torchrec.base.files.validation import strict_json
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, MissingColumnError
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.inference.encoder import find_field
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
 from nvt_torchrec.models.metrics import unwrap_single_label
@@ -100,7 +101,7 @@ def encode(rows: Any, predictor: Predictor, *, may_have_booleans: bool = False) 
     """Encode rows, a list or columns. Raises :class:`RefusedError`."""
     try:
         if may_have_booleans:
-            _refuse_booleans(rows, predictor.spec)
+            _refuse_booleans(rows, predictor.row_spec)
         return predictor.workflow.transform(predictor.read(rows))
     except (InvalidRowError, MissingColumnError) as error:
         known = {key: getattr(error, key) for key in ("row", "column", "reason", "remedy")}
@@ -118,7 +119,9 @@ def _refuse_booleans(rows: list[dict] | dict[str, list], spec: FeatureSpec) -> N
     """
     for read in spec.read_plan(label=False).reads:
         name, reason = read.source, RAW_TYPES[read.raw].syntax
-        values = rows.get(name, ()) if isinstance(rows, dict) else [row.get(name) for row in rows]
+        values = (
+            rows.get(name, ()) if isinstance(rows, dict) else [find_field(r, name) for r in rows]
+        )
         for i, value in enumerate(values if read.raw != "bool" else ()):
             if bool in map(type, value if isinstance(value, list) else [value]):
                 raise InvalidRowError(i, name, f"{value!r:.60}: {reason}", "true is 1, false 0")

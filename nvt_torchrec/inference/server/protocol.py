@@ -80,7 +80,7 @@ def metadata(predictor: Predictor) -> dict[str, Any]:
     """Return the description of the model: its inputs and its outputs."""
     inputs = [
         {"name": name, "datatype": _DATATYPES[kind], "shape": [-1, 1 if rank == 1 else -1]}
-        for column in inputs_of(predictor.spec)
+        for column in inputs_of(predictor.row_spec)
         for name, (kind, rank) in column.tensors.items()
     ]
     names = name_by_label(OUTPUT, predictor.labels)
@@ -118,7 +118,8 @@ def parse_tensors(
             for name in names
             if name in asked or not asked
         }
-        columns = inputs_of(predictor.spec)
+        optional = set(predictor.workflow.optional) - given.keys()
+        columns = [c for c in inputs_of(predictor.row_spec) if c.name not in optional]
         tensors = {
             name: _tensor(name, kind, rank, *given[name])
             for column in columns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,6 +16,7 @@ from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.rows import WORD_BITS, CategoryValues, Jagged, RawRows, bit_of, word_of
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
@@ -77,6 +79,8 @@ class CompiledWorkflow:
         digest: Of the workflow it was compiled from; see :mod:`workflows.description`.
         path: The directory of the workflow, without symbolic links.
         events: What happened before, as of the last day of the ETL; None for a spec without events.
+        row_spec: The columns of rows in memory: also lists of the values of histories, which a
+            caller may give (:meth:`take_histories`).
     """
 
     spec: FeatureSpec
@@ -90,6 +94,32 @@ class CompiledWorkflow:
     _text_begins: np.ndarray
     _places: np.ndarray
     _mapped: tuple[MappedArray, ...]
+    row_spec: FeatureSpec
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """The columns of :attr:`row_spec` that rows need not have."""
+        return tuple(self.row_spec.categorical_names[len(self.spec.categorical) :])
+
+    def take_histories(self, histories: Sequence[StoredHistory]) -> CompiledWorkflow:
+        """Return the workflow that encodes lists of the values of histories as well."""
+        of = [name for history in histories for name in history.columns]
+        places = [self.spec.categorical_names.index(name) for name in of]
+        names = [name for history in histories for name in history.features]
+        columns = [self.spec.categorical[place] for place in places]
+        lists = [
+            dataclasses.replace(
+                column, name=name, multi_hot=True, vocabulary=column.vocabulary_name, derive=None,
+                reading=dataclasses.replace(column.reading, sources=(name,)),
+            )
+            for name, column in zip(names, columns, strict=True)
+        ]  # fmt: skip
+        categorical = (*self.spec.categorical, *lists)
+        return dataclasses.replace(
+            self,
+            row_spec=dataclasses.replace(self.spec, categorical=categorical),
+            _places=self._places[[*range(len(self.spec.categorical)), *places]],
+        )
 
     def transform(self, rows: RawRows) -> EncodedRows:
         """Encode rows that were read with this spec.
@@ -106,7 +136,7 @@ class CompiledWorkflow:
             rows = self.events.add(rows)
         dense = np.empty((len(self.spec.dense), len(rows)), np.float32)
         self._dense.transform(rows.dense, rows.dense_missing, dense)
-        tallies = np.zeros((len(self.spec.categorical), 2), np.int64)
+        tallies = np.zeros((len(self._places), 2), np.int64)
         missing = rows.categorical_missing
         ids: np.ndarray | list[Ids]
         if isinstance(rows.categorical, np.ndarray):
@@ -120,16 +150,16 @@ class CompiledWorkflow:
         else:
             ids = [
                 self._encode(j, column, rows.categorical[j], word_of(missing, j), tallies[j])
-                for j, column in enumerate(self.spec.categorical)
+                for j, column in enumerate(self.row_spec.categorical[: len(rows.categorical)])
             ]
-            if not self.schema.multi_hot:
+            if not any(isinstance(column, Jagged) for column in ids):
                 ids = np.stack(ids)  # type: ignore[arg-type]
         return EncodedRows(
             label=_as_float32(rows.label),
             dense=dense,
             ids=ids,
-            null=tallies[:, 0],
-            oov=tallies[:, 1],
+            null=tallies[: len(self.spec.categorical), 0],
+            oov=tallies[: len(self.spec.categorical), 1],
             more_labels=_as_float32(rows.more_labels),
             weight=rows.weight,
         )
@@ -241,6 +271,7 @@ def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
         _text_begins=text_begins,
         _places=places,
         _mapped=mapped,
+        row_spec=description.spec,
     )
 
 
