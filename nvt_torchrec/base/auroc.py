@@ -11,6 +11,8 @@ from nvt_torchrec.base.arrays import to_numpy
 TOO_GOOD = 0.98
 #: Rows of the mean label that are added to those of a value: one click of one row is no rate of 1.
 _PRIOR_ROWS = 5
+#: Bins of numbers, at most, and rows of a bin, at least.
+_BINS, _BIN_ROWS = 50, 100
 
 
 def auroc(
@@ -84,6 +86,15 @@ def _areas(
     rows, both = np.diff(ties[first], append=len(order)), (ones > 0) & (zeros > 0)
     ones, zeros = ones[both], zeros[both]
     return won[both] / ones / zeros, ones + zeros, rows[both]
+
+
+def bin_numbers(values: np.ndarray) -> np.ndarray:
+    """Number the bins of equal counts, up to 50, that numbers [N] are in: a value at an edge, such
+    as one that fills missing ones, has a bin of its own; int64 [N].
+    """
+    bins = min(len(values) // _BIN_ROWS, _BINS)
+    edges = np.quantile(values, np.arange(1, bins) / max(bins, 1), method="nearest")
+    return np.searchsorted(edges, values) + np.searchsorted(edges, values, "right")
 
 
 def column_auroc(

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.arrays import to_arrow
-from nvt_torchrec.base.auroc import TOO_GOOD, column_auroc
+from nvt_torchrec.base.auroc import TOO_GOOD, bin_numbers, column_auroc
 from nvt_torchrec.base.files.atomic import read_json, write_text
 from nvt_torchrec.base.pages import render
 from nvt_torchrec.base.pages.charts import size
@@ -32,8 +32,8 @@ from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 #: Row groups that are sampled, and the most rows taken from each.
 SAMPLED_ROW_GROUPS, SAMPLED_ROWS = 4, 16 << 10
-#: The most rows for the AUROC of a column, and the most bins of dense values, with so many rows.
-_AUROC_ROWS, _AUROC_BINS, _BIN_ROWS = 16 << 10, 50, 100
+#: The most rows for the AUROC of a column.
+_AUROC_ROWS = 16 << 10
 #: Bins of a histogram.
 BINS = 24
 #: Keys of a categorical column that limit its vocabulary.
@@ -181,12 +181,10 @@ def _column_aurocs(sample: pa.Table, spec: FeatureSpec) -> dict[str, float | Non
     """Compute the AUROC of each column alone, of dense columns that of bins of equal counts."""
     sample = sample.take(to_arrow(np.arange(0, len(sample), -(-len(sample) // _AUROC_ROWS))))
     labels = values_of(sample[spec.label])
-    bins = min(len(sample) // _BIN_ROWS, _AUROC_BINS)
-    areas = {}
-    for name in spec.dense_names:
-        values = values_of(sample[name])
-        edges = np.quantile(values, np.arange(1, bins) / bins, method="nearest")
-        areas[name] = column_auroc(to_arrow(np.searchsorted(edges, values)), labels)
+    areas = {
+        name: column_auroc(to_arrow(bin_numbers(values_of(sample[name]))), labels)
+        for name in spec.dense_names
+    }
     for name in spec.categorical_names:
         ids, rows = ids_and_rows(sample[name])
         areas[name] = column_auroc(to_arrow(ids), labels, rows)

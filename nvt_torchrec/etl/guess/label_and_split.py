@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nvt_torchrec.base.arrays import to_arrow
-from nvt_torchrec.base.auroc import TOO_GOOD, column_auroc
+from nvt_torchrec.base.auroc import TOO_GOOD, bin_numbers, column_auroc
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.guess.names import DAY, OF_EVENT, is_called
 from nvt_torchrec.etl.guess.sample import SampledFile, spec_name
@@ -29,7 +29,7 @@ _DAY, _LONG = 86_400_000_000, 10 * 86_400_000_000
 _SHARES: dict[str, Any] = {"valid": 0.1, "test": 0.1}
 #: With fewer rows of either label an AUROC is chance.
 _ENOUGH = 20
-#: Numbers with more distinct values are compared by the hundredth in which they are.
+#: Numbers with more distinct values are compared by bins of equal counts.
 _HUNDRED = 100
 
 
@@ -293,8 +293,8 @@ def find_leak(column: Profile, labels: dict[str, np.ndarray]) -> str:
     codes = column.codes
     forms = {"its values give": codes, "whether it is missing gives": (codes < 0).astype(int)}
     if column.is_number and column.distinct > _HUNDRED:
-        edges = np.quantile(column.sorted_numbers(), np.arange(1, _HUNDRED) / _HUNDRED)
-        forms["its numbers give"] = np.append(np.searchsorted(edges, column.numbers), -1)[codes]
+        forms["its numbers give"] = bins = codes.copy()
+        bins[codes >= 0] = bin_numbers(column.numbers[codes[codes >= 0]])
     for name, truth in labels.items():
         known = ~np.isnan(truth)
         truth = truth[known]

@@ -17,7 +17,7 @@ from nvt_torchrec.etl.guess.label_and_split import (
     labels_of_rows,
     why_no_feature,
 )
-from nvt_torchrec.etl.guess.names import is_called, is_code, words_of
+from nvt_torchrec.etl.guess.names import is_called, is_code
 from nvt_torchrec.etl.guess.sample import SampledFile, spec_name, unique_names
 from nvt_torchrec.etl.guess.values import Profile
 
@@ -104,7 +104,6 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
     if possible:
         labels[0] = (labels[0][0], f"{labels[0][1]}; also possible: {', '.join(possible)}")
     rest = {j: column for j, column in enumerate(columns) if j not in places}
-    ways = _ways(list(rest.values()), sample.named)
     features: list[Feature] = []
     unread: dict[str, str] = {}
     for j, column in rest.items():
@@ -113,7 +112,7 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
             hashed = _feature(column, "categorical", {"raw": "hex32"}, "hexadecimal")
             features.append(count if j < 14 else hashed)
             continue
-        made = _features(column, [columns[place] for place in places], sample, ways)
+        made = _features(column, [columns[place] for place in places], sample)
         if not isinstance(made, str):
             made = find_leak(column, truth) or made
         if isinstance(made, str):
@@ -165,9 +164,7 @@ def _named(columns: list[Profile], label: int, criteo: bool) -> list[Profile]:
     return result
 
 
-def _features(
-    column: Profile, labels: list[Profile], sample: SampledFile, ways: dict[str, str]
-) -> list[Feature] | str:
+def _features(column: Profile, labels: list[Profile], sample: SampledFile) -> list[Feature] | str:
     """Return what becomes of a column, or the reason why nothing does."""
     if reason := why_no_feature(column, labels):
         return reason
@@ -181,7 +178,7 @@ def _features(
         return "all values are distinct, so nothing can be learned from them"
     if column.distinct == 1 and column.rows > 1 and not column.missing:
         return f"always {next(iter(column.counts))!r:.40}"
-    way = "number" if column.kind == "float" else ways.get(column.name, "id")
+    way = _way(column, named=sample.named)
     if way == "both":
         category = dataclasses.replace(_categorical(column), name=f"{column.name}{_ALSO}")
         return [_dense(column), category]
@@ -199,33 +196,16 @@ def _names_rows(column: Profile) -> bool:
     return bool(np.all(np.diff(column.numbers) > 0))
 
 
-def _ways(columns: list[Profile], named: bool) -> dict[str, str]:
-    """Return by the names of columns of integers how they are read: see :func:`_way`.
-
-    Columns whose names begin with the same word are read alike, unless their names say more.
-    """
-    plain = [column for column in columns if column.kind == "int" and not column.multi_hot]
-    ways = {column.name: _way(column, named=named) for column in plain}
-    families: dict[str, list[Profile]] = {}
-    for column in plain:
-        words = words_of(column.name)
-        if named and words and column.fits("int32") and not is_code(column.name):
-            families.setdefault(words[0], []).append(column)
-    for family in families.values():
-        found = {ways[column.name] for column in family}
-        for column in family if len(found) > 1 else ():
-            few = "both" in found and column.distinct <= 100
-            ways[column.name] = "both" if few else "number"
-    return ways
-
-
 def _way(column: Profile, *, named: bool) -> str:
-    """Return whether integers are each an "id", a "number" or, in doubt, "both".
+    """Return whether values are each an "id", a "number" or, in doubt, "both".
 
     Counts and amounts are mostly small for their range; ids are spread evenly over it.
     """
-    code = named and is_code(column.name)
-    if code or not column.fits("int32") or column.distinct <= 2:
+    if column.kind == "float":
+        return "number"
+    if column.kind != "int" or column.multi_hot or (named and is_code(column.name)):
+        return "id"
+    if not column.fits("int32") or column.distinct <= 2:
         return "id"
     if column.distinct <= _FEW and column.present >= 1000:
         return "both"

@@ -11,7 +11,7 @@ import dataclasses
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.auroc import column_auroc
+from nvt_torchrec.base.auroc import bin_numbers, column_auroc
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.metrics import ByLabel, compute_metrics, groups_of
 from nvt_torchrec.models.piecewise import find_edges
@@ -29,8 +29,6 @@ from nvt_torchrec.training.settings.train_settings import TrainSettings
 CLICK_RATE, REGRESSION, TREES = "click rate", "logistic regression", "boosted trees"
 #: The values of a sample to fit to, which take seconds, and the batches to evaluate.
 _VALUES, _EVALUATED = 2**23, 12
-#: A dense column is cut at these for the AUROC that it has alone.
-_QUANTILES = np.linspace(0, 1, 33)
 
 
 def compute_baselines(
@@ -93,8 +91,6 @@ def best_column(
         with_ids, row = np.unique(rows, return_inverse=True)
         found[name] = column_auroc(pa.array(column.ids), labels[with_ids], row)
     for name, values in zip(config.dense, sample.dense.T, strict=True):
-        cuts = np.quantile(values, _QUANTILES)  # each is a value of its own, as of a filled column
-        places = np.searchsorted(cuts, values) + np.searchsorted(cuts, values, "right")
-        found[name] = column_auroc(pa.array(places), labels)
+        found[name] = column_auroc(pa.array(bin_numbers(values)), labels)
     best = max(found, key=lambda name: found[name] or 0.0)
     return best, found[best] or 0.0
