@@ -154,10 +154,6 @@ class Table:
         """The error of each (system, case) that failed."""
         return {key: run.error for key, runs in self.runs.items() for run in runs if run.error}
 
-    def outputs(self, system: str, case: str) -> list[dict[str, Any]]:
-        """Return what the runs of a system printed."""
-        return [run.output for run in self.runs.get((system, case), []) if not run.error]
-
     def values(self, system: str, case: str, key: str) -> list[float]:
         """Return a metric of each run; nothing if the system failed or does not measure it."""
         if (system, case) in self.failed:

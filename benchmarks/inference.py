@@ -3,8 +3,8 @@
 Both systems score the same rows in one process. They take turns batch by batch, so that other load
 on the machine affects both.
 
-- *ours*: rows as dicts (as in JSON) → ``Predictor.predict``; and its stages: read (dicts → typed
-  columns), encode (→ ids and dense features), lookup (→ embeddings), dense (the rest of the model).
+- *ours*: rows as dicts (as in JSON) → ``Predictor.predict``; and of it: read (dicts → typed
+  columns), encode (→ ids and dense features).
 - *onnx*: the same rows as tensors, made beforehand → ``model.onnx`` by ONNX Runtime.
 - *stock*: the same rows as a pandas frame, made beforehand → NVTabular's ``Workflow.transform`` → a
   KeyedJaggedTensor → TorchRec's DLRM with the same weights.
@@ -239,13 +239,7 @@ def measure(
     def ours(batch: list[dict]) -> np.ndarray:
         score = timed(_OURS, lambda: predictor.predict(batch))
         raw = timed("  read", lambda: predictor.read(batch))
-        encoded = timed("  encode", lambda: predictor.workflow.transform(raw))
-        with torch.inference_mode(), threads_for(size):
-            embedded = timed("  lookup", lambda: _done(predictor.model.lookup(encoded.ids)))
-            timed(
-                "  dense",
-                lambda: _done(predictor.model.logits(encoded.dense, embedded, encoded.ids)),
-            )
+        timed("  encode", lambda: predictor.workflow.transform(raw))
         if onnx is not None:
             given = tensors.to_tensors(inputs, batch)
             try:
@@ -299,12 +293,6 @@ def print_one_row(predictor: Predictor, row: dict, seconds: float) -> None:
                 other.kill()
                 other.wait()
         print("{:36}{:10.3f}{:10.3f}".format(name, *1e3 * np.quantile(times, (0.5, 0.99))))
-
-
-def _done(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_cuda:
-        torch.cuda.synchronize()
-    return tensor
 
 
 def print_table(by_size: dict[int, dict[str, list[float]]]) -> None:

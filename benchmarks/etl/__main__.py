@@ -3,7 +3,7 @@
 Every program reads the same text and writes the same values: vocabularies by falling count (ties
 by value), ids int32, dense log-normalized float32, uncompressed parquet. Their outputs are compared
 value by value; a program with a different output counts as failed. Times are those of whole
-processes, including their start. The last two lines show that memory does not grow with the log.
+processes, including their start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import shutil
 import sys
 
 from benchmarks.etl import systems
-from benchmarks.etl.systems import DAYS, NVTABULAR, POLARS, Log, make_log, repeat_head
+from benchmarks.etl.systems import DAYS, NVTABULAR, POLARS, Log, make_log
 from benchmarks.etl.verify import DifferentOutputError, compare
 from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table, run_benchmark
 from benchmarks.process import BUILD
@@ -26,8 +26,6 @@ from nvt_torchrec.etl.settings import cores
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 
 ETL = "TSV to parquet"
-#: Text per unit of work for the two memory lines, MiB, and how much longer the second log is.
-_UNIT_MB, _FACTOR = 8, 20
 OURS, OURS_DASK, OURS_NVTABULAR = "ours cpu", "ours dask", "ours nvtabular"
 NVTABULAR_NAME, POLARS_STAGED = "nvtabular 23.8", "polars staged"
 
@@ -83,20 +81,6 @@ def _run(settings: BenchmarkSettings) -> int:
 
 
 def _systems(log: Log, slow: int) -> list[System]:
-    def repeated(times: int) -> System:
-        """Run on a log of ``times`` the text of the units in work, with the same vocabularies."""
-        path = log.work / f"log_{times}x"
-        head = (_UNIT_MB << 20) * log.threads // DAYS
-        case = f"log of {times}x its blocks"
-        unit = ("--block_mb", str(_UNIT_MB))
-        system = systems.ours(dataclasses.replace(log, path=path), "cpu", OURS, case, *unit)
-
-        def prepare() -> None:
-            repeat_head(log.path, path, head, times)
-            system.prepare()
-
-        return dataclasses.replace(system, prepare=prepare)
-
     return [
         systems.ours(log, "cpu", OURS, ETL),
         systems.peer(log, POLARS, "polars", case=ETL),
@@ -104,8 +88,6 @@ def _systems(log: Log, slow: int) -> list[System]:
         systems.ours(log, "dask", OURS_DASK, ETL, repeats=slow),
         systems.ours(log, "nvtabular", OURS_NVTABULAR, ETL, repeats=slow),
         systems.peer(log, NVTABULAR, NVTABULAR_NAME, case=ETL, repeats=slow),
-        repeated(1),
-        repeated(_FACTOR),
     ]
 
 

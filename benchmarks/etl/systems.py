@@ -36,65 +36,35 @@ _RARE_VALUES = 2_000_000
 _RARE = 0.25
 
 
-@dataclasses.dataclass(frozen=True)
-class Peer:
-    """A virtual environment with pinned packages, in ``build/bench/venv-NAME``.
-
-    Attributes:
-        name: of the peer.
-        requirements: what pip installs, each pinned (``polars==1.2.3``).
-        tools: installed before, the version of pip for example.
-        no_deps: install the requirements only, for peers whose published pins are broken.
-    """
-
-    name: str
-    requirements: tuple[str, ...]
-    tools: tuple[str, ...] = ()
-    no_deps: bool = False
-
-    @property
-    def directory(self) -> Path:
-        """Where it is, or will be."""
-        return BUILD / f"venv-{self.name}"
-
-    @property
-    def python(self) -> Path:
-        """Its interpreter."""
-        return self.directory / "bin" / "python"
-
-    def ensure(self) -> None:
-        """Build it, unless it is there and up to date. Raises :class:`PeerError`."""
-        contents = " ".join((*self.tools, *self.requirements, sys.version))
-        make_once(self.directory, contents, self._install)
-
-    def _install(self) -> None:
-        venv.create(self.directory, with_pip=True)
-        if self.tools:
-            self._pip(*self.tools)
-        self._pip(*(["--no-deps"] if self.no_deps else []), *self.requirements)
-
-    def _pip(self, *arguments: str) -> None:
-        command = [self.python, "-m", "pip", "install", "--quiet", *arguments]
-        done = subprocess.run(
-            [*command, "--disable-pip-version-check"], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or ["pip failed"]
-            raise PeerError(
-                f"{self.name}: cannot be installed: {lines[-1]}",
-                f"see `{' '.join(map(str, command))}`",
-            )
+#: What pip is given for the environment of a peer. NVTabular as it was used in 2024, without
+#: dependencies: plain pip takes a package of RAPIDS that another index has, and tritonclient, with
+#: which `import merlin` fails; later versions of pip refuse merlin-dataloader's metadata.
+POLARS, NVTABULAR = "polars", "nvtabular"
+_INSTALLED = {
+    POLARS: [["polars==2.1.0", "polars-runtime-32==2.1.0"]],
+    NVTABULAR: [["pip==24.0"], ["--no-deps", *(HERE / "nvtabular.txt").read_text().split()]],
+}
 
 
-POLARS = Peer("polars", ("polars==2.1.0", "polars-runtime-32==2.1.0"))
-#: As it was used in 2024. Without dependencies: plain pip takes a package of RAPIDS that another
-#: index has, and tritonclient, with which `import merlin` fails.
-NVTABULAR = Peer(
-    "nvtabular",
-    tuple((HERE / "nvtabular.txt").read_text().split()),
-    tools=("pip==24.0",),  # later ones refuse merlin-dataloader's metadata
-    no_deps=True,
-)
+def python_of(peer: str) -> Path:
+    """Return the interpreter of a peer's environment, which :func:`build_environment` makes."""
+    return BUILD / f"venv-{peer}" / "bin" / "python"
+
+
+def build_environment(peer: str) -> None:
+    """Build a peer's environment unless it is up to date. Raises :class:`PeerError`."""
+
+    def install() -> None:
+        venv.create(BUILD / f"venv-{peer}", with_pip=True)
+        for arguments in _INSTALLED[peer]:
+            command = [python_of(peer), "-m", "pip", "install", "--quiet", *arguments]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                what = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
+                remedy = f"see `{' '.join(map(str, command))}`"
+                raise PeerError(f"{peer}: cannot be installed: {what}", remedy)
+
+    make_once(BUILD / f"venv-{peer}", f"{_INSTALLED[peer]} {sys.version}", install)
 
 
 def make_log(path: Path, rows: int) -> None:
@@ -123,22 +93,6 @@ def _add_rare(path: Path, fields: list[int], values: np.ndarray, seed: int) -> N
             for i in np.flatnonzero(replaced):
                 row[fields[i]] = f"{values[i, at[i]]:08x}"
             out.write("\t".join(row) + "\n")
-
-
-def repeat_head(source: Path, target: Path, head_bytes: int, times: int) -> None:
-    """Make a log whose days repeat the first lines of those of ``source``.
-
-    Whatever ``times``, it has the same values, and so the same vocabularies.
-    """
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    for day in range(DAYS):
-        with open(source / f"day_{day}", "rb") as file:
-            head = file.read(head_bytes)
-        head = head[: head.rindex(b"\n") + 1]
-        with open(target / f"day_{day}", "wb") as out:
-            for _ in range(times):
-                out.write(head)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,18 +133,18 @@ def ours(log: Log, engine: str, name: str, case: str, *flags: str, **more: Any) 
     )
 
 
-def peer(log: Log, peer: Peer, name: str, *flags: str, case: str, **more: Any) -> System:
+def peer(log: Log, peer: str, name: str, *flags: str, case: str, **more: Any) -> System:
     """Measure a program of this folder in the peer's own environment."""
     output = output_of(log, name, case)
-    program = HERE / f"peer_{peer.name}.py"
-    command = [peer.python, program, "--input", log.path, "--output", output, *flags]
+    program = HERE / f"peer_{peer}.py"
+    command = [python_of(peer), program, "--input", log.path, "--output", output, *flags]
     return System(
         name,
         case,
         command,
-        env={"POLARS_MAX_THREADS": str(log.threads)} if peer is POLARS else {},
+        env={"POLARS_MAX_THREADS": str(log.threads)} if peer == POLARS else {},
         rows=log.rows,
-        prepare=peer.ensure,
+        prepare=lambda: build_environment(peer),
         before=lambda: shutil.rmtree(output, ignore_errors=True),
         **more,
     )

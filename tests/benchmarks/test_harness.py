@@ -143,7 +143,7 @@ def test_speed_from_rows_and_results_from_files(table: Table, tmp_path: Path):
     )
     assert [len(runs) for runs in table.runs.values()] == [1, 2, 2]  # "a" is slow
     assert "medians of 1-2 interleaved runs" in table.text()
-    assert table.outputs("a", "")[0]["text"] == "hello"
+    assert table.runs["a", ""][0].output["text"] == "hello"
     for name, rows in (("a", 100), ("b", 50)):
         walls = table.values(name, "", "wall_s")
         expected = [rows / wall for wall in walls]

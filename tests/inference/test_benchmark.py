@@ -18,7 +18,7 @@ from tests.inference.conftest import Trained
 from tests.inference.test_predictor import criteo_dicts, read_dicts
 
 ONNX = "onnx: tensors to probability"
-OURS = ["ours: rows to probability", "  read", "  encode", "  lookup", "  dense"]
+OURS = ["ours: rows to probability", "  read", "  encode"]
 STOCK = ["stock: frame to probability", "  Workflow.transform", "  plain model"]
 
 
