@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.formats.histories import StoredHistory
+from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.head import build_head
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.planning import plan_only
 from tests.nvt_loader.data import add_history, write_split
 from tests.training.continuing import RATES, SHARDINGS, flags
+from tests.training.generations import write_output
 from tests.training.reference import reference_losses
 from tests.training.runs import (
     MODELS,
@@ -28,6 +33,7 @@ from tests.training.runs import (
     train_many,
     train_until_pulled,
 )
+from tests.training.shapes import dlrm
 
 RECENT, SEEN = StoredHistory("recent", ("cat_1", "cat_2")), StoredHistory("seen", ("cat_1",))
 MOST = "--max_events=5"
@@ -77,11 +83,15 @@ def test_a_killed_run_resumes_bit_by_bit(
     assert_same(tmp_path / "whole" / "final", tmp_path / "killed" / "final")
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*MODELS, "own"])
 def test_every_model_takes_histories(data: Path, tmp_path: Path, model: str) -> None:
-    """Also one of several labels' width, whose checkpoint says what it was trained on."""
+    """As further vectors, an own model by their names; the checkpoint says which there were."""
     path = tmp_path / "checkpoint"
-    train_here(*flags(data), *MODELS[model], "--max_steps=4", f"--save_checkpoint_path={path}")
+    own = ["--model=examples.two_tower:build", '--model_settings=user=["recent.cat_1"]']
+    run = flags(
+        data, "adagrad", *MODELS.get(model, own), "--max_steps=4", f"--save_checkpoint_path={path}"
+    )
+    train_here(*run)
     config = config_of(path)
     assert config.max_events == 50
     assert config.vectors == (
@@ -139,3 +149,43 @@ def test_plans_without_gpus_and_other_loaders(data: Path) -> None:
     with pytest.raises(SettingsError, match="Merlin's Loader reads no histories"):
         train_here(*flags(data), "--loader=merlin")
     train_here(*flags(data), "--loader=merlin", "--max_events=0", "--max_steps=2")
+
+
+def test_tables_that_have_grown(tmp_path: Path) -> None:
+    """Rows of a later generation, histories included, are predicted as by the checkpoint before."""
+    history, outputs = StoredHistory("recent", ("cat_0", "cat_1")), {}
+    for generation in (0, 2):
+        outputs[generation] = write_output(tmp_path / f"out-{generation}", generation)
+        schema = TableSchema.read(outputs[generation])
+        add_history(outputs[generation], schema, history, keys=9)
+    checkpoint = tmp_path / "checkpoint"
+    train_here(*flags(outputs[0]), MOST, "--max_steps=8", f"--save_checkpoint_path={checkpoint}")
+    before, after = (
+        train_here(f"--binary_path={path}", "--mode=test", f"--{how}={checkpoint}").metrics["test"]
+        for path, how in ((outputs[0], "load_checkpoint_path"), (outputs[2], "continue_from"))
+    )
+    assert after == pytest.approx(before, abs=1e-6)
+    again = tmp_path / "again"
+    more = [f"--continue_from={checkpoint}", f"--save_checkpoint_path={again}", "--max_steps=4"]
+    train_here(*flags(outputs[2]), *more)
+    assert config_of(again).max_events == 5
+    assert config_of(again).num_embeddings[0] > config_of(checkpoint).num_embeddings[0]
+
+
+def test_first_order_weights_of_several_labels() -> None:
+    """Each feature of a table has its own for each label; vectors keep none of them."""
+    config = dlrm(("i",), ("a", "b"), (5, 7), 8, (8,), (4, 2), 0.5)
+    histories = StoredHistory("x", ("b",)), StoredHistory("y", ("b", "a"))
+    config = dataclasses.replace(config, labels=("k", "l"), histories=histories, max_events=3)
+    assert config.term_places == {"a": 0, "b": 0, "x.b": 2, "y.b": 4, "y.a": 2}
+    term = build_head(config).first_order
+    assert term is not None
+    vectors, dense = torch.randn(3, 5, 8), torch.randn(3, 1)
+    found, rest = term(dense, vectors)
+    pairs = [vectors[:, i, at : at + 2] for i, at in enumerate(config.term_places.values())]
+    torch.testing.assert_close(found, 0.5 * sum(pairs))
+    assert torch.equal(rest, torch.cat([torch.zeros(3, 5, 6), vectors[..., 6:]], 2))
+    with pytest.raises(SchemaError, match="embedding_dim 6 with 2 labels and 2 histories"):
+        dataclasses.replace(config, embedding_dim=6)
+    with pytest.raises(SchemaError, match=r"a history of \{'c'"):
+        dataclasses.replace(config, histories=(StoredHistory("x", ("c",)),))

@@ -103,8 +103,8 @@ class CompiledWorkflow:
 
     def take_histories(self, histories: Sequence[StoredHistory]) -> CompiledWorkflow:
         """Return the workflow that encodes lists of the values of histories as well."""
-        of = [name for history in histories for name in history.columns]
-        places = [self.spec.categorical_names.index(name) for name in of]
+        shared = [name for history in histories for name in history.columns]
+        places = [self.spec.categorical_names.index(name) for name in shared]
         names = [name for history in histories for name in history.features]
         columns = [self.spec.categorical[place] for place in places]
         lists = [
