@@ -330,7 +330,7 @@ def _count_piece(
     """
     rows, spec = piece.parse(reject=True, describe=False), workflow.spec
     encoded = workflow.transform(rows)
-    columns = dict(zip(spec.feature_names, [*encoded.dense, *encoded.ids], strict=True))
+    columns = dict(zip(spec.feature_names, [*encoded.dense, *encoded.ids.columns], strict=True))
     in_cells = {name: known.count(columns[name]) for name, known in cells.items()}
     missing = count_missing(rows.dense_missing, len(spec.dense))
     counts: dict[str, Any] = {
@@ -339,8 +339,8 @@ def _count_piece(
         "missing": np.concatenate([missing, encoded.null]),
         "unseen": encoded.oov,
     }
-    if rows.label is not None:
-        counts["positives"] = int(np.count_nonzero(rows.label))
+    if len(rows.labels):
+        counts["positives"] = int(np.count_nonzero(rows.labels[0]))
     bad = f"; row {piece.first + rows.bad[0].line + 1}: {rows.bad[0].what}" if rows.bad else ""
     return in_cells, counts, bad
 

@@ -28,8 +28,6 @@ import numpy as np
 
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
-from nvt_torchrec.formats.rows import Jagged
-from nvt_torchrec.workflows.compiled.compiled_workflow import Ids
 
 #: A count, and the total that it is out of.
 Share = tuple[int, int]
@@ -295,8 +293,7 @@ class Buckets:
         of_ids[ids] = buckets
         return cls(of_ids, sums)
 
-    def count(self, ids: Ids) -> np.ndarray:
+    def count(self, ids: np.ndarray) -> np.ndarray:
         """Count the ids of a column in each bucket but :data:`ABSENT`: int64 [BUCKETS + 1]."""
-        values = ids.values if isinstance(ids, Jagged) else ids
-        buckets = self.of_ids[np.minimum(values, len(self.of_ids) - 1)]
+        buckets = self.of_ids[np.minimum(ids, len(self.of_ids) - 1)]
         return np.bincount(buckets, minlength=BUCKETS + 2)[:ABSENT]

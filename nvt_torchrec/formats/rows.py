@@ -35,12 +35,76 @@ class Jagged:
         return len(self.offsets) - 1
 
 
+@dataclasses.dataclass(frozen=True)
+class Ids:
+    """The encoded ids of all categorical columns of ``n`` rows.
+
+    Attributes:
+        values: Integers [columns, n], one id in each row; with lists, one-dimensional.
+        offsets: Integers [columns, n + 1], for lists: row i of column j has the ids
+            ``values[offsets[j, i]:offsets[j, i + 1]]``. None: one id in each row of each column.
+    """
+
+    values: np.ndarray
+    offsets: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return self.values.shape[1] if self.offsets is None else self.offsets.shape[1] - 1
+
+    @classmethod
+    def from_lengths(cls, columns: Sequence[np.ndarray], lengths: np.ndarray) -> Ids:
+        """Return ids, given by column, of which each row has so many: [columns, n]."""
+        values, sizes = np.concatenate(columns), lengths.sum(1)
+        if (lengths == 1).all():
+            return cls(values.reshape(lengths.shape))
+        begins = np.cumsum(sizes) - sizes
+        return cls(values, np.cumsum(np.column_stack([begins, lengths]), 1))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Ids]) -> Ids:
+        """Return the ids of some rows, followed by those of others of the same columns."""
+        if all(part.offsets is None for part in parts):
+            return cls(np.concatenate([part.values for part in parts], axis=1))
+        columns = [
+            np.concatenate(of_all) for of_all in zip(*(p.columns for p in parts), strict=True)
+        ]
+        return cls.from_lengths(columns, np.concatenate([part.lengths for part in parts], axis=1))
+
+    def slice(self, begin: int, end: int) -> Ids:
+        """Return the ids of the rows from ``begin`` to ``end``, without a copy."""
+        if self.offsets is None:
+            return Ids(self.values[:, begin:end])
+        return Ids(self.values, self.offsets[:, begin : end + 1])
+
+    def column(self, j: int) -> np.ndarray:
+        """Return the ids of all rows of a column, one row after the other."""
+        if self.offsets is None:
+            return self.values[j]
+        return self.values[self.offsets[j, 0] : self.offsets[j, -1]]
+
+    @property
+    def columns(self) -> list[np.ndarray]:
+        """What :meth:`column` returns for each column."""
+        count = len(self.values if self.offsets is None else self.offsets)
+        return [self.column(j) for j in range(count)]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """How many ids each row has: [columns, n]."""
+        return np.ones_like(self.values) if self.offsets is None else np.diff(self.offsets)
+
+
 _ONE = np.uint64(1)
 #: Bad rows of a block that are described; further ones are only counted.
 DESCRIBED_BAD_ROWS = 100
 
 #: uint32 [n] (raw hex32), int64 [n] (int), string array [n] without nulls (string), or lists.
 CategoryValues: TypeAlias = np.ndarray | pa.StringArray | Jagged
+
+
+def flat_values(values: CategoryValues) -> np.ndarray | pa.StringArray:
+    """Return the values of a column, of lists those of all rows."""
+    return values.values if isinstance(values, Jagged) else values
 
 
 @dataclasses.dataclass(slots=True)
@@ -77,7 +141,7 @@ class RawRows:
     """Typed columns of ``n`` well-formed rows, in the order of the file.
 
     Attributes:
-        label: uint8 [n], 0 or 1, the main label; None for a log without a label column.
+        labels: uint8 [labels, n], 0 or 1, the main label first; [0, n] for rows without labels.
         dense: [dense columns, n]; int32 if all of them are, else float64; 0 where missing.
         dense_missing: uint64 [words, n], the mask of missing values.
         categorical: By column, the values (:data:`CategoryValues`); 0, "" or the empty list where
@@ -88,8 +152,6 @@ class RawRows:
         bad_count: Number of bad rows.
         lines: Lines of the text, or rows of parquet, counted independently of parsing, so that a
             reader that loses rows is noticed.
-        more_labels: uint8 [further labels, n], 0 or 1; None if the spec has one label, or the rows
-            have none.
         weight: float32 [n], finite and not negative; None if the spec has no weight, or the rows
             have no labels.
         key: int64 [n], what the split goes by: the hash of a text
@@ -101,7 +163,7 @@ class RawRows:
             it is missing. None if the spec has no events.
     """
 
-    label: np.ndarray | None
+    labels: np.ndarray
     dense: np.ndarray
     dense_missing: np.ndarray
     categorical: np.ndarray | Sequence[CategoryValues]
@@ -110,7 +172,6 @@ class RawRows:
     bad: list[BadRow]
     bad_count: int
     lines: int
-    more_labels: np.ndarray | None = None
     weight: np.ndarray | None = None
     key: np.ndarray | None = None
     times: np.ndarray | None = None
@@ -182,9 +243,8 @@ def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
     for column in spec.categorical:
         values = RAW_TYPES[column.raw].array([])
         columns.append(Jagged(np.zeros(1, np.int64), values) if column.multi_hot else values)
-    more = len(spec.labels) - 1
     return RawRows(
-        label=np.empty(0, np.uint8) if label else None,
+        labels=np.empty((len(spec.labels) if label else 0, 0), np.uint8),
         dense=np.empty((len(spec.dense), 0), dense_dtype(spec)),
         dense_missing=empty_mask(len(spec.dense), 0),
         categorical=np.stack(columns) if spec.is_criteo_format else columns,
@@ -193,7 +253,6 @@ def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
         bad=[],
         bad_count=0,
         lines=0,
-        more_labels=np.empty((more, 0), np.uint8) if label and more else None,
         weight=np.empty(0, np.float32) if label and spec.weight else None,
         key=np.empty(0, np.int64) if label and spec.split.column else None,
         times=np.empty((2, 0), np.int64) if label and spec.events else None,

@@ -316,10 +316,9 @@ def _score(
     columns |= piece.columns(id_columns, rows.line) if id_columns else {}
     names, labels = predictor.labels, predictor.labels_of(rows)
     with one_thread():  # pieces are scored in parallel already
-        scores = predictor.predict_rows(rows, piece.first).reshape(len(rows), len(names))
+        scores = predictor.predict_rows(rows, piece.first)
     columns |= zip(name_by_label("probability", names), map(to_arrow, scores.T), strict=True)
-    if labels is not None:
-        columns |= zip(name_by_label("label", names), map(to_arrow, labels), strict=True)
+    columns |= zip(name_by_label("label", names), map(to_arrow, labels), strict=False)
     if rows.weight is not None:
         columns["weight"] = to_arrow(rows.weight)
     return pa.table(columns), _describe(piece, rows)

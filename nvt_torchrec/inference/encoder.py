@@ -85,13 +85,10 @@ class Encoder:
         """
         jagged_tensor = import_name("torchrec.sparse.jagged_tensor", "KeyedJaggedTensor")
         encoded = self.workflow.transform(self.read(rows))
-        ids = encoded.ids
-        values = [column.values if isinstance(column, Jagged) else column for column in ids]
-        lengths = [np.diff(c.offsets) if isinstance(c, Jagged) else np.ones_like(c) for c in ids]
         sparse = jagged_tensor(
             list(self.workflow.row_spec.categorical_names),
-            torch.from_numpy(np.concatenate(values)),
-            lengths=torch.from_numpy(np.concatenate(lengths)),
+            torch.from_numpy(np.concatenate(encoded.ids.columns)),
+            lengths=torch.from_numpy(encoded.ids.lengths.reshape(-1)),
             stride=len(encoded),
         )
         return torch.from_numpy(np.ascontiguousarray(encoded.dense.T)), sparse
@@ -197,7 +194,7 @@ class RowReader:
                 for j, column in enumerate(self._columns)
             ]
         return RawRows(
-            label=None,
+            labels=np.empty((0, count), np.uint8),
             dense=np.array(dense, self._dtype).reshape(count, len(self._dense)).T,
             dense_missing=mask_of_rows(dense_missing, len(self._dense)),
             categorical=categorical,

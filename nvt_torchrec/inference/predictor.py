@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,13 @@ from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, name_f
 from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
-from nvt_torchrec.formats.rows import Jagged, RawRows
+from nvt_torchrec.formats.rows import Ids, RawRows
 from nvt_torchrec.inference.encoder import Encoder
 from nvt_torchrec.inference.model.bundle import is_bundle, read_bundle
 from nvt_torchrec.inference.model.scoring import KINDS, ServingModel
 from nvt_torchrec.inference.model.torch_threads import threads_for
 from nvt_torchrec.inference.model.weights import check_pair, read_checkpoint, usable
 from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.compiled.compiled_workflow import Ids
 from nvt_torchrec.workflows.description import inspect
 
 #: Rows that the model scores at once, or fewer where a row takes much; bounds the memory of its
@@ -46,8 +44,7 @@ class Predictor:
         """Score with these."""
         self.workflow = workflow = workflow.take_histories(model.config.histories)
         self.model, self.labels = model, model.config.labels
-        several = self.labels[1:] and [len(self.labels)]
-        self._no_scores = np.empty((0, *several), np.float32)
+        self._no_scores = np.empty((0, len(self.labels)), np.float32)
         self._encoder = Encoder(workflow)
         self._rows_at_once = min(MODEL_ROWS, getattr(model.head.module, "rows_at_once", MODEL_ROWS))
 
@@ -131,22 +128,20 @@ class Predictor:
             BadInputError, BadRowError: A file is missing or malformed.
         """
         if isinstance(rows, str | Path):
-            return self._file(rows)
-        return self.predict_rows(self.read(rows))
+            return as_documented(self._file(rows))
+        return as_documented(self.predict_rows(self.read(rows)))
 
     def read(self, rows: Any) -> RawRows:
         """Convert rows in memory to typed columns; see :meth:`predict`."""
         return self._encoder.read(rows)
 
-    def labels_of(self, rows: RawRows) -> list[np.ndarray] | None:
-        """Return the values uint8 [n] of each of :attr:`labels`; None for rows without labels."""
-        if rows.label is None:
-            return None
-        values = [rows.label, *(() if rows.more_labels is None else rows.more_labels)]
-        return [values[self.spec.labels.index(label)] for label in self.labels]
+    def labels_of(self, rows: RawRows) -> np.ndarray:
+        """Return the values uint8 [labels, n] of :attr:`labels`; [0, n] of rows without labels."""
+        names = self.labels if len(rows.labels) else ()
+        return rows.labels[[self.spec.labels.index(label) for label in names]]
 
     def predict_rows(self, rows: RawRows, first: int = 0) -> np.ndarray:
-        """Return the probabilities of parsed rows, with or without labels; see :meth:`predict`.
+        """Return the probabilities [rows, labels] of parsed rows, with or without labels.
 
         Args:
             rows: The rows.
@@ -161,8 +156,8 @@ class Predictor:
         return scores
 
     @torch.inference_mode()
-    def predict_encoded(self, dense: np.ndarray, ids: np.ndarray | list[Ids]) -> np.ndarray:
-        """Return the probabilities of dense and ids of EncodedRows, not checked."""
+    def predict_encoded(self, dense: np.ndarray, ids: Ids) -> np.ndarray:
+        """Return the probabilities [rows, labels] of dense and ids of EncodedRows, not checked."""
         count = dense.shape[1]
         if not count:
             return self._no_scores
@@ -171,12 +166,12 @@ class Predictor:
             with threads_for(count):
                 return self._score(dense, ids)
         scores = [
-            self._score(dense[:, at : at + rows], cut_ids(ids, at, at + rows))
+            self._score(dense[:, at : at + rows], ids.slice(at, at + rows))
             for at in range(0, count, rows)
         ]
         return np.concatenate(scores)
 
-    def _score(self, dense: np.ndarray, ids: np.ndarray | list[Ids]) -> np.ndarray:
+    def _score(self, dense: np.ndarray, ids: Ids) -> np.ndarray:
         logits = self.model.logits(dense, self.model.lookup(ids), ids)
         return torch.sigmoid(logits).cpu().numpy()
 
@@ -190,11 +185,16 @@ class Predictor:
         return np.concatenate([self._no_scores, *pieces])
 
 
+def as_documented(probabilities: np.ndarray) -> np.ndarray:
+    """Return probabilities [rows, labels] as Python users get them: of one label, [rows]."""
+    return probabilities[:, 0] if probabilities.shape[1] == 1 else probabilities
+
+
 def check_finite(probabilities: np.ndarray, rows: np.ndarray | None = None) -> None:
     """Refuse probabilities that are NaN.
 
     Args:
-        probabilities: The probabilities [n], or [n, labels].
+        probabilities: The probabilities [n, labels].
         rows: The numbers of their rows [n], for errors; None: from 0 on.
 
     Raises:
@@ -202,11 +202,11 @@ def check_finite(probabilities: np.ndarray, rows: np.ndarray | None = None) -> N
     """
     finite = np.isfinite(probabilities)
     if not finite.all():
-        at = int(finite.reshape(len(finite), -1).all(1).argmin())
+        at = int(finite.all(1).argmin())
         raise InvalidRowError(
             at if rows is None else int(rows[at]),
             "",
-            f"the model computed the probability {probabilities[at]}",
+            f"the model computed the probability {probabilities[~finite][0]}",
             "a dense value of the row is too large, or the model's weights are: correct the row or "
             "leave it out, or take an earlier checkpoint",
         )
@@ -239,17 +239,3 @@ def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> 
         kept += ["quoted_newlines"] if kind.quoted else []
     given = InputFormat(file_format, **{name: getattr(spec.input, name) for name in kept})
     return dataclasses.replace(spec, input=given)
-
-
-def cut_ids(ids: np.ndarray | Sequence[Ids], begin: int, end: int) -> np.ndarray | list[Ids]:
-    """Return the ids of the rows from ``begin`` to ``end``."""
-    if isinstance(ids, np.ndarray):
-        return ids[:, begin:end]
-    return [_cut_column(column, begin, end) for column in ids]
-
-
-def _cut_column(column: Ids, begin: int, end: int) -> Ids:
-    if not isinstance(column, Jagged):
-        return column[begin:end]
-    offsets = column.offsets[begin : end + 1]
-    return Jagged(offsets - offsets[0], column.values[offsets[0] : offsets[-1]])

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
-from nvt_torchrec.formats.rows import Jagged
-from nvt_torchrec.inference.predictor import Predictor, check_finite
+from nvt_torchrec.formats.rows import Ids
+from nvt_torchrec.inference.predictor import Predictor, as_documented, check_finite
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-    from nvt_torchrec.workflows.compiled.compiled_workflow import Ids
-
+#: The ids of each column, and how many of them each row has: [columns, rows].
+_Given: TypeAlias = tuple[list[np.ndarray], np.ndarray]
 _ENCODE = "encode the rows with the workflow that the model was trained with"
 
 
@@ -58,24 +58,21 @@ class Scorer:
         """
         schema = self.schema
         read = _split_batch if callable(getattr(ids, "lengths", None)) else _split_rows
-        given = read(ids, schema.categorical, self._predictor.workflow.optional)
+        columns, lengths = read(ids, schema.categorical, self._predictor.workflow.optional)
         tables = dict(zip(schema.categorical, schema.table_sizes, strict=True))
         features = self._predictor.model.config.features
-        columns = [
-            _checked(name, tables[column], own)
-            for (name, column), own in zip(features.items(), given, strict=False)
-        ]
+        sizes = map(tables.__getitem__, features.values())
+        of_columns = zip(features, sizes, columns, lengths, strict=False)
+        given = Ids.from_lengths(list(itertools.starmap(_checked, of_columns)), lengths)
         values = np.array(_array(dense).T, np.float32, order="C")
-        if values.shape != (len(schema.dense), len(columns[0])):
+        if values.shape != (len(schema.dense), len(given)):
             raise SchemaError(
-                f"dense values of shape {list(values.T.shape)} with ids of {len(columns[0])} rows",
+                f"dense values of shape {list(values.T.shape)} with ids of {len(given)} rows",
                 f"pass {len(schema.dense)} dense values for each row",
             )
-        flat = [column for column in columns if isinstance(column, np.ndarray)]
-        of_rows = np.stack(flat) if len(flat) == len(columns) else columns
-        scores = self._predictor.predict_encoded(values, of_rows)
+        scores = self._predictor.predict_encoded(values, given)
         check_finite(scores)
-        return scores
+        return as_documented(scores)
 
 
 def _array(values: Any) -> np.ndarray:
@@ -84,46 +81,37 @@ def _array(values: Any) -> np.ndarray:
 
 def _split_batch(
     ids: KeyedJaggedTensor, names: tuple[str, ...], optional: tuple[str, ...]
-) -> list[Ids]:
+) -> _Given:
     if set(optional) & set(ids.keys()):
         names += optional
     if missing := sorted(set(names) - set(ids.keys())):
         raise SchemaError(f"the ids have no column {', '.join(missing)}", _ENCODE)
-    return [_column(_array(ids[name].values()), _array(ids[name].lengths())) for name in names]
+    lengths = np.stack([_array(ids[name].lengths()) for name in names])
+    return [_array(ids[name].values()) for name in names], lengths
 
 
-def _split_rows(ids: Any, names: tuple[str, ...], optional: tuple[str, ...]) -> list[Ids]:
+def _split_rows(ids: Any, names: tuple[str, ...], optional: tuple[str, ...]) -> _Given:
     array = np.array(ids, object) if isinstance(ids, list | tuple) else _array(ids)
     if array.shape[1:2] not in ((len(names),), (len(names + optional),)):
         raise SchemaError(f"ids of shape {list(array.shape)}", f"pass [rows, {len(names)}]")
-    columns: list[Ids] = []
+    if array.dtype != object:
+        return list(array.T), np.ones_like(array.T)
+    columns, lengths = [], []
     for cells in array.swapaxes(0, 1):
-        if array.dtype != object:
-            columns.append(cells)
-            continue
         lists = [cell if isinstance(cell, list | np.ndarray) else [cell] for cell in cells]
-        values = np.array([*itertools.chain.from_iterable(lists)] or np.empty(0, np.int64))
-        columns.append(_column(values, np.array([*map(len, lists)])))
-    return columns
+        columns.append(np.array([*itertools.chain.from_iterable(lists)] or np.empty(0, np.int64)))
+        lengths.append([*map(len, lists)])
+    return columns, np.array(lengths)
 
 
-def _column(values: np.ndarray, lengths: np.ndarray) -> Ids:
-    if (lengths == 1).all():
-        return values
-    return Jagged(np.cumsum([0, *lengths]), values)
-
-
-def _checked(name: str, size: int, column: Ids) -> Ids:
+def _checked(name: str, size: int, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return the ids as int64. Raises SchemaError or InvalidRowError."""
-    values = np.asarray(column.values if isinstance(column, Jagged) else column)
     if values.dtype.kind not in "iu":
         raise SchemaError(f"column {name}: ids of type {values.dtype}", "pass integers")
     wrong = (values < 0) | (values >= size)
     if wrong.any():
-        at = row = int(wrong.argmax())
-        if isinstance(column, Jagged):
-            row = int(np.searchsorted(column.offsets, at, side="right")) - 1
+        at = int(wrong.argmax())
+        row = int(np.searchsorted(np.cumsum(lengths), at, side="right"))
         reason = f"id {values[at]} is outside of its table of {size} rows"
         raise InvalidRowError(row, name, reason, _ENCODE)
-    values = values.astype(np.int64)
-    return Jagged(column.offsets, values) if isinstance(column, Jagged) else values
+    return values.astype(np.int64)

@@ -36,9 +36,7 @@ def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False) -> pd.DataF
         spec: The columns.
         gpu: Return a ``cudf.DataFrame`` on the current device.
     """
-    unchanged = {} if rows.label is None else {spec.label: rows.label}
-    if rows.more_labels is not None:
-        unchanged |= dict(zip(spec.labels[1:], rows.more_labels, strict=True))
+    unchanged = dict(zip(spec.labels, rows.labels, strict=False))  # none of rows without labels
     if rows.weight is not None:
         unchanged[spec.weight] = rows.weight
     features: Features = {name: (values, _NOT_MISSING) for name, values in unchanged.items()}

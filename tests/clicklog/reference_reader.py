@@ -157,8 +157,7 @@ def key_of(text: str) -> int:
 
 def as_lists(rows: RawRows, spec: FeatureSpec) -> list[list]:
     """What a reader returned, as :func:`parse` writes rows."""
-    columns = [] if rows.label is None else [rows.label.tolist()]
-    columns += [] if rows.more_labels is None else rows.more_labels.tolist()
+    columns = rows.labels.tolist()
     for each, dtype in ((rows.weight, np.float32), (rows.key, np.int64)):
         if each is not None:
             assert each.dtype == dtype
@@ -203,7 +202,7 @@ def check_rows(
     assert (rows.bad_count, rows.lines) == (len(bad), len(lines))
     like = empty_rows(spec, label=label)
     assert list(map(type, rows.categorical)) == list(map(type, like.categorical))
-    for name in ("label", "more_labels", "weight", "key", "dense"):
+    for name in ("labels", "weight", "key", "dense"):
         item, other = getattr(rows, name), getattr(like, name)
         assert (item is None) == (other is None)
         assert item is None or (item.dtype, item.shape[:-1]) == (other.dtype, other.shape[:-1])

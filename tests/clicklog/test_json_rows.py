@@ -54,7 +54,7 @@ ROW = '{"click": 1, "user": "a", "price": 1.5, "tags": [1, 2], "seen": {"page": 
 def test_values(tmp_path: Path) -> None:
     other = '{"click": 0, "user": 12345678901, "tags": [], "seen": null, "more": [[{}]]}'
     rows = read(tmp_path / "log.jsonl", [ROW, other, '{"click": 0, "tags": null}'])
-    assert rows.label.tolist() == [1, 0, 0]
+    assert rows.labels.tolist() == [[1, 0, 0]]
     assert rows.dense[0].tolist() == [1.5, 0, 0]
     users, tags, pages = rows.categorical
     assert users.to_pylist() == ["a", "12345678901", ""]

@@ -128,7 +128,7 @@ def test_a_block_in_one_chunk_counts_its_long_lines(tmp_path: Path) -> None:
     (block,) = day.cut(day.begin, day.end, MIB)
     whole = read_block(block, SHORT, reject=True)
     assert whole.line.tolist() == [1, 2, 6, 7, 8, 9, 10]
-    assert whole.label.tolist() == [int(rows[i][0]) for i in whole.line]
+    assert whole.labels[0].tolist() == [int(rows[i][0]) for i in whole.line]
     assert [bad.line for bad in whole.bad] == [0, 3, 4, 5, 11]
     assert (whole.bad_count, whole.lines) == (5, 12)
     before, actual = 0, []
@@ -170,7 +170,7 @@ def test_the_label_is_told_by_a_whole_first_line(tmp_path: Path, size: int) -> N
     assert open_file(tmp_path, TEXTS).label
     (unparsed,) = format_of(TEXTS).stream(str(path), 8 * MIB)
     assert unparsed.label
-    assert unparsed.parse().label.tolist() == [1, 0]
+    assert unparsed.parse().labels.tolist() == [[1, 0]]
 
 
 @pytest.mark.parametrize("labels", [True, False])
@@ -194,7 +194,7 @@ def test_a_header_has_the_limit_of_lines(tmp_path: Path, size: int, fits: bool) 
     if fits:
         assert open_file(path, spec).begin == size + 1
         ((_, rows),) = stream_rows(str(path), spec, block_bytes=MIB)
-        assert rows.label.tolist() == [1]
+        assert rows.labels.tolist() == [[1]]
         return
     for read in (
         lambda: open_file(path, spec),

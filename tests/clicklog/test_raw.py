@@ -146,8 +146,8 @@ def test_a_header_alone_and_a_long_one(tmp_path: Path) -> None:
     opened = open_file(tmp_path, SMALL_CSV)
     (block,) = opened.cut(opened.begin, opened.end, 1 << 20)
     rows = read_block(block, SMALL_CSV)
-    assert (rows.label.tolist(), rows.categorical[0].to_pylist()) == ([1], ["v"])
-    assert read_block(block, SMALL_CSV, label=False).label is None
+    assert (rows.labels.tolist(), rows.categorical[0].to_pylist()) == ([[1]], ["v"])
+    assert len(read_block(block, SMALL_CSV, label=False).labels) == 0
 
 
 @pytest.mark.parametrize("remote", [False, True])

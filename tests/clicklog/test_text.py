@@ -103,7 +103,7 @@ def test_bad_fields_are_named(column: str, field: str | bytes, what: str) -> Non
     assert bad.text == line
     assert bad.line == 1
     assert bad.column == (column if what.startswith("column") else "")
-    assert rows.label.tolist() == [0, 1]
+    assert rows.labels.tolist() == [[0, 1]]
     assert rows.categorical[2].tolist() == [None or "", "x"]
 
 
@@ -122,7 +122,7 @@ def test_header_in_any_order_with_further_columns() -> None:
     rows = parse_delimited(b'?,1|2,ff,a|b,"x, y",-7,a0,2.5,3,1,?\r\n', CSV, layout)
     assert as_lists(rows, CSV) == [[1, 3, 2.5, 0xA0, -7, "x, y", ["a", "b"], [1, 2], [255]]]
     without = parse_delimited(b"?,1,ff,a,x,-7,a0,2.5,3,oh,?\n", CSV, layout.drop_label())
-    assert without.label is None
+    assert len(without.labels) == 0
     assert without.dense.tolist() == [[3], [2.5]]
     unlabelled = layout_of(head.replace(b"click", b"klick"), "day_0.csv", CSV)
     assert not unlabelled.label

@@ -31,7 +31,9 @@ def _spec(**options) -> FeatureSpec:
 
 
 def _values(rows) -> list[tuple]:
-    return list(zip(rows.label.tolist(), *(c.to_pylist() for c in rows.categorical), strict=True))
+    return list(
+        zip(rows.labels[0].tolist(), *(c.to_pylist() for c in rows.categorical), strict=True)
+    )
 
 
 # -- Encodings, byte order marks, lines to skip ----------------------------------------------------

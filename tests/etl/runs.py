@@ -151,7 +151,7 @@ def change_json(file: Path, change: Callable[[dict], object]) -> None:
 
 def write_parquet(path: Path, spec: FeatureSpec, rows: RawRows) -> None:
     """Rows of any raw type as a day of a log."""
-    columns = {spec.label: rows.label.astype(np.int32)}
+    columns = {spec.label: rows.labels[0].astype(np.int32)}
     for j, column in enumerate(spec.dense):
         absent = is_missing(rows.dense_missing, j)
         values = rows.dense[j] if column.raw == "float" else rows.dense[j].astype(np.int32)

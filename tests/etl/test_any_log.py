@@ -21,7 +21,6 @@ from nvt_torchrec.clicklog.text.tokenizer import parse_rows
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
-from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
@@ -133,9 +132,12 @@ def check_raw(workflow: Path, fields: list[list[str]], names: list[str], expecte
     for name in spec.categorical_names:
         assert list(map(as_list, dataset[name])) == list(map(as_list, expected[name])), name
     encoded = compiled.load(workflow).transform(read_columns(raw, spec))
-    for name, ids in zip(spec.categorical_names, encoded.ids, strict=True):
-        if isinstance(ids, Jagged):
-            ids = np.split(ids.values, ids.offsets[1:-1])
+    lists = [column.name for column in spec.categorical if column.multi_hot]
+    for name, ids, lengths in zip(
+        spec.categorical_names, encoded.ids.columns, encoded.ids.lengths, strict=True
+    ):
+        if name in lists:
+            ids = np.split(ids, lengths.cumsum()[:-1])
         assert list(map(as_list, ids)) == list(map(as_list, expected[name])), name
 
 

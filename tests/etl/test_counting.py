@@ -90,7 +90,7 @@ def _rows(columns: np.ndarray, missing: np.ndarray):
         add_missing(masks, j, missing[j])
     columns = np.where(missing, columns.dtype.type(0), columns)
     empty = empty_mask(0, n)
-    return RawRows(None, columns, masks, [], empty, np.arange(n), [], 0, n)
+    return RawRows(np.empty((0, n), np.uint8), columns, masks, [], empty, np.arange(n), [], 0, n)
 
 
 def _spec(transform: str, fills: list[int], raw: str = "int32") -> FeatureSpec:

@@ -67,11 +67,11 @@ def to_serve(model: ModelWithTables, config: ModelConfig) -> ServingModel:
 
 
 def scores(scorer: ModelWithTables, workflow: Path, rows: RawRows) -> np.ndarray:
-    """Probabilities float32 [n]."""
+    """Probabilities float32 [n, labels]."""
     description = inspect(workflow)
     schema = description.table_schema
     genuine = load(workflow, label=False, raw=False)
-    rows.label = None
+    rows.labels = rows.labels[:0]
     frame = genuine.transform(to_frame(rows, description.spec))
     dense, sparse = to_tensors(frame, schema)
-    return torch.sigmoid(scorer(dense, sparse)).squeeze(-1).numpy()
+    return torch.sigmoid(scorer(dense, sparse)).numpy()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.formats.rows import Jagged
+from nvt_torchrec.formats.rows import Ids
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.app import Service
 from nvt_torchrec.inference.server.batching import Batcher, RequestBatch
@@ -28,9 +28,9 @@ _NONE = np.zeros(1, np.int64)
 def request(*values: int) -> EncodedRows:
     """Rows with one dense column, and a list of so many ids in each."""
     dense = np.array([values], np.float32)
-    offsets = np.cumsum([0, *values], dtype=np.int32)
-    ids = Jagged(offsets, np.repeat(np.array(values, np.int32), values))
-    return EncodedRows(None, dense, [ids, np.array(values, np.int32)], _NONE, _NONE)
+    lengths = np.array([values, [1] * len(values)])
+    columns = [np.repeat(np.array(values, np.int32), values), np.array(values, np.int32)]
+    return EncodedRows(dense[:0], dense, Ids.from_lengths(columns, lengths), _NONE, _NONE)
 
 
 class Model:
@@ -40,15 +40,13 @@ class Model:
         self.go = threading.Semaphore(0)
         self.sizes: list[int] = []
 
-    def __call__(self, dense: np.ndarray, ids: list) -> np.ndarray:
+    def __call__(self, dense: np.ndarray, ids: Ids) -> np.ndarray:
         assert self.go.acquire(timeout=100)
         self.sizes.append(dense.shape[1])
-        lists, single = ids
-        assert len(lists) == len(single) == dense.shape[1]
-        for i, value in enumerate(dense[0]):
-            values = lists.values[lists.offsets[i] : lists.offsets[i + 1]]
-            assert values.tolist() == [value] * int(value)
-            assert single[i] == value
+        lists, single = ids.columns
+        assert len(ids) == len(single) == dense.shape[1]
+        assert ids.lengths[0].tolist() == single.tolist() == dense[0].tolist()
+        assert lists.tolist() == np.repeat(single, single).tolist()
         if 13 in single:
             raise MemoryError("thirteen")
         return dense[0]

@@ -81,7 +81,7 @@ def expected(bundle: tuple[Path, ModelWithTables], predictor: Predictor) -> np.n
         rows = [{**ROWS[0], name: value} for value in values]
         read = Predictor(plain, predictor.model).read(rows) if rows else None
         column = plain.spec.categorical_names.index(name)
-        return plain.transform(read).ids[column].tolist() if read else []
+        return plain.transform(read).ids.column(column).tolist() if read else []
 
     lists = {name: [ids(name, [row[name]]) for row in ROWS] for name in ("cat_0", "cat_1")}
     for name in FEATURES:
@@ -151,12 +151,10 @@ def test_rows_encoded_elsewhere(predictor: Predictor, expected: np.ndarray) -> N
     scorer = Scorer(predictor)
     encoded = predictor.workflow.transform(predictor.read(GIVEN))
     dense = encoded.dense.T
-    columns = [
-        c.tolist()
-        if isinstance(c, np.ndarray)
-        else [x.tolist() for x in np.split(c.values, c.offsets[1:-1])]
-        for c in encoded.ids
-    ]
+    columns = [ids.tolist() for ids in encoded.ids.columns]
+    for j in (2, 3, 4):
+        ends = encoded.ids.lengths[j].cumsum()[:-1]
+        columns[j] = [ids.tolist() for ids in np.split(encoded.ids.column(j), ends)]
     rows = [list(row) for row in zip(*columns, strict=True)]
     np.testing.assert_allclose(scorer.predict(dense, rows), expected, atol=1e-6)
     empty = scorer.predict(dense, [row[:2] for row in rows])
@@ -174,7 +172,7 @@ def test_requests(predictor: Predictor, expected: np.ndarray) -> None:
 
     def scored(parse: Any, body: dict) -> np.ndarray:
         rows, _ = parse(bytearray(json.dumps(body).encode()), headers, predictor, limits)
-        return predictor.predict_encoded(rows.dense, rows.ids)
+        return predictor.predict_encoded(rows.dense, rows.ids)[:, 0]
 
     for rows in (GIVEN, [*map(_nest, GIVEN)]):
         np.testing.assert_allclose(scored(parse_body, {"rows": rows}), expected, atol=1e-6)

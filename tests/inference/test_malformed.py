@@ -272,7 +272,7 @@ def test_scores_that_are_not_finite(bundle: Path, tmp_path: Path, capsys) -> Non
         if "top" in name:
             _put(bundle, name, whole)
     predictor = Predictor.load(bundle)
-    ids = predictor.workflow.transform(predictor.read(ROWS)).ids[1]
+    ids = predictor.workflow.transform(predictor.read(ROWS)).ids.column(1)
     rows = [ROWS[int(ids.argmin())]] * 3 + [ROWS[int(ids.argmax())]]
     with pytest.raises(BadInputError, match="row 3: the model computed the probability nan"):
         predictor.predict(rows)

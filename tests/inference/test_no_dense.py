@@ -79,8 +79,9 @@ def test_every_way_scores_as_training_evaluates(
     np.testing.assert_array_equal(opened.predict(rows), scored)
     in_8_bits = Predictor.load(bundle, tables="int8").predict(rows)
     np.testing.assert_allclose(in_8_bits, expected, atol=0.02)
-    users, sites, tags = opened.workflow.transform(opened.read(rows)).ids
-    lists = [ids.tolist() for ids in np.split(tags.values, tags.offsets[1:-1])]
+    encoded = opened.workflow.transform(opened.read(rows)).ids
+    users, sites, tags = encoded.columns
+    lists = [ids.tolist() for ids in np.split(tags, encoded.lengths[2].cumsum()[:-1])]
     given = [list(row) for row in zip(users.tolist(), sites.tolist(), lists, strict=True)]
     none = np.empty((len(rows), 0))
     np.testing.assert_allclose(Scorer(opened).predict(none, given), expected, atol=1e-6)

@@ -41,7 +41,7 @@ def check(text: bytes, spec: FeatureSpec = SPEC) -> None:
         return
     assert rows is not None
     assert len(rows) == len(expected)
-    np.testing.assert_array_equal(rows.label, expected.label)
+    np.testing.assert_array_equal(rows.label, expected.labels[0])
     np.testing.assert_array_equal(rows.dense, expected.dense)
     np.testing.assert_array_equal(rows.categorical, expected.categorical)
     np.testing.assert_array_equal(rows.missing[0], expected.dense_missing[0])

@@ -67,8 +67,8 @@ def rows_of(spec: FeatureSpec, rows: int, rng: np.random.Generator) -> RawRows:
             column[absent] = 0
             missing[kind] |= absent.astype(np.uint64) << np.uint64(j)
     line = np.arange(rows)
-    label = np.zeros(rows, np.uint8)
-    return RawRows(label, dense, missing[:1], categorical, missing[1:], line, [], 0, rows)
+    labels = np.zeros((1, rows), np.uint8)
+    return RawRows(labels, dense, missing[:1], categorical, missing[1:], line, [], 0, rows)
 
 
 def check(workflow: compiled.CompiledWorkflow, rows: RawRows) -> None:
@@ -77,7 +77,7 @@ def check(workflow: compiled.CompiledWorkflow, rows: RawRows) -> None:
     missing = np.concatenate([rows.dense_missing, rows.categorical_missing])
     encoded = there.transform(rows.dense, rows.categorical, missing)
     expected = workflow.transform(rows)
-    np.testing.assert_array_equal(encoded.ids, expected.ids)
+    np.testing.assert_array_equal(encoded.ids, expected.ids.values)
     np.testing.assert_array_equal(encoded.null, expected.null)
     np.testing.assert_array_equal(encoded.oov, expected.oov)
     assert encoded.ids.dtype == np.int32
@@ -120,7 +120,8 @@ def test_collisions_and_the_end_of_a_table(tmp_path: Path) -> None:
     none = np.zeros((1, values.shape[1]), np.uint64)
     size = values.shape[1]
     dense = np.zeros((0, size), np.int32)
-    rows = RawRows(None, dense, none, values, none, np.arange(size), [], 0, size)
+    labels = np.empty((0, size), np.uint8)
+    rows = RawRows(labels, dense, none, values, none, np.arange(size), [], 0, size)
     check(compiled.load(tmp_path), rows)
 
 

@@ -45,7 +45,7 @@ def raw_rows(
     """Rows of which none is malformed; by default without dense columns and missing values."""
     rows = len(label)
     return RawRows(
-        label=label,
+        labels=label[np.newaxis],
         dense=np.empty((0, rows), np.int32) if dense is None else dense,
         dense_missing=empty_mask(0, rows) if dense_missing is None else dense_missing,
         categorical=categorical,
@@ -209,7 +209,7 @@ class Oracle:
 
     def transform(self, rows: RawRows) -> dict[str, list]:
         """By column: ids, lists of ids, floats."""
-        result = {self.spec.label: rows.label.tolist()}
+        result = {self.spec.label: rows.labels[0].tolist()}
         for j, (column, x) in enumerate(zip(self.spec.dense, self.dense(rows), strict=True)):
             if self.spec.transform_of(column).normalized:
                 x = (x - self.mean[j]) / (self.std[j] or 1.0)

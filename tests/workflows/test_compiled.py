@@ -211,7 +211,8 @@ def test_large_vocabularies(tmp_path: Path, raw: str) -> None:
     write_workflow(tmp_path, spec, Fitted({}, {"c": fitted}))
     workflow = compiled.load(tmp_path)
     asked = np.concatenate([known, unknown])
-    ids = workflow.transform(raw_rows(np.zeros(len(asked), np.uint8), [values(asked)])).ids[0]
+    rows = raw_rows(np.zeros(len(asked), np.uint8), [values(asked)])
+    ids = workflow.transform(rows).ids.column(0)
     assert (ids[: len(known)] == np.arange(len(known)) + 3).all()
     assert (ids[len(known) :] == 2).all()
 
@@ -236,7 +237,7 @@ def test_strings_with_equal_hashes(tmp_path: Path) -> None:
     used = np.flatnonzero(words[1::2])
     assert len(set(words[::2][used])) == 1  # the hashes are equal indeed
     rows = raw_rows(np.zeros(3, np.uint8), [pa.array(equal[:3])])
-    assert compiled.load(tmp_path).transform(rows).ids[0].tolist() == [3, 4, 2]
+    assert compiled.load(tmp_path).transform(rows).ids.column(0).tolist() == [3, 4, 2]
 
 
 def test_no_rows(tmp_path: Path) -> None:
@@ -248,8 +249,8 @@ def test_no_rows(tmp_path: Path) -> None:
         assert table.num_rows == 0
         assert table.schema.equals(workflow.schema.arrow)
         without = workflow.transform(empty_rows(spec, label=False))
-        assert without.label is None
-        with pytest.raises(SchemaError, match="without a label"):
+        assert len(without.labels) == 0
+        with pytest.raises(SchemaError, match="without labels"):
             compiled.to_table(without, workflow.schema)
 
 
@@ -274,7 +275,6 @@ def test_tables_are_views(tmp_path: Path) -> None:
     workflow = compiled.load(tmp_path)
     encoded = workflow.transform(odd_rows(spec, 50, rng))
     table = compiled.to_table(encoded, workflow.schema)
-    for name, values in zip(
-        [*spec.dense_names, *spec.categorical_names], [*encoded.dense, *encoded.ids], strict=True
-    ):
+    columns = [*encoded.dense, *encoded.ids.columns]
+    for name, values in zip([*spec.dense_names, *spec.categorical_names], columns, strict=True):
         assert table[name].chunk(0).buffers()[1].address == values.ctypes.data

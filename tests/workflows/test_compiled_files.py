@@ -99,9 +99,9 @@ def test_damaged_tables_give_ids_not_crashes(saved: Path) -> None:
             noise = rng.integers(1, 2**64, array.shape, np.uint64).view(array.dtype)
             np.save(saved / "compiled" / name, noise if seed else np.full_like(array, 2**40 + 3))
             ids = compiled.load(saved).transform(rows).ids
-            assert np.asarray(ids).shape == (3, 60)
+            assert ids.values.shape == (3, 60)
         np.save(saved / "compiled" / name, array)
-    assert np.asarray(compiled.load(saved).transform(rows).ids)[0, :3].tolist() == [3, 2, 4]
+    assert compiled.load(saved).transform(rows).ids.values[0, :3].tolist() == [3, 2, 4]
 
 
 def _put(path: Path, name: str, array: np.ndarray) -> None:
@@ -130,7 +130,7 @@ def test_offsets_that_are_not_in_the_text(saved: Path, begins: Callable) -> None
         "import sys; from tests.workflows.test_compiled_files import *; from pathlib import Path;"
         "path = Path(sys.argv[1]);"
         "rows = parse_text(['3,5,a', '3,5,bc', '3,5,' + 'x' * 9]);"
-        "print(compiled.load(path).transform(rows).ids[2].max())"
+        "print(compiled.load(path).transform(rows).ids.column(2).max())"
     )
     done = python("-c", program, saved)
     assert (done.returncode, int(done.stdout) <= 4) == (0, True), done.stderr
@@ -151,7 +151,7 @@ def test_ids_that_are_outside_of_their_table(saved: Path, column: int) -> None:
         words[table][full] &= np.uint64(0 if wide else 2**32 - 1)
         words[table][full] |= np.uint64(number) << shift
         _put(saved, "tables.npy", words)
-        assert set(compiled.load(saved).transform(rows).ids[column].tolist()) == {2}
+        assert set(compiled.load(saved).transform(rows).ids.column(column).tolist()) == {2}
 
 
 def parse_text(lines: list[str]):
@@ -265,7 +265,7 @@ def test_opening_reads_no_table(saved: Path) -> None:
     assert _resident_bytes() - resident < 50 << 20
     assert _bytes_read() - read < 50 << 20
     ids = workflow.transform(parse_text(["3,-5,bc"])).ids
-    assert np.asarray(ids).tolist() == [[3], [3], [4]]
+    assert ids.values.tolist() == [[3], [3], [4]]
 
 
 def _resident_bytes() -> int:

@@ -81,7 +81,7 @@ def assemble(
         add_missing(missing[1], j, absent)
         categorical.append(values)
     every = RawRows(
-        label=labels[0] if labels else None,
+        labels=np.stack(labels) if labels else np.empty((0, rows), np.uint8),
         dense=dense,
         dense_missing=missing[0],
         categorical=np.stack(categorical) if spec.is_criteo_format else categorical,
@@ -90,7 +90,6 @@ def assemble(
         bad=[],
         bad_count=0,
         lines=rows,
-        more_labels=np.stack(labels[1:]) if len(labels) > 1 else None,
         weight=weight,
         key=key,
         times=_event_times(spec, [converted[index].values for index in plan.times]),
@@ -169,7 +168,7 @@ def take(rows: RawRows, mask: np.ndarray) -> RawRows:
     # which kernels would be compiled again
     of_rows: dict[str, Any] = {
         name: None if values is None else np.compress(mask, values, axis=-1)
-        for name in ("label", "dense", "dense_missing", "categorical_missing", "line", *_OPTIONAL)
+        for name in ("labels", "dense", "dense_missing", "categorical_missing", "line", *_OPTIONAL)
         for values in [getattr(rows, name)]
     }
     categorical = rows.categorical

@@ -69,7 +69,7 @@ def parse_criteo(
     buffer.flags.writeable = False  # one type of array, so that loops are compiled once
     lines = count_newlines(buffer)
     rows = RawRows(
-        label=np.empty(lines, np.uint8) if label else None,
+        labels=np.empty((int(label), lines), np.uint8),
         dense=np.empty((len(spec.dense), lines), np.int32),
         dense_missing=np.empty((1, lines), np.uint64),
         categorical=np.empty((len(spec.categorical), lines), np.uint32),
@@ -83,8 +83,13 @@ def parse_criteo(
     # parse_row reads so many bytes of any row: the last rows are in a copy with room behind them
     tail = np.concatenate([buffer[-longest:], np.full(longest, _NEWLINE, np.uint8)])
     others, text = np.empty(lines, np.int64), np.empty(len(buffer), np.uint8)
-    labels = np.empty(0, np.uint8) if rows.label is None else rows.label
-    columns = labels, rows.dense, rows.categorical, rows.dense_missing, rows.categorical_missing
+    columns = (
+        rows.labels.reshape(-1),
+        rows.dense,
+        rows.categorical,
+        rows.dense_missing,
+        rows.categorical_missing,
+    )
     split = max(0, len(buffer) - longest)
     count, size = _parse(buffer, tail, split, label, *columns, others, text)
     if not count:
@@ -104,12 +109,11 @@ def _fill_in_others(
         spec: The columns.
         reject: See :func:`parse_criteo`.
     """
-    layout = plain_layout(spec, label=rows.label is not None)
+    layout = plain_layout(spec, label=len(rows.labels) > 0)
     parsed = parse_delimited(text, spec, layout, reject=reject)
     good = lines[parsed.line]
-    for name in ("label", "dense", "dense_missing", "categorical", "categorical_missing"):
-        if (values := getattr(rows, name)) is not None:
-            values[..., good] = getattr(parsed, name)
+    for name in ("labels", "dense", "dense_missing", "categorical", "categorical_missing"):
+        getattr(rows, name)[..., good] = getattr(parsed, name)
     kept = np.ones(len(rows), bool)
     kept[lines] = False
     kept[good] = True

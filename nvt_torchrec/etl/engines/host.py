@@ -35,7 +35,7 @@ from nvt_torchrec.etl.units.writing import (
     write_units,
 )
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
-from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows
+from nvt_torchrec.formats.rows import CategoryValues, RawRows, flat_values
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.moments import merge_moments, normalized
 
@@ -90,7 +90,7 @@ def count_block(
 
 
 def _count_column(pieces: list[CategoryValues], column: CategoricalColumn, missing: int) -> Counts:
-    values = [piece.values if isinstance(piece, Jagged) else piece for piece in pieces]
+    values = [*map(flat_values, pieces)]
     if column.hash_buckets:  # the id is a hash, there is nothing to count
         return count([values[0][:0]])
     return count(values, placeholders=0 if column.multi_hot else missing)

@@ -113,12 +113,6 @@ def _flags(rows: RawRows, block: Block, split: str, lines: int) -> np.ndarray:
     else:
         train = np.full(len(rows), split == "train")
     flags = train.astype(np.int64) << TRAIN
-    for number, label in enumerate(labels_of(rows)):
+    for number, label in enumerate(rows.labels):
         flags |= label.astype(np.int64) << (FIRST_LABEL + number)
     return flags
-
-
-def labels_of(rows: RawRows) -> list[np.ndarray]:
-    """Return the labels of rows, each uint8 [n]."""
-    assert rows.label is not None
-    return [rows.label, *(() if rows.more_labels is None else rows.more_labels)]

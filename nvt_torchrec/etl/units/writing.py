@@ -255,7 +255,7 @@ class _UnitWriter:
             {
                 "rows": len(rows),
                 "bad_count": rows.bad_count,
-                "positives": int(np.count_nonzero(rows.label)) if rows.label is not None else 0,
+                "positives": int(np.count_nonzero(rows.labels[:1])),
                 "dense_missing": count_missing(rows.dense_missing, len(rows.dense)),
                 "null": count_missing(rows.categorical_missing, len(rows.categorical)),
                 "oov": oov,

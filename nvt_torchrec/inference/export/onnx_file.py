@@ -242,7 +242,7 @@ def _check(file: Path, predictor: Predictor, known: dict[str, list]) -> None:
         encoded = predictor.workflow.transform(predictor.read(to_columns(inputs, some)))
         expected = predictor.predict_encoded(encoded.dense, encoded.ids)
         got = np.stack(session.run(name_by_label(OUTPUT, predictor.labels), some))
-        difference = float(np.abs(got - np.atleast_2d(expected.T)).max())
+        difference = float(np.abs(got - expected.T).max())
         if not difference <= _TOLERANCE:
             raise SettingsError(
                 f"{FILE}: its probabilities differ from the bundle's by {difference:g}, at most "

@@ -23,11 +23,10 @@ from torch.nn import functional
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.mapping import MappedArray
-from nvt_torchrec.formats.rows import Jagged
+from nvt_torchrec.formats.rows import Ids
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import stack_raw_inputs
 from nvt_torchrec.models.head import Head
-from nvt_torchrec.workflows.compiled.compiled_workflow import Ids
 
 KINDS = {"float32": torch.float32, "float16": torch.float16, "int8": torch.uint8}
 _LARGEST_FLOAT16 = 65504.0
@@ -180,7 +179,7 @@ class ServingModel:
             index = first + torch.stack([column.argmax() for column in columns])
         x = torch.tensor([[1.0], [-1.0]], device=self.device).expand(2, len(self.config.dense))
         try:
-            ids = (index - first).repeat(2, 1).T.cpu().numpy()
+            ids = Ids((index - first).repeat(2, 1).T.cpu().numpy())
             raw = self.read_raw_inputs(ids)
             of_features = map(self.config.categorical.index, self.config.features.values())
             logits = self.head(x, self.table.rows(index[[*of_features]]).repeat(2, 1, 1), raw)
@@ -199,93 +198,79 @@ class ServingModel:
         """The device of the weights."""
         return self.table.device
 
-    def lookup(self, ids: np.ndarray | list[Ids]) -> torch.Tensor:
+    def lookup(self, ids: Ids) -> torch.Tensor:
         """Look up embeddings, float32 [n, features, embedding dim].
 
-        Args:
-            ids: As in :class:`workflows.compiled.EncodedRows`: int32 [categorical columns, n], or
-                for each column int32 [n] or lists. A list's embeddings are summed, as in training.
-                Lists of histories come after them, of whose newest events' embeddings the mean is
-                taken; if there are none, all histories are empty.
+        A list's embeddings are summed, as in training. The columns of histories come after the
+        others: of their newest events' embeddings the mean is taken. Without them, all histories
+        are empty.
 
         Raises:
             BadInputError: The file of a mapped table was written to since it was opened.
         """
         for array in self.table.mapped:
             array.check()
-        singles, empty = len(self.config.categorical), len(self.first) - len(ids)
-        if isinstance(ids, np.ndarray):
-            rows = torch.from_numpy(ids).to(self.device).T + self.first[:singles]
+        singles, columns = len(self.config.categorical), ids.columns
+        empty = len(self.first) - len(columns)
+        if ids.offsets is None:
+            rows = torch.from_numpy(ids.values).to(self.device).T + self.first[: len(columns)]
             vectors = self.table.rows(rows)
             return functional.pad(vectors, (0, 0, 0, empty)) if empty else vectors
-        bags, begins, n = [], [], len(ids[0])
-        at = 0
-        lists = [take_newest(column, self.config.max_events) for column in ids[singles:]]
-        for values, first in zip([*ids[:singles], *lists], self.first.tolist(), strict=False):
-            starts = np.arange(n) if not isinstance(values, Jagged) else values.offsets[:-1]
-            flat = values.values if isinstance(values, Jagged) else values
-            begins.append(starts + at)
-            bags.append(flat + np.int64(first))
-            at += len(flat)
-        rows = torch.from_numpy(np.concatenate(bags)).to(self.device)
-        offsets = torch.from_numpy(np.concatenate(begins, dtype=np.int64)).to(self.device)
-        sums = self.table.sums(rows, offsets).view(len(ids), n, -1)
-        for values, counts in zip(sums[singles:], lists, strict=True):
-            values /= torch.from_numpy(np.diff(counts.offsets).clip(1)).to(values)[:, None]
+        lengths = ids.lengths
+        for j in range(singles, len(columns)):
+            columns[j], lengths[j] = take_newest(columns[j], lengths[j], self.config.max_events)
+        pairs = zip(columns, self.first.tolist(), strict=False)
+        rows = torch.from_numpy(
+            np.concatenate([values + np.int64(first) for values, first in pairs])
+        )
+        flat = lengths.reshape(-1)
+        begins = torch.from_numpy(np.cumsum(flat, dtype=np.int64) - flat)
+        sums = self.table.sums(rows.to(self.device), begins.to(self.device)).view(
+            *lengths.shape, -1
+        )
+        sums[singles:] /= torch.from_numpy(lengths[singles:].clip(1)).to(sums).unsqueeze(2)
         vectors = sums.transpose(0, 1)
         return functional.pad(vectors, (0, 0, 0, empty)) if empty else vectors
 
-    def read_raw_inputs(self, ids: np.ndarray | list[Ids]) -> dict[str, torch.Tensor]:
+    def read_raw_inputs(self, ids: Ids) -> dict[str, torch.Tensor]:
         """Return what an own model takes beside vectors (:mod:`models.contract`).
 
         Raises:
             SchemaError: It takes the ids of a column, and a row has none or several.
         """
+        place = self.config.categorical.index
 
-        def column(name: str) -> Ids:
-            return ids[self.config.categorical.index(name)]
+        def lengths(name: str) -> torch.Tensor:
+            return torch.from_numpy(ids.lengths[place(name)]).to(self.device)
 
         def read_ids(name: str) -> torch.Tensor:
-            if isinstance(values := column(name), Jagged):
+            if (lengths(name) != 1).any():
                 raise SchemaError(
                     f"column {name}: the model takes its ids, and a row has none or several",
                     "pass one id for each row",
                 )
-            return torch.from_numpy(values).to(self.device)
-
-        def lengths(name: str) -> torch.Tensor:
-            values = column(name)
-            if isinstance(values, Jagged):
-                counts = np.diff(values.offsets)
-            else:
-                counts = np.ones(len(values), np.int64)
-            return torch.from_numpy(counts).to(self.device)
+            return torch.from_numpy(ids.column(place(name))).to(self.device)
 
         return stack_raw_inputs(self.head.raw_columns, ids=read_ids, lengths=lengths)
 
-    def logits(
-        self, dense: np.ndarray, embedded: torch.Tensor, ids: np.ndarray | list[Ids]
-    ) -> torch.Tensor:
-        """Return logits float32 [n], of several labels [n, labels].
+    def logits(self, dense: np.ndarray, embedded: torch.Tensor, ids: Ids) -> torch.Tensor:
+        """Return logits, float32 [n, labels].
 
         ``dense`` is float32 [dense columns, n]; ``embedded`` is what :meth:`lookup` returns of
         ``ids``.
         """
         values = torch.from_numpy(dense).to(self.device).T
-        return self.head(values, embedded, self.read_raw_inputs(ids)).squeeze(-1)
+        return self.head(values, embedded, self.read_raw_inputs(ids))
 
 
-def take_newest(column: Ids, most: int) -> Jagged:
-    """Return the last ``most`` ids of each row of a history; of numbers, each is a list of one."""
-    if not isinstance(column, Jagged):
-        return Jagged(np.arange(len(column) + 1), column)
-    lengths = np.diff(column.offsets)
+def take_newest(
+    values: np.ndarray, lengths: np.ndarray, most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the last ``most`` ids of each row of a history, and how many these are."""
     kept = np.minimum(lengths, most)
-    if (kept == lengths).all():
-        return column
-    offsets = np.append(0, kept.cumsum())
-    places = np.arange(offsets[-1]) + np.repeat(column.offsets[1:] - offsets[1:], kept)
-    return Jagged(offsets, column.values[places])
+    ends = kept.cumsum()
+    places = np.arange(kept.sum()) + np.repeat(lengths.cumsum() - ends, kept)
+    return values[places], kept
 
 
 def _quantize(chunk: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -219,7 +219,7 @@ def score_labelled(
                 raise SchemaError(f"{path}: no column {spec.label}", "pass rows with labels")
             rows = piece.parse()
             count = min(most - taken, len(rows))
-            labels.append(np.stack(first.labels_of(rows) or [])[:, :count])
+            labels.append(first.labels_of(rows)[:, :count])
             if rows.weight is not None:
                 weights.append(rows.weight[:count])
             for name, predictor in predictors.items():
@@ -229,7 +229,7 @@ def score_labelled(
     if not taken:
         raise BadInputError(f"{path}: no rows", "pass rows with labels")
     truth, weight = np.concatenate(labels, 1), np.concatenate(weights) if weights else None
-    by_name = {name: np.atleast_2d(np.concatenate(p).T) for name, p in scores.items()}
+    by_name = {name: np.concatenate(p).T for name, p in scores.items()}
     return {
         label: {name: metrics_of(p[t], truth[t], weight) for name, p in by_name.items()}
         for t, label in enumerate(first.labels)

@@ -18,14 +18,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from nvt_torchrec.base.errors import ClickLogError
-from nvt_torchrec.formats.rows import Jagged
-from nvt_torchrec.inference.predictor import cut_ids
-from nvt_torchrec.workflows.compiled.compiled_workflow import EncodedRows, Ids
+from nvt_torchrec.formats.rows import Ids
+from nvt_torchrec.workflows.compiled.compiled_workflow import EncodedRows
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +33,8 @@ BATCH_ROWS = 1024
 #: Requests of up to so many rows are small: even 16 of them make one batch.
 _SMALL_ROWS = 64
 
-#: Takes dense and ids of :class:`EncodedRows`, returns probabilities float32 [n] or [n, labels].
-Model: TypeAlias = Callable[[np.ndarray, np.ndarray | list[Ids]], np.ndarray]
+#: Takes dense and ids of :class:`EncodedRows`, returns probabilities float32 [n, labels].
+Model: TypeAlias = Callable[[np.ndarray, Ids], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +43,7 @@ class RequestBatch:
 
     Attributes:
         requests: The rows of each request, or of a part of one.
-        probabilities: Float32, for all rows.
+        probabilities: Float32 [rows, labels], for all rows.
         waited: Seconds that each request waited.
         seconds: Seconds that the model took.
     """
@@ -178,9 +177,9 @@ def split(rows: EncodedRows, size: int) -> list[EncodedRows]:
     zeros = np.zeros_like(rows.null)
     return [
         EncodedRows(
-            None,
+            rows.labels[:, at : at + size],
             rows.dense[:, at : at + size],
-            cut_ids(rows.ids, at, at + size),
+            rows.ids.slice(at, at + size),
             zeros if at else rows.null,
             zeros if at else rows.oov,
         )
@@ -188,21 +187,9 @@ def split(rows: EncodedRows, size: int) -> list[EncodedRows]:
     ]
 
 
-def join(requests: Sequence[EncodedRows]) -> tuple[np.ndarray, np.ndarray | list[Ids]]:
+def join(requests: Sequence[EncodedRows]) -> tuple[np.ndarray, Ids]:
     """Concatenate the rows of requests: dense float32 [columns, n] and ids."""
     if len(requests) == 1:
         return requests[0].dense, requests[0].ids
     dense = np.concatenate([rows.dense for rows in requests], axis=1)
-    if isinstance(requests[0].ids, np.ndarray):
-        return dense, np.concatenate([rows.ids for rows in requests], axis=1)
-    columns = zip(*(rows.ids for rows in requests), strict=True)
-    return dense, [_join_column(column) for column in columns]
-
-
-def _join_column(parts: Sequence[Any]) -> Ids:
-    if not isinstance(parts[0], Jagged):
-        return np.concatenate(parts)
-    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    return Jagged(offsets, np.concatenate([part.values for part in parts]))
+    return dense, Ids.concatenate([rows.ids for rows in requests])

@@ -68,7 +68,7 @@ def parse_body(
     may_have_booleans = b"true" in body or b"false" in body
 
     def respond(probabilities: np.ndarray) -> Response:
-        by_label = zip(predictor.labels, np.atleast_2d(probabilities.T).tolist(), strict=True)
+        by_label = zip(predictor.labels, probabilities.T.tolist(), strict=True)
         content = {"probabilities": unwrap_single_label(dict(by_label))}
         return Response(json.dumps(content, allow_nan=False), media_type="application/json")
 

@@ -123,8 +123,8 @@ class ServerMetrics:
         self._model_seconds.observe(batch.seconds)
         self._batch_rows.observe(len(batch.probabilities))
         self._rows.inc(len(batch.probabilities))
-        of_each = batch.probabilities.reshape(len(batch.probabilities), -1)
-        sums = np.where(np.isfinite(of_each), of_each, 0).sum(0, dtype=np.float64)
+        finite = np.where(np.isfinite(batch.probabilities), batch.probabilities, 0)
+        sums = finite.sum(0, dtype=np.float64)
         for of_label, value in zip(self._sums, sums.tolist(), strict=True):
             of_label.inc(value)
         for counter, values in (

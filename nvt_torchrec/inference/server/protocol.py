@@ -135,7 +135,7 @@ def parse_tensors(
         raise RefusedError(400, f"not a request of tensors with the same rows: {error}") from None
 
     def respond(probabilities: np.ndarray) -> Response:
-        columns = dict(zip(names, np.atleast_2d(probabilities.T), strict=True))
+        columns = dict(zip(names, probabilities.T, strict=True))
         outputs, binary = [], b""
         for name, binary_output in as_binary.items():
             values = columns[name]

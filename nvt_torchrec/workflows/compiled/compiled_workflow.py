@@ -6,7 +6,6 @@ import dataclasses
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +13,19 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import string_parts, to_arrow
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.mapping import MappedArray
-from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.histories import StoredHistory
-from nvt_torchrec.formats.rows import WORD_BITS, CategoryValues, Jagged, RawRows, bit_of, word_of
+from nvt_torchrec.formats.rows import (
+    WORD_BITS,
+    CategoryValues,
+    Ids,
+    Jagged,
+    RawRows,
+    bit_of,
+    flat_values,
+    word_of,
+)
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.compiled import tables, text_tables
@@ -34,9 +42,6 @@ from nvt_torchrec.workflows.compiled.dense import DensePlan
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.event_state import EventState
 
-#: int32 [n], or lists: offsets int32 [n + 1], values int32.
-Ids: TypeAlias = np.ndarray | Jagged
-
 _AGAIN = "make it again with `python -m workflows compile {}`"
 _NO_BITS = np.empty(0, np.uint64)
 
@@ -46,23 +51,21 @@ class EncodedRows:
     """``n`` rows transformed by a workflow.
 
     Attributes:
-        label: float32 [n], or None where the rows had none.
+        labels: float32 [labels, n]; [0, n] where the rows had none.
         dense: float32 [dense columns, n].
-        ids: int32 [categorical columns, n]; by column, if one of them is a list (:data:`Ids`).
+        ids: int32.
         null: int64 [categorical columns], in how many rows each was missing (a missing list
             becomes an empty one, any other missing value id 1).
         oov: int64 [categorical columns], how many ids stand for values outside of the vocabulary:
             for a hashed column all but the null ones.
-        more_labels: float32 [further labels, n], or None where the rows had none.
         weight: float32 [n], or None where the rows had none.
     """
 
-    label: np.ndarray | None
+    labels: np.ndarray
     dense: np.ndarray
-    ids: np.ndarray | list[Ids]
+    ids: Ids
     null: np.ndarray
     oov: np.ndarray
-    more_labels: np.ndarray | None = None
     weight: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -138,29 +141,23 @@ class CompiledWorkflow:
         self._dense.transform(rows.dense, rows.dense_missing, dense)
         tallies = np.zeros((len(self._places), 2), np.int64)
         missing = rows.categorical_missing
-        ids: np.ndarray | list[Ids]
         if isinstance(rows.categorical, np.ndarray):
-            ids = np.empty(rows.categorical.shape, np.int32)
-            for word, begin in zip(missing, range(0, len(ids), WORD_BITS), strict=False):
+            ids = Ids(np.empty(rows.categorical.shape, np.int32))
+            for word, begin in zip(missing, range(0, len(ids.values), WORD_BITS), strict=False):
                 columns = slice(begin, begin + WORD_BITS)
                 tables.encode_hex(
                     rows.categorical[columns], word, 0, self._words, self._places[columns],
-                    ids[columns], tallies[columns],
+                    ids.values[columns], tallies[columns],
                 )  # fmt: skip
         else:
-            ids = [
-                self._encode(j, column, rows.categorical[j], word_of(missing, j), tallies[j])
-                for j, column in enumerate(self.row_spec.categorical[: len(rows.categorical)])
-            ]
-            if not any(isinstance(column, Jagged) for column in ids):
-                ids = np.stack(ids)  # type: ignore[arg-type]
+            known = rows.categorical[: len(tallies)]  # others were read for another workflow
+            ids = self._encode_columns(known, missing, tallies)
         return EncodedRows(
-            label=_as_float32(rows.label),
+            labels=rows.labels.astype(np.float32),
             dense=dense,
             ids=ids,
             null=tallies[: len(self.spec.categorical), 0],
             oov=tallies[: len(self.spec.categorical), 1],
-            more_labels=_as_float32(rows.more_labels),
             weight=rows.weight,
         )
 
@@ -199,23 +196,37 @@ class CompiledWorkflow:
         cells = values
         if isinstance(values, np.ndarray):
             cells = values.astype(RAW_TYPES[described.raw].dtype)
-        ids = self._encode(j, described, cells, _NO_BITS, np.zeros(2, np.int64))
-        assert isinstance(ids, np.ndarray)
+        ids = np.empty(len(cells), np.int32)
+        self._encode(j, cells, _NO_BITS, ids, np.zeros(2, np.int64))
         return np.maximum(ids.astype(np.int64) - described.reserved_ids, -1)
+
+    def _encode_columns(
+        self, columns: Sequence[CategoryValues], missing: np.ndarray, tallies: np.ndarray
+    ) -> Ids:
+        rows = missing.shape[1]
+        ends = np.cumsum([0, *(len(flat_values(values)) for values in columns)])
+        ids = np.empty(ends[-1], np.int32)
+        for j, values in enumerate(columns):
+            absent, tally = word_of(missing, j), tallies[j]
+            if isinstance(values, Jagged):  # a missing list is empty, and not the id 1
+                tally[0] = np.count_nonzero(absent >> bit_of(j) & np.uint64(1))
+                absent = _NO_BITS
+            self._encode(j, flat_values(values), absent, ids[ends[j] : ends[j + 1]], tally)
+        if not any(isinstance(values, Jagged) for values in columns):
+            return Ids(ids.reshape(len(columns), rows))
+        each = np.arange(rows + 1)
+        offsets = [values.offsets if isinstance(values, Jagged) else each for values in columns]
+        return Ids(ids, (np.stack(offsets) + ends[:-1, np.newaxis]).astype(np.int32))
 
     def _encode(
         self,
         j: int,
-        column: CategoricalColumn,
-        values: CategoryValues,
+        values: np.ndarray | pa.StringArray,
         missing: np.ndarray,
+        ids: np.ndarray,
         tally: np.ndarray,
-    ) -> Ids:
-        if isinstance(values, Jagged):
-            ids = self._encode(j, column, values.values, _NO_BITS, tally)
-            tally[0] += np.count_nonzero((missing >> bit_of(j)) & np.uint64(1))
-            return Jagged(values.offsets.astype(np.int32), ids)
-        ids = np.empty(len(values), np.int32)
+    ) -> None:
+        """Write the ids of values to ``ids``, and add the null and unknown ones to ``tally``."""
         place, bit = self._places[j], int(bit_of(j))
         if not isinstance(values, np.ndarray):
             begins, data = string_parts(values)
@@ -229,7 +240,6 @@ class CompiledWorkflow:
             tables.encode_hex(
                 values[None], missing, bit, self._words, place[None], ids[None], tally[None]
             )
-        return ids
 
 
 def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
@@ -341,36 +351,17 @@ def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
     """The rows as a table of :attr:`TableSchema.arrow`, without a copy.
 
     Raises:
-        SchemaError: The rows lack a label or the weight.
+        SchemaError: The rows were read without labels.
     """
     fields = schema.arrow
-    columns = [to_arrow(_present(rows.label, "a label"))]
-    if schema.more_labels:
-        columns += map(to_arrow, _present(rows.more_labels, "a label"))
-    if schema.weight:
-        columns.append(to_arrow(_present(rows.weight, schema.weight)))
-    columns += map(to_arrow, rows.dense)
-    if isinstance(rows.ids, np.ndarray):
-        columns += map(to_arrow, rows.ids)
-    else:
-        columns += map(_ids_to_arrow, rows.ids, fields.types[len(columns) :])
+    if len(rows.labels) != len(schema.labels) or (schema.weight and rows.weight is None):
+        raise SchemaError("rows without labels", "read them with their labels to write them")
+    weights = [rows.weight] if schema.weight else []
+    columns = [*map(to_arrow, (*rows.labels, *weights, *rows.dense))]
+    for j, kind in enumerate(fields.types[len(columns) :]):
+        ids = to_arrow(rows.ids.column(j))
+        if rows.ids.offsets is not None and pa.types.is_list(kind):
+            offsets = pa.py_buffer(rows.ids.offsets[j] - rows.ids.offsets[j, 0])
+            ids = pa.ListArray.from_buffers(kind, len(rows), [None, offsets], children=[ids])
+        columns.append(ids)
     return pa.Table.from_arrays(columns, schema=fields)
-
-
-def _present(values: np.ndarray | None, what: str) -> np.ndarray:
-    if values is None:
-        raise SchemaError(f"rows without {what}", "read them with their label to write them")
-    return values
-
-
-def _as_float32(labels: np.ndarray | None) -> np.ndarray | None:
-    return None if labels is None else labels.astype(np.float32)
-
-
-def _ids_to_arrow(ids: Ids, kind: pa.DataType) -> pa.Array:
-    if not isinstance(ids, Jagged):
-        return to_arrow(ids)
-    offsets = pa.py_buffer(np.ascontiguousarray(ids.offsets))
-    return pa.ListArray.from_buffers(
-        kind, len(ids), [None, offsets], children=[to_arrow(ids.values)]
-    )

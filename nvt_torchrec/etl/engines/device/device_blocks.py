@@ -33,7 +33,7 @@ from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.etl.units.unit_plan import Unit
 from nvt_torchrec.etl.units.writing import Encoded, LostRowsError, UnitResult, write_units
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.rows import CategoryValues, RawRows
+from nvt_torchrec.formats.rows import CategoryValues, Ids, RawRows
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.workflows.compiled import CompiledWorkflow, EncodedRows, to_table
 from nvt_torchrec.workflows.compiled.device import DeviceEncoded, DeviceWorkflow, count_missing
@@ -219,20 +219,21 @@ def _moments(device: Device, rows: RawDeviceRows, block: Block, spec: FeatureSpe
         read = np.arange(counting.PIECE_BYTES, block.end - block.begin, counting.PIECE_BYTES)
         cuts = device.download(device.arrays.searchsorted(rows.ends, device.upload(read)))
         for begin, end in itertools.pairwise([0, *cuts.tolist(), len(rows)]):
-            piece = _raw_rows(None, dense[:, begin:end], missing[:, begin:end])
+            labels = np.empty((0, end - begin), np.uint8)
+            piece = _raw_rows(labels, dense[:, begin:end], missing[:, begin:end])
             of_pieces.append(moments(piece, spec))
     return merge_moments(of_pieces)
 
 
 def _raw_rows(
-    label: np.ndarray | None,
+    labels: np.ndarray,
     dense: np.ndarray,
     missing: np.ndarray,
     categorical: np.ndarray | Sequence[CategoryValues] = (),
 ) -> RawRows:
     """Return well-formed rows, copied from the card; ``missing`` as in :class:`RawDeviceRows`."""
     return RawRows(
-        label=label,
+        labels=labels,
         dense=dense,
         dense_missing=missing[:1],
         categorical=categorical,
@@ -303,5 +304,6 @@ def copy_encoded(
     """Copy parsed rows to the host, and what ``write_units`` writes for them."""
     arrays = (rows.label, rows.missing, encoded.dense, encoded.ids)
     label, missing, dense, ids = map(device.download, arrays)
-    on_host = EncodedRows(label.astype(np.float32), dense, ids, encoded.null, encoded.oov)
-    return _raw_rows(label, dense, missing, ids), (to_table(on_host, schema), encoded.oov)
+    labels = label[np.newaxis]
+    on_host = EncodedRows(labels.astype(np.float32), dense, Ids(ids), encoded.null, encoded.oov)
+    return _raw_rows(labels, dense, missing, ids), (to_table(on_host, schema), encoded.oov)
