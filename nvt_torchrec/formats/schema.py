@@ -38,27 +38,27 @@ class TableSchema:
     """Columns of the training parquet, in order, and the rows each embedding table needs.
 
     Attributes:
-        label: Name of the main label's column (float32).
+        labels: Names of the labels' columns (float32), the main one first; a text is one label.
         dense: Names of the dense columns (float32).
         categorical: Names of the id columns (int32).
         table_sizes: Per categorical column, 1 + its largest possible id.
         multi_hot: The categorical columns that hold a list of ids in each row (list<int32>).
-        more_labels: Names of the columns of further labels (float32).
         weight: Name of the column with the weights of the rows (float32); "" for none.
         histories: The histories, each with two more columns (int32); see
             :mod:`nvt_torchrec.formats.histories`.
     """
 
-    label: str
+    labels: tuple[str, ...]
     dense: tuple[str, ...]
     categorical: tuple[str, ...]
     table_sizes: tuple[int, ...]
     multi_hot: tuple[str, ...] = ()
-    more_labels: tuple[str, ...] = ()
     weight: str = ""
     histories: tuple[StoredHistory, ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.labels, str):
+            object.__setattr__(self, "labels", (self.labels,))
         if len(self.categorical) != len(self.table_sizes):
             raise SchemaError(
                 f"{len(self.categorical)} categorical columns, {len(self.table_sizes)} table sizes"
@@ -104,9 +104,9 @@ class TableSchema:
         return list_features(self.categorical, self.histories)
 
     @property
-    def labels(self) -> tuple[str, ...]:
-        """The label columns, the main one first."""
-        return (self.label, *self.more_labels)
+    def label(self) -> str:
+        """The main label's column."""
+        return self.labels[0]
 
     @property
     def floats(self) -> list[str]:
@@ -228,10 +228,8 @@ class TableSchema:
                 f"in a workflow of NVTabular, write {_TAGS[lacking][1]}; or run the ETL again",
             )
         weight = "".join(weights)
-        return cls(
-            labels[0], dense, categorical, tuple(sizes), tuple(multi_hot), labels[1:], weight,
-            tuple(histories),
-        )  # fmt: skip
+        lists = tuple(multi_hot), weight, tuple(histories)
+        return cls(labels, dense, categorical, tuple(sizes), *lists)
 
 
 def _feature(name: str, kind: str, tags: list[str]) -> dict:

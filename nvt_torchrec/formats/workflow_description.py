@@ -181,12 +181,11 @@ class WorkflowDescription:
         """The schema of the data it writes."""
         columns = self.spec.categorical
         return TableSchema(
-            label=self.spec.label,
+            labels=tuple(self.spec.labels),
             dense=tuple(self.spec.dense_names),
             categorical=tuple(self.spec.categorical_names),
             table_sizes=tuple(self.vocabularies[c.name].table_size for c in columns),
             multi_hot=tuple(column.name for column in columns if column.multi_hot),
-            more_labels=tuple(self.spec.labels[1:]),
             weight=self.spec.weight,
         )
 

@@ -95,7 +95,7 @@ def test_more_labels_and_a_weight(
     tmp_path: Path, column: str, value: float, kind: str, what: str
 ) -> None:
     directory = tmp_path / "data" / "train"
-    schema = TableSchema("label", ("x",), ("item",), (10,), (), ("bought",), "w")
+    schema = TableSchema(("label", "bought"), ("x",), ("item",), (10,), weight="w")
     schema.write(directory)
     row = {"label": 0.0, "bought": 1.0, "w": 0.0, "x": -1.0, "item": 1}
     rows = [row, row | {"label": 1.0, "w": 2.5}, row | {"bought": 0.0}]

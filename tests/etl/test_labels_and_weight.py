@@ -58,7 +58,7 @@ def test_descriptions(log, output: Path) -> None:
     split = output / "criteo_binary" / "split"
     schema = TableSchema.read(split)
     assert schema == inspect(output / "workflow").table_schema
-    assert (schema.label, schema.more_labels, schema.weight) == ("liked", ("bought",), "w")
+    assert (schema.label, schema.labels, schema.weight) == ("liked", ("liked", "bought"), "w")
     hugectr = json.loads((split / "train" / "_metadata.json").read_text())
     assert hugectr["labels"] == [
         {"col_name": "liked", "index": 0},

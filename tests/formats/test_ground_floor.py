@@ -97,7 +97,7 @@ def test_schema_with_more_labels_and_a_weight(tmp_path: Path) -> None:
     from merlin.io import Dataset
     from merlin.schema import Tags
 
-    schema = dataclasses.replace(SCHEMA, more_labels=("bought", "liked"), weight="w")
+    schema = dataclasses.replace(SCHEMA, labels=("label", "bought", "liked"), weight="w")
     wanted = ["label", "bought", "liked", "w", "int_0", "int_1", "cat_0", "cat_1", "tags"]
     assert schema.columns == schema.arrow.names == wanted
     assert [str(kind) for kind in schema.arrow.types[:6]] == ["float"] * 6

@@ -124,7 +124,7 @@ def test_schemas_with_histories(tmp_path: Path) -> None:
 
     from merlin.schema.io.tensorflow_metadata import TensorflowMetadata
 
-    columns = ("label", ("int_0",), ("item", "shop", "tags"), (10, 5, 7), ("tags",), (), "")
+    columns = ("label", ("int_0",), ("item", "shop", "tags"), (10, 5, 7), ("tags",), "")
     schema = TableSchema(*columns, (RECENT,))
     schema.write(tmp_path)
     assert TableSchema.read(tmp_path) == schema

@@ -102,7 +102,7 @@ def write_split(
         multi_hot: categorical columns that become lists of 0 to 4 ids.
     """
     schema = TableSchema(
-        label="label",
+        labels="label",
         dense=tuple(f"int_{i}" for i in range(dense)),
         categorical=tuple(f"cat_{i}" for i in range(len(table_sizes))),
         table_sizes=tuple(table_sizes),

@@ -19,12 +19,12 @@ def write_weighted(root: Path, files: dict[str, list[int]], **options) -> TableS
     Beside it, in ``plain``, the same rows without them.
     """
     plain = write_split(root / "plain", files, **options)
-    schema = dataclasses.replace(plain, more_labels=("liked", "bought"), weight="w")
+    schema = dataclasses.replace(plain, labels=("label", "liked", "bought"), weight="w")
     for path in sorted((root / "plain").glob("*/part.*.parquet")):
         table = pq.read_table(path)
         rng = np.random.default_rng([len(table), int(path.name.split(".")[1])])
         columns = dict(zip(table.column_names, table.columns, strict=True))
-        for name in schema.more_labels:
+        for name in schema.labels[1:]:
             columns[name] = pa.array(rng.integers(0, 2, len(table)).astype(np.float32))
         columns["w"] = pa.array(rng.choice([0.0, 0.25, 1.0, 3.5], len(table)).astype(np.float32))
         order = [*schema.columns, *(name for name in columns if name.endswith("_weight"))]

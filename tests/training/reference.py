@@ -173,17 +173,17 @@ def reference_losses(
         step, by_hand = torch.optim.Adagrad(dense, **eps), RowWiseAdagrad(tables)
     else:
         step, by_hand = torch.optim.Adam(dense, **eps), LazyAdam(tables)
-    label = config.labels if len(config.labels) > 1 else settings.label
-    events = {"max_events": config.max_events}
-    loader = KJTLoader(data / "train", 32, device="cpu", label=label, **events)
+    options = {"label": config.labels, "max_events": config.max_events}
+    loader = KJTLoader(data / "train", 32, device="cpu", **options)
     losses = []
     for _ in range(settings.epochs):
         for batch in loader:
             lr = rate(len(losses)) if rate else settings.learning_rate
             each = nn.functional.binary_cross_entropy_with_logits(
-                model(batch.dense_features, batch.sparse_features), batch.labels, reduction="none"
-            )
-            each = each.view(len(each), -1).sum(1)
+                model(batch.dense_features, batch.sparse_features).view_as(batch.labels),
+                batch.labels,
+                reduction="none",
+            ).sum(1)
             loss = each.mean()
             if batch.weights is not None:
                 loss = (batch.weights * each).sum() / batch.weights.sum().clamp(min=1e-30)

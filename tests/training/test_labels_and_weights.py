@@ -119,12 +119,13 @@ def test_evaluations_are_weighted(runs, weighted, label, ranks):
 def test_the_loss_is_the_weighted_mean(scale):
     """Whatever the scale of the weights; rows of weight 0 give no gradient."""
     w = torch.tensor([0.0, 2.0, 0.5]) * scale
-    logits, labels = torch.tensor([5.0, -1.0, 0.3], requires_grad=True), torch.tensor([0.0, 1, 0])
+    logits = torch.tensor([[5.0], [-1.0], [0.3]], requires_grad=True)
+    labels = torch.tensor([[0.0], [1], [0]])
     scaled = _scale_to_mean_1(w, 3, 1)
     total = _Losses(None)(logits, labels, scaled)
     assert scaled.mean() == pytest.approx(1)
     (total / 3).backward()
-    gradient = w * (torch.sigmoid(logits.detach()) - labels) / w.sum()
+    gradient = w[:, None] * (torch.sigmoid(logits.detach()) - labels) / w.sum()
     torch.testing.assert_close(logits.grad, gradient)
     assert logits.grad[0] == 0
 
@@ -138,15 +139,15 @@ def test_the_losses_of_several_labels_are_summed():
 
 
 def test_a_batch_whose_weights_are_0():
-    logits = torch.tensor([5.0, -1.0], requires_grad=True)
-    total = _Losses(None)(logits, torch.ones(2), _scale_to_mean_1(torch.zeros(2), 2, 1))
+    logits = torch.tensor([[5.0], [-1.0]], requires_grad=True)
+    total = _Losses(None)(logits, torch.ones(2, 1), _scale_to_mean_1(torch.zeros(2), 2, 1))
     total.backward()
     assert total == 0
-    assert logits.grad.tolist() == [0, 0]
+    assert logits.grad.tolist() == [[0], [0]]
 
 
 def test_padding_rows_have_no_weight(weighted):
-    (batch, *_) = KJTLoader(weighted / "train", 5, device="cpu")
+    (batch, *_) = KJTLoader(weighted / "train", 5, device="cpu", label=["label"])
     padded = TrainBatch.pad(batch, 8, 16).to(torch.device("cpu"))
     assert padded.weights.tolist() == [*batch.weights.tolist(), 0, 0, 0]
     assert (padded.rows, padded.global_size) == (5, 16)

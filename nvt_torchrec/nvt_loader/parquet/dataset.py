@@ -110,10 +110,11 @@ class Dataset:
         """Return counts, and a digest of the source's fingerprint, row groups and columns."""
         own, files = self.source.fingerprint, self.files
         counts = {"files": len(files.paths), "bytes": sum(files.sizes)} if files else {}
-        *columns, histories = dataclasses.astuple(self.schema)
+        # in this order, so that the states of earlier versions hold
+        (main, *labels), dense, *sizes, weight, histories = dataclasses.astuple(self.schema)
         value = [
             *(own if files else [own, *map(int, self.source.row_counts)]),
-            [*columns, histories] if histories else columns,
+            [main, dense, *sizes, labels, weight, *([histories] if histories else [])],
             sorted(self.cuts.items()),
             bool(self.schema.weight),
         ]
@@ -141,7 +142,7 @@ def columns_to_read(schema: TableSchema, label: str | Sequence[str] | None = Non
             )
     if len(set(labels)) < len(labels):
         raise SettingsError(f"labels {', '.join(labels)}: one is named twice", "name each once")
-    return dataclasses.replace(schema, label=labels[0], more_labels=labels[1:])
+    return dataclasses.replace(schema, labels=labels)
 
 
 def read_dataset(
@@ -182,7 +183,7 @@ def read_dataset(
         )
     if schema is None:
         if paths is None:
-            remedy = "give schema=TableSchema(label, dense, categorical, table_sizes)"
+            remedy = "give schema=TableSchema(labels, dense, categorical, table_sizes)"
             raise SettingsError(f"data of type {type(data).__name__} without a schema", remedy)
         schema = schema_beside(paths[0])
     if table_sizes is not None:

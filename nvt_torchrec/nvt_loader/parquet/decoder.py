@@ -203,7 +203,7 @@ def count_kept(dataset: Dataset, rate: float, seed: int) -> Dataset:
     Raises:
         SettingsError: The rows have several labels, of which one may be 1 and another 0.
     """
-    if dataset.schema.more_labels:
+    if len(dataset.schema.labels) > 1:
         labels = ", ".join(dataset.schema.labels)
         raise SettingsError(f"undersampling_rate with the labels {labels}", "give one label")
     label, kept, cuts = dataset.schema.label, [], {}

@@ -178,7 +178,7 @@ def read_sample(
             held[j].append(lengths[j].numpy())
         read += size
         dense.append(batch.dense_features.numpy())
-        labels.append(batch.labels.numpy().reshape(size, len(names)))
+        labels.append(batch.labels.numpy())
         if batch.weights is not None:
             weights.append(batch.weights.numpy())
     columns = []

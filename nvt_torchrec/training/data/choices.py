@@ -63,7 +63,7 @@ def choose_label(settings: TrainSettings, schema: TableSchema) -> TrainSettings:
             )
     labels = () if given == (schema.label,) else given
     # with one label there is nothing to choose
-    path = _checkpoint_of(settings) if schema.more_labels else None
+    path = _checkpoint_of(settings) if len(schema.labels) > 1 else None
     if path is not None:
         then = CheckpointRecord.read(path).labels
         if settings.mode != "train" and not given:

@@ -63,7 +63,7 @@ class TrainBatch(LoaderBatch):
         dense = pad(batch.dense_features, (0, 0, 0, more))
         if weights is not None:
             weights = pad(weights, (0, more))
-        labels = pad(batch.labels, (*(0, 0) * (batch.labels.dim() - 1), 0, more))
+        labels = pad(batch.labels, (0, 0, 0, more))
         return cls(dense, padded, labels, weights, *counts)
 
 
@@ -95,7 +95,7 @@ def make_loader(
         "table_sizes": config.num_embeddings,
         "hash_indices": settings.hash_indices,
         "selection": selection,
-        "label": config.labels if len(config.labels) > 1 else config.labels[0],
+        "label": config.labels,
         "limit_batches": limits[split],
         "rank": group.rank,
         "world_size": group.world_size,

@@ -109,7 +109,7 @@ class LearningCheck:
         """Add step ``step`` (from 1, over all epochs), and at some steps check (collective)."""
         self._samples += output.global_size
         self._loss.add_(output.loss, alpha=output.global_size)
-        labels = output.labels.view(-1, len(self._clicks))
+        labels = output.labels
         if output.weights is not None:
             labels = labels * output.weights.unsqueeze(1)
         self._clicks.add_(labels.sum(0))

@@ -316,7 +316,7 @@ def plan_only(settings: TrainSettings) -> str:
     if sizes and not (Path(settings.binary_path) / SCHEMA_FILE).exists():
         settings = fill_sizes(settings, SIZES["large"].least_rows, ranks)
         names = tuple(f"cat_{i}" for i in range(len(sizes)))
-        schema = TableSchema("label", tuple(f"int_{i}" for i in range(13)), names, sizes)
+        schema = TableSchema(("label",), tuple(f"int_{i}" for i in range(13)), names, sizes)
     else:
         schema = TableSchema.read(settings.binary_path)
         settings = choose_sizes(settings, schema, ranks)

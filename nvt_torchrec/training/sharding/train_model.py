@@ -43,7 +43,7 @@ class StepOutput:
 
     Attributes:
         loss: The scaled loss, a scalar.
-        logits, labels: Those of this rank's samples [rows]; of several labels [rows, labels].
+        logits, labels: Those of this rank's samples, [rows, labels].
         global_size: The number of samples of all ranks together.
         weights: The weights of this rank's samples [rows], in training scaled so that those of the
             global batch have a mean of 1; None if samples have none.
@@ -104,7 +104,7 @@ class TrainModel(nn.Module):
             torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._amp):
             logits = self.model(batch.dense_features, batch.sparse_features)
-        logits = logits.squeeze(-1)[: batch.rows].float()
+        logits = logits[: batch.rows].float()
         if self._replays_graphs:
             logits = logits.clone()  # the next step writes to the same memory
         labels = batch.labels[: batch.rows].float()
@@ -154,8 +154,9 @@ class _Losses(nn.Module):
         self, logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None
     ) -> torch.Tensor:
         if self._own is not None:
-            return self._own(logits, labels, weights).sum()
-        if weights is not None and logits.dim() > 1:  # of several labels
+            # the contract has [B] of one label
+            return self._own(logits.squeeze(-1), labels.squeeze(-1), weights).sum()
+        if weights is not None:
             weights = weights.unsqueeze(1)
         return functional.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
 
