@@ -2,10 +2,10 @@
 
     python own_format.py clicks.arrow OUT
 
-One class, and one line in the registry. Tables subclass TableFormat, whose rows have numbers; text
+One class, and a line in each registry. Tables subclass TableFormat, whose rows have numbers; text
 with a row in each line subclasses TextFormat. Every program that reads such a log or the saved
 workflow registers the format: import this module there. Processes of --engine dask import the
-script that started them, so the line stands outside of `if __name__ == "__main__"`.
+script that started them, so the lines stand outside of `if __name__ == "__main__"`.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import sys
 import pyarrow as pa
 
 from nvt_torchrec import EtlSettings, run
+from nvt_torchrec.clicklog.readers import READERS
 from nvt_torchrec.clicklog.readers.table_rows import Table, TableFormat
 from nvt_torchrec.etl.commands.guess import guess
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS, FileFormat
@@ -50,7 +51,8 @@ class ArrowFile(TableFormat):
             yield OpenFile(reader)
 
 
-INPUT_FORMATS["arrow"] = FileFormat(ArrowFile, endings=("arrow", "feather"))
+INPUT_FORMATS["arrow"] = FileFormat(endings=("arrow", "feather"))
+READERS["arrow"] = ArrowFile
 
 if __name__ == "__main__":
     log, output = sys.argv[1:]

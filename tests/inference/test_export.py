@@ -22,7 +22,12 @@ from packaging.requirements import Requirement
 
 from benchmarks.inference import first_rows
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS, Bucket, Derivation
+from nvt_torchrec.formats.feature_spec.derivations import (
+    DERIVATIONS,
+    Bucket,
+    Derivation,
+    DerivedValue,
+)
 from nvt_torchrec.formats.feature_spec.read_plan import Reading
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.export import onnx_file
@@ -284,14 +289,15 @@ def test_derived_columns_and_nulls(tmp_path: Path) -> None:
         ({"raw": "string", "reading": Reading(trim=True)}, "c: spaces around texts"),
         (column("c", "t", "hour", raw="int", time_format="%Y%m%d"), "t: times are texts"),
         (column("c", "d", raw="string"), "d: read as texts and as numbers"),
-        ({"derive": "own", "raw": "int"}, "c: derived by a class that is not of this project"),
+        ({"derive": "own", "raw": "int"}, "c: derived by a class that does not say how ONNX"),
     ],
 )
 def test_what_onnx_cannot_encode(
     columns: dict, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     if columns.get("derive") == "own":
-        monkeypatch.setitem(DERIVATIONS, "own", Bucket())
+        own = type("Own", (Bucket,), {"compute_onnx": DerivedValue.compute_onnx})
+        monkeypatch.setitem(DERIVATIONS, "own", own())
         columns = {**columns, "derive": Derivation("own", boundaries=(1,))}
     category = CategoricalColumn(**{"name": "c", **columns})
     untrained(tmp_path, FeatureSpec("label", (DenseColumn("d"),), (category,)), 1)

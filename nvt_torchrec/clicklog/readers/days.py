@@ -13,6 +13,7 @@ from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.remote import filesystem_of
+from nvt_torchrec.clicklog.readers import READERS, load_reader
 from nvt_torchrec.formats.day_names import (
     DATA_ENDING,
     DayName,
@@ -22,7 +23,6 @@ from nvt_torchrec.formats.day_names import (
     natural_order,
     partition_name,
 )
-from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
 from nvt_torchrec.formats.splits import SPLITS
 
@@ -97,7 +97,7 @@ def find_days(
         BadInputError: There is no such directory, it has no days, their names are of several kinds,
             or a day is missing, empty or there twice.
     """
-    kinds = [kind.load() for kind in INPUT_FORMATS.values()]
+    kinds = map(load_reader, READERS)
     tables = next(filter(None, (kind.find_days(str(input_path), split) for kind in kinds)), None)
     if split.by == "files" and not tables:
         return _files_of_splits(str(input_path), days, split)

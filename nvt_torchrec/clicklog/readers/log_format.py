@@ -2,7 +2,7 @@
 
 Rows are addressed by positions in their file: bytes of text, numbers of rows in a table. Only the
 class knows which. A :class:`Block` is a range of whole rows, so every reader divides a log into the
-same blocks. :data:`.file_formats.INPUT_FORMATS` is the registry.
+same blocks. :data:`clicklog.readers.READERS` is the registry.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.errors import BadRowError
+from nvt_torchrec.clicklog.readers import load_reader
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.formats.day_names import DayName
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.rows import RawRows, describes
 
@@ -294,8 +294,7 @@ class LogFormat(abc.ABC):
 
 def format_of(spec: FeatureSpec) -> LogFormat:
     """Return what reads files as a spec says. Raises ImportError if it needs another package."""
-    kind: type[LogFormat] = INPUT_FORMATS[spec.input.format].load()
-    return kind(spec)
+    return load_reader(spec.input.format)(spec)
 
 
 def read_block(

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from nvt_torchrec.base.arrays import as_bytes, is_list, is_text
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.remote import filesystem_of
+from nvt_torchrec.clicklog.readers import READERS, load_reader
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import read_stream
 from nvt_torchrec.clicklog.readers.table_rows import partition_values
@@ -80,8 +81,7 @@ def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
     """
     files, days, day_files = _files(path)
     head, whole = _head(files[0], head_bytes)
-    kinds = INPUT_FORMATS.items()
-    known = next((name for name, kind in kinds if kind.load().recognizes(files[0], head)), "")
+    known = next((name for name in READERS if load_reader(name).recognizes(files[0], head)), "")
     if not known:
         check_text(head, files[0])
     if not known or INPUT_FORMATS[known].lines:
@@ -216,7 +216,7 @@ def _input_keys(dialect: Dialect, encoding: str, header: bool, empty_end: bool) 
 def _sample_format(name: str, files: list[str], head: bytes, whole: bool) -> SampledFile:
     """Return what rows of a format show that names its columns."""
     kind = INPUT_FORMATS[name]
-    sample = kind.load().sample(files[0], head, most=HEAD_ROWS, places=_places)
+    sample = load_reader(name).sample(files[0], head, most=HEAD_ROWS, places=_places)
     if not len(sample.table) and not kind.lines:
         raise BadInputError(f"{files[0]}: no rows", "pass a file with rows")
     keys: dict[str, Any] = {"format": name}

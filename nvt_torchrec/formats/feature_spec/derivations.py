@@ -11,7 +11,7 @@ import abc
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +32,8 @@ LEAST_LOGARITHM = 2
 CROSS_SEPARATOR = "\x1f"
 #: The values [n] of a column, of the dtype of its raw type.
 Values: TypeAlias = np.ndarray | pa.StringArray
+#: An ``onnx_ir.Value``, whose package is not imported here.
+OnnxValue: TypeAlias = Any
 
 
 class DerivedValue(abc.ABC):
@@ -63,18 +65,44 @@ class DerivedValue(abc.ABC):
             how: The keys of the spec.
         """
 
+    def compute_onnx(self, graph: Any, sources: Sequence[OnnxValue], how: Derivation) -> OnnxValue:
+        """Return the same of values of a ``Graph`` of :mod:`inference.export.onnx_operators`.
 
-class Hour(DerivedValue):
+        Raises:
+            NotImplementedError: No standard operators compute it; such a column is not exported.
+        """
+        raise NotImplementedError
+
+
+class _PartOfTime(DerivedValue):
+    """A part that returns after a period, by default one of days, after which the calendar does.
+
+    Attributes:
+        unit: The microseconds for which it stays the same.
+        period: The number of units in a period.
+    """
+
+    unit, period = DAY, 146_097  # 400 years
+
+    def compute_onnx(self, graph: Any, sources: Sequence[OnnxValue], how: Derivation) -> OnnxValue:
+        """See :meth:`DerivedValue.compute_onnx`."""
+        (times,) = sources
+        units = graph.Div(graph.Sub(times, graph.Mod(times, self.unit)), self.unit)  # rounded down
+        parts = self.compute([np.arange(self.period) * self.unit], how)
+        return graph.Gather(parts, graph.Mod(units, self.period))
+
+
+class Hour(_PartOfTime):
     """The hour of a time, 0 to 23."""
 
-    name = "hour"
+    name, unit, period = "hour", HOUR, 24
 
     def compute(self, sources: Sequence[Values], how: Derivation) -> Values:
         """See :meth:`DerivedValue.compute`."""
         return sources[0] // HOUR % 24  # NumPy rounds down, also below 0
 
 
-class Weekday(DerivedValue):
+class Weekday(_PartOfTime):
     """0 for Monday to 6 for Sunday."""
 
     name = "weekday"
@@ -84,7 +112,7 @@ class Weekday(DerivedValue):
         return (sources[0] // DAY + _FIRST_WEEKDAY) % 7
 
 
-class Day(DerivedValue):
+class Day(_PartOfTime):
     """The day of the month, 1 to 31."""
 
     name = "day"
@@ -95,7 +123,7 @@ class Day(DerivedValue):
         return (days - days.astype("M8[M]").astype("M8[D]")).astype(np.int64) + 1
 
 
-class Month(DerivedValue):
+class Month(_PartOfTime):
     """The month of the year, 1 to 12."""
 
     name = "month"
@@ -116,6 +144,11 @@ class Age(DerivedValue):
         end = parse_iso(how.reference, "reference") if len(sources) == 1 else sources[0]
         return (end - sources[-1]) / DAY
 
+    def compute_onnx(self, graph: Any, sources: Sequence[OnnxValue], how: Derivation) -> OnnxValue:
+        """See :meth:`DerivedValue.compute_onnx`."""
+        end = parse_iso(how.reference, "reference") if len(sources) == 1 else sources[0]
+        return graph.Div(graph.convert(graph.Sub(end, sources[-1]), "DOUBLE"), float(DAY))
+
 
 class Bucket(DerivedValue):
     """How many of the boundaries are not above a number."""
@@ -125,6 +158,12 @@ class Bucket(DerivedValue):
     def compute(self, sources: Sequence[Values], how: Derivation) -> Values:
         """See :meth:`DerivedValue.compute`."""
         return np.searchsorted(np.array(how.boundaries, np.float64), sources[0], side="right")
+
+    def compute_onnx(self, graph: Any, sources: Sequence[OnnxValue], how: Derivation) -> OnnxValue:
+        """See :meth:`DerivedValue.compute_onnx`."""
+        numbers = graph.Unsqueeze(sources[0], [1])
+        above = graph.GreaterOrEqual(numbers, np.array(how.boundaries, float))
+        return graph.ReduceSum(graph.convert(above, "INT64"), [1], keepdims=0)
 
 
 class LogSquare(DerivedValue):
@@ -145,6 +184,16 @@ class LogSquare(DerivedValue):
         plain = np.maximum(np.trunc(np.where(large, 0, numbers)), RAW_TYPES["int"].least)
         return np.where(large, np.floor(np.log(np.where(large, numbers, 1.0)) ** 2), plain)
 
+    def compute_onnx(self, graph: Any, sources: Sequence[OnnxValue], how: Derivation) -> OnnxValue:
+        """See :meth:`DerivedValue.compute_onnx`."""
+        numbers = sources[0]
+        large = graph.Greater(numbers, float(LEAST_LOGARITHM))
+        logarithm = graph.Log(graph.Where(large, numbers, 1.0))
+        whole = graph.Mul(graph.Floor(graph.Abs(numbers)), graph.Sign(numbers))
+        plain = graph.Max(whole, float(RAW_TYPES["int"].least))
+        squares = graph.Floor(graph.Mul(logarithm, logarithm))
+        return graph.convert(graph.Where(large, squares, plain), "INT64")
+
 
 class Cross(DerivedValue):
     """The texts of two columns, with :data:`CROSS_SEPARATOR` between them."""
@@ -154,6 +203,10 @@ class Cross(DerivedValue):
     def compute(self, sources: Sequence[Values], how: Derivation) -> Values:
         """See :meth:`DerivedValue.compute`."""
         return pc.binary_join_element_wise(*sources, strings([CROSS_SEPARATOR])[0])
+
+    def compute_onnx(self, graph: Any, sources: Sequence[OnnxValue], how: Derivation) -> OnnxValue:
+        """See :meth:`DerivedValue.compute_onnx`."""
+        return graph.StringConcat(graph.StringConcat(sources[0], CROSS_SEPARATOR), sources[1])
 
 
 #: By name.

@@ -20,10 +20,10 @@ from nvt_torchrec.base.arrays import to_numpy
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID
-from nvt_torchrec.formats.feature_spec.derivations import CROSS_SEPARATOR, DAY, Derivation
+from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS, Derivation, DerivedValue
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import number_of
-from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS, parse_iso
+from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.vocabularies import read_columns
 from nvt_torchrec.formats.workflow_description import COPY_AGAIN, WorkflowDescription
@@ -32,9 +32,7 @@ from nvt_torchrec.inference.export.onnx_operators import (
     boolean,
     hexadecimal,
     label_encoder,
-    log_square,
     murmur3,
-    part_of_time,
 )
 from nvt_torchrec.inference.named_tensors import MISSING, MISSING_OF, Input, inputs_of, kind_of
 
@@ -46,10 +44,6 @@ _KNOWN = 20
 _TYPES = {
     "string": ir.DataType.STRING, "int64": ir.DataType.INT64, "float64": ir.DataType.DOUBLE,
 }  # fmt: skip
-
-
-#: The derivations that :func:`_feature` knows.
-_DERIVED = {"hour", "weekday", "day", "month", "age", "bucket", "log_square", "cross"}
 
 
 def _check_columns(spec: FeatureSpec) -> None:
@@ -64,8 +58,11 @@ def _check_columns(spec: FeatureSpec) -> None:
         kinds.setdefault(read.source, set()).add((kind_of(read) == "string", read.multi_hot))
     hashed = [c.name for c in spec.categorical if c.raw == "string" and c.oov_ids > 1]
     refused = {
-        "derived by a class that is not of this project": [
-            c.name for c in spec.features if c.derive and c.derive.kind not in _DERIVED
+        "derived by a class that does not say how ONNX computes it (compute_onnx)": [
+            c.name
+            for c in spec.features
+            if c.derive
+            and type(DERIVATIONS[c.derive.kind]).compute_onnx is DerivedValue.compute_onnx
         ],
         "strings are hashed (hash_buckets, num_buckets)": hashed,
         "spaces around texts are removed (trim)": [
@@ -200,7 +197,7 @@ def _present(graph: Graph, value: ir.Value, read: Read, kind: str) -> ir.Value:
 
 
 def _as_double(graph: Graph, value: ir.Value) -> ir.Value:
-    numbers = graph.Cast(value, to=ir.DataType.DOUBLE)
+    numbers = graph.convert(value, "DOUBLE")
     return graph.Where(graph.Equal(value, MISSING), np.nan, numbers)
 
 
@@ -208,29 +205,19 @@ def _feature(
     graph: Graph, how: Derivation | None, sources: list[tuple[ir.Value, Read]]
 ) -> ir.Value:
     """Return a column, derived as :func:`clicklog.text.assemble.derive` does."""
-    value, read = sources[0]
+    values = [value for value, _ in sources]
     if how is None:
-        return value
-    if how.kind == "cross":
-        second = sources[1][0]
-        missing = graph.Or(graph.Equal(value, ""), graph.Equal(second, ""))
-        joined = graph.StringConcat(graph.StringConcat(value, CROSS_SEPARATOR), second)
-        return graph.Where(missing, "", joined)
-    if how.kind == "age":
-        ends = [graph.Mul(time, EPOCHS[read.time_format]) for time, read in sources]
-        absent = [graph.Equal(time, MISSING) for time, _ in sources]
-        end = parse_iso(how.reference, "reference") if len(sources) == 1 else ends[0]
-        days = graph.Div(graph.Cast(graph.Sub(end, ends[-1]), to=ir.DataType.DOUBLE), float(DAY))
-        return graph.Where(functools.reduce(graph.Or, absent), np.nan, days)
-    if how.kind == "bucket":
-        above = graph.GreaterOrEqual(graph.Unsqueeze(value, [1]), np.array(how.boundaries, float))
-        result = graph.ReduceSum(graph.Cast(above, to=ir.DataType.INT64), [1], keepdims=0)
-    elif how.kind == "log_square":
-        result = log_square(graph, value)
-    else:
-        result = part_of_time(graph, how, graph.Mul(value, EPOCHS[read.time_format]))
-    missing = graph.Equal(value, MISSING) if how.reads == "time" else graph.IsNaN(value)
-    return graph.Where(missing, MISSING, result)
+        return values[0]
+    absent = []
+    for value, read in sources:
+        missing = MISSING_OF[kind_of(read)]
+        is_number = kind_of(read) == "float64"
+        absent.append(graph.IsNaN(value) if is_number else graph.Equal(value, missing))
+    if how.reads == "time":
+        values = [graph.Mul(time, EPOCHS[read.time_format]) for time, read in sources]
+    result = DERIVATIONS[how.kind].compute_onnx(graph, values, how)
+    missing = MISSING_OF[kind_of(Read("", how.gives))]
+    return graph.Where(functools.reduce(graph.Or, absent), missing, result)
 
 
 def _ids(
@@ -302,7 +289,7 @@ def _check_hexadecimal(
         )
         unknown = graph.Compress(flat, graph.Equal(places, FIRST_OOV_ID), axis=0)
         spelled = graph.RegexFullMatch(unknown, pattern="[0-9a-f]{8}|0|[1-9a-f][0-9a-f]{0,6}")
-        wrong = graph.ReduceSum(graph.Cast(graph.Not(spelled), to=ir.DataType.INT64), keepdims=0)
+        wrong = graph.ReduceSum(graph.convert(graph.Not(spelled), "INT64"), keepdims=0)
         only = [graph._value([0]), graph.Min(wrong, 1)]
         zero = graph.op("Gather", only, name=HEXADECIMAL)
         ids[names[0]] = graph.Add(ids[names[0]], zero)

@@ -11,14 +11,9 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
-from nvt_torchrec.clicklog.text.assemble import derive
-from nvt_torchrec.formats.feature_spec.derivations import DAY, HOUR, LEAST_LOGARITHM, Derivation
-from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.integers import FALSE, TRUE
 from nvt_torchrec.inference.named_tensors import MISSING
 
-#: Days after which the calendar repeats: 400 years.
-_CALENDAR_DAYS = 146_097
 _32_BITS = 0xFFFFFFFF
 
 
@@ -32,6 +27,10 @@ class Graph(Tape):
             return self.op(op, [*map(self._value, inputs)], attributes, domain=domain)
 
         return make
+
+    def convert(self, value: ir.Value, dtype: str) -> ir.Value:
+        """Return a value as INT64 or DOUBLE."""
+        return self.Cast(value, to=ir.DataType[dtype])
 
     def _value(self, value: Any) -> ir.Value:
         if isinstance(value, ir.Value):
@@ -71,7 +70,7 @@ def hexadecimal(graph: Graph, texts: ir.Value) -> ir.Value:
     for bit in range(32):
         digits = "".join(d for d in "0123456789abcdefABCDEF" if int(d, 16) >> bit % 4 & 1)
         pattern = f"{any_digit}*[{digits}]{any_digit}{{{bit // 4}}}"
-        is_set = graph.Cast(graph.RegexFullMatch(texts, pattern=pattern), to=ir.DataType.INT64)
+        is_set = graph.convert(graph.RegexFullMatch(texts, pattern=pattern), "INT64")
         bits.append(graph.Mul(is_set, 1 << bit))
     return graph.Where(graph.Equal(texts, ""), MISSING, functools.reduce(graph.Add, bits))
 
@@ -97,24 +96,6 @@ def murmur3(graph: Graph, x: ir.Value) -> ir.Value:
         shifted = graph.Div(hashed, 1 << bits)
         hashed = low(graph.Mul(graph.BitwiseXor(hashed, shifted), factor))
     return graph.BitwiseXor(hashed, graph.Div(hashed, 1 << 16))
-
-
-def log_square(graph: Graph, x: ir.Value) -> ir.Value:
-    """Compute what :class:`formats.feature_spec.derivations.LogSquare` does, of doubles."""
-    large = graph.Greater(x, float(LEAST_LOGARITHM))
-    logarithm = graph.Log(graph.Where(large, x, 1.0))
-    whole = graph.Mul(graph.Floor(graph.Abs(x)), graph.Sign(x))
-    plain = graph.Max(whole, float(RAW_TYPES["int"].least))
-    squares = graph.Floor(graph.Mul(logarithm, logarithm))
-    return graph.Cast(graph.Where(large, squares, plain), to=ir.DataType.INT64)
-
-
-def part_of_time(graph: Graph, how: Derivation, times: ir.Value) -> ir.Value:
-    """Look a part of times up by the hour of the day, or by the day in the calendar's 400 years."""
-    unit, period = (HOUR, 24) if how.kind == "hour" else (DAY, _CALENDAR_DAYS)
-    parts = derive(how, [np.arange(period) * unit], np.zeros(period, bool))
-    units = graph.Div(graph.Sub(times, graph.Mod(times, unit)), unit)  # rounded down
-    return graph.Gather(parts, graph.Mod(units, period))
 
 
 def vocabulary_bytes(graph: Graph) -> int:
