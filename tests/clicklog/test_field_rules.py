@@ -249,7 +249,7 @@ def test_patterns_without_separators_and_the_calendar(pattern, text, iso) -> Non
     st.booleans(),
 )
 def test_lists_follow_the_rules_of_their_values(texts, trim, lenient) -> None:
-    read = Read("x", "int", True, ("NA", "?"), trim, lenient, ",")
+    read = Read("x", "int", True, ("NA", "?"), trim, lenient=lenient, thousands=",")
 
     def bare(text: str) -> str | None:
         text = text.strip(" \t") if trim else text

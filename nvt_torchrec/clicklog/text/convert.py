@@ -111,9 +111,10 @@ def _bare_lists(texts: pa.Array, missing: np.ndarray, read: Read, separator: str
     """
     offsets, data = string_parts(texts)
     last = data[offsets[1:][~missing] - 1]
-    if (last == ord("]")).any() and not RAW_TYPES[read.raw].is_text:
+    brackets = (last == ord("]")).any() and not RAW_TYPES[read.raw].is_text
+    if brackets:
         texts = pc.replace_substring_regex(texts, r"(?s)^\[(.*)\]$", r"\1")
-    if (last == ord(separator)).any():
+    if brackets or (last == ord(separator)).any():
         texts = pc.replace_substring_regex(texts, f"(?s)(.){re.escape(separator)}$", r"\1")
     return texts
 
