@@ -54,7 +54,7 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
         "check": {"finish", "state"},
         "commands": {"check", "engines", "extend", "guess"},
         "engines": {"events", "parts", "state", "units"},
-        "events": {"units"},
+        "events": {"state", "units"},
         "extend": {"check", "engines", "finish", "parts", "state", "units"},
         "finish": {"parts", "state", "units"},
         "guess": set(),

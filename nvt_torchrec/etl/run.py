@@ -22,6 +22,7 @@ from nvt_torchrec.etl.units import split_pass
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.histories import link_histories
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
@@ -76,6 +77,7 @@ def _run(stages: Stages, days: list[DayFile]) -> Manifest:
         results, names = number_parts(results)
         with output.named_errors(splits):
             move_parts(work / output.PARTS, splits, names)
+            link_histories([work / output.EVENTS], splits)
         written = check_rows(results, splits)
         write_descriptions(splits, list(names.values()), description.table_schema)
     stages.check_inputs(days)

@@ -40,6 +40,7 @@ from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 if TYPE_CHECKING:
     from nvt_torchrec.etl.engines.engine import Engine, Report
+    from nvt_torchrec.workflows.event_state import HistoryTail
 
 log = logging.getLogger(__name__)
 
@@ -152,6 +153,7 @@ class Stages:
         record: What the result depends on, see :func:`etl.state.run_record.plan_record`.
         work: The directory of the state.
         target: Where the workflow, its state for extensions and the descriptions are written.
+        before: Of an extension, the output that is extended.
         resumed: Whether an earlier process began.
         timer: Times the stages.
     """
@@ -160,6 +162,7 @@ class Stages:
     record: dict[str, Any]
     work: Path
     target: EtlOutput
+    before: EtlOutput | None = None
     timer: StageTimer = dataclasses.field(default_factory=StageTimer)
 
     def __post_init__(self) -> None:
@@ -199,13 +202,8 @@ class Stages:
                 report=bar.update,
             )
 
-    def sum_up_events(self, plan: UnitPlan, earlier: Path | None = None) -> None:
-        """Make what happened before each row, see :mod:`etl.events`; nothing without events.
-
-        Args:
-            plan: The units.
-            earlier: Of an extension, the directory of what is kept of the days before.
-        """
+    def sum_up_events(self, plan: UnitPlan) -> None:
+        """Make what happened before each row, see :mod:`etl.events`; nothing without events."""
         spec = self.settings.spec
         if not spec.events:
             return
@@ -216,7 +214,7 @@ class Stages:
                 "[events] with --engine nvtabular, which has no operator for them",
                 "leave --engine out",
             )
-        days = EarlierDays.read(earlier, spec) if earlier else None
+        days = EarlierDays.read(self.before.extension, spec) if self.before else None
         bar = show_progress("events", 2 * plan.estimated_rows())
         with self.timer("events"), bar:
             prepare(
@@ -224,6 +222,7 @@ class Stages:
                 spec,
                 self.work,
                 earlier=days,
+                tails=self._read_tails(),
                 threads=self.settings.threads,
                 reject=self._reject(plan),
                 report=bar.update,
@@ -307,10 +306,20 @@ class Stages:
     def _write_events(self, description: WorkflowDescription) -> None:
         from nvt_torchrec.etl.events.prepare import write_kept
 
-        target = self.target
+        target, spec = self.target, description.spec
         write_kept(
-            self.work, description.spec, target.workflow, description.digest, target.extension
-        )
+            self.work, spec, target.workflow, description.digest, target.extension,
+            self._read_tails(),
+        )  # fmt: skip
+
+    def _read_tails(self) -> list[HistoryTail] | None:
+        """Return the newest events of the days before; None of a run."""
+        if self.before is None:
+            return None
+        from nvt_torchrec.workflows import compiled
+
+        events = compiled.load(self.before.workflow).events
+        return events.tails if events else None
 
     def _recorded_digest(self) -> str | None:
         """Return the digest of the workflow that was made; None if there is none."""

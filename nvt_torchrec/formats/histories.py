@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -210,6 +211,24 @@ class HistoryStore:
                     _REMEDY,
                 )
         return found
+
+
+def link_histories(sources: Sequence[Path], target: Path) -> None:
+    """Link the histories of some directories into another one; those that are there stay.
+
+    Args:
+        sources: Directories that have histories, or not.
+        target: That of the splits.
+
+    Raises:
+        OSError: It cannot be written, or its file system has no hard links.
+    """
+    for source in sources:
+        for file in sorted((source / HISTORIES).rglob("*.npy")):
+            link = target / file.relative_to(source)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.exists():
+                os.link(file, link)
 
 
 @contextlib.contextmanager

@@ -160,7 +160,9 @@ class RawRows:
         times: int64 [2, n], microseconds since 1970 UTC: when the event happened, and from when it
             is known; None if the spec has no events, or the rows have no labels.
         groups: int64 [groups, n], the hash of the key of each group of events; 0 where a column of
-            it is missing. None if the spec has no events.
+            it is missing. None if the spec has no events, or their aggregates were added.
+        pointers: int32 [2 histories, n], the columns of the parquet that point to the events of
+            each history, see :mod:`formats.histories`; None where nobody needs them.
     """
 
     labels: np.ndarray
@@ -176,6 +178,7 @@ class RawRows:
     key: np.ndarray | None = None
     times: np.ndarray | None = None
     groups: np.ndarray | None = None
+    pointers: np.ndarray | None = None
 
     def __len__(self) -> int:
         return self.dense_missing.shape[1]

@@ -40,6 +40,7 @@ from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.vocabularies import (
     COPY_AGAIN,
@@ -187,6 +188,7 @@ class WorkflowDescription:
             table_sizes=tuple(self.vocabularies[c.name].table_size for c in columns),
             multi_hot=tuple(column.name for column in columns if column.multi_hot),
             weight=self.spec.weight,
+            histories=tuple(StoredHistory(rule.name, rule.columns) for rule in self.spec.histories),
         )
 
     def reused_ids(self, since: int) -> dict[str, np.ndarray]:

@@ -6,6 +6,13 @@ Layout of ``WORKFLOW/events``; the arrays are mapped, not read::
                     without an event; size and SHA-256 of the other files. Written last
     N.keys.npy      int64 [keys]: of the group N of the spec, the hashes of its keys, rising
     N.values.npy    float64 [aggregates of the group, keys]; NaN where missing
+
+and of each history its newest events, at most ``kept`` of a key::
+
+    NAME.keys.npy     int64 [keys], rising
+    NAME.offsets.npy  int64 [keys + 1], where the events of each key begin, the oldest first
+    NAME.known.npy    int64 [events], from when each is known
+    NAME.ids.npy      int32 [columns, events]
 """
 
 from __future__ import annotations
@@ -44,6 +51,61 @@ class KeyValues:
 
 
 @dataclasses.dataclass(frozen=True)
+class HistoryTail:
+    """The newest events of each key of a history.
+
+    Attributes:
+        keys: int64 [keys], rising.
+        offsets: int64 [keys + 1], where the events of each key begin; the oldest comes first.
+        known: int64 [events], from when each is known.
+        ids: int32 [columns, events].
+    """
+
+    keys: np.ndarray
+    offsets: np.ndarray
+    known: np.ndarray
+    ids: np.ndarray
+
+    @classmethod
+    def none(cls, columns: int) -> HistoryTail:
+        """Return no events."""
+        empty = np.empty(0, np.int64)
+        return cls(empty, np.zeros(1, np.int64), empty, np.empty((columns, 0), np.int32))
+
+    @classmethod
+    def newest(cls, key: np.ndarray, known: np.ndarray, ids: np.ndarray, most: int) -> HistoryTail:
+        """Return the newest events of each key, of events that are sorted by key and time."""
+        keys, first, counts = np.unique(key, return_index=True, return_counts=True)
+        place = np.arange(len(key)) - np.repeat(first, counts)
+        there = np.repeat(counts, counts) - place <= most
+        offsets = np.concatenate([[0], np.cumsum(np.minimum(counts, most))])
+        return cls(keys, offsets.astype(np.int64), known[there], ids[:, there])
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[HistoryTail]) -> HistoryTail:
+        """Return the events of several with rising keys."""
+        counts = np.concatenate([np.diff(part.offsets) for part in parts])
+        return cls(
+            np.concatenate([part.keys for part in parts]),
+            np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            np.concatenate([part.known for part in parts]),
+            np.concatenate([part.ids for part in parts], axis=1),
+        )
+
+    def take(self, keys: slice) -> HistoryTail:
+        """Return the events of some keys that follow each other."""
+        offsets = self.offsets[keys.start : keys.stop + 1]
+        events = slice(int(offsets[0]), int(offsets[-1]))
+        return HistoryTail(
+            self.keys[keys], offsets - offsets[0], self.known[events], self.ids[:, events]
+        )
+
+    def expand(self) -> np.ndarray:
+        """Return the key of each event, and from when it is known: int64 [2, events]."""
+        return np.stack([np.repeat(self.keys, np.diff(self.offsets)), self.known])
+
+
+@dataclasses.dataclass(frozen=True)
 class _EventStateRecord:
     """What ``state.json`` holds."""
 
@@ -57,16 +119,30 @@ def event_files(spec: FeatureSpec) -> list[str]:
     """Return the files of the state beside a workflow, relative to it; none without events."""
     if not spec.events:
         return []
-    arrays = [_files(number) for number in range(len(spec.groups))]
-    return [f"{DIRECTORY}/{name}" for name in (*itertools.chain(*arrays), STATE_FILE)]
+    return [f"{DIRECTORY}/{name}" for name in (*_array_names(spec), STATE_FILE)]
+
+
+def _array_names(spec: FeatureSpec) -> list[str]:
+    tails = itertools.chain(*(_tail_files(rule.name) for rule in spec.histories))
+    return [*itertools.chain(*(_files(number) for number in range(len(spec.groups)))), *tails]
 
 
 def _files(number: int) -> tuple[str, str]:
     return f"{number}.keys.npy", f"{number}.values.npy"
 
 
-def _columns_of(spec: FeatureSpec, of: tuple[str, ...]) -> list[str]:
-    return [c.name for c in spec.aggregates if c.aggregate and c.aggregate.of == of]
+def _tail_files(name: str) -> list[str]:
+    return [f"{name}.{field.name}.npy" for field in dataclasses.fields(HistoryTail)]
+
+
+def _kind(name: str) -> tuple[type, int]:
+    """Return the dtype and the number of dimensions of an array."""
+    kind = name.split(".")[-2]
+    return {"values": (np.float64, 2), "ids": (np.int32, 2)}.get(kind, (np.int64, 1))
+
+
+def _columns_of(spec: FeatureSpec, key: tuple[str, ...]) -> list[str]:
+    return [c.name for c in spec.aggregates if c.aggregate and c.aggregate.key == key]
 
 
 def write_event_state(
@@ -75,6 +151,7 @@ def write_event_state(
     workflow_digest: str,
     as_of: int,
     groups: Sequence[KeyValues],
+    tails: Sequence[HistoryTail],
 ) -> None:
     """Write the state beside a workflow. Raises :class:`OutputError`.
 
@@ -84,19 +161,24 @@ def write_event_state(
         workflow_digest: The digest of the workflow.
         as_of: The time that the values are of, in microseconds since 1970.
         groups: The aggregates of each group of the spec.
+        tails: The newest events of each of its histories.
     """
     directory = workflow / DIRECTORY
     remove(directory / STATE_FILE)
     entries, absent = {}, {}
-    for number, (of, group) in enumerate(zip(spec.groups, groups, strict=True)):
-        columns = [group.values[name] for name in _columns_of(spec, of)]
+    arrays: dict[str, np.ndarray] = {}
+    for number, (key, group) in enumerate(zip(spec.groups, groups, strict=True)):
+        columns = [group.values[name] for name in _columns_of(spec, key)]
         values = np.stack(columns) if columns else np.empty((0, len(group.keys) + 1))
-        for name, value in zip(_columns_of(spec, of), values[:, -1].tolist(), strict=True):
+        for name, value in zip(_columns_of(spec, key), values[:, -1].tolist(), strict=True):
             absent[name] = None if math.isnan(value) else value
-        for name, array in zip(_files(number), (group.keys, values[:, :-1]), strict=True):
-            with atomic_path(directory / name) as temporary, open(temporary, "wb") as file:
-                np.save(file, np.ascontiguousarray(array), allow_pickle=False)
-            entries[name] = FileEntry.from_file(directory / name).to_dict()
+        arrays |= zip(_files(number), (group.keys, values[:, :-1]), strict=True)
+    for rule, tail in zip(spec.histories, tails, strict=True):
+        arrays |= zip(_tail_files(rule.name), vars(tail).values(), strict=True)
+    for name, array in arrays.items():
+        with atomic_path(directory / name) as temporary, open(temporary, "wb") as file:
+            np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+        entries[name] = FileEntry.from_file(directory / name).to_dict()
     content = {"workflow_digest": workflow_digest, "as_of": as_of, "absent": absent}
     FORMAT.write(directory / STATE_FILE, {**content, "files": entries})
 
@@ -106,6 +188,7 @@ class EventState:
 
     Attributes:
         as_of: The time that the values are of, in microseconds since 1970.
+        tails: The newest events of each history.
     """
 
     def __init__(
@@ -113,12 +196,14 @@ class EventState:
     ) -> None:
         self.as_of = record.as_of
         self._spec, self._arrays = spec, arrays
-        self._keys = [array.values for array in arrays[::2]]
-        self._values = [array.values for array in arrays[1::2]]
-        names = [_columns_of(spec, of) for of in spec.groups]
+        values = [array.values for array in arrays]
+        groups = 2 * len(spec.groups)
+        self._keys, self._values = values[:groups:2], values[1:groups:2]
+        self.tails = [HistoryTail(*values[at : at + 4]) for at in range(groups, len(values), 4)]
+        names = [_columns_of(spec, key) for key in spec.groups]
         self._absent = [
-            np.array([math.nan if (v := record.absent[name]) is None else v for name in of])
-            for of in names
+            np.array([math.nan if (v := record.absent[name]) is None else v for name in columns])
+            for columns in names
         ]
         order = {name: i for i, name in enumerate(itertools.chain(*names))}
         self._order = np.array([order[column.name] for column in spec.aggregates], np.int64)
@@ -144,24 +229,26 @@ class EventState:
         record = FORMAT.read(_EventStateRecord, file, _COPY_AGAIN)
         if record.workflow_digest != workflow_digest:
             raise SchemaError(f"{file}: of another workflow than the one beside it", _COPY_AGAIN)
-        names = itertools.chain(*(_files(number) for number in range(len(spec.groups))))
+        names = _array_names(spec)
         columns = {column.name for column in spec.aggregates}
         if set(record.files) != set(names) or set(record.absent) != columns:
             raise BadInputError(f"{file}: damaged: it is of another spec", _COPY_AGAIN)
         check_sizes(directory, record.files, _COPY_AGAIN)
         if verify:
             check_digests(directory, record.files, _COPY_AGAIN)
-        arrays = []
-        for number, of in enumerate(spec.groups):
-            try:
+        try:
+            arrays = [MappedArray(directory / name, *_kind(name)) for name in names]
+            shapes = {n: array.values.shape for n, array in zip(names, arrays, strict=True)}
+            for number, key in enumerate(spec.groups):
                 keys, values = _files(number)
-                arrays.append(MappedArray(directory / keys, np.int64, 1))
-                arrays.append(MappedArray(directory / values, np.float64, 2))
-                wanted = (len(_columns_of(spec, of)), len(arrays[-2].values))
-                if arrays[-1].values.shape != wanted:
-                    raise ValueError(f"holds {arrays[-1].values.shape} values, not {wanted}")
-            except (OSError, ValueError) as error:
-                raise BadInputError(f"{directory}: damaged: {error}", _COPY_AGAIN) from error
+                if shapes[values] != (len(_columns_of(spec, key)), *shapes[keys]):
+                    raise ValueError(f"{values} holds {shapes[values]}, {keys} {shapes[keys]}")
+            for rule in spec.histories:
+                keys, offsets, known, ids = (shapes[name] for name in _tail_files(rule.name))
+                if offsets[0] != keys[0] + 1 or ids != (len(rule.columns), *known):
+                    raise ValueError(f"the files of {rule.name} are of other numbers of events")
+        except (OSError, ValueError) as error:
+            raise BadInputError(f"{directory}: damaged: {error}", _COPY_AGAIN) from error
         return cls(spec, record, arrays)
 
     def values(self, groups: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from nvt_torchrec.base.arrays import strings
 from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
 from nvt_torchrec.clicklog.in_memory.frames import read_columns
 from nvt_torchrec.etl.events import sums
@@ -24,6 +25,7 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings, ExtendSettings
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
+from nvt_torchrec.formats.histories import HistoryStore
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.inference.encoder import Encoder
 from nvt_torchrec.workflows import compiled
@@ -53,12 +55,24 @@ smoothing = 2
 [[aggregate]]
 of = ["user", "item"]
 values = ["count", "since"]
+[[history]]
+name = "recent"
+of = "user"
+columns = ["item", "shop"]
+[[history]]
+name = "liked"
+of = ["item"]
+columns = "item"
+where = "clicked"
 [[dense]]
 names = "price"
 raw = "float"
 [[categorical]]
 names = "item"
 raw = "string"
+[[categorical]]
+names = "shop"
+raw = "int"
 """
 BY_TIME = 'by = "time"\ncolumn = "time"\ntime_format = "epoch_s"\nvalid = 0.2\ntest = 0.2'
 BY_DAYS = 'by = "days"'
@@ -74,8 +88,15 @@ class Row:
     clicked: int
     arrived: int = 0
 
+    @property
+    def shop(self) -> str:
+        """Often missing; some shops occur after the training days only."""
+        number = self.time // 900 % 11
+        return "" if number % 3 == 0 else str(number + self.time // DAY // 3)
+
     def text(self) -> str:
-        return f"{self.time},{self.user},{self.item},{self.time % 7},{self.clicked},{self.arrived}"
+        fields = self.time, self.user, self.item, self.time % 7, self.clicked, self.arrived
+        return ",".join(map(str, (*fields, self.shop)))
 
 
 def make_rows(count: int, days: int, seed: int = 0, step: int = 900) -> list[Row]:
@@ -94,7 +115,7 @@ def make_rows(count: int, days: int, seed: int = 0, step: int = 900) -> list[Row
 
 
 def write(path: Path, rows: list[Row]) -> None:
-    lines = ["time,user,item,price,clicked,arrived", *(row.text() for row in rows)]
+    lines = ["time,user,item,price,clicked,arrived,shop", *(row.text() for row in rows)]
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -136,6 +157,55 @@ def expected(rows: list[Row], events: str, rate: float) -> list[dict[str, float]
             }
         )
     return values
+
+
+def expected_lists(rows: list[Row], events: str) -> dict[str, list[list[str]]]:
+    """The values of the histories of each row, oldest first; of events known at once in order."""
+    lists: dict[str, list[list[str]]] = {"recent.item": [], "recent.shop": [], "liked.item": []}
+    for row in rows:
+        cut = row.time // DAY * DAY if "day" in events else row.time
+        before = [(known_of(r, events), i) for i, r in enumerate(rows) if known_of(r, events) < cut]
+        seen = [rows[i] for _, i in sorted(before)]
+        of_user = [other for other in seen if row.user and other.user == row.user]
+        lists["recent.item"].append([other.item for other in of_user])
+        lists["recent.shop"].append([other.shop for other in of_user])
+        liked = [other.item for other in seen if other.item == row.item and other.clicked]
+        lists["liked.item"].append(liked)
+    return lists
+
+
+def known_of(row: Row, events: str) -> int:
+    if "from" in events:
+        return row.arrived
+    return row.time + (HOUR if "known" in events else 0)
+
+
+def read_lists(output: Path, split: str) -> dict[str, list[list[int]]]:
+    """The ids of the histories of a split's rows, as the parquet and the store have them."""
+    description = inspect(output / "workflow")
+    schema, there = description.table_schema, parquet(output, split)
+    sizes = dict(zip(schema.categorical, schema.table_sizes, strict=True))
+    lists: dict[str, list[list[int]]] = {}
+    for history in schema.histories:
+        splits = output / "criteo_binary/split"
+        store = HistoryStore(splits, history, [sizes[name] for name in history.columns])
+        pointers = (there[name].tolist() for name in history.pointers)
+        found = [store.newest(*pointer, 10**6) for pointer in zip(*pointers, strict=True)]
+        for place, feature in enumerate(history.features):
+            lists[feature] = [row[place].tolist() for row in found]
+    return lists
+
+
+def assert_lists(output: Path, split: str, wanted: dict[str, list[list[str]]]) -> None:
+    encoder = compiled.load(output / "workflow")
+    there = read_lists(output, split)
+    for feature, values in wanted.items():
+        column = feature.partition(".")[2]
+        flat = sorted({value for row in values for value in row if value})
+        raw = strings(flat) if column == "item" else np.array(flat, np.int64)
+        ids = dict(zip(flat, encoder.encode_values(column, raw).tolist(), strict=True))
+        ids[""] = 1
+        assert there[feature] == [[ids[value] for value in row] for row in values], feature
 
 
 def transformed(output: Path, values: list[dict[str, float]], name: str) -> np.ndarray:
@@ -191,6 +261,11 @@ def test_aggregates_are_of_strictly_earlier_events(
         for name in values[0]:
             made = transformed(tmp_path / "out", wanted, name)
             np.testing.assert_allclose(there[name], made, rtol=1e-5, atol=1e-5, err_msg=name)
+        of_split = {
+            name: [value for value, side in zip(of_rows, sides, strict=True) if side == number]
+            for name, of_rows in expected_lists(rows, events).items()
+        }
+        assert_lists(tmp_path / "out", split, of_split)
     # mean and deviation are those of the training rows
     since = np.array(
         [value["user_since"] for value, side in zip(values, sides, strict=True) if not side]
@@ -254,6 +329,13 @@ def test_days_that_are_added_give_the_values_of_a_run_at_once(
         made = transformed(output, last, name)
         both = np.concatenate([part[name] for part in there])
         np.testing.assert_allclose(both, made, rtol=1e-5, atol=1e-5, err_msg=name)
+    lists = {
+        name: [value for value, row in zip(of_rows, rows, strict=True) if row.time // DAY == 4]
+        for name, of_rows in expected_lists(rows, 'from = "arrived"').items()
+    }
+    half = len(there[0]["price"])
+    assert_lists(output, "valid", {name: values[:half] for name, values in lists.items()})
+    assert_lists(output, "test", {name: values[half:] for name, values in lists.items()})
     # what is kept is enough: the state for inference is that of the run at once
     once, day_by_day = (
         compiled.load(path / "workflow").events.values(hashes_of(spec, rows))
@@ -269,7 +351,7 @@ def test_days_that_are_added_give_the_values_of_a_run_at_once(
 
 def hashes_of(spec: FeatureSpec, rows: list[Row]) -> np.ndarray:
     frame = {"user": [r.user or None for r in rows], "item": [r.item for r in rows]}
-    frame["price"] = [0.0] * len(rows)
+    frame |= {"price": [0.0] * len(rows), "shop": [1] * len(rows)}
     groups = read_columns(pd.DataFrame(frame), spec).groups
     assert groups is not None
     return groups
@@ -292,6 +374,7 @@ def test_a_morning_scores_a_day_as_the_etl_writes_it(tmp_path: Path) -> None:
                 "user": [row.user or None for row in of_day],
                 "item": [row.item for row in of_day],
                 "price": [row.time % 7 for row in of_day],
+                "shop": 3,
             }
         )
         dense, _ = encoder.encode(frame)
@@ -310,7 +393,7 @@ def test_numbers_of_the_caller_come_before_the_state(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, BY_TIME, "")
     run(EtlSettings(str(tmp_path / "log"), tmp_path / "out", spec, engine="cpu"))
     encoder = Encoder.load(tmp_path / "out/workflow")
-    row = {"user": "u1", "item": "i1", "price": 1.0}
+    row = {"user": "u1", "item": "i1", "price": 1.0, "shop": 2}
     plain, given = (
         encoder.encode([row | more])[0][0].numpy()
         for more in ({}, {"user_count": 3, "user_since": None})
@@ -361,7 +444,7 @@ def test_a_row_without_a_time_is_malformed(tmp_path: Path) -> None:
     rows = make_rows(100, 3)
     log = tmp_path / "log.csv"
     write(log, rows)
-    log.write_text(log.read_text() + ",u1,i1,1,0,5\n")
+    log.write_text(log.read_text() + ",u1,i1,1,0,5,1\n")
     split = BY_TIME.replace('column = "time"', 'column = "arrived"')
     spec = spec_of(tmp_path, split, "")
     with pytest.raises(

@@ -93,7 +93,7 @@ def assemble(
         weight=weight,
         key=key,
         times=_event_times(spec, [converted[index].values for index in plan.times]),
-        groups=_hash_groups([[converted[index] for index in of] for of in plan.groups]),
+        groups=_hash_groups([[converted[index] for index in reads] for reads in plan.groups]),
     )
     bad = np.flatnonzero(first_wrong >= 0)
     if not len(bad):

@@ -7,14 +7,17 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from nvt_torchrec.base.arrays import mask_to_arrow, to_arrow
 from nvt_torchrec.base.files.atomic import atomic_path
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.etl.units.unit_plan import DividedBlock
 from nvt_torchrec.etl.units.writing import choose
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
-from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.splits import SPLITS
 
 #: The rows of an array of events: hash of the key, time, time from which it is known, both in
@@ -31,23 +34,36 @@ class EventFiles:
 
     directory: Path
 
-    def events(self, block: Block, group: int) -> Path:
+    def events(self, name: str, group: int) -> Path:
         """Int64 [4, n], the events of a block by rising key."""
-        return self._name_file(block, f"{group}.events")
+        return self.directory / f"{name}.{group}.events.npy"
 
-    def sums(self, block: Block, group: int) -> Path:
+    def sums(self, name: str, group: int) -> Path:
         """Int64 [sums, n], what the events before them sum up to, in the same order."""
-        return self._name_file(block, f"{group}.sums")
+        return self.directory / f"{name}.{group}.sums.npy"
 
-    def _name_file(self, block: Block, kind: str) -> Path:
-        place = f"{block.source}\n{block.begin}\n{block.end}"
-        name = hashlib.blake2b(place.encode(), digest_size=16).hexdigest()
-        return self.directory / f"{name}.{kind}.npy"
+    def values(self, name: str) -> Path:
+        """The columns of the histories, as dictionaries of values, in the order of the rows."""
+        return self.directory / f"{name}.arrow"
+
+    def ids(self, name: str) -> Path:
+        """Int32 [columns of histories, n], their ids."""
+        return self.directory / f"{name}.ids.npy"
+
+    def row_keys(self, group: int) -> Path:
+        """Int64 [keys], the keys of a group's rows, rising."""
+        return self.directory / f"{group}.row_keys.npy"
+
+
+def block_name(block: Block) -> str:
+    """Return the name of a block in the names of files."""
+    place = f"{block.source}\n{block.begin}\n{block.end}"
+    return hashlib.blake2b(place.encode(), digest_size=16).hexdigest()
 
 
 def narrow(spec: FeatureSpec) -> FeatureSpec:
     """Return the spec of what events are made of: keys, times, labels, columns of histories."""
-    names = {name for rule in spec.histories for name in rule.columns}
+    names = history_columns(spec)
     columns = [column for column in spec.categorical if column.name in names]
     format = spec.input
     if INPUT_FORMATS[format.format].delimiter and not format.header:
@@ -77,13 +93,16 @@ def extract(
         BadInputError: The block cannot be read.
         OutputError: The directory cannot be written.
     """
-    last = files.events(block, len(spec.groups) - 1)
+    name = block_name(block)
+    last = files.events(name, len(spec.groups) - 1)
     if last.exists():  # by an earlier process; written after those of the other groups
         return np.load(last, mmap_mode="r").shape[1]
     # where no row is left out, none is that has a wrong value in another column
     read = spec if reject else narrow(spec)
     lines, rows_before = 0, 0
     events: list[list[np.ndarray]] = [[] for _ in spec.groups]
+    columns = {name: read.categorical_names.index(name) for name in history_columns(spec)}
+    values: dict[str, list[pa.Array]] = {name: [] for name in columns}
     for rows in read_block_chunks(block, read, reject=reject):
         assert rows.groups is not None
         assert rows.times is not None
@@ -91,13 +110,38 @@ def extract(
         packed = number << ROW_SHIFT | _flags(rows, block, split, lines)
         for pieces, key in zip(events, rows.groups, strict=True):
             pieces.append(np.stack([key, *rows.times, packed]))
+        for column, j in columns.items():
+            values[column].append(_mark_nulls(rows, j))
         lines += rows.lines
         rows_before += len(rows)
+    if values:
+        _write_values(files.values(name), values)
     for group, pieces in enumerate(events):
         array = np.concatenate(pieces, axis=1) if pieces else np.empty((4, 0), np.int64)
         array = array[:, np.argsort(array[KEY], kind="stable")]
-        write_array(files.events(block, group), array)
+        write_array(files.events(name, group), array)
     return rows_before
+
+
+def history_columns(spec: FeatureSpec) -> list[str]:
+    """Return the categorical columns of which there are histories."""
+    return list(dict.fromkeys(name for rule in spec.histories for name in rule.columns))
+
+
+def _mark_nulls(rows: RawRows, j: int) -> pa.Array:
+    """Return the values of a categorical column, null where missing."""
+    values, missing = rows.categorical[j], is_missing(rows.categorical_missing, j)
+    array = values if isinstance(values, pa.Array) else to_arrow(np.asarray(values))
+    return pc.if_else(mask_to_arrow(~missing), array, pa.scalar(None, array.type))
+
+
+def _write_values(path: Path, values: dict[str, list[pa.Array]]) -> None:
+    table = pa.table(
+        {name: pa.chunked_array(pieces).dictionary_encode() for name, pieces in values.items()}
+    )
+    table = table.unify_dictionaries().combine_chunks()
+    with atomic_path(path) as temporary, pa.ipc.new_file(temporary, table.schema) as file:
+        file.write_table(table)
 
 
 def write_array(path: Path, array: np.ndarray) -> None:

@@ -20,11 +20,14 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
+from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.mapping import MappedArray
+from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.events.event_values import EventValues, LabelRates, aggregate_values
-from nvt_torchrec.etl.events.extract import EventFiles, extract, write_array
+from nvt_torchrec.etl.events.extract import EventFiles, block_name, extract, write_array
+from nvt_torchrec.etl.events.history_store import write_histories
 from nvt_torchrec.etl.events.sums import (
     EarlierEvents,
     EventLog,
@@ -35,15 +38,16 @@ from nvt_torchrec.etl.events.sums import (
     sum_up,
     sums_of_groups,
 )
+from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.units.split_pass import format_time
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.workflows.event_state import KeyValues, write_event_state
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.event_state import HistoryTail, KeyValues, write_event_state
 
 FORMAT = Format("nvt-torchrec events", 1, "what is kept of the events of earlier days")
-#: Below the state of a run.
-DIRECTORY = "events"
-_RECORD, _HOURS = "events.json", "events.hours.npy"
+_RECORD, _BLOCKS, _HOURS = "events.json", "blocks.json", "events.hours.npy"
+_NO_TAIL = np.empty((2, 0), np.int64)
 _COPY_AGAIN = "copy extension and workflow again, both from the same output directory"
 
 
@@ -54,12 +58,14 @@ class EventRecord:
     Attributes:
         newest: The time of the newest row, in microseconds since 1970.
         smoothing: See :class:`.event_values.LabelRates`; so is rate.
+        next_keys: By history, how many keys its store has.
         files: The other files.
     """
 
     newest: int
     smoothing: dict[str, float]
     rate: dict[str, float]
+    next_keys: dict[str, int]
     files: dict[str, FileEntry]
 
 
@@ -107,6 +113,7 @@ def prepare(
     work: Path,
     *,
     earlier: EarlierDays | None,
+    tails: list[HistoryTail] | None,
     threads: int,
     reject: bool | int,
     report: Callable[[float], object] = lambda rows: None,
@@ -120,6 +127,7 @@ def prepare(
         spec: The columns.
         work: The directory of the run's state.
         earlier: The days before, of an extension.
+        tails: Of each history, the newest events of the days before.
         threads: How many blocks, or partitions, are in work at once.
         reject: Whether malformed rows are left out.
         report: Called with the number of rows done since the last call; each is done twice.
@@ -130,7 +138,7 @@ def prepare(
             before.
         OutputError: ``work`` cannot be written.
     """
-    directory = work / DIRECTORY
+    directory = work / EVENTS
     if (directory / _RECORD).exists():
         return
     directory.mkdir(parents=True, exist_ok=True)
@@ -144,9 +152,12 @@ def prepare(
 
     for rows in map_in_order(read, blocks, threads, "events"):
         report(rows)
+    names = [block_name(block) for block in blocks]
+    write_json(directory / _BLOCKS, names)
     labels = len(spec.labels)
     kept = earlier.groups if earlier else [EarlierEvents.none(labels) for _ in spec.groups]
-    log = EventLog(spec, files, blocks, kept, threads)
+    known = [tail.expand() for tail in tails or ()] or [_NO_TAIL] * len(spec.histories)
+    log = EventLog(spec, files, names, kept, known, threads)
     rows, oldest, newest = log.bounds()
     if earlier and oldest < earlier.record.newest:
         raise BadInputError(
@@ -162,9 +173,14 @@ def prepare(
         write_array(directory / name, array)
         entries[name] = FileEntry.from_file(directory / name)
 
-    moments = []
+    moments, next_keys = [], {}
     for group, summed in enumerate(sum_up(log, newest, report)):
         last, events = summed.at_the_end, summed.kept
+        write_array(files.row_keys(group), summed.row_keys)
+        for number in sums_of_groups(spec)[group].histories:
+            name = spec.histories[number].name
+            before = earlier.record.next_keys[name] if earlier else 0
+            next_keys[name] = before + len(summed.row_keys)
         write_array(directory / f"{group}.end.npy", np.concatenate([last.key[None], last.sums]))
         write(
             _kept_file(group),
@@ -177,7 +193,7 @@ def prepare(
         smoothing, rate = earlier.record.smoothing, earlier.record.rate
     else:
         smoothing, rate = _fit_rates(spec, moments)
-    record = EventRecord(newest, smoothing, rate, entries)
+    record = EventRecord(newest, smoothing, rate, next_keys, entries)
     FORMAT.write(directory / _RECORD, _to_json(record))
 
 
@@ -194,7 +210,7 @@ def _fit_rates(
     for column in spec.aggregates:
         aggregate = column.aggregate
         if aggregate and aggregate.label:
-            of_group = moments[spec.groups.index(aggregate.of)]
+            of_group = moments[spec.groups.index(aggregate.key)]
             fitted = fit_smoothing(of_group[spec.labels.index(aggregate.label)])
             smoothing[column.name] = aggregate.smoothing or fitted
     rate = {
@@ -206,12 +222,23 @@ def _fit_rates(
 
 def open_values(work: Path, spec: FeatureSpec) -> EventValues | None:
     """Open the aggregates of a run's rows; None for a spec without."""
-    return _open_values(work / DIRECTORY, spec) if spec.events else None
+    return _open_values(work / EVENTS, spec) if spec.events else None
 
 
 @functools.lru_cache(1)
 def _open_values(directory: Path, spec: FeatureSpec) -> EventValues:
-    return EventValues(spec, directory, _rates(EarlierDays.read(directory, spec), spec))
+    days = EarlierDays.read(directory, spec)
+    return EventValues(spec, directory, _rates(days, spec), first_keys(days, directory, spec))
+
+
+def first_keys(days: EarlierDays, directory: Path, spec: FeatureSpec) -> dict[str, int]:
+    """Return, of each history, the number of the first key of a run or an extension."""
+    files = EventFiles(directory)
+    keys = {
+        rule.name: len(np.load(files.row_keys(spec.groups.index(rule.key)), mmap_mode="r"))
+        for rule in spec.histories
+    }
+    return {name: count - keys[name] for name, count in days.record.next_keys.items()}
 
 
 def _rates(days: EarlierDays, spec: FeatureSpec) -> LabelRates:
@@ -219,7 +246,12 @@ def _rates(days: EarlierDays, spec: FeatureSpec) -> LabelRates:
 
 
 def write_kept(
-    work: Path, spec: FeatureSpec, workflow: Path, workflow_digest: str, extension: Path
+    work: Path,
+    spec: FeatureSpec,
+    workflow: Path,
+    workflow_digest: str,
+    extension: Path,
+    tails: list[HistoryTail] | None,
 ) -> None:
     """Write what inference needs beside a workflow, and what further days need.
 
@@ -229,11 +261,12 @@ def write_kept(
         workflow: The directory of the workflow, which is written already.
         workflow_digest: Its digest.
         extension: The directory of its state for extensions.
+        tails: Of each history, the newest events of the days before; None without such days.
 
     Raises:
         OutputError: A directory cannot be written.
     """
-    directory = work / DIRECTORY
+    directory = work / EVENTS
     days = EarlierDays.read(directory, spec)
     rates, end = _rates(days, spec), end_of(spec, days.record.newest)
     groups = []
@@ -243,7 +276,13 @@ def write_kept(
         cuts = np.full(len(key), end, np.int64)
         values = aggregate_values(spec, group, rates, np.stack(sums), cuts)
         groups.append(KeyValues(key[:-1], values))
-    write_event_state(workflow, spec, workflow_digest, end, groups)
+    newest: list[HistoryTail] = []
+    if spec.histories:
+        files = EventFiles(directory)
+        names = parse(list[str], read_json(directory / _BLOCKS, "the names of blocks"), directory)
+        encoder = compiled.load(workflow, events=False)
+        newest = write_histories(files, names, encoder, tails, first_keys(days, directory, spec))
+    write_event_state(workflow, spec, workflow_digest, end, groups, newest)
     for name in days.record.files:
         write_array(extension / name, np.load(directory / name))
     FORMAT.write(extension / _RECORD, _to_json(days.record))

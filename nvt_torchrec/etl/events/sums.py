@@ -13,7 +13,6 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import fsync_directory
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.base.threads import map_in_order
-from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.events.extract import (
     FIRST_LABEL,
     KEY,
@@ -43,19 +42,25 @@ class GroupSums:
     """What is summed up over the events of a group.
 
     Attributes:
-        of: The columns of its key.
+        key: The columns of its key.
         sums: Of each sum, the window in microseconds (0: always), and the number of the label whose
             events are counted (-1: all).
-        windows: The longest window; 0 without one.
+        histories: The numbers of its histories.
     """
 
-    of: tuple[str, ...]
+    key: tuple[str, ...]
     sums: tuple[tuple[int, int], ...]
+    histories: tuple[int, ...]
+
+    @property
+    def last(self) -> int:
+        """The row of an array of sums with the time of the last event; before it are the counts."""
+        return len(self.sums)
 
     @property
     def rows(self) -> int:
-        """The rows of an array of sums: the counts, and the time of the last event."""
-        return len(self.sums) + 1
+        """The rows of an array of sums; the last ones are the numbers of events of histories."""
+        return len(self.sums) + 1 + len(self.histories)
 
     @property
     def longest_window(self) -> int:
@@ -66,17 +71,18 @@ class GroupSums:
 def sums_of_groups(spec: FeatureSpec) -> list[GroupSums]:
     """Return what is summed up for the aggregates of each group."""
     groups = []
-    for of in spec.groups:
+    for key in spec.groups:
         sums: dict[tuple[int, int], None] = {}
         for column in spec.aggregates:
             aggregate = column.aggregate
-            if aggregate is None or aggregate.of != of:
+            if aggregate is None or aggregate.key != key:
                 continue
             window = parse_duration(aggregate.window)
             sums[window, -1] = None
             if aggregate.label:
                 sums[window, spec.labels.index(aggregate.label)] = None
-        groups.append(GroupSums(of, tuple(sums)))
+        histories = [i for i, rule in enumerate(spec.histories) if rule.key == key]
+        groups.append(GroupSums(key, tuple(sums), tuple(histories)))
     return groups
 
 
@@ -101,12 +107,6 @@ class EarlierEvents:
         """Return no events."""
         empty = np.empty(0, np.int64)
         return cls(empty, empty, empty, np.empty((1 + labels, 0), np.int64))
-
-    def between(self, low: int, high: int | None) -> EarlierEvents:
-        """Return the events with keys from ``low`` on and below ``high``."""
-        first = int(np.searchsorted(self.key, low))
-        last = len(self.key) if high is None else int(np.searchsorted(self.key, high))
-        return self.take(slice(first, last))
 
     def take(self, places: slice | np.ndarray) -> EarlierEvents:
         """Return the events at some places."""
@@ -145,11 +145,13 @@ class Summed:
     Attributes:
         at_the_end: The sums of each key after the last row.
         kept: What is kept for further days.
+        row_keys: int64 [n], the keys of the new rows, rising.
         moments: float64 [labels, 5] of the training rows, see :func:`fit_smoothing`.
     """
 
     at_the_end: KeySums
     kept: EarlierEvents
+    row_keys: np.ndarray
     moments: np.ndarray
 
 
@@ -160,26 +162,29 @@ class EventLog:
     Attributes:
         spec: The columns.
         files: The events of its blocks.
-        blocks: The blocks, in the order of the log.
+        names: The names of the blocks, in the order of the log.
         earlier: Of each group, the events of days before.
+        tails: Of each history, its events of days before: int64 [2, n], their keys, rising, and
+            from when they are known.
         threads: How many partitions are summed up at once.
     """
 
     spec: FeatureSpec
     files: EventFiles
-    blocks: list[Block]
+    names: list[str]
     earlier: list[EarlierEvents]
+    tails: list[np.ndarray]
     threads: int
 
     def map_events(self, group: int) -> list[np.ndarray]:
         """Map the events of a group's blocks."""
-        return [np.load(self.files.events(b, group), mmap_mode="r") for b in self.blocks]
+        return [np.load(self.files.events(n, group), mmap_mode="r") for n in self.names]
 
     def bounds(self) -> tuple[int, int, int]:
         """Return how many rows there are, and the first and the last time."""
         arrays = [array[TIME] for array in self.map_events(0) if array.shape[1]]
         if not arrays:
-            raise BadInputError(f"{self.blocks[0].source}: no well-formed row", "correct the file")
+            raise BadInputError("there is no well-formed row", "correct the input")
         rows = sum(map(len, arrays))
         return rows, min(int(a.min()) for a in arrays), max(int(a.max()) for a in arrays)
 
@@ -222,8 +227,8 @@ def sum_up(
     for group, wanted in enumerate(sums_of_groups(log.spec)):
         events = log.map_events(group)
         outputs = [
-            _create(log.files.sums(block, group), (wanted.rows, array.shape[1]))
-            for block, array in zip(log.blocks, events, strict=True)
+            _create(log.files.sums(name, group), (wanted.rows, array.shape[1]))
+            for name, array in zip(log.names, events, strict=True)
         ]
         work = functools.partial(_sum_partition, log, group, wanted, events, outputs, newest)
         parts = []
@@ -238,9 +243,42 @@ def sum_up(
                 np.concatenate([part.at_the_end.sums for part in parts], axis=1),
             ),
             EarlierEvents.concatenate([part.kept for part in parts]),
+            np.concatenate([part.row_keys for part in parts]),
             np.sum([part.moments for part in parts], axis=0),
         )
     fsync_directory(log.files.directory)
+
+
+def place_keys(keys: np.ndarray, bounds: tuple[int, int | None]) -> tuple[int, int]:
+    """Return where the keys of a partition begin and end among rising keys."""
+    low, high = bounds
+    end = len(keys) if high is None else int(np.searchsorted(keys, high))
+    return int(np.searchsorted(keys, low)), end
+
+
+def read_partition(
+    events: Sequence[np.ndarray], bounds: tuple[int, int | None]
+) -> tuple[list[tuple[int, int]], np.ndarray]:
+    """Read the events of a partition.
+
+    Args:
+        events: The events of each block, int64 [4, n].
+        bounds: The partition, see :func:`partitions`.
+
+    Returns:
+        Where they begin and end in each block; all of them, int64 [4, m].
+    """
+    ranges = [place_keys(array[KEY], bounds) for array in events]
+    pieces = [array[:, begin:end] for array, (begin, end) in zip(events, ranges, strict=True)]
+    return ranges, np.concatenate(pieces, axis=1)
+
+
+def choose_events(spec: FeatureSpec, number: int, data: np.ndarray) -> np.ndarray:
+    """Return the places of the events of a history in int64 [4, n]."""
+    rule, chosen = spec.histories[number], data[KEY] != 0
+    if rule.where:
+        chosen &= (data[ROW] >> (FIRST_LABEL + spec.labels.index(rule.where)) & 1).astype(bool)
+    return np.flatnonzero(chosen)
 
 
 def _create(path: Path, shape: tuple[int, int]) -> np.memmap:
@@ -259,24 +297,16 @@ def _sum_partition(
     newest: int,
     bounds: tuple[int, int | None],
 ) -> tuple[Summed, int]:
-    low, high = bounds
-    ranges = [
-        (
-            int(np.searchsorted(array[KEY], low)),
-            array.shape[1] if high is None else int(np.searchsorted(array[KEY], high)),
-        )
-        for array in events
-    ]
-    data = np.concatenate(
-        [array[:, begin:end] for array, (begin, end) in zip(events, ranges, strict=True)], axis=1
-    )
+    ranges, data = read_partition(events, bounds)
     there = np.flatnonzero(data[KEY] != 0)  # rows without a key are no events
     labels = len(log.spec.labels)
     counts = np.ones((1 + labels, len(there)), np.int64)
     for label in range(labels):
         counts[1 + label] = data[ROW, there] >> (FIRST_LABEL + label) & 1
     new = EarlierEvents(data[KEY, there], data[KNOWN, there], data[TIME, there], counts)
-    every = EarlierEvents.concatenate([log.earlier[group].between(low, high), new])
+    earlier = log.earlier[group]
+    before = earlier.take(slice(*place_keys(earlier.key, bounds)))
+    every = EarlierEvents.concatenate([before, new])
     every = every.take(np.lexsort((every.known, every.key)))
     # a row at the end for each key, for inference; then each row, by key and time
     keys = np.unique(every.key)
@@ -285,22 +315,34 @@ def _sum_partition(
     cuts = np.concatenate([end, cut_times(log.spec, data[TIME, there])])
     order = np.lexsort((cuts, row_keys))
     sums = np.zeros((wanted.rows, len(order)), np.int64)
-    sums[-1] = NEVER
+    sums[wanted.last] = NEVER
+    row_keys, cuts = row_keys[order], cuts[order]
     _sum_rows(
-        row_keys[order],
-        cuts[order],
+        row_keys,
+        cuts,
         every.key,
         every.known,
         every.happened,
         every.counts,
         np.array([window for window, _ in wanted.sums], np.int64),
         np.array([1 + label for _, label in wanted.sums], np.int64),
-        sums,
+        sums[: wanted.last + 1],
     )
+    for number, row in zip(wanted.histories, sums[wanted.last + 1 :], strict=True):
+        tail = log.tails[number]
+        of_history = tail[:, slice(*place_keys(tail[KEY], bounds))]
+        chosen = choose_events(log.spec, number, data)
+        key, known = np.concatenate([of_history, data[[KEY, KNOWN]][:, chosen]], axis=1)
+        order_of_events = np.lexsort((known, key))
+        key, known = key[order_of_events], known[order_of_events]
+        counted = np.zeros((2, len(row_keys)), np.int64)
+        ones, always = np.ones((1, len(key)), np.int64), np.zeros(1, np.int64)
+        _sum_rows(row_keys, cuts, key, known, known, ones, always, always, counted)
+        row[:] = counted[0]
     by_row = np.empty_like(sums)
     by_row[:, order] = sums
     results = np.zeros((wanted.rows, data.shape[1]), np.int64)
-    results[-1] = NEVER
+    results[wanted.last] = NEVER
     results[:, there] = by_row[:, len(keys) :]
     at = 0
     for output, (begin, stop) in zip(outputs, ranges, strict=True):
@@ -312,6 +354,7 @@ def _sum_partition(
     summed = Summed(
         KeySums(keys, by_row[:, : len(keys)]),
         _shorten(every, horizon),
+        np.unique(data[KEY, there]),
         _moments(new.take(np.flatnonzero(train))),
     )
     return summed, data.shape[1]

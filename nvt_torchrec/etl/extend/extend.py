@@ -24,11 +24,12 @@ from nvt_torchrec.etl.finish.accounting import check_rows, number_parts
 from nvt_torchrec.etl.finish.make_manifest import make_manifest
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.stages import Stages, resolve, rows_bar
-from nvt_torchrec.etl.state.output import named_errors
+from nvt_torchrec.etl.state.output import EVENTS, named_errors
 from nvt_torchrec.etl.state.run_record import before_resuming, plan_record
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.etl.units.writing import UnitResult
 from nvt_torchrec.formats.etl_output import PREVIOUS, EtlOutput
+from nvt_torchrec.formats.histories import link_histories
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
@@ -161,7 +162,7 @@ class _Day:
             self.claim.end()
         work = self.claim.begin()
         self.next = EtlOutput(work / NEXT)
-        self.stages = Stages(self.reading, record, work, self.next)
+        self.stages = Stages(self.reading, record, work, self.next, self.paths)
         # the new names of parts there are, and the number of each split's next part
         renamed: dict[str, str] = {}
         first_parts = self.manifest["next_parts"]
@@ -171,7 +172,7 @@ class _Day:
         factor = self.settings.max_rows_factor
         checks.check_row_count(self.day, plan.estimated_rows(), self.manifest, factor)
         plan = self.stages.divide(plan)
-        self.stages.sum_up_events(plan, self.paths.extension)
+        self.stages.sum_up_events(plan)
         log.info(
             "%s: %.1f MB in %d blocks for %s",
             self.day.name,
@@ -273,6 +274,7 @@ class _Day:
             dropped = stage.left_out(before, day, self.settings.keep_days)
             files = [part.file for part in before.files if part.day not in dropped]
             splits = stage.link_parts(self.output, self.stages.work, files, renamed, new)
+            link_histories([self.paths.splits, self.stages.work / EVENTS], splits)
             without = stage.files_of_days(self.paths.rejected, before.inputs, dropped)
             stage.link_files(self.paths.rejected, self.next.rejected, without)
             stage.link_files(self.paths.drift, self.next.drift, without)

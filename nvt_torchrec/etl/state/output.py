@@ -41,6 +41,8 @@ COPIES, FIT, CATEGORIES, FITTED_FILE = "decompressed", "fit", "categories", "fit
 PARTS, REJECTED, DASK = "parts", "rejected", "dask"
 #: The times by which a log is split, counted; and the cuts that follow from them.
 TIMES = "times"
+#: What happened before each row, see :mod:`etl.events`.
+EVENTS = "events"
 #: What a resumed run need not do again. Decompressed days are not worth their room once the input
 #: has turned out to be wrong: it will be another one, or none.
 _DONE = (FITTED_FILE, f"{FIT}/*.npz", f"{UNITS}/*.json", f"{TIMES}/*")

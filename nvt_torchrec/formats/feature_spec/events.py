@@ -69,7 +69,7 @@ class Aggregate:
     """A number that sums up the events of a row's group before the row; a dense column.
 
     Attributes:
-        of: The columns of the file whose values are the key of the group.
+        key: The columns of the file whose values are the key of the group; ``of`` in TOML.
         value: ``count`` of the events; smoothed ``rate`` of their label; ``since``:
             log(1 + seconds) since the last one, missing without one.
         window: How long events count, such as "30d"; "": always.
@@ -78,7 +78,7 @@ class Aggregate:
             training rows say, by the method of moments.
     """
 
-    of: tuple[str, ...]
+    key: tuple[str, ...]
     value: str
     window: str = ""
     label: str = ""
@@ -88,8 +88,8 @@ class Aggregate:
         check(
             self,
             "aggregate: ",
-            ("of", self.of and all(self.of), 'name columns of the file, such as of = ["user"]'),
-            ("of", len(set(self.of)) == len(self.of), "a column stands there twice"),
+            ("key", self.key and all(self.key), 'name columns of the file, such as of = ["user"]'),
+            ("key", len(set(self.key)) == len(self.key), "a column stands there twice"),
             ("value", self.value in AGGREGATE_VALUES, one_of(AGGREGATE_VALUES)),
             ("window", not self.window or parse_duration(self.window), _DURATION),
             ("window", self.value != "since" or not self.window, "since has no window"),
@@ -101,7 +101,7 @@ class Aggregate:
     def name(self) -> str:
         """The name of its column."""
         label = [self.label] if self.label else []
-        return "_".join([*self.of, *label, self.value, *filter(None, [self.window])])
+        return "_".join([*self.key, *label, self.value, *filter(None, [self.window])])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,14 +110,14 @@ class HistoryRule:
 
     Attributes:
         name: Of the history; its features are ``name.column``.
-        of: See :class:`Aggregate`.
+        key: See :class:`Aggregate`.
         columns: Names of categorical columns, whose vocabularies and tables the events share.
         where: The label that events must have; "": all events.
         kept: Events of a key that are kept for the days that are added later, and at inference.
     """
 
     name: str
-    of: tuple[str, ...]
+    key: tuple[str, ...]
     columns: tuple[str, ...]
     where: str = ""
     kept: int = KEPT_EVENTS
@@ -126,7 +126,7 @@ class HistoryRule:
         check(
             self,
             f"history {self.name}: ",
-            ("of", self.of and all(self.of), 'name columns of the file, such as of = ["user"]'),
+            ("key", self.key and all(self.key), 'name columns of the file, such as of = ["user"]'),
             ("columns", self.columns, 'name categorical columns, such as columns = ["item"]'),
             ("kept", 1 <= self.kept <= 2**20, f"from 1 to {2**20}"),
         )
@@ -138,18 +138,13 @@ def parse_duration(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]] if match else 0
 
 
-def group_name(of: tuple[str, ...]) -> str:
-    """Return what a group of columns is called in messages and files."""
-    return "+".join(of)
-
-
 def check_split(by: str, column: str, groups: list[tuple[str, ...]]) -> None:
     """Check that a split keeps what happened before a row apart from what it is tested on.
 
     Raises:
         SettingsError: It does not.
     """
-    if by in ("days", "time") or (by == "column" and all(column in of for of in groups)):
+    if by in ("days", "time") or (by == "column" and all(column in key for key in groups)):
         return
     raise SettingsError(
         f"split by {by}, with [events]: rows for training would count events that are later than "

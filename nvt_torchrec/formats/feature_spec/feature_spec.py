@@ -145,8 +145,8 @@ class FeatureSpec:
     @functools.cached_property
     def groups(self) -> list[tuple[str, ...]]:
         """The columns of the key of each group of events."""
-        of = [column.aggregate.of for column in self.dense if column.aggregate]
-        return list(dict.fromkeys([*of, *(rule.of for rule in self.histories)]))
+        keys = [column.aggregate.key for column in self.dense if column.aggregate]
+        return list(dict.fromkeys([*keys, *(rule.key for rule in self.histories)]))
 
     @property
     def columns(self) -> list[str]:
@@ -216,7 +216,7 @@ class FeatureSpec:
         return ReadPlan(
             dense=tuple(tuple(map(place, _reads(column))) for column in self.dense),
             categorical=tuple(tuple(map(place, _reads(column))) for column in self.categorical),
-            groups=tuple(tuple(place(self._key_read(name)) for name in of) for of in self.groups),
+            groups=tuple(tuple(place(self._key_read(name)) for name in key) for key in self.groups),
             times=times,
             reads=tuple(reads),  # after all places
             labels=labels,

@@ -8,7 +8,7 @@ from typing import Any
 from nvt_torchrec.base.errors import SettingsError, UnregisteredError
 
 #: The keys of fields that have another name in the TOML file.
-_KEYS = {"kind": "derive", "sources": "from"}
+_KEYS = {"kind": "derive", "sources": "from", "key": "of"}
 #: Commands register nothing of a program's own; those of ``etl`` and ``inference`` start likewise.
 _IMPORTING = (
     'python -c "import MODULE; from nvt_torchrec.workflows.__main__ import main; exit(main())" '

@@ -250,8 +250,8 @@ def _aggregates(blocks: Any, label: str, source: str) -> list[DenseColumn]:
     """Return the columns of ``[[aggregate]]``, one for each of its values."""
     columns = []
     for block in blocks:
-        _check_keys(block, {*_fields(Aggregate) - {"value"}, "values"}, source)
-        options = {key: value for key, value in block.items() if key != "values"}
+        _check_keys(block, {*_fields(Aggregate) - {"value", "key"}, "values", "of"}, source)
+        options = {key: value for key, value in block.items() if key not in ("values", "of")}
         for value in _list(block.get("values", list(AGGREGATE_VALUES))):
             own = {"value": value, **options}
             own.setdefault("label", label)
@@ -259,7 +259,7 @@ def _aggregates(blocks: Any, label: str, source: str) -> list[DenseColumn]:
                 own.pop(key, None)
             if value == "since":
                 own.pop("window", None)
-            aggregate = _make(Aggregate, {**own, "of": _list(own.get("of", []))}, "aggregate: ")
+            aggregate = _make(Aggregate, {**own, "key": _list(block.get("of", []))}, "aggregate: ")
             transform, fill = AGGREGATE_VALUES[value]
             columns.append(
                 DenseColumn(aggregate.name, fill, "float", transform=transform, aggregate=aggregate)
@@ -268,9 +268,10 @@ def _aggregates(blocks: Any, label: str, source: str) -> list[DenseColumn]:
 
 
 def _history(block: Any, source: str) -> HistoryRule:
-    _check_keys(block, _fields(HistoryRule), source)
-    lists = {key: _list(block[key]) for key in ("of", "columns") if key in block}
-    return _make(HistoryRule, {**block, **lists}, f"history {block.get('name')}: ")
+    _check_keys(block, {*_fields(HistoryRule) - {"key"}, "of"}, source)
+    options = {key: value for key, value in block.items() if key != "of"}
+    options |= {"key": _list(block.get("of", [])), "columns": _list(block.get("columns", []))}
+    return _make(HistoryRule, options, f"history {block.get('name')}: ")
 
 
 def _make(kind: type[T], options: dict[str, Any], where: str = "") -> T:

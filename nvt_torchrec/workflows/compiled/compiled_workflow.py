@@ -59,6 +59,7 @@ class EncodedRows:
         oov: int64 [categorical columns], how many ids stand for values outside of the vocabulary:
             for a hashed column all but the null ones.
         weight: float32 [n], or None where the rows had none.
+        pointers: See :class:`formats.rows.RawRows`.
     """
 
     labels: np.ndarray
@@ -67,6 +68,7 @@ class EncodedRows:
     null: np.ndarray
     oov: np.ndarray
     weight: np.ndarray | None = None
+    pointers: np.ndarray | None = None
 
     def __len__(self) -> int:
         return self.dense.shape[1]
@@ -159,6 +161,7 @@ class CompiledWorkflow:
             null=tallies[: len(self.spec.categorical), 0],
             oov=tallies[: len(self.spec.categorical), 1],
             weight=rows.weight,
+            pointers=rows.pointers,
         )
 
     def _check(self) -> None:
@@ -190,6 +193,12 @@ class CompiledWorkflow:
         Raises:
             BadInputError: A file of the compiled workflow was written to since it was opened.
         """
+        ids = self.encode_values(column, values)
+        reserved = self.spec.categorical[self.spec.categorical_names.index(column)].reserved_ids
+        return np.maximum(ids.astype(np.int64) - reserved, -1)
+
+    def encode_values(self, column: str, values: np.ndarray | pa.StringArray) -> np.ndarray:
+        """Return the ids of values of a categorical column, int32 [n]; see :meth:`find`."""
         self._check()
         j = self.spec.categorical_names.index(column)
         described = self.spec.categorical[j]
@@ -198,7 +207,7 @@ class CompiledWorkflow:
             cells = values.astype(RAW_TYPES[described.raw].dtype)
         ids = np.empty(len(cells), np.int32)
         self._encode(j, cells, _NO_BITS, ids, np.zeros(2, np.int64))
-        return np.maximum(ids.astype(np.int64) - described.reserved_ids, -1)
+        return ids
 
     def _encode_columns(
         self, columns: Sequence[CategoryValues], missing: np.ndarray, tallies: np.ndarray
@@ -242,7 +251,7 @@ class CompiledWorkflow:
             )
 
 
-def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
+def load(path: Path | str, *, verify: bool = False, events: bool = True) -> CompiledWorkflow:
     """Open the compiled form of the workflow saved at ``path``.
 
     Tables are mapped, not read: opening takes milliseconds whatever their size, processes share
@@ -253,6 +262,7 @@ def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
         verify: Read the arrays, and compare their checksums with those they were built with.
             Without it, damaged arrays give wrong ids, but all of them are inside their column's
             table, and nothing is read outside of the arrays.
+        events: Open what happened before, too; not while the ETL makes it.
 
     Raises:
         BadInputError: There is no saved workflow, it is not compiled, or a file is missing or
@@ -274,7 +284,7 @@ def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
         schema=description.table_schema,
         digest=description.digest,
         path=path.resolve(),
-        events=_open_events(path, description, verify),
+        events=_open_events(path, description, verify) if events else None,
         _dense=dense,
         _words=words,
         _text=text,
@@ -358,10 +368,14 @@ def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
         raise SchemaError("rows without labels", "read them with their labels to write them")
     weights = [rows.weight] if schema.weight else []
     columns = [*map(to_arrow, (*rows.labels, *weights, *rows.dense))]
-    for j, kind in enumerate(fields.types[len(columns) :]):
+    for j, kind in enumerate(fields.types[len(columns) :][: len(schema.categorical)]):
         ids = to_arrow(rows.ids.column(j))
         if rows.ids.offsets is not None and pa.types.is_list(kind):
             offsets = pa.py_buffer(rows.ids.offsets[j] - rows.ids.offsets[j, 0])
             ids = pa.ListArray.from_buffers(kind, len(rows), [None, offsets], children=[ids])
         columns.append(ids)
+    if schema.histories:
+        if rows.pointers is None:
+            raise SchemaError("rows without histories", "the ETL makes them")
+        columns += map(to_arrow, rows.pointers)
     return pa.Table.from_arrays(columns, schema=fields)
