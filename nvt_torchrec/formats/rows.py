@@ -160,9 +160,10 @@ class RawRows:
         times: int64 [2, n], microseconds since 1970 UTC: when the event happened, and from when it
             is known; None if the spec has no events, or the rows have no labels.
         groups: int64 [groups, n], the hash of the key of each group of events; 0 where a column of
-            it is missing. None if the spec has no events, or their aggregates were added.
+            it is missing. None if the spec has no events, or what happened before was added.
         pointers: int32 [2 histories, n], the columns of the parquet that point to the events of
             each history, see :mod:`formats.histories`; None where nobody needs them.
+        has_aggregates: Whether the aggregates of the rows were added.
     """
 
     labels: np.ndarray
@@ -179,6 +180,7 @@ class RawRows:
     times: np.ndarray | None = None
     groups: np.ndarray | None = None
     pointers: np.ndarray | None = None
+    has_aggregates: bool = False
 
     def __len__(self) -> int:
         return self.dense_missing.shape[1]

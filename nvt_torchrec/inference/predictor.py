@@ -42,7 +42,9 @@ class Predictor:
 
     def __init__(self, workflow: compiled.CompiledWorkflow, model: ServingModel) -> None:
         """Score with these."""
-        self.workflow = workflow = workflow.take_histories(model.config.histories)
+        config = model.config
+        workflow = workflow.take_histories(config.histories, config.max_events)
+        self.workflow = workflow
         self.model, self.labels = model, model.config.labels
         self._no_scores = np.empty((0, len(self.labels)), np.float32)
         self._encoder = Encoder(workflow)

@@ -274,6 +274,38 @@ class EventState:
             found.append(columns)
         return np.concatenate(found)[self._order]
 
+    def newest(
+        self, name: str, groups: np.ndarray, wanted: np.ndarray, most: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the newest events of a history for each row, oldest first.
+
+        Args:
+            name: The name of the history.
+            groups: ``RawRows.groups``, int64 [groups, n].
+            wanted: bool [n]; other rows get none.
+            most: The most events of a row.
+
+        Returns:
+            The ids of all rows, int32 [columns, events]; int64 [n], how many each row has.
+        """
+        number = [rule.name for rule in self._spec.histories].index(name)
+        tail, rule = self.tails[number], self._spec.histories[number]
+        hashes = groups[self._spec.groups.index(rule.key)]
+        place = np.searchsorted(tail.keys, hashes)
+        if not len(tail.known):
+            return tail.ids, np.zeros(len(hashes), np.int64)
+        there = wanted & (hashes != 0) & (place < len(tail.keys))
+        there[there] = tail.keys[place[there]] == hashes[there]
+        begin, end = (
+            np.where(there, tail.offsets[np.where(there, place + at, 0)], 0) for at in (0, 1)
+        )
+        while (late := (end > begin) & (tail.known[end - 1] >= self.as_of)).any():
+            end = end - late  # known after the last day
+        counts = np.minimum(end - begin, most)
+        offsets = np.cumsum(counts) - counts
+        events = np.repeat(end - counts - offsets, counts) + np.arange(counts.sum())
+        return tail.ids[:, events], counts
+
     def add(self, rows: RawRows) -> RawRows:
         """Return rows with the aggregates of their keys."""
         assert rows.groups is not None
@@ -281,7 +313,7 @@ class EventState:
 
 
 def add_aggregates(rows: RawRows, spec: FeatureSpec, values: np.ndarray) -> RawRows:
-    """Return rows with their aggregates, which need no keys any more.
+    """Return rows with their aggregates.
 
     Args:
         rows: The rows.
@@ -294,4 +326,4 @@ def add_aggregates(rows: RawRows, spec: FeatureSpec, values: np.ndarray) -> RawR
         absent = np.isnan(column)
         dense[j] = np.where(absent, 0, column)
         add_missing(missing, j, absent)
-    return dataclasses.replace(rows, dense=dense, dense_missing=missing, groups=None)
+    return dataclasses.replace(rows, dense=dense, dense_missing=missing, has_aggregates=True)

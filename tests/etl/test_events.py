@@ -377,14 +377,19 @@ def test_a_morning_scores_a_day_as_the_etl_writes_it(tmp_path: Path) -> None:
                 "shop": 3,
             }
         )
-        dense, _ = encoder.encode(frame)
-        dicts, _ = encoder.encode(frame.to_dict("records"))
+        dense, ids = encoder.encode(frame)
+        dicts, ids_of_dicts = encoder.encode(frame.to_dict("records"))
         assert torch.equal(dense, dicts)
+        assert torch.equal(ids.values(), ids_of_dicts.values())
         extend(ExtendSettings(output, str(tmp_path / f"log/day_{day}.csv"), engine="cpu"))
         there = [parquet(output, split) for split in ("valid", "test")]
         for name, column in zip(spec.dense_names, dense.T, strict=True):
             written = np.concatenate([part[name] for part in there])
             np.testing.assert_array_equal(written, column.numpy(), err_msg=name)
+        for feature in ("recent.item", "recent.shop", "liked.item"):
+            written = [ids for split in SPLITS[1:] for ids in read_lists(output, split)[feature]]
+            looked_up = [row.tolist() for row in ids[feature].to_dense()]
+            assert looked_up == [row[-50:] for row in written]
 
 
 def test_numbers_of_the_caller_come_before_the_state(tmp_path: Path) -> None:
@@ -398,6 +403,11 @@ def test_numbers_of_the_caller_come_before_the_state(tmp_path: Path) -> None:
         encoder.encode([row | more])[0][0].numpy()
         for more in ({}, {"user_count": 3, "user_since": None})
     )
+    _, ids = encoder.encode([row | {"recent": {"item": ["i2", "i0"], "shop": [4, 7]}}])
+    items = encoder.workflow.encode_values("item", strings(["i2", "i0"]))
+    assert ids["recent.item"].values().tolist() == items.tolist()
+    assert len(ids["recent.shop"].values()) == 2
+    assert len(ids["liked.item"].values()) > 0  # of the state
     wanted = [{"user_count": 3, "user_since": math.nan}]
     for j, name in enumerate(spec.dense_names):
         if name in wanted[0]:

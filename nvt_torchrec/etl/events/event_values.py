@@ -134,5 +134,5 @@ class EventValues:
         for rows in pieces:
             end = begin + len(rows)
             added = add_aggregates(rows, self._spec, values[:, begin:end])
-            yield dataclasses.replace(added, pointers=pointers[:, begin:end])
+            yield dataclasses.replace(added, groups=None, pointers=pointers[:, begin:end])
             begin = end

@@ -42,6 +42,8 @@ from nvt_torchrec.workflows.compiled.dense import DensePlan
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.event_state import EventState
 
+#: Events of a history that are looked up, where no model says how many it takes.
+MOST_EVENTS = 50
 _AGAIN = "make it again with `python -m workflows compile {}`"
 _NO_BITS = np.empty(0, np.uint64)
 
@@ -100,14 +102,21 @@ class CompiledWorkflow:
     _places: np.ndarray
     _mapped: tuple[MappedArray, ...]
     row_spec: FeatureSpec
+    _histories: tuple[StoredHistory, ...] = ()
+    _most_events: int = MOST_EVENTS
 
     @property
     def optional(self) -> tuple[str, ...]:
         """The columns of :attr:`row_spec` that rows need not have."""
         return tuple(self.row_spec.categorical_names[len(self.spec.categorical) :])
 
-    def take_histories(self, histories: Sequence[StoredHistory]) -> CompiledWorkflow:
-        """Return the workflow that encodes lists of the values of histories as well."""
+    def take_histories(
+        self, histories: Sequence[StoredHistory], most: int = MOST_EVENTS
+    ) -> CompiledWorkflow:
+        """Return the workflow that encodes lists of the values of histories as well.
+
+        Where a row has none, the newest ``most`` events of ``events`` take their place.
+        """
         shared = [name for history in histories for name in history.columns]
         places = [self.spec.categorical_names.index(name) for name in shared]
         names = [name for history in histories for name in history.features]
@@ -123,6 +132,8 @@ class CompiledWorkflow:
         return dataclasses.replace(
             self,
             row_spec=dataclasses.replace(self.spec, categorical=categorical),
+            _histories=tuple(histories),
+            _most_events=most,
             _places=self._places[[*range(len(self.spec.categorical)), *places]],
         )
 
@@ -137,7 +148,7 @@ class CompiledWorkflow:
             BadInputError: A file of the compiled workflow was written to since it was opened.
         """
         self._check()
-        if self.events is not None and rows.groups is not None:
+        if self.events is not None and rows.groups is not None and not rows.has_aggregates:
             rows = self.events.add(rows)
         dense = np.empty((len(self.spec.dense), len(rows)), np.float32)
         self._dense.transform(rows.dense, rows.dense_missing, dense)
@@ -154,6 +165,8 @@ class CompiledWorkflow:
         else:
             known = rows.categorical[: len(tallies)]  # others were read for another workflow
             ids = self._encode_columns(known, missing, tallies)
+        if self.events is not None and rows.groups is not None and self._histories:
+            ids = self._add_histories(ids, rows.groups)
         return EncodedRows(
             labels=rows.labels.astype(np.float32),
             dense=dense,
@@ -163,6 +176,29 @@ class CompiledWorkflow:
             weight=rows.weight,
             pointers=rows.pointers,
         )
+
+    def _add_histories(self, ids: Ids, groups: np.ndarray) -> Ids:
+        """Return the ids with the events of the state for rows without events of their own."""
+        assert self.events is not None
+        first = len(self.spec.categorical)
+        columns, lengths = ids.columns[:first], [*ids.lengths[:first]]
+        given, given_lengths = ids.columns[first:], ids.lengths[first:]
+        for history in self._histories:
+            own, count = [], np.zeros(len(ids), np.int64)
+            if len(given):  # rows of a file have none
+                own, given = given[: len(history.columns)], given[len(history.columns) :]
+                count, given_lengths = given_lengths[0], given_lengths[len(history.columns) :]
+            newest, counts = self.events.newest(history.name, groups, count == 0, self._most_events)
+            total = count + counts
+            from_row = np.repeat(count > 0, total)
+            for place, events in enumerate(newest):
+                column = np.empty(len(from_row), np.int32)
+                column[~from_row] = events
+                if own:
+                    column[from_row] = own[place]
+                columns.append(column)
+                lengths.append(total)
+        return Ids.from_lengths(columns, np.stack(lengths))
 
     def _check(self) -> None:
         for array in self._mapped:
