@@ -23,15 +23,8 @@ import pyarrow.parquet as pq
 
 from nvt_torchrec.base.arrays import string_parts, strings, to_arrow, to_numpy
 from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.base.files import atomic
 from nvt_torchrec.base.files.artifact import FileEntry
-from nvt_torchrec.base.files.atomic import (
-    atomic_path,
-    deferred,
-    publish,
-    remove,
-    removed_on_error,
-    write_text,
-)
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID, PADDING_ID
 from nvt_torchrec.formats.vocabularies import (
@@ -128,18 +121,18 @@ def write_workflow(
     from nvt_torchrec.workflows import compiled  # imports Numba, which readers do not need
 
     path = Path(path)
-    remove(path / METADATA_FILE)
+    atomic.remove(path / METADATA_FILE)
     statistics = _statistics(spec, fitted)
     vocabularies = _vocabularies(spec, fitted)
 
     def write_vocabulary(column: CategoricalColumn) -> dict[str, FileEntry]:
         described = vocabularies[column.name]
-        with deferred() as written:
+        with atomic.deferred() as written:
             files = _write_vocabulary(path, described, column, fitted.vocabularies[described.name])
         waiting.extend(written)
         return files
 
-    with removed_on_error() as waiting:
+    with atomic.removed_on_error() as waiting:
         with ThreadPoolExecutor(threads) as pool:
             digest = pool.submit(_digest, spec, statistics, fitted)
             first = [columns[0] for columns in spec.vocabularies.values()]
@@ -156,10 +149,10 @@ def write_workflow(
             files=files,
             lineage=descent.lineage(digest.result(), values),
         )
-        with deferred() as others:
-            write_text(path / GRAPH_FILE, _graph_text(graph_of(description)))
+        with atomic.deferred() as others:
+            atomic.write_text(path / GRAPH_FILE, _graph_text(graph_of(description)))
             files.update(_write_reused(path, description, descent))
-        publish([*others, *waiting])
+        atomic.publish([*others, *waiting])
     files[GRAPH_FILE] = FileEntry.from_file(path / GRAPH_FILE)
     compiled.build(path, description, threads=threads)
     description.write()
@@ -215,7 +208,7 @@ def _write_vocabulary(
     }
     digests = {}
     for file, table in tables.items():
-        with atomic_path(path / file) as temporary:
+        with atomic.atomic_path(path / file) as temporary:
             _write_table(table, temporary)
             digests[file] = FileEntry.from_file(temporary)
     return digests
@@ -230,7 +223,7 @@ def _write_reused(
         file = generation.reused_file
         if file is None:
             continue
-        with atomic_path(path / file) as temporary:
+        with atomic.atomic_path(path / file) as temporary:
             if generation is description.lineage[-1]:
                 _write_table(reused_table(descent.reused), temporary)
             else:

@@ -55,7 +55,7 @@ def save_start(flags: Sequence[str], path: Path, group: Group) -> None:
     settings = parse_settings([*MODEL, *flags])
     trainer = Trainer(settings, model_config(settings, read_schema(settings)), group)
     trainer._start()
-    save_checkpoint(path, trainer.run.tensors(), trainer.config, trainer._record(), group)
+    save_checkpoint(path, trainer.run.tensors(), trainer._record(), trainer.run)
 
 
 def save_starts(runs: dict[Path, list[str]]) -> None:

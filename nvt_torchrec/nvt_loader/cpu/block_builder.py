@@ -21,15 +21,9 @@ from nvt_torchrec.nvt_loader.cpu.blocks import (
     moves,
     source_copies,
 )
+from nvt_torchrec.nvt_loader.parquet import parquet_kernels as kernels
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.decoder import cpu_decoder
-from nvt_torchrec.nvt_loader.parquet.parquet_kernels import (
-    copy_rows,
-    list_lengths,
-    list_values,
-    permute,
-    permute_lists,
-)
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Buffers, Decoder, RowChunk, Target
 
 #: Tensors in a block's memory begin at multiples of this many bytes.
@@ -182,7 +176,7 @@ def permuted(
 
     memory = take(len(plain) * rows)
     for to_rows, from_rows, chunk in moved:
-        permute(memory, chunk.addresses[plain], rows, to_rows, from_rows)
+        kernels.permute(memory, chunk.addresses[plain], rows, to_rows, from_rows)
     addresses[plain] = memory.ctypes.data + 4 * rows * np.arange(len(plain))
     for i in lists:
         lengths = np.empty(rows, np.int32)
@@ -195,7 +189,7 @@ def permuted(
         memory = take(int(starts[-1]))
         for to_rows, from_rows, chunk in moved:
             where = chunk.addresses[i], to_rows, from_rows
-            permute_lists(memory, starts, chunk.values[i], *where)
+            kernels.permute_lists(memory, starts, chunk.values[i], *where)
         addresses[i], values[i] = offsets.ctypes.data, memory.ctypes.data
     return RowChunk(rows, addresses, values, owner)
 
@@ -229,20 +223,22 @@ def build_jagged(
     block = *(part.numpy().view(np.int32) for part in floats), np.empty(0, np.int32)
     for i, chunk in enumerate(chunks):
         own = copies[copies[:, 1] == i]
-        copy_rows(*block, chunk.addresses[:first_id], own, batch, 0, chunk.rows)
+        kernels.copy_rows(*block, chunk.addresses[:first_id], own, batch, 0, chunk.rows)
     is_list = np.array([name in set(schema.multi_hot) for name in schema.integers])
     addresses = np.stack([chunk.addresses[first_id:] for chunk in chunks])
     elements = np.stack([chunk.values[first_id:] for chunk in chunks])
     of_lists = copies[:, 1:].copy()
     of_lists[:, 3] += copies[:, 0] * columns * batch
     where = is_list, batch, of_lists, np.searchsorted(copies[:, 0], np.arange(steps + 1))
-    list_lengths(flat(lengths), addresses, *where)
+    kernels.list_lengths(flat(lengths), addresses, *where)
     starts = np.zeros(steps * columns * batch + 1, np.int64)
     np.cumsum(flat(lengths), out=starts[1:])
     by_step = starts[:-1].reshape(steps, -1)
     np.subtract(by_step, by_step[:, :1], out=offsets.numpy()[:, :-1], casting="same_kind")
     offsets.numpy()[:, -1] = starts[columns * batch :: columns * batch] - by_step[:, 0]
     (values,) = tensors((torch.int32, (int(starts[-1]),)))
-    list_values(flat(values), starts, np.where(is_list, elements, addresses), addresses, *where)
+    kernels.list_values(
+        flat(values), starts, np.where(is_list, elements, addresses), addresses, *where
+    )
     views = float_views(dataset, steps, floats)
     return JaggedBlock(*views, values, lengths, offsets, starts[::batch].tolist())

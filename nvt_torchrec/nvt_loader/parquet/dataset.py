@@ -22,13 +22,8 @@ from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.remote import RemoteFile
 from nvt_torchrec.formats.histories import HistoryStore
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.nvt_loader.parquet.files import (
-    REWRITE,
-    ParquetFiles,
-    check_columns,
-    find_files,
-    schema_beside,
-)
+from nvt_torchrec.nvt_loader.parquet import files as parquet_files
+from nvt_torchrec.nvt_loader.parquet.files import REWRITE, ParquetFiles
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Range, RowGroupSlice
 from nvt_torchrec.nvt_loader.parquet.sources import Source, TableSource
 
@@ -174,7 +169,7 @@ def read_dataset(
     """
     parts = data if isinstance(data, list | tuple) else [data]
     named = parts and all(isinstance(part, str | os.PathLike) for part in parts)
-    paths = find_files(data) if named else None
+    paths = parquet_files.find_files(data) if named else None
     if paths is None and not hasattr(data, "__arrow_c_stream__") and not isinstance(data, Source):
         raise SettingsError(
             f"data of type {type(data).__name__}: {data!r:.60}",
@@ -185,7 +180,7 @@ def read_dataset(
         if paths is None:
             remedy = "give schema=TableSchema(labels, dense, categorical, table_sizes)"
             raise SettingsError(f"data of type {type(data).__name__} without a schema", remedy)
-        schema = schema_beside(paths[0])
+        schema = parquet_files.schema_beside(paths[0])
     if table_sizes is not None:
         schema = dataclasses.replace(schema, table_sizes=tuple(table_sizes))
     if not max_events:
@@ -197,7 +192,7 @@ def read_dataset(
         source = ParquetFiles.open(name, paths, read)
     elif hasattr(data, "__arrow_c_stream__"):
         table = pa.table(data)
-        check_columns(table.schema, read, "the table")
+        parquet_files.check_columns(table.schema, read, "the table")
         table = table.select(read.columns)
         check_valid(table, "the table")
         source = TableSource(table)

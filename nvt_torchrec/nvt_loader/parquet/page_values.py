@@ -11,20 +11,14 @@ from numba import types
 
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.base.parquet_footer import varint
+from nvt_torchrec.nvt_loader.parquet import pages as headers
 from nvt_torchrec.nvt_loader.parquet.dictionary_indices import CURSOR, read_indices
-from nvt_torchrec.nvt_loader.parquet.pages import (
-    CHUNKS,
-    DATA_PAGE,
-    DICTIONARY_PAGE,
-    PAGES,
-    PLAIN,
-    PLAIN_DICTIONARY,
-    RLE_DICTIONARY,
-)
 from nvt_torchrec.nvt_loader.parquet.parquet_kernels import copy_rows, largest_of, pointer
 
 #: The arguments of the loops that read: cursors, pages, the first page of each chunk, chunks.
-_STATE = types.Tuple((numba.from_dtype(CURSOR)[::1], PAGES, types.int64[::1], CHUNKS))
+_STATE = types.Tuple(
+    (numba.from_dtype(CURSOR)[::1], headers.PAGES, types.int64[::1], headers.CHUNKS)
+)
 #: A block: labels, weights, dense, ids, the copies, and the rows of a batch.
 _WORDS = types.int32[:, ::1]
 _TARGET = types.Tuple((_WORDS, _WORDS, _WORDS, types.int32[::1], types.int64[:, ::1], types.int64))
@@ -93,8 +87,8 @@ def open_columns(state, largest):
         for p in range(first_page[c], first_page[c + 1]):
             page = pages[p]
             encoding = page.encoding
-            if page.kind == DICTIONARY_PAGE:
-                if encoding != PLAIN and encoding != PLAIN_DICTIONARY:
+            if page.kind == headers.DICTIONARY_PAGE:
+                if encoding != headers.PLAIN and encoding != headers.PLAIN_DICTIONARY:
                     return False
                 if p != first_page[c] or page.count * 4 > page.bytes:
                     return False
@@ -102,11 +96,11 @@ def open_columns(state, largest):
                 continue
             if chunks[c].optional and not _pass_levels(page):
                 return False
-            if encoding == PLAIN:
+            if encoding == headers.PLAIN:
                 indices = False
                 if page.count * 4 != page.bytes:
                     return False
-            elif encoding != RLE_DICTIONARY and encoding != PLAIN_DICTIONARY:
+            elif encoding != headers.RLE_DICTIONARY and encoding != headers.PLAIN_DICTIONARY:
                 return False
         largest[c] = np.uint64(0xFFFFFFFFFFFFFFFF)
         if indices:
@@ -121,11 +115,11 @@ def _turn_page(cursor, pages, end):
     if cursor.page >= end:
         return False
     page = pages[cursor.page]
-    if page.kind != DATA_PAGE:
+    if page.kind != headers.DATA_PAGE:
         return True
     cursor.left, cursor.next, cursor.end = page.count, page.body, page.body + page.bytes
     cursor.bits = -1
-    if page.encoding != PLAIN and page.count > 0:
+    if page.encoding != headers.PLAIN and page.count > 0:
         if page.bytes == 0:
             return False
         cursor.bits = numba.carray(pointer(page.body), (1,), np.uint8)[0]

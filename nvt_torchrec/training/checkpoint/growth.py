@@ -97,15 +97,15 @@ def grow_tables(
 def _check_size(
     column: CategoricalColumn, rows: tuple[int, int], needed: tuple[int, int], *, changed: bool
 ) -> None:
-    """Check that values with a new id have a row of their own, and that old rows stay."""
-    rows_then, rows_now = rows
-    needed_then, needed_now = needed
-    shared = rows_then < needed_then or rows_now < needed_now
-    unchanged = rows_then == rows_now and needed_then == needed_now and not changed
-    if shared and not unchanged:
+    """Check that values with a new id have a row of their own, and that old rows stay.
+
+    Both pairs are of the checkpoint and of now.
+    """
+    shared = rows[0] < needed[0] or rows[1] < needed[1]
+    if shared and (changed or rows[0] != rows[1] or needed[0] != needed[1]):
         raise SettingsError(
-            f"--continue_from: column {column.name} has {needed_then} ids in the checkpoint's "
-            f"generation and {needed_now} now, its table {rows_then} rows and {rows_now} now: "
+            f"--continue_from: column {column.name} has {needed[0]} ids in the checkpoint's "
+            f"generation and {needed[1]} now, its table {rows[0]} rows and {rows[1]} now: "
             "with --hash_indices values that are new would share rows with others",
             "limit the table in the ETL instead (--max_table_size, or hash_buckets in the spec), "
             "and train from scratch without --continue_from",

@@ -43,10 +43,9 @@ from nvt_torchrec.models.checkpoint.record import (
     is_checkpoint_alone,
 )
 from nvt_torchrec.models.checkpoint.tensor_files import write_tensors
-from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.training.checkpoint.directories import LATEST_FILE, finished, remove
 from nvt_torchrec.training.launch.distributed import Group, gathered
-from nvt_torchrec.training.launch.run_state import copied
+from nvt_torchrec.training.launch.run_state import RunState, copied
 
 log = logging.getLogger(__name__)
 
@@ -66,21 +65,18 @@ class Checkpoints:
     Args:
         directory: The directory of the run's checkpoints.
         keep: The number of the newest that are kept; None for three.
-        config: The model's shape.
-        group: This rank. A process group is made for the threads' collectives, apart from
+        run: What is trained. A process group is made for the threads' collectives, apart from
             training's (collective).
 
     Attributes:
         saved_step: The step of the newest; None if there is none.
     """
 
-    def __init__(
-        self, directory: Path | str, keep: int | None, config: ModelConfig, group: Group
-    ) -> None:
+    def __init__(self, directory: Path | str, keep: int | None, run: RunState) -> None:
         self.directory = Path(directory).absolute()
         self._keep = keep or _KEPT
-        self._config = config
-        self._group = dataclasses.replace(group, cpu=dist.new_group(backend="gloo"))
+        group = dataclasses.replace(run.group, cpu=dist.new_group(backend="gloo"))
+        self._run = dataclasses.replace(run, group=group)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self.saved_step: int | None = None
@@ -130,11 +126,12 @@ class Checkpoints:
     def _write(
         self, step: int, state: dict[str, Any], record: dict[str, Any], loss: torch.Tensor
     ) -> None:
-        use_device(self._group.device)
+        group = self._run.group
+        use_device(group.device)
         try:
             path = self.directory / f"step_{step:08}"
-            save_checkpoint(path, state, self._config, record, self._group, loss=loss)
-            if self._group.rank == 0:
+            save_checkpoint(path, state, record, self._run, loss=loss)
+            if group.rank == 0:
                 write_text(self.directory / LATEST_FILE, f"{path.name}\n")
                 for old in filter(is_checkpoint_alone, finished(self.directory)[: -self._keep]):
                     remove(old)
@@ -163,9 +160,8 @@ def check_destination(path: Path | str) -> None:
 def save_checkpoint(
     path: Path | str,
     state: dict[str, Any],
-    config: ModelConfig,
     record: dict[str, Any],
-    group: Group,
+    run: RunState,
     *,
     loss: torch.Tensor | None = None,
 ) -> None:
@@ -177,16 +173,15 @@ def save_checkpoint(
     Args:
         path: The directory; missing or empty.
         state: Nested dicts of tensors, see :meth:`training.launch.run_state.RunState.tensors`.
-        config: The model's shape.
         record: JSON-ready facts about the training, kept in ``model.json``.
-        group: This rank; its ``cpu`` group is used.
+        run: What is trained; the ``cpu`` group of its ranks is used.
         loss: The sum of this rank's losses since the last report; must be finite as well.
 
     Raises:
         OutputError: ``path`` holds something already, or cannot be written.
         SettingsError: A weight, a moment or the loss is not finite (on all ranks).
     """
-    path = Path(path).absolute()
+    path, group = Path(path).absolute(), run.group
     _check_finite(state if loss is None else {"loss": loss, **state}, record, group)
     temporary = path.with_name(f".{path.name}{TEMPORARY}")
     try:
@@ -207,7 +202,9 @@ def save_checkpoint(
             rest = (_entries(temporary, _PICKLE_FILE), _entries(temporary, TENSORS_FILE))
             versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
             files = {name: entry for part in (*parts, *rest) for name, entry in part.items()}
-            about = CheckpointRecord(config.to_dict(), record, group.world_size, versions, files)
+            about = CheckpointRecord(
+                run.config.to_dict(), record, group.world_size, versions, files
+            )
             about.write(temporary)
             os.rename(temporary, path)
             fsync_directory(path.parent)

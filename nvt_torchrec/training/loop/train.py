@@ -7,12 +7,7 @@ import logging
 from nvt_torchrec.training.checkpoint.ancestor import finished_run
 from nvt_torchrec.training.checkpoint.directories import claimed, lock_files
 from nvt_torchrec.training.checkpoint.saving import check_destination
-from nvt_torchrec.training.data.choices import (
-    check_gauc_column,
-    choose_label,
-    choose_sizes,
-    read_schema,
-)
+from nvt_torchrec.training.data import choices
 from nvt_torchrec.training.data.order import choose_order
 from nvt_torchrec.training.launch.distributed import Group
 from nvt_torchrec.training.loop.trainer import Trainer
@@ -34,9 +29,9 @@ def train(settings: TrainSettings, group: Group) -> TrainResult:
             another run is writing there.
         SystemExit: SIGTERM stopped the run; a checkpoint of its last step is written.
     """
-    schema = read_schema(settings)
-    settings = choose_label(settings, schema)
-    check_gauc_column(settings, schema)
+    schema = choices.read_schema(settings)
+    settings = choices.choose_label(settings, schema)
+    choices.check_gauc_column(settings, schema)
     if settings.save_checkpoint_path:
         done = finished_run(settings)
         if done:
@@ -47,7 +42,7 @@ def train(settings: TrainSettings, group: Group) -> TrainResult:
         check_destination(settings.save_checkpoint_path)
     if settings.dense_arch_layer_sizes and not schema.dense and group.rank == 0:
         log.warning("--dense_arch_layer_sizes has no effect: the data have no dense column")
-    settings = choose_order(choose_sizes(settings, schema, group.world_size))
+    settings = choose_order(choices.choose_sizes(settings, schema, group.world_size))
     with claimed(lock_files(settings), group):
         trainer = Trainer(settings, model_config(settings, schema), group)
         return trainer.test() if settings.mode == "test" else trainer.train()

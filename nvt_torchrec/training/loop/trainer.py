@@ -37,14 +37,8 @@ from nvt_torchrec.training.launch.preflight import trace_own_model
 from nvt_torchrec.training.loop.evaluate import evaluate
 from nvt_torchrec.training.loop.finish import column_importance, fit_bias, make_samples
 from nvt_torchrec.training.loop.stopping import Stopping
+from nvt_torchrec.training.optim import learning_rates
 from nvt_torchrec.training.optim.combined import set_learning_rate, set_step
-from nvt_torchrec.training.optim.learning_rates import (
-    fill_rates,
-    learning_rates,
-    rates_line,
-    remedies,
-    sizes_line,
-)
 from nvt_torchrec.training.reporting.learning_check import LearningCheck
 from nvt_torchrec.training.reporting.metrics_log import MetricsLog, metrics_table
 from nvt_torchrec.training.reporting.progress import Progress, TrainResult, step_profiler
@@ -78,8 +72,8 @@ class Trainer:
             log_days(days, self.loaders["train"].num_rows)
         self.epoch_steps = len(self.loaders["train"])
         global_batch = settings.batch_size * group.world_size
-        remedy = remedies(settings, config, global_batch, self.epoch_steps)
-        settings = fill_rates(settings, config, global_batch, self.epoch_steps)
+        remedy = learning_rates.remedies(settings, config, global_batch, self.epoch_steps)
+        settings = learning_rates.fill_rates(settings, config, global_batch, self.epoch_steps)
         self.settings = settings
         self.learning = LearningCheck(settings, group, self.events, self.epoch_steps, remedy)
         self.progress = Progress(settings, group, self.events, self.epoch_steps)
@@ -100,14 +94,14 @@ class Trainer:
         self.baselines: dict[tuple[str, str], ByLabel] = {}  # by split and name
         self.checkpoints: Checkpoints | None = None
         if settings.checkpoint_dir:
-            self.checkpoints = Checkpoints(settings.checkpoint_dir, settings.keep, config, group)
+            self.checkpoints = Checkpoints(settings.checkpoint_dir, settings.keep, self.run)
         self.profiler: Any = None
         self.stop_requests: StopRequests | None = None
         rows = {split: loader.num_rows for split, loader in self.loaders.items()}
         self.progress.report_start(config, plan, rows)
         if group.rank == 0 and settings.mode == "train":
-            log.info("%s", sizes_line(settings, config, rows["train"]))
-            log.info("%s", rates_line(settings))
+            log.info("%s", learning_rates.sizes_line(settings, config, rows["train"]))
+            log.info("%s", learning_rates.rates_line(settings))
 
     def test(self) -> TrainResult:
         """Evaluate the test set."""
@@ -223,7 +217,7 @@ class Trainer:
         """Train the next batch, at the learning rates of this step."""
         progress = self.progress
         steps = progress.step, progress.total_steps, self.epoch_steps
-        rates = learning_rates(self.settings, *steps)
+        rates = learning_rates.learning_rates(self.settings, *steps)
         self.learning_rate = rates.tables
         set_learning_rate(self.run.optimizer, rates)
         output = self.pipeline.progress(batches)
@@ -334,7 +328,7 @@ class Trainer:
         path, keep = self.settings.save_checkpoint_path, self.settings.keep
         if path:
             record = {**self._record(), **self._results()}
-            save_checkpoint(path, self.run.tensors(), self.config, record, self.group)
+            save_checkpoint(path, self.run.tensors(), record, self.run)
             if keep and self.group.rank == 0:
                 remove_older(Path(path), keep)
 

@@ -21,13 +21,8 @@ from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.metrics import ByLabel
 from nvt_torchrec.training.data.choices import describe_data, read_oracle
 from nvt_torchrec.training.launch.distributed import Group, reduce_sum
-from nvt_torchrec.training.reporting.metrics_log import (
-    MetricsLog,
-    metrics_line,
-    metrics_table,
-    name_of,
-    train_line,
-)
+from nvt_torchrec.training.reporting import metrics_log
+from nvt_torchrec.training.reporting.metrics_log import MetricsLog
 from nvt_torchrec.training.reporting.page import REPORT_FILE, write_report
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 from nvt_torchrec.training.sharding.train_model import StepOutput
@@ -182,7 +177,7 @@ class Progress:
             self._events.write("train", **values)
             epoch, share = -(-self.step // self.epoch_steps), self.epoch_step / self.epoch_steps
             text = f"{epoch}/{self._settings.epochs} {100 * share:.0f} %"
-            log.info("%s", train_line(values, self.total_steps, text))
+            log.info("%s", metrics_log.train_line(values, self.total_steps, text))
         self.begin()
 
     def report_evaluation(self, split: str, metrics: ByLabel, seconds: float) -> None:
@@ -199,7 +194,7 @@ class Progress:
                 calibration_curve=of_label.calibration_curve,
                 seconds=seconds,
             )
-            log.info("%s", metrics_line(name_of(split, **named), of_label))
+            log.info("%s", metrics_log.metrics_line(metrics_log.name_of(split, **named), of_label))
         directory = self._events.directory
         if directory and time.monotonic() - self._page_time > _PAGE_SECONDS:
             self._page_time = time.monotonic()
@@ -249,7 +244,9 @@ class Progress:
             f"{self.samples:,}",
             self.train_seconds,
             "" if speed is None else f": {speed:,.0f} samples/s",
-            metrics_table(metrics | {f"{s}, {name}": m for (s, name), m in baselines.items()}),
+            metrics_log.metrics_table(
+                metrics | {f"{s}, {name}": m for (s, name), m in baselines.items()}
+            ),
         )
         kept = path or self._settings.checkpoint_dir or "none (--save_checkpoint_path)"
         log.info("checkpoint: %s", kept)

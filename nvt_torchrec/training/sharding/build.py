@@ -29,12 +29,8 @@ from nvt_torchrec.training.baselines.regression import Regression, Start
 from nvt_torchrec.training.data.loaders import Loader, TrainBatch
 from nvt_torchrec.training.launch.distributed import Group
 from nvt_torchrec.training.launch.run_state import RunState
+from nvt_torchrec.training.optim import combined
 from nvt_torchrec.training.optim.adam import leave_to_table_adam
-from nvt_torchrec.training.optim.combined import (
-    combine_optimizers,
-    fuse_table_optimizer,
-    is_table_adam,
-)
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 from nvt_torchrec.training.sharding.planning import (
     GIB,
@@ -90,11 +86,11 @@ def build(
     )
     computing = settings.amp, settings.compile_dense, settings.undersampling_rate
     model = TrainModel(unsharded, group.world_size, group.device.type, *computing)
-    fuse_table_optimizer(unsharded.sparse_arch, settings)
+    combined.fuse_table_optimizer(unsharded.sparse_arch, settings)
     set_up_dense(unsharded.head.module, group.device, settings)
     held = _bytes_of(loaders or {})
     sharded, plan = _shard_model(model, config, settings, group, held)
-    return RunState(config, sharded, combine_optimizers(sharded, settings), group), plan
+    return RunState(config, sharded, combined.combine_optimizers(sharded, settings), group), plan
 
 
 def _bytes_of(loaders: Mapping[str, Loader]) -> int:
@@ -144,7 +140,7 @@ def _shard_model(
     plan, tables = make_plan(model, config, settings, hardware, group=world)
     if group.rank == 0:
         _log_plan(tables, hardware, settings)
-    if is_table_adam(settings, group.device):
+    if combined.is_table_adam(settings, group.device):
         leave_to_table_adam(model.model.sparse_arch)
     # a model of one's own may leave out a layer in some steps, or on some ranks
     own = {"static_graph": not config.program, "find_unused_parameters": bool(config.program)}

@@ -22,15 +22,9 @@ from torchrec.distributed.fbgemm_qcomm_codec import (
     get_qcomm_codecs_registry,
 )
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner import types as planner_types
 from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import (
-    KernelConfig,
-    PlannerError,
-    ShardingOption,
-    TopologyFactory,
-    TrainerConfig,
-)
 from torchrec.distributed.types import BoundsCheckMode, ShardingPlan, ShardingType
 from torchrec.modules.embedding_configs import DataType
 
@@ -189,7 +183,7 @@ def make_plan(
             plan = planner.plan(model, sharders)
         else:
             plan = planner.collective_plan(model, sharders, group)
-    except PlannerError as error:
+    except planner_types.PlannerError as error:
         width = 2 if settings.table_precision == "fp16" else 4
         gib = sum(config.num_embeddings) * config.embedding_dim * width / GIB
         reason = str(error).strip().splitlines()[0]
@@ -238,14 +232,14 @@ class _KeepPlan(EmbeddingStats):
     """Keep the planner's choices, instead of printing its report."""
 
     def __init__(self) -> None:
-        self.options: list[ShardingOption] = []
+        self.options: list[planner_types.ShardingOption] = []
 
-    def log(self, *args: Any, best_plan: list[ShardingOption], **kwargs: Any) -> None:
+    def log(self, *args: Any, best_plan: list[planner_types.ShardingOption], **kwargs: Any) -> None:
         """Keep the best plan; the planner calls this."""
         self.options = best_plan
 
 
-def _table_plan(option: ShardingOption) -> TablePlan:
+def _table_plan(option: planner_types.ShardingOption) -> TablePlan:
     rows, dim = option.tensor.shape
     return TablePlan(
         table=option.name,
@@ -261,14 +255,15 @@ def _table_plan(option: ShardingOption) -> TablePlan:
 
 def _topology(hardware: Hardware) -> Topology:
     cuda = hardware.device == "cuda"
-    trainer = TrainerConfig(
+    trainer = planner_types.TrainerConfig(
         world_size=hardware.world_size,
         local_world_size=hardware.local_world_size,
         hbm_cap_bytes=hardware.memory if cuda else None,
         ddr_cap_bytes=hardware.host_memory if cuda else hardware.memory,
     )
-    return TopologyFactory.create_topology(
-        trainer_config=trainer, kernel_config=KernelConfig(compute_device=hardware.device)
+    return planner_types.TopologyFactory.create_topology(
+        trainer_config=trainer,
+        kernel_config=planner_types.KernelConfig(compute_device=hardware.device),
     )
 
 

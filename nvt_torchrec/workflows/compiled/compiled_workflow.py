@@ -28,16 +28,7 @@ from nvt_torchrec.formats.rows import (
 )
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
-from nvt_torchrec.workflows.compiled import tables, text_tables
-from nvt_torchrec.workflows.compiled.compiler import (
-    ARRAYS,
-    DIRECTORY,
-    FORMAT,
-    PLAN_FILE,
-    ArrayEntry,
-    CompiledPlan,
-    TablePlace,
-)
+from nvt_torchrec.workflows.compiled import compiler, tables, text_tables
 from nvt_torchrec.workflows.compiled.dense import DensePlan
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.event_state import EventState
@@ -308,13 +299,13 @@ def load(path: Path | str, *, verify: bool = False, events: bool = True) -> Comp
     path = Path(path)
     description = inspect(path)
     plan = _read_plan(path, description)
-    mapped = tuple(_open(path, name, plan.arrays, verify) for name in ARRAYS)
+    mapped = tuple(_open(path, name, plan.arrays, verify) for name in compiler.ARRAYS)
     words, text, text_begins = (array.values for array in mapped)
     try:
         places = _places(description, plan.tables, len(words), len(text_begins))
         dense = DensePlan(description.spec, description.statistics)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise _damaged(path, path / DIRECTORY / PLAN_FILE, error) from error
+        raise _damaged(path, path / compiler.DIRECTORY / compiler.PLAN_FILE, error) from error
     return CompiledWorkflow(
         spec=description.spec,
         schema=description.table_schema,
@@ -336,11 +327,11 @@ def _open_events(path: Path, description: WorkflowDescription, verify: bool) -> 
     return EventState.load(path, spec, digest, verify=verify) if spec.events else None
 
 
-def _read_plan(path: Path, description: WorkflowDescription) -> CompiledPlan:
-    file = path / DIRECTORY / PLAN_FILE
+def _read_plan(path: Path, description: WorkflowDescription) -> compiler.CompiledPlan:
+    file = path / compiler.DIRECTORY / compiler.PLAN_FILE
     if not file.exists():
         raise BadInputError(f"{path}: the workflow is not compiled", _AGAIN.format(path))
-    plan = FORMAT.read(CompiledPlan, file, _AGAIN.format(path))
+    plan = compiler.FORMAT.read(compiler.CompiledPlan, file, _AGAIN.format(path))
     if plan.workflow_digest != description.digest:
         raise SchemaError(
             f"{file}: compiled from another workflow ({plan.workflow_digest[:12]}…) than the one "
@@ -350,10 +341,12 @@ def _read_plan(path: Path, description: WorkflowDescription) -> CompiledPlan:
     return plan
 
 
-def _open(path: Path, name: str, arrays: dict[str, ArrayEntry], verify: bool) -> MappedArray:
-    file = path / DIRECTORY / name
+def _open(
+    path: Path, name: str, arrays: dict[str, compiler.ArrayEntry], verify: bool
+) -> MappedArray:
+    file = path / compiler.DIRECTORY / name
     try:
-        array = MappedArray(file, ARRAYS[name], 1)
+        array = MappedArray(file, compiler.ARRAYS[name], 1)
         if len(array.values) != arrays[name].length:
             raise ValueError(f"{len(array.values)} values instead of {arrays[name].length}")
         if verify and zlib.crc32(array.values.data) != arrays[name].crc32:
@@ -368,7 +361,10 @@ def _damaged(path: Path, file: Path, error: object) -> BadInputError:
 
 
 def _places(
-    description: WorkflowDescription, plan: dict[str, TablePlace], words: int, text_begins: int
+    description: WorkflowDescription,
+    plan: dict[str, compiler.TablePlace],
+    words: int,
+    text_begins: int,
 ) -> np.ndarray:
     """int64 [columns, fields], checked: kernels read only there. Raises ValueError."""
     columns = description.spec.categorical

@@ -240,12 +240,10 @@ def read_state(directory: Path, description: WorkflowDescription) -> ExtensionSt
         if seen is not None and len(seen) != known:
             raise BadInputError(f"{file}: days of {len(seen)} values, not of {known}", _COPY_AGAIN)
         vocabularies[name] = VocabularyState(pending, seen)
-    moments = None if record.moments is None else np.array(record.moments, np.float64)
-    if moments is not None:
-        moments = moments.reshape(-1, 4)  # without dense columns too
-    return ExtensionState(
-        record.workflow_digest, record.generation, record.day, vocabularies, moments
-    )
+    moments = None
+    if record.moments is not None:  # four numbers a column, also of no columns
+        moments = np.array(record.moments, np.float64).reshape(-1, 4)
+    return ExtensionState(*identity, record.day, vocabularies, moments)
 
 
 def no_values(column: CategoricalColumn) -> SeenValues:
@@ -259,15 +257,12 @@ def _check_record(file: Path, record: _StateRecord, description: WorkflowDescrip
     with_pending, with_days = _find_stored(spec, record.generation)
     names = [f"pending.{name}.parquet" for name in with_pending]
     names += [f"seen.{name}.parquet" for name in with_days]
+    moments = None if record.moments is None else len(record.moments)
     for what, held, needed in (
         ("files", sorted(record.files), sorted(names)),
         ("pending", sorted(record.pending), with_pending),
         ("day", record.day, description.lineage[-1].days[-1]),
-        (
-            "number of moments",
-            None if record.moments is None else len(record.moments),
-            len(spec.dense) if normalized(spec) else None,
-        ),
+        ("number of moments", moments, len(spec.dense) if normalized(spec) else None),
     ):
         if held != needed:
             raise BadInputError(
