@@ -17,12 +17,7 @@ from nvt_torchrec.models.contract import load_build
 from nvt_torchrec.models.metrics import ByLabel, to_json
 from nvt_torchrec.training.baselines.baselines import compute_baselines
 from nvt_torchrec.training.baselines.regression import Start
-from nvt_torchrec.training.checkpoint.ancestor import (
-    agree_on_ancestor,
-    earlier_days,
-    load_ancestor,
-    remove_older,
-)
+from nvt_torchrec.training.checkpoint import ancestor as ancestors
 from nvt_torchrec.training.checkpoint.directories import checkpoints_in
 from nvt_torchrec.training.checkpoint.resume import data_origin, load_weights, resume_from
 from nvt_torchrec.training.checkpoint.saving import Checkpoints, save_checkpoint
@@ -60,7 +55,7 @@ class Trainer:
         self.group = group
         directory = settings.log_directory() if group.rank == 0 else None
         self.events = MetricsLog(directory, tensorboard=settings.tensorboard)
-        self.ancestor = agree_on_ancestor(settings, group)
+        self.ancestor = ancestors.agree_on_ancestor(settings, group)
         days = choose_days(settings, self.ancestor.days if self.ancestor else None)
         parts = {"train": days.selection, "valid": None, "test": None}
         self.loaders = {
@@ -82,7 +77,7 @@ class Trainer:
         self.run, plan = build(settings, config, group, read, own)
         self.pipeline = make_pipeline(self.run)
         self.origin = {
-            "days": days.add_earlier(earlier_days(self.ancestor, settings)),
+            "days": days.add_earlier(ancestors.earlier_days(self.ancestor, settings)),
             "continued_from": dataclasses.asdict(self.ancestor) if self.ancestor else None,
             **data_origin(settings),
         }
@@ -268,7 +263,7 @@ class Trainer:
         if settings.load_checkpoint_path:
             load_weights(Path(settings.load_checkpoint_path), self.run)
         if self.ancestor:
-            counts = load_ancestor(self.ancestor, settings, self.run)
+            counts = ancestors.load_ancestor(self.ancestor, settings, self.run)
             self.events.write("continue", checkpoint=self.ancestor.checkpoint, **counts)
         elif not settings.load_checkpoint_path:
             start_from(from_rank_0(group, start) or Start(), self.run)
@@ -330,7 +325,7 @@ class Trainer:
             record = {**self._record(), **self._results()}
             save_checkpoint(path, self.run.tensors(), record, self.run)
             if keep and self.group.rank == 0:
-                remove_older(Path(path), keep)
+                ancestors.remove_older(Path(path), keep)
 
     def _stop_if_asked(self) -> None:
         """End the run between two steps, after SIGTERM or when a checkpoint failed on any rank."""
