@@ -42,7 +42,8 @@ class Ids:
     Attributes:
         values: Integers [columns, n], one id in each row; with lists, one-dimensional.
         offsets: Integers [columns, n + 1], for lists: row i of column j has the ids
-            ``values[offsets[j, i]:offsets[j, i + 1]]``. None: one id in each row of each column.
+            ``values[offsets[j, i]:offsets[j, i + 1]]``, and column j + 1 begins where column j
+            ends. None: one id in each row of each column.
     """
 
     values: np.ndarray
@@ -71,10 +72,22 @@ class Ids:
         return cls.from_lengths(columns, np.concatenate([part.lengths for part in parts], axis=1))
 
     def slice(self, begin: int, end: int) -> Ids:
-        """Return the ids of the rows from ``begin`` to ``end``, without a copy."""
+        """Return the ids of the rows from ``begin`` to ``end``; of lists, copies."""
         if self.offsets is None:
             return Ids(self.values[:, begin:end])
-        return Ids(self.values, self.offsets[:, begin : end + 1])
+        offsets = self.offsets[:, begin : end + 1]
+        columns = [self.values[first:last] for first, last in offsets[:, [0, -1]].tolist()]
+        return Ids.from_lengths(columns, np.diff(offsets))
+
+    def take_newest(self, first: int, most: int) -> Ids:
+        """Return the ids of which, from column ``first`` on, each row has its last ``most``."""
+        if self.offsets is None:
+            return self
+        kept = self.lengths
+        kept[first:] = np.minimum(kept[first:], most)
+        places = np.arange(kept.sum())
+        places += np.repeat(self.offsets[:, 1:].reshape(-1) - kept.cumsum(), kept.reshape(-1))
+        return Ids.from_lengths([self.values[places]], kept)
 
     def column(self, j: int) -> np.ndarray:
         """Return the ids of all rows of a column, one row after the other."""
@@ -83,10 +96,14 @@ class Ids:
         return self.values[self.offsets[j, 0] : self.offsets[j, -1]]
 
     @property
+    def count(self) -> int:
+        """The number of columns."""
+        return len(self.values if self.offsets is None else self.offsets)
+
+    @property
     def columns(self) -> list[np.ndarray]:
         """What :meth:`column` returns for each column."""
-        count = len(self.values if self.offsets is None else self.offsets)
-        return [self.column(j) for j in range(count)]
+        return [self.column(j) for j in range(self.count)]
 
     @property
     def lengths(self) -> np.ndarray:

@@ -210,26 +210,21 @@ class ServingModel:
         """
         for array in self.table.mapped:
             array.check()
-        singles, columns = len(self.config.categorical), ids.columns
-        empty = len(self.first) - len(columns)
+        singles, empty = len(self.config.categorical), len(self.first) - ids.count
+        if ids.count > singles:
+            ids = ids.take_newest(singles, self.config.max_events)
+        first = self.first[: ids.count]
         if ids.offsets is None:
-            rows = torch.from_numpy(ids.values).to(self.device).T + self.first[: len(columns)]
-            vectors = self.table.rows(rows)
-            return functional.pad(vectors, (0, 0, 0, empty)) if empty else vectors
-        lengths = ids.lengths
-        for j in range(singles, len(columns)):
-            columns[j], lengths[j] = take_newest(columns[j], lengths[j], self.config.max_events)
-        pairs = zip(columns, self.first.tolist(), strict=False)
-        rows = torch.from_numpy(
-            np.concatenate([values + np.int64(first) for values, first in pairs])
-        )
-        flat = lengths.reshape(-1)
-        begins = torch.from_numpy(np.cumsum(flat, dtype=np.int64) - flat)
-        sums = self.table.sums(rows.to(self.device), begins.to(self.device)).view(
-            *lengths.shape, -1
-        )
-        sums[singles:] /= torch.from_numpy(lengths[singles:].clip(1)).to(sums).unsqueeze(2)
-        vectors = sums.transpose(0, 1)
+            vectors = self.table.rows(torch.from_numpy(ids.values).to(self.device).T + first)
+        else:
+            sizes = torch.from_numpy(ids.offsets[:, -1] - ids.offsets[:, 0]).to(self.device)
+            rows = torch.from_numpy(ids.values).to(self.device) + first.repeat_interleave(sizes)
+            begins = torch.from_numpy(ids.offsets[:, :-1].astype(np.int64)).to(self.device)
+            sums = self.table.sums(rows, begins.view(-1)).view(*begins.shape, -1)
+            if ids.count > singles:
+                counts = torch.from_numpy(ids.lengths[singles:].clip(1))
+                sums[singles:] /= counts.to(sums).unsqueeze(2)
+            vectors = sums.transpose(0, 1)
         return functional.pad(vectors, (0, 0, 0, empty)) if empty else vectors
 
     def read_raw_inputs(self, ids: Ids) -> dict[str, torch.Tensor]:
@@ -261,16 +256,6 @@ class ServingModel:
         """
         values = torch.from_numpy(dense).to(self.device).T
         return self.head(values, embedded, self.read_raw_inputs(ids))
-
-
-def take_newest(
-    values: np.ndarray, lengths: np.ndarray, most: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the last ``most`` ids of each row of a history, and how many these are."""
-    kept = np.minimum(lengths, most)
-    ends = kept.cumsum()
-    places = np.arange(kept.sum()) + np.repeat(lengths.cumsum() - ends, kept)
-    return values[places], kept
 
 
 def _quantize(chunk: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -239,20 +239,22 @@ class CompiledWorkflow:
     def _encode_columns(
         self, columns: Sequence[CategoryValues], missing: np.ndarray, tallies: np.ndarray
     ) -> Ids:
-        rows = missing.shape[1]
-        ends = np.cumsum([0, *(len(flat_values(values)) for values in columns)])
-        ids = np.empty(ends[-1], np.int32)
+        rows, end = missing.shape[1], 0
+        ids = np.empty(sum(len(flat_values(values)) for values in columns), np.int32)
+        each, offsets = np.arange(rows + 1), None
+        if any(isinstance(values, Jagged) for values in columns):
+            offsets = np.empty((len(columns), rows + 1), np.int32)
         for j, values in enumerate(columns):
-            absent, tally = word_of(missing, j), tallies[j]
+            flat, absent, tally = flat_values(values), word_of(missing, j), tallies[j]
+            begin, end = end, end + len(flat)
+            if offsets is not None:
+                offsets[j] = values.offsets if isinstance(values, Jagged) else each
+                offsets[j] += begin
             if isinstance(values, Jagged):  # a missing list is empty, and not the id 1
                 tally[0] = np.count_nonzero(absent >> bit_of(j) & np.uint64(1))
                 absent = _NO_BITS
-            self._encode(j, flat_values(values), absent, ids[ends[j] : ends[j + 1]], tally)
-        if not any(isinstance(values, Jagged) for values in columns):
-            return Ids(ids.reshape(len(columns), rows))
-        each = np.arange(rows + 1)
-        offsets = [values.offsets if isinstance(values, Jagged) else each for values in columns]
-        return Ids(ids, (np.stack(offsets) + ends[:-1, np.newaxis]).astype(np.int32))
+            self._encode(j, flat, absent, ids[begin:end], tally)
+        return Ids(ids if offsets is not None else ids.reshape(len(columns), rows), offsets)
 
     def _encode(
         self,
