@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, name_f
 from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
+from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
 from nvt_torchrec.formats.rows import Ids, RawRows
 from nvt_torchrec.inference.encoder import Encoder
 from nvt_torchrec.inference.model.bundle import is_bundle, read_bundle
@@ -22,6 +24,8 @@ from nvt_torchrec.inference.model.torch_threads import threads_for
 from nvt_torchrec.inference.model.weights import check_pair, read_checkpoint, usable
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
+
+log = logging.getLogger(__name__)
 
 #: Rows that the model scores at once, or fewer where a row takes much; bounds the memory of its
 #: activations.
@@ -46,6 +50,7 @@ class Predictor:
         workflow = workflow.take_histories(config.histories, config.max_events)
         self.workflow = workflow
         self.model, self.labels = model, model.config.labels
+        self._warned = False
         self._no_scores = np.empty((0, len(self.labels)), np.float32)
         self._encoder = Encoder(workflow)
         self._rows_at_once = min(MODEL_ROWS, getattr(model.head.module, "rows_at_once", MODEL_ROWS))
@@ -152,10 +157,27 @@ class Predictor:
         Raises:
             InvalidRowError: A probability is not finite.
         """
+        self._check_times(rows)
         encoded = self.workflow.transform(rows)
         scores = self.predict_encoded(encoded.dense, encoded.ids)
         check_finite(scores, first + rows.line)
         return scores
+
+    def _check_times(self, rows: RawRows) -> None:
+        """Warn, once, of rows that are older than what is known of their keys."""
+        events = self.workflow.events
+        if self._warned or events is None or rows.times is None or not len(rows):
+            return
+        oldest = int(rows.times[0].min())
+        if oldest < events.as_of:
+            self._warned = True
+            log.warning(
+                "warning: rows of %s, and the workflow knows what happened until %s: their "
+                "aggregates and histories hold events after them, so metrics are too good\n  -> "
+                "evaluate later rows, or take the metrics of the training",
+                format_time(oldest),
+                format_time(events.as_of),
+            )
 
     @torch.inference_mode()
     def predict_encoded(self, dense: np.ndarray, ids: Ids) -> np.ndarray:

@@ -39,9 +39,9 @@ from nvt_torchrec.etl.events.sums import (
     sums_of_groups,
 )
 from nvt_torchrec.etl.state.output import EVENTS
-from nvt_torchrec.etl.units.split_pass import format_time
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.event_state import HistoryTail, KeyValues, write_event_state
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_bloc
 from nvt_torchrec.etl.state.output import TIMES
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
 
 log = logging.getLogger(__name__)
 
@@ -205,15 +205,6 @@ def _rows_until(block: np.ndarray, time: int) -> int:
     """Return how many rows of a block are not later than a time."""
     at = int(np.searchsorted(block[0], time, side="right"))
     return int(block[1, at - 1]) if at else 0
-
-
-def format_time(microseconds: int) -> str:
-    """Write a time as ISO 8601, UTC; outside of the years 1 to 9999 as its number."""
-    try:
-        time = datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=microseconds)
-    except OverflowError:
-        return f"{microseconds} µs"
-    return time.isoformat(" ")
 
 
 def describe(plan: UnitPlan, spec: FeatureSpec) -> dict[str, object]:

@@ -329,3 +329,12 @@ def example_of(read: Read) -> int | str:
     if read.time_format:
         return _EXAMPLE.strftime(read.time_format)
     return _EXAMPLE.isoformat(" ")
+
+
+def format_time(microseconds: int) -> str:
+    """Write a time as ISO 8601, UTC; outside of the years 1 to 9999 as its number."""
+    try:
+        time = datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=microseconds)
+    except OverflowError:
+        return f"{microseconds} µs"
+    return time.isoformat(" ")
