@@ -1,4 +1,4 @@
-"""Train with the trainer's defaults on nine kinds of logs, beside regression and boosted trees.
+"""Train with the trainer's defaults on eleven kinds of logs, beside regression and boosted trees.
 
 Each log is trained with every optimizer and model, and no flag of these; scikit-learn's logistic
 regression has a weight for each value of a column (C = 1), and the same rows; the trees are those
@@ -109,6 +109,39 @@ def _bent(rows: int) -> Drawn:
     return logits, pd.DataFrame({**columns, "age": age, "hours": hours, "price": price})
 
 
+@functools.cache
+def _visits(rows: int) -> Drawn:
+    """Draw clicks that depend on what the same user did before, and on nothing else of the user.
+
+    Users are many and their rows few: the share that they clicked, the hours since they were last
+    there, and how many of their last ten clicks were of the item's category.
+    """
+    random = np.random.default_rng(8)
+    users, items, kinds = rows // 25, 1_000, 20
+    category = random.integers(0, kinds, items)
+    user, item = random.integers(0, users, rows), _zipf(random, rows, items)
+    seconds = np.sort(random.integers(0, 30 * 86_400, rows))
+    drawn, of_items = random.random(rows), random.normal(0, 0.4, items)
+    seen, clicks, last = np.zeros(users), np.zeros(users), np.full(users, -(10**6))
+    liked: list[list[int]] = [[] for _ in range(users)]
+    logits = np.empty(rows)
+    for row, (u, i, now) in enumerate(zip(user, item, seconds, strict=True)):
+        newest = liked[u][-10:]
+        same = newest.count(category[i]) / len(newest) if newest else 0.0
+        share = (clicks[u] + 1) / (seen[u] + 4)
+        before = last[u] < now and share
+        logits[row] = -2.6 + 3.5 * before + 4 * same + of_items[i]
+        logits[row] -= 0.25 * np.log1p((now - last[u]) / 3600)
+        clicked = drawn[row] < 1 / (1 + np.exp(-logits[row]))
+        seen[u], clicks[u], last[u] = seen[u] + 1, clicks[u] + clicked, now
+        if clicked:
+            liked[u].append(category[i])
+    time = pd.to_datetime(1_790_000_000 + seconds, unit="s").strftime("%Y-%m-%d %H:%M:%S")
+    columns = {"time": time, "user": user, "item": item, "category": category[item]}
+    columns["price"] = random.lognormal(3, 1, rows).round(2)
+    return logits, pd.DataFrame({**columns, "click": drawn < 1 / (1 + np.exp(-logits))})
+
+
 LOGS: dict[str, Callable[[], Drawn] | None] = {
     "additive": functools.partial(_additive, 100_000, users=20_000, items=3_000),
     "large": functools.partial(_additive, 1_000_000, users=30_000, items=5_000),
@@ -118,17 +151,39 @@ LOGS: dict[str, Callable[[], Drawn] | None] = {
     "rare": functools.partial(_additive, 60_000, users=20_000, items=20_000),
     "tiny": functools.partial(_census, 2_200),
     "bent": functools.partial(_bent, 40_000),
+    "visits": functools.partial(_visits, 300_000),
+    "visits_alone": functools.partial(_visits, 300_000),  # each row as if nothing was before it
     "demo": None,  # etl synthesize
 }
+_BY_SHARE = """[split]
+by = "share"
+valid = 0.1
+test = 0.1
+"""
+_BY_TIME = """[split]
+by = "time"
+column = "time"
+valid = 0.1
+test = 0.1
+"""
+_BEFORE = """[events]
+time = "time"
+[[aggregate]]
+of = ["user"]
+[[aggregate]]
+of = ["item"]
+values = ["count", "rate"]
+[[history]]
+name = "liked"
+of = ["user"]
+columns = ["category"]
+where = "click"
+"""
 _SPEC = """[input]
 format = "csv"
 [label]
 name = "click"
-[split]
-by = "share"
-valid = 0.1
-test = 0.1
-[[dense]]
+{split}[[dense]]
 names = {dense}
 raw = "float"
 [[categorical]]
@@ -213,18 +268,25 @@ def _make(log: str) -> tuple[Path, float]:
     root = BUILD / f"log-{log}"
     logits, frame = draw()
     labels = np.random.default_rng(1).random(len(logits)) < 1 / (1 + np.exp(-logits))
+    split, tested = _BY_SHARE, slice(None)
+    if "time" in frame:  # where clicks depend on those before, they were drawn with the rows
+        labels, frame = frame["click"].to_numpy(), frame.drop(columns="click")
+        split = _BY_TIME + ("" if log.endswith("_alone") else _BEFORE)
+        tested = slice(len(logits) * 9 // 10, None)
 
     def make() -> None:
         frame.assign(click=labels.astype(int)).to_csv(root / "log.csv", index=False)
         dense = [name for name in frame if name in ("price", "age", "hours")]
-        categorical = [name for name in frame if name not in dense]
-        spec = _SPEC.format(dense=json.dumps(dense), categorical=json.dumps(categorical))
+        categorical = [name for name in frame if name not in (*dense, "time")]
+        spec = _SPEC.format(
+            split=split, dense=json.dumps(dense), categorical=json.dumps(categorical)
+        )
         (root / "spec.toml").write_text(spec)
         flags = ["--input_path", root / "log.csv", "--spec", root / "spec.toml"]
         run_etl("run", *flags, "--output_path", root / "out")
 
     make_once(root, f"{log}, {len(logits)} rows", make)
-    return root / "out" / "criteo_binary" / "split", auroc(logits, labels)
+    return root / "out" / "criteo_binary" / "split", auroc(logits[tested], labels[tested])
 
 
 def fit_regression(split: Path) -> dict[str, float]:
