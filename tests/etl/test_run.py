@@ -43,13 +43,19 @@ def done(raw: Path, options, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
+_FREQUENT = ["--freq_threshold", "4"], {"freq_threshold": 4}, "log_normalize"
+_NVIDIA = ["--policy", "nvidia-3", "--dense", "log_plus_2"], {"freq_threshold": 3}, "log_plus_2"
+_SMALL = ["--max_table_size", "9", "--dense", "log"], {"max_table_size": 9}, "log"
+
+
 @pytest.mark.parametrize(
-    ("flags", "policy", "dense"),
+    ("options", "flags", "policy", "dense"),
     [
-        (["--freq_threshold", "4"], {"freq_threshold": 4}, "log_normalize"),
-        (["--policy", "nvidia-3", "--dense", "log_plus_2"], {"freq_threshold": 3}, "log_plus_2"),
-        (["--max_table_size", "9", "--dense", "log"], {"max_table_size": 9}, "log"),
+        *(("cpu", *given) for given in (_FREQUENT, _NVIDIA, _SMALL)),
+        ("dask", *_NVIDIA),
+        ("nvtabular", *_SMALL),
     ],
+    indirect=["options"],
 )
 def test_command_line(log, options, tmp_path: Path, flags, policy, dense, capsys) -> None:
     engine = [f"--{name}={value}" for name, value in options.items()]
