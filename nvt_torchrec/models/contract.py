@@ -24,9 +24,10 @@ checkpoints record.
   dense columns.
 - ``vectors``, float32 [B, V, D]: the embedding of each row in each categorical column, of a list
   the sum; then for each column of each history the mean of the events' embeddings, which are those
-  of the categorical column, 0 without an event; then the vector of its value in each dense column
-  (:mod:`.piecewise`), unless with ``--dense_bins 0``. ``columns.vectors`` names them. With
-  ``--table_precision`` and ``--amp`` they have been, or are computed in, 16 bits.
+  of the categorical column, 0 without an event, times √max_events, because means are smaller; then
+  the vector of its value in each dense column (:mod:`.piecewise`), unless with ``--dense_bins 0``.
+  ``columns.vectors`` names them. With ``--table_precision`` and ``--amp`` they have been, or are
+  computed in, 16 bits.
 
 A module with an attribute ``id_columns`` or ``length_columns``, names of categorical columns, is
 called with ``ids=`` or ``lengths=`` as well:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -86,7 +87,12 @@ class Head(nn.Module):
         module: The module of the contract (:mod:`.contract`).
         labels: The number of labels, T.
         raw_columns: The columns whose ids and lengths the module takes.
+
+    Args:
+        factors: What each vector is multiplied by before the module gets it, [V, 1]; None: 1.
     """
+
+    factors: torch.Tensor | None
 
     def __init__(
         self,
@@ -94,11 +100,13 @@ class Head(nn.Module):
         first_order: FirstOrder | None,
         module: nn.Module,
         labels: int,
+        factors: torch.Tensor | None,
     ) -> None:
         super().__init__()
         self.piecewise, self.first_order = piecewise, first_order
         self.module, self.labels = module, labels
         self.raw_columns = find_raw_columns(module)
+        self.register_buffer("factors", factors, persistent=False)
 
     def forward(
         self,
@@ -110,10 +118,13 @@ class Head(nn.Module):
         raw = raw or {}
         if self.piecewise is not None:
             vectors = torch.cat([vectors, self.piecewise(dense)], 1)
-        if self.first_order is None:
-            return self.module(dense, vectors, **raw).reshape(-1, self.labels)
-        term, vectors = self.first_order(dense, vectors)
-        return self.module(dense, vectors, **raw).reshape(-1, self.labels) + term
+        term = None
+        if self.first_order is not None:
+            term, vectors = self.first_order(dense, vectors)
+        if self.factors is not None:
+            vectors = vectors * self.factors
+        logits = self.module(dense, vectors, **raw).reshape(-1, self.labels)
+        return logits if term is None else logits + term
 
 
 def build_head(
@@ -152,7 +163,14 @@ def build_head(
             bins = len(config.dense), config.dense_bins, dim
             summed = getattr(module, "sums_dense", False)
             piecewise = PiecewiseLinear(*bins, weights, summed=summed)
-    return Head(piecewise, first_order, module, labels).to(device)
+        factors = None
+        if config.histories:
+            rest = 0 if piecewise is None else 1 if piecewise.summed else len(config.dense)
+            count = len(config.features) - len(config.categorical)
+            scale = math.sqrt(config.max_events)
+            factors = torch.tensor([1.0] * len(config.categorical) + [scale] * count + [1.0] * rest)
+            factors = factors.unsqueeze(1)
+    return Head(piecewise, first_order, module, labels, factors).to(device)
 
 
 def _known_module(config: ModelConfig, device: torch.device | str) -> nn.Module:

@@ -43,6 +43,8 @@ class Reference(nn.Module):
         self.dense = nn.Sequential(*_layers(len(config.dense), bottom))
         self.dense.append(nn.ReLU())
         self.places = config.term_places.values()
+        scale = config.max_events**0.5
+        self.factors = [1.0 if name == own else scale for name, own in config.features.items()]
         self.columns = [config.categorical.index(name) for name in config.features.values()]
         pairs = len(self.columns) * (len(self.columns) + 1) // 2
         self.over = nn.Sequential(*_layers(config.embedding_dim + pairs, top))
@@ -88,6 +90,7 @@ class Reference(nn.Module):
             term = self.first_order * of_ids + self.linear(dense)
             left = self.width
             embedded = [nn.functional.pad(vector[:, left:], (left, 0)) for vector in embedded]
+        embedded = [v * k for v, k in zip(embedded, self.factors, strict=True)]
         dense = self.dense(dense)
         vectors = torch.stack([dense, *embedded], 1)
         products = vectors @ vectors.transpose(1, 2)
