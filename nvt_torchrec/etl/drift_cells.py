@@ -21,10 +21,10 @@ closer to the exact one than that of the usual z-test.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 
 import numpy as np
+from scipy.special import chdtri, rel_entr
 
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
@@ -70,7 +70,7 @@ def population_stability(
     q = np.add.reduceat(then, begins) / m
     # An empty cell counts as half a row, so that the logarithm is finite.
     p = np.maximum(np.add.reduceat(now, begins), 0.5) / n
-    limit = chi_squared_limit(freedom, error_rate / _HEAVIER) * (1 / m + 1 / n)
+    limit = float(chdtri(freedom, error_rate / _HEAVIER)) * (1 / m + 1 / n)
     return float(((p - q) * np.log(p / q)).sum()), limit
 
 
@@ -99,21 +99,11 @@ def differ(now: Share, then: Share, error_rate: float) -> bool:
         then: Another one.
         error_rate: The probability of True for samples of the same distribution.
     """
-    from scipy.special import rel_entr  # its import takes a tenth of a second
-
     if not now[1] or not then[1]:
         return False
     observed = np.array([[count, total - count] for count, total in (now, then)], np.float64)
     expected = np.outer(observed.sum(axis=1), observed.sum(axis=0)) / observed.sum()
-    return 2 * float(rel_entr(observed, expected).sum()) > chi_squared_limit(1, error_rate)
-
-
-@functools.cache
-def chi_squared_limit(freedom: int, error_rate: float) -> float:
-    """Return the value that a chi-squared variable exceeds with the probability ``error_rate``."""
-    from scipy.special import chdtri
-
-    return float(chdtri(freedom, error_rate))
+    return 2 * float(rel_entr(observed, expected).sum()) > chdtri(1, error_rate)
 
 
 @dataclasses.dataclass(frozen=True)
