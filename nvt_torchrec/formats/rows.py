@@ -189,9 +189,9 @@ class RawRows:
     categorical: np.ndarray | Sequence[CategoryValues]
     categorical_missing: np.ndarray
     line: np.ndarray
-    bad: list[BadRow]
-    bad_count: int
-    lines: int
+    bad: list[BadRow] = dataclasses.field(default_factory=list)
+    bad_count: int = 0
+    lines: int = 0
     weight: np.ndarray | None = None
     key: np.ndarray | None = None
     times: np.ndarray | None = None
@@ -272,8 +272,6 @@ def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
         categorical=np.stack(columns) if spec.is_criteo_format else columns,
         categorical_missing=empty_mask(len(spec.categorical), 0),
         line=np.empty(0, np.int64),
-        bad=[],
-        bad_count=0,
         lines=0,
         weight=np.empty(0, np.float32) if label and spec.weight else None,
         key=np.empty(0, np.int64) if label and spec.split.column else None,

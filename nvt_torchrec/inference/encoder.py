@@ -200,8 +200,6 @@ class RowReader:
             categorical=categorical,
             categorical_missing=mask_of_rows(missing, width),
             line=np.arange(count),
-            bad=[],
-            bad_count=0,
             lines=count,
         )
 

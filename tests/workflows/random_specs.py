@@ -51,8 +51,6 @@ def raw_rows(
         categorical=categorical,
         categorical_missing=empty_mask(len(categorical), rows) if missing is None else missing,
         line=np.arange(rows),
-        bad=[],
-        bad_count=0,
         lines=rows,
     )
 

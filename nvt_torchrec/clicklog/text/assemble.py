@@ -87,8 +87,6 @@ def assemble(
         categorical=np.stack(categorical) if spec.is_criteo_format else categorical,
         categorical_missing=missing[1],
         line=np.arange(rows, dtype=np.int64),
-        bad=[],
-        bad_count=0,
         lines=rows,
         weight=weight,
         key=key,

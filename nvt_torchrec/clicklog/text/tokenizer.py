@@ -75,8 +75,6 @@ def parse_criteo(
         categorical=np.empty((len(spec.categorical), lines), np.uint32),
         categorical_missing=np.empty((1, lines), np.uint64),
         line=np.arange(lines),
-        bad=[],
-        bad_count=0,
         lines=lines,
     )
     longest = longest_row(len(spec.dense), len(spec.categorical))

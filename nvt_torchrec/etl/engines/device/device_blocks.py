@@ -239,8 +239,6 @@ def _raw_rows(
         categorical=categorical,
         categorical_missing=missing[1:],
         line=np.arange(missing.shape[1]),
-        bad=[],
-        bad_count=0,
         lines=missing.shape[1],
     )
 
