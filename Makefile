@@ -54,7 +54,7 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-.PHONY: help env demo test test-servers test-gpu rapids-sources lint bench-etl bench-loader bench-train bench-quality bench-inference bench-gpu lock audit sbom clean
+.PHONY: help env demo test test-servers test-gpu rapids-sources lint bench-etl bench-events bench-loader bench-train bench-quality bench-inference bench-gpu lock audit sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -91,6 +91,9 @@ lint: $(LINKED) $(TOOLS) ## check style, formatting and types
 
 bench-etl: $(LINKED) ## the ETL beside NVTabular and Polars; minutes
 	@$(ON_PATH) python -m benchmarks.etl $(BENCH_FLAGS)
+
+bench-events: $(LINKED) ## aggregates and histories beside DuckDB and Polars; minutes
+	@$(ON_PATH) python -m benchmarks.events $(BENCH_FLAGS)
 
 bench-loader: $(LINKED) ## the loader beside Merlin's and TorchRec's; minutes
 	@$(ON_PATH) python -m benchmarks.loader $(BENCH_FLAGS)

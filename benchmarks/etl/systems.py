@@ -42,6 +42,7 @@ _RARE = 0.25
 POLARS, NVTABULAR = "polars", "nvtabular"
 _INSTALLED = {
     POLARS: [["polars==2.1.0", "polars-runtime-32==2.1.0"]],
+    "events": [["duckdb==2.0.1", "polars==2.1.0", "polars-runtime-32==2.1.0"]],
     NVTABULAR: [["pip==24.0"], ["--no-deps", *(HERE / "nvtabular.txt").read_text().split()]],
 }
 

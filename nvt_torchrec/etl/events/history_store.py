@@ -19,7 +19,13 @@ from nvt_torchrec.etl.events.extract import (
     history_columns,
     write_array,
 )
-from nvt_torchrec.etl.events.sums import choose_events, partitions, place_keys, read_partition
+from nvt_torchrec.etl.events.sums import (
+    choose_events,
+    order_events,
+    partitions,
+    place_keys,
+    read_partition,
+)
 from nvt_torchrec.formats.feature_spec.columns import NULL_ID
 from nvt_torchrec.formats.histories import HISTORIES, HistoryWriter, StoredHistory, write_history
 from nvt_torchrec.workflows.compiled import CompiledWorkflow
@@ -71,7 +77,7 @@ def write_histories(
                 old = tail.take(slice(*place_keys(tail.keys, bounds)))
                 key, known = np.concatenate([old.expand(), data[[KEY, KNOWN]][:, chosen]], axis=1)
                 every = np.concatenate([old.ids, new], axis=1)
-                order = np.lexsort((known, key))
+                order = order_events(key, known)
                 key, known, every = key[order], known[order], every[:, order]
                 _write_keys(writer, stored, np.unique(data[KEY][data[KEY] != 0]), key, every)
                 parts.append(HistoryTail.newest(key, known, every, rule.kept))

@@ -1,0 +1,168 @@
+"""Aggregates and histories of an event log, beside DuckDB and Polars, and the ETL without them.
+
+The peers make the same numbers and the newest 50 items of each row as lists, which is all that
+they do; ours is the whole ETL, which also fits and encodes, and stores each event once.
+
+    python -m benchmarks.events --rows 2000000
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from benchmarks.data import make_once
+from benchmarks.etl.systems import build_environment, python_of
+from benchmarks.harness import Metric, System, Table, run_benchmark, run_etl
+from benchmarks.process import BUILD
+from nvt_torchrec.base.command_line import Settings, flag
+
+METRICS = (
+    Metric("rows_per_s", "rows/s"),
+    Metric("wall_s", "wall s", ".1f"),
+    Metric("cpu_s", "CPU s", ".1f"),
+    Metric("peak_rss_mb", "peak MB"),
+    Metric("mb", "MB of events", ".1f"),
+)
+DAYS, WINDOW_DAYS = 30, 7
+_SPEC = """[input]
+format = "csv"
+[split]
+by = "time"
+column = "time"
+time_format = "epoch_s"
+valid_from = "1970-01-28"
+test_from = "1970-01-29"
+[[dense]]
+names = "price"
+raw = "float"
+[[categorical]]
+names = "item"
+raw = "int"
+"""
+_EVENTS = f"""[events]
+time = "time"
+time_format = "epoch_s"
+[[aggregate]]
+of = ["user"]
+[[aggregate]]
+of = ["item"]
+values = ["count", "rate"]
+window = "{WINDOW_DAYS}d"
+[[history]]
+name = "recent"
+of = ["user"]
+columns = ["item"]
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class EventsSettings(Settings):
+    """The settings of the benchmark."""
+
+    rows: int = flag("rows of the log", 2_000_000, least=10_000)
+    repeats: int = flag("runs of each system", 3, least=1)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return exit status 1 if a run failed."""
+    return run_benchmark("events", __doc__, EventsSettings, _run, argv)
+
+
+def _run(settings: EventsSettings) -> int:
+    root = BUILD / f"events-{settings.rows}"
+    make_once(root, f"an event log of {settings.rows} rows", lambda: _make_log(root, settings.rows))
+    table = Table("events", f"Events of {settings.rows:,} rows", METRICS, base="polars")
+    systems = [
+        _ours(root, settings.rows, "ours", "events"),
+        _ours(root, settings.rows, "ours, no events", "plain"),
+        _peer(root, settings.rows, "duckdb"),
+        _peer(root, settings.rows, "polars"),
+    ]
+    table.measure(systems, repeats=settings.repeats)
+    table.print()
+    print(f"written to {table.write()}")
+    return 1 if table.failed else 0
+
+
+def _make_log(root: Path, rows: int) -> None:
+    """Write rows in the order of their times, of users with a hundred rows each on average."""
+    random = np.random.default_rng(0)
+    users = rows // 100
+    share = random.pareto(1.5, users) + 0.5
+    log = pa.table(
+        {
+            "time": np.sort(random.integers(0, DAYS * 86_400, rows)),
+            "user": random.choice(users, rows, p=share / share.sum()),
+            "item": np.minimum(random.zipf(1.3, rows), 50_000),
+            "price": random.lognormal(3, 1, rows).round(2),
+            "label": (random.random(rows) < 0.2).astype(np.int8),
+        }
+    )
+    pa_csv.write_csv(log, root / "log.csv")
+    (root / "events.toml").write_text(_SPEC + _EVENTS)
+    (root / "plain.toml").write_text(_SPEC)
+
+
+def _ours(root: Path, rows: int, name: str, spec: str) -> System:
+    output = root / spec
+    flags = ["run", "--spec", root / f"{spec}.toml", "--input_path", root / "log.csv"]
+    flags += ["--output_path", output]
+
+    def prepare() -> None:
+        """Compile what is cached."""
+        shutil.rmtree(output, ignore_errors=True)
+        run_etl(*flags)
+
+    def result() -> dict[str, float]:
+        history = (output / "criteo_binary/split/_histories").rglob("*.npy")
+        pointers = 2 * 4 * rows if spec == "events" else 0  # two columns of the parquet
+        size = sum(file.stat().st_size for file in history) + pointers
+        done = json.loads((output / "manifest.json").read_text())["rows"]["out"]
+        return {"rows": done, "mb": size / 1e6}
+
+    return System(
+        name,
+        "",
+        [sys.executable, "-m", "etl", *map(str, flags)],
+        prepare=prepare,
+        before=lambda: shutil.rmtree(output, ignore_errors=True),
+        result=result,
+    )
+
+
+def _peer(root: Path, rows: int, name: str) -> System:
+    output = root / f"{name}.parquet"
+    program, window = Path(__file__).with_name("events_peers.py"), str(WINDOW_DAYS * 86_400)
+    command = [python_of("events"), program, name, root / "log.csv", output, window]
+
+    def result() -> dict[str, float]:
+        import pyarrow.parquet as pq
+
+        footer = pq.read_metadata(output)
+        place = [footer.schema.column(i).path for i in range(footer.num_columns)]
+        lists = next(i for i, path in enumerate(place) if path.startswith("recent"))
+        groups = range(footer.num_row_groups)
+        size = sum(footer.row_group(g).column(lists).total_compressed_size for g in groups)
+        return {"rows": footer.num_rows, "mb": size / 1e6}
+
+    return System(
+        name,
+        "",
+        [str(part) for part in command],
+        prepare=lambda: build_environment("events"),
+        before=lambda: output.unlink(missing_ok=True),
+        result=result,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
