@@ -155,5 +155,3 @@ def _interrupt_again() -> None:
 
 sys.excepthook = _excepthook
 sys.unraisablehook = _unraisablehook
-#: The hooks are set.
-READY = True

@@ -17,7 +17,7 @@ from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.check.check_files import WARNING
 from nvt_torchrec.etl.commands import check as check_module
 from nvt_torchrec.etl.commands.check import check
-from nvt_torchrec.etl.parts.parquet import write_part
+from nvt_torchrec.etl.parts.parquet import PartWriter
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.state.output import UNFINISHED_FILE
 from nvt_torchrec.formats.schema import TableSchema
@@ -42,6 +42,11 @@ def output(sound: Path, tmp_path: Path) -> Path:
     copy = tmp_path / "out"
     shutil.copytree(sound, copy)
     return copy
+
+
+def write_part(table: pa.Table, path: Path) -> None:
+    with PartWriter(path) as part:
+        part.write(table)
 
 
 def _rewrite(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:

@@ -25,13 +25,6 @@ ROW_GROUP_ROWS = 128 << 10
 DICTIONARY_BYTES = 16 << 10
 
 
-def write_part(table: pa.Table, path: Path) -> int:
-    """Write one part, durably; bytes written. Raises :class:`base.errors.OutputError`."""
-    with PartWriter(path) as part:
-        part.write(table)
-    return part.size
-
-
 class PartWriter:
     """A context manager that writes a part from tables of one schema, however long each is.
 
