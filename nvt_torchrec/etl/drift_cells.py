@@ -103,7 +103,7 @@ def differ(now: Share, then: Share, error_rate: float) -> bool:
         return False
     observed = np.array([[count, total - count] for count, total in (now, then)], np.float64)
     expected = np.outer(observed.sum(axis=1), observed.sum(axis=0)) / observed.sum()
-    return 2 * float(rel_entr(observed, expected).sum()) > chdtri(1, error_rate)
+    return 2 * float(rel_entr(observed, expected).sum()) > float(chdtri(1, error_rate))
 
 
 @dataclasses.dataclass(frozen=True)
