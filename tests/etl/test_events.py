@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import json
 import math
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,8 @@ from nvt_torchrec.inference.encoder import Encoder
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
 from tests.etl.extended import content, differences
+from tests.etl.findings import bad
+from tests.etl.runs import OF_THE_RUN, failing
 
 DAY, HOUR = 86_400, 3600
 SPEC = """
@@ -477,3 +481,86 @@ def test_a_damaged_state_is_refused(tmp_path: Path, name: str) -> None:
     file.unlink()
     with pytest.raises(BadInputError, match="workflow/events"):
         Encoder.load(tmp_path / "out/workflow")
+
+
+@pytest.mark.parametrize(
+    ("function", "after"),
+    [
+        ("nvt_torchrec.etl.events.extract.write_array", 3),
+        ("nvt_torchrec.etl.events.sums._sum_partition", 1),
+        ("nvt_torchrec.etl.events.prepare.count_hours", 0),
+        ("nvt_torchrec.etl.events.history_store.write_array", 1),
+        ("nvt_torchrec.etl.events.prepare.write_event_state", 0),
+        ("nvt_torchrec.etl.stages.write_json", 0),
+        ("nvt_torchrec.etl.finish.accounting.pq.read_metadata", 2),
+    ],
+)
+def test_a_run_that_fails_anywhere_goes_on_to_the_same_bytes(
+    tmp_path: Path, function: str, after: int, outputs: tuple[Path, Path]
+) -> None:
+    log, done = outputs
+    spec = load_spec(log.parent / "spec.toml")
+    error = OSError(errno.EIO, "Input/output error")
+    output = tmp_path / "out"
+    settings = EtlSettings(str(log), output, spec, engine="cpu", workers=1)
+    with failing(function, error, after=after, expected=Exception):
+        run(settings)
+    run(settings)
+    assert {*differences(content(done), content(output))} <= OF_THE_RUN
+
+
+def test_an_extension_that_fails_anywhere_goes_on_to_the_same_bytes(
+    tmp_path: Path, outputs: tuple[Path, Path]
+) -> None:
+    day = tmp_path / "day_3.csv"
+    write(day, [dataclasses.replace(row, time=row.time + 3 * DAY) for row in make_rows(150, 1)])
+    clean, failed = tmp_path / "clean", tmp_path / "failed"
+    for output in (clean, failed):
+        shutil.copytree(outputs[1], output)
+    extend(ExtendSettings(clean, str(day), engine="cpu"))
+    error = OSError(errno.EIO, "Input/output error")
+    for function in (
+        "nvt_torchrec.etl.events.prepare.count_hours",
+        "nvt_torchrec.etl.events.prepare.write_event_state",
+        "nvt_torchrec.etl.extend.extend.link_histories",
+        "nvt_torchrec.etl.extend.claim._rename",
+    ):
+        with failing(function, error, expected=Exception):
+            extend(ExtendSettings(failed, str(day), engine="cpu"))
+    extend(ExtendSettings(failed, str(day), engine="cpu"))
+    names = [n for n in differences(content(clean), content(failed)) if "drift" not in n]
+    assert {*names} <= OF_THE_RUN
+    assert bad(failed) == []
+    extend(ExtendSettings(failed, undo=True, engine="cpu"))
+    changed = differences(content(outputs[1]), content(failed))
+    assert [n for n in changed if n.startswith(("criteo_binary", "workflow", "extension"))] == []
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A log of three days, and what a run makes of it; nothing is written there."""
+    root = tmp_path_factory.mktemp("events")
+    (root / "log").mkdir()
+    for day in range(3):
+        rows = make_rows(400, 3, seed=4)
+        write(root / f"log/day_{day}.csv", [r for r in rows if r.time // DAY == day])
+    spec = spec_of(root, BY_DAYS, 'known = "1h"')
+    run(EtlSettings(str(root / "log"), root / "out", spec, engine="cpu", workers=1))
+    return root / "log", root / "out"
+
+
+def test_check_finds_pointers_that_lead_nowhere(tmp_path: Path, outputs: tuple[Path, Path]) -> None:
+    output = tmp_path / "out"
+    shutil.copytree(outputs[1], output)
+    assert bad(output) == []
+    store = next((output / "criteo_binary/split/_histories/recent").iterdir())
+    names = ("offsets", "item", "shop")
+    offsets, ids, shops = (np.load(store / f"{name}.npy") for name in names)
+    np.save(store / "offsets.npy", np.minimum(offsets, offsets[-1] - 40))
+    for name in ("item", "shop"):
+        np.save(store / f"{name}.npy", np.load(store / f"{name}.npy")[:-40])
+    assert any("events of key" in finding for finding in bad(output))
+    np.save(store / "offsets.npy", offsets)
+    np.save(store / "item.npy", np.full_like(ids, 10**6))
+    np.save(store / "shop.npy", shops)
+    assert any("outside of the table" in finding for finding in bad(output))

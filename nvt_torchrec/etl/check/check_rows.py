@@ -16,8 +16,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.arrays import null_mask, to_numpy
+from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.check.check_files import AGAIN, WARNING, Output
 from nvt_torchrec.etl.finish.make_manifest import one_label, one_label_remedy
+from nvt_torchrec.formats.histories import HistoryStore, StoredHistory
 from nvt_torchrec.formats.schema import TableSchema
 
 _BATCH_ROWS = 1 << 16
@@ -53,6 +55,7 @@ def check_values(
     output: Output, *, workers: int, report: Callable[[int, int], object] | None = None
 ) -> None:
     """Read all data; see :func:`etl.commands.check.check` for the arguments."""
+    events = _count_events(output)
     total = sum(footer.num_rows for footer in output.footers.values())
     groups = [
         (file, group)
@@ -62,7 +65,7 @@ def check_values(
     counts: dict[str, Counter] = {split: Counter() for split in output.splits}
     split_of = {file: split for split, files in output.splits.items() for file in files}
     with ThreadPoolExecutor(workers, "check") as pool:
-        for scan in pool.map(lambda key: _scan(output, *key), groups):
+        for scan in pool.map(lambda key: _scan(output, events, *key), groups):
             if report:
                 report(scan.rows, total)
             where = f"{scan.file}: row group {scan.group}"
@@ -91,7 +94,44 @@ def _check_labels(output: Output, counts: dict[str, Counter]) -> None:
             output.add("rows", where, what, AGAIN)
 
 
-def _scan(output: Output, file: str, group: int) -> _Scan:
+def _count_events(output: Output) -> dict[str, np.ndarray]:
+    """Return how many events each key of each history has; check the ids of the events."""
+    schema, counts = output.schema, {}
+    if schema is None:
+        return {}
+    for history in schema.histories:
+        sizes = [schema.table_sizes[schema.categorical.index(name)] for name in history.columns]
+        try:
+            store = HistoryStore(output.root, history, sizes)
+        except BadInputError as error:
+            output.add("histories", output.root, error.what, error.remedy)
+            continue
+        for part in store.parts:
+            for name, size, ids in zip(history.columns, sizes, part.ids, strict=True):
+                if len(ids) and not 0 <= ids.min() <= ids.max() < size:
+                    what = f"an id outside of the table of {size} rows"
+                    output.add("histories", part.directory / f"{name}.npy", what, AGAIN)
+        counts[history.name] = np.concatenate([np.diff(part.offsets) for part in store.parts])
+    return counts
+
+
+def _scan_history(
+    scan: _Scan, history: StoredHistory, batch: pa.RecordBatch, counts: np.ndarray
+) -> None:
+    """Check that the pointers of rows lead to events that there are."""
+    key, events = (to_numpy(batch.column(name)) for name in history.pointers)
+    there = (key >= 0) & (key < len(counts))
+    most = np.where(there, counts[np.where(there, key, 0)] if len(counts) else 0, 0)
+    wrong = (events < 0) | (events > most) | (~there & (key != -1))
+    if wrong.any():
+        row = int(wrong.argmax())
+        what = f"{events[row]} events of key {key[row]}, which has {most[row]}"
+        problem = _Problem(what, AGAIN, scan.rows + row)
+        problem = scan.problems.setdefault(("histories", history.pointers[1]), problem)
+        problem.count += int(np.count_nonzero(wrong))
+
+
+def _scan(output: Output, events: dict[str, np.ndarray], file: str, group: int) -> _Scan:
     scan = _Scan(file, group)
     try:
         parquet = pq.ParquetFile(
@@ -101,6 +141,9 @@ def _scan(output: Output, file: str, group: int) -> _Scan:
             for name in output.schema.columns if output.schema else batch.schema.names:
                 if batch.schema.names.count(name) == 1:  # otherwise it was reported already
                     _scan_column(output.schema, scan, name, batch.column(name))
+            for history in output.schema.histories if output.schema else ():
+                if {*history.pointers} <= {*batch.schema.names} and history.name in events:
+                    _scan_history(scan, history, batch, events[history.name])
             scan.rows += len(batch)
     except (OSError, pa.ArrowException) as error:
         scan.unreadable = f"cannot be read: {error}"
