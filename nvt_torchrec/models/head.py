@@ -154,10 +154,8 @@ def build_head(
         labels, dim = len(config.labels), config.embedding_dim
         first_order = piecewise = None
         if config.first_order:
-            scale = config.vector_scale
-            sizes = len(config.dense), dim, labels, scale
-            places = list(config.term_places.values())
-            first_order = FirstOrder(config.first_order, *sizes, places)
+            sizes = len(config.dense), dim, labels, config.vector_scale
+            first_order = FirstOrder(config.first_order, *sizes, [*config.term_places.values()])
         if config.dense_bins and config.dense:
             weights = labels if config.first_order else 0
             bins = len(config.dense), config.dense_bins, dim
@@ -166,10 +164,8 @@ def build_head(
         factors = None
         if config.histories:
             rest = 0 if piecewise is None else 1 if piecewise.summed else len(config.dense)
-            count = len(config.features) - len(config.categorical)
-            scale = math.sqrt(config.max_events)
-            factors = torch.tensor([1.0] * len(config.categorical) + [scale] * count + [1.0] * rest)
-            factors = factors.unsqueeze(1)
+            factors = torch.ones(len(config.features) + rest, 1)
+            factors[len(config.categorical) : len(config.features)] = math.sqrt(config.max_events)
     return Head(piecewise, first_order, module, labels, factors).to(device)
 
 

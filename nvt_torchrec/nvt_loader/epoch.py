@@ -16,14 +16,7 @@ import numpy as np
 from nvt_torchrec.base.device import device_errors, difference, use_device
 from nvt_torchrec.nvt_loader import plan as planning
 from nvt_torchrec.nvt_loader.cpu.block_builder import CpuBuilder
-from nvt_torchrec.nvt_loader.cpu.blocks import (
-    BatchFactory,
-    FlatBlock,
-    JaggedBlock,
-    LoaderBatch,
-    LoaderBlock,
-    ShardRows,
-)
+from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch, LoaderBlock, ShardRows
 from nvt_torchrec.nvt_loader.cpu.history_lists import add_events
 from nvt_torchrec.nvt_loader.memory import PREFETCH_BLOCKS, READ_AHEAD, Budget
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
@@ -152,7 +145,7 @@ class _RankEpoch:
 
     def blocks(
         self, builder: CpuBuilder, readers: list[ShardReader]
-    ) -> Iterator[tuple[slice, FlatBlock | JaggedBlock]]:
+    ) -> Iterator[tuple[slice, LoaderBlock]]:
         """Build the blocks of the rows from :meth:`readers` on, and the last, smaller step."""
         plan, order = self._plan, self._order
         for number, (window, begin, end) in enumerate(self._extents):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ def copy_events(values, starts, rows, keys, events, most, first, offsets, ids, s
 
 def add_events(
     dataset: Dataset,
-    blocks: Iterator[tuple[slice, FlatBlock | JaggedBlock]],
+    blocks: Iterator[tuple[slice, Any]],
     tensors: Callable[..., list[torch.Tensor]],
 ) -> Iterator[tuple[slice, FlatBlock | JaggedBlock]]:
     """Put events in the place of pointers, and cut blocks that get large by it.
@@ -89,9 +90,8 @@ def add_events(
             store.check()
         begin, end, _ = drawn.indices(steps)
         pointers, lengths = _read_pointers(dataset, block, steps, batch)
-        events = [lengths[i] for i, store in enumerate(dataset.stores) for _ in store.sizes]
-        size = 4 * sum(part[begin:end].sum(dtype=np.int64) for part in events)
-        pieces = min(end - begin, 1 + int(size) // memory.BLOCK_BYTES)
+        size = 4 * int(lengths[:, begin:end].sum(dtype=np.int64))
+        pieces = min(end - begin, 1 + size // memory.BLOCK_BYTES)
         bounds = np.linspace(begin, end, pieces + 1).astype(int).tolist()
         for first, last in itertools.pairwise(bounds):
             part = slice(first, last)
@@ -103,7 +103,7 @@ def _read_pointers(
     dataset: Dataset, block: FlatBlock | JaggedBlock, steps: int, batch: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return keys and numbers of events, int32 [histories, steps, 2, B], and how many of them each
-    row gets, int32 [histories, steps, B]."""
+    row gets, int32 [features of histories, steps, B]."""
     columns, singles = len(dataset.schema.integers), len(dataset.schema.categorical)
     if isinstance(block, FlatBlock):
         found = block.ids.numpy()[:, singles:]
@@ -117,7 +117,7 @@ def _read_pointers(
         bad = count_events(counts.reshape(-1), keys, events, dataset.max_events)
         if bad >= 0:
             _refuse(dataset, store, int(keys[bad]), int(events[bad]))
-    return pointers, lengths
+    return pointers, np.repeat(lengths, [len(store.sizes) for store in dataset.stores], axis=0)
 
 
 def _expand(
@@ -143,11 +143,7 @@ def _expand(
         ids, bounds = flat(block.values), np.array(block.bounds)
         own = block.lengths[steps].numpy().reshape(count, columns, batch)
         by_feature[:, :singles] = own[:, :singles]
-    at = singles
-    for store, counts in zip(dataset.stores, lengths, strict=True):
-        for _ in store.sizes:
-            by_feature[:, at] = counts
-            at += 1
+    by_feature[:, singles:] = lengths.swapaxes(0, 1)
     starts = np.zeros(count * features * batch + 1, np.int64)
     np.cumsum(flat(held), out=starts[1:])
     firsts = starts[:: features * batch]
@@ -160,11 +156,9 @@ def _expand(
     for step in range(count):
         begin, end = bounds[[(steps.start + step) * columns + i for i in (0, singles)]]
         flat(values)[firsts[step] : firsts[step] + end - begin] = ids[begin:end]
-    places = starts[:-1].reshape(count, features, batch)
-    at = singles
+    places, at = starts[:-1].reshape(count, features, batch), singles
     for store, own in zip(dataset.stores, pointers, strict=True):
-        here = places[:, at : at + len(store.sizes)]
-        _copy_history(dataset, store, flat(values), here, own)
+        _copy_history(dataset, store, flat(values), places[:, at:], own)
         at += len(store.sizes)
     weights = block.row_weights
     return JaggedBlock(
@@ -182,11 +176,10 @@ def _copy_history(
     places: np.ndarray,
     pointers: np.ndarray,
 ) -> None:
-    """Copy the events of a history; ``places`` [steps, columns, B] is where those of a row go."""
+    """Copy the events of a history; ``places`` [steps, columns or more, B] is where they go."""
     keys, events = pointers.swapaxes(0, 1).reshape(2, -1)
     order = np.argsort(keys, kind="stable")
-    firsts = [part.first for part in store.parts]
-    cuts = [*np.searchsorted(keys[order], [0, *firsts[1:]]), len(order)]
+    cuts = [*np.searchsorted(keys[order], [part.first for part in store.parts]), len(order)]
     for part, begin, end in zip(store.parts, cuts, cuts[1:], strict=False):
         for column, (ids, size) in enumerate(zip(part.ids, store.sizes, strict=True)):
             starts = np.ascontiguousarray(places[:, column]).reshape(-1)
