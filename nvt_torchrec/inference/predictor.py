@@ -123,8 +123,8 @@ class Predictor:
                 fraction, hex32 their digits, lists arrays, and times datetimes or what the spec's
                 time_format says. Strings that the spec trims or reads leniently are read so. The
                 histories of a model are lists of raw values, the oldest first: columns ``NAME.
-                COLUMN``, or in dicts ``{"NAME": {"COLUMN": […]}}``. Without them, and in files,
-                they are empty.
+                COLUMN``, or in dicts ``{"NAME": {"COLUMN": […]}}``. For rows without them, and
+                for files, what the workflow knows of the row's key counts, if it knows anything.
 
         Returns:
             Float32 [rows], in their order; of several :attr:`labels` [rows, labels].
