@@ -45,6 +45,7 @@ def test_a_planted_shift_is_flagged(
 ):
     other = changed(day, tmp_path / "day_3", column, change)
     drift = drift_of(log / "out", other)
+    assert drift.read(drift.write(tmp_path)) == drift
     measured = column if name == "missing rate" else ""
     assert drift.measure(name, measured).flagged
     assert {measure.column for measure in drift.measures if measure.flagged} == {measured}
