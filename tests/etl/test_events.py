@@ -20,6 +20,7 @@ import torch
 from nvt_torchrec.base.arrays import strings
 from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
 from nvt_torchrec.clicklog.in_memory.frames import read_columns
+from nvt_torchrec.etl.commands.guess import guess
 from nvt_torchrec.etl.events import sums
 from nvt_torchrec.etl.events.sums import fit_smoothing
 from nvt_torchrec.etl.extend.extend import extend
@@ -547,6 +548,25 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     spec = spec_of(root, BY_DAYS, 'known = "1h"')
     run(EtlSettings(str(root / "log"), root / "out", spec, engine="cpu", workers=1))
     return root / "log", root / "out"
+
+
+def test_a_guess_proposes_events_as_comments(tmp_path: Path) -> None:
+    rows = [dataclasses.replace(row, time=row.time + 20_000 * DAY) for row in make_rows(300, 3)]
+    write(tmp_path / "log.csv", rows)
+    spec, _, _ = guess(str(tmp_path / "log.csv"), label="clicked")
+    head, mark, proposed = spec.partition("# What happened before a row")
+    assert mark
+    assert load_spec(_as_file(tmp_path, spec)).groups == []
+    lines = proposed.partition("\n\n")[0].splitlines()[2:]
+    uncommented = "\n".join(line.removeprefix("# ") for line in lines)
+    with_events = load_spec(_as_file(tmp_path, f"{head}\n{uncommented}\n"))
+    assert with_events.groups == [("user",), ("shop",)]  # of more values than the items
+    assert with_events.histories[0].columns == ("shop",)
+
+
+def _as_file(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "guess.toml").write_text(text)
+    return tmp_path / "guess.toml"
 
 
 def test_check_finds_pointers_that_lead_nowhere(tmp_path: Path, outputs: tuple[Path, Path]) -> None:

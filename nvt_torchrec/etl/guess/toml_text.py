@@ -7,10 +7,13 @@ import json
 import textwrap
 from typing import Any
 
+from nvt_torchrec.etl.guess.names import is_called
 from nvt_torchrec.etl.guess.roles import Feature, Guess
 from nvt_torchrec.etl.guess.sample import SampledFile
 
 _WIDTH = 100
+#: How often the values of an item occur on average, at least.
+_OFTEN = 2
 
 
 def to_toml(guess: Guess, sample: SampledFile, path: str) -> str:
@@ -30,11 +33,45 @@ def to_toml(guess: Guess, sample: SampledFile, path: str) -> str:
     lines += ["", *_comment(guess.split_why), "[split]", *_keys(guess.split)]
     for (kind, options, _), features in itertools.groupby(guess.features, _block_of):
         lines += ["", *_block(kind, options, list(features))]
+    lines += _propose_events(guess, sample)
     if guess.unread:
         lines += ["", "# Not read:"]
         for name, reason in guess.unread.items():
             lines += _comment(f"{_shown(name)}: {reason}", "#   ")
     return "\n".join(lines) + "\n"
+
+
+def _propose_events(guess: Guess, sample: SampledFile) -> list[str]:
+    """Return what happened before a row as comments, of a log with a time, a user and an item.
+
+    The item is the column of one value in a row that has the most values, each of them repeatedly.
+    """
+    profiles = {column.name: column for column in sample.columns}
+    single = [
+        profiles[feature.source]
+        for feature in guess.features
+        if feature.source in profiles
+        and feature.kind == "categorical"
+        and not {"multi_hot", "derive"} & feature.options.keys()
+    ]
+    users = [column for column in single if is_called(column.name, "user")]
+    items = [column for column in single if column not in users and column.often >= _OFTEN]
+    if guess.split.get("by") != "time" or not users or not items:
+        return []
+    item = max(items, key=lambda column: column.distinct)
+    time = {"time": guess.split["column"]}
+    if "time_format" in guess.split:
+        time["time_format"] = guess.split["time_format"]
+    history = {"name": "recent", "of": [users[0].name], "columns": [item.name]}
+    blocks = ["[events]", *_keys(time)]
+    for column in (users[0], item):
+        blocks += ["[[aggregate]]", *_keys({"of": [column.name]})]
+    blocks += ["[[history]]", *_keys(history)]
+    about = (
+        "What happened before a row, see docs/events.md: uncomment it, and if labels are known "
+        'later, add known = "1h" to [events].'
+    )
+    return ["", *_comment(about), *(f"# {line}" for line in blocks)]
 
 
 def _about(sample: SampledFile, path: str) -> str:
