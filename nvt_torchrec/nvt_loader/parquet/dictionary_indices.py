@@ -60,14 +60,20 @@ def _unpack_eights(to, base, begin, size, bits, count):
     eights = min(count >> 3, (size - 8 - (high >> 3)) // bits + 1)
     shift, high_shift = np.uint64(begin & 7), np.uint64(high & 7)
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    once, twice, thrice = np.uint64(bits), np.uint64(2 * bits), np.uint64(3 * bits)
     first, second = base + (begin >> 3), base + (high >> 3)
     for i in range(eights):
         low_word = numba.carray(pointer(first + i * bits), (1,), np.uint64)[0] >> shift
         word = numba.carray(pointer(second + i * bits), (1,), np.uint64)[0] >> high_shift
         indices = numba.carray(pointer(to + 32 * i), (8,), np.uint32)
-        for k in range(4):  # the compiler unrolls it
-            indices[k] = (low_word >> np.uint64(k * bits)) & mask
-            indices[4 + k] = (word >> np.uint64(k * bits)) & mask
+        indices[0] = low_word & mask
+        indices[1] = (low_word >> once) & mask
+        indices[2] = (low_word >> twice) & mask
+        indices[3] = (low_word >> thrice) & mask
+        indices[4] = word & mask
+        indices[5] = (word >> once) & mask
+        indices[6] = (word >> twice) & mask
+        indices[7] = (word >> thrice) & mask
     return max(eights, 0) * 8
 
 
