@@ -3,9 +3,8 @@
     python own_format.py clicks.arrow OUT
 
 One class, and a line in each registry. Tables subclass TableFormat, whose rows have numbers; text
-with a row in each line subclasses TextFormat. Every program that reads such a log or the saved
-workflow registers the format: import this module there. Processes of --engine dask import the
-script that started them, so the lines stand outside of `if __name__ == "__main__"`.
+with a row in each line subclasses TextFormat. Every program that reads such a log or its workflow
+imports this module; workers of --engine dask do, so the lines stand above `if __name__ == …`.
 """
 
 import contextlib
@@ -30,9 +29,8 @@ class OpenFile(Table):
     def decode(self, groups, names, chunk_rows):
         """Yield the rows of some batches, whose size is that of chunk_rows or not."""
         for group in groups:
-            batch = self.reader.get_batch(group)
-            top = names and [name.partition(".")[0] for name in names]  # of fields of structs
-            yield pa.Table.from_batches([batch.select(top) if names else batch])
+            table = pa.Table.from_batches([self.reader.get_batch(group)])
+            yield table.select([name.partition(".")[0] for name in names]) if names else table
 
 
 class ArrowFile(TableFormat):
