@@ -444,6 +444,8 @@ def test_the_smoothing_is_that_of_simulated_keys() -> None:
         (BY_TIME, '[[aggregate]]\nof = "user"\nvalues = "median"', "value = 'median'"),
         (BY_TIME, '[[aggregate]]\nof = "item"\nlabel = "bought"', "label = 'bought'"),
         (BY_TIME, "[[aggregate]]\nof = []", "of = ()"),
+        (BY_TIME, '[[history]]\nname = "a.b"\nof = "user"\ncolumns = "item"', "name = 'a.b'"),
+        (BY_TIME, '[[history]]\nname = "a"\nof = "user"\ncolumns = "price"', "columns = "),
     ],
 )
 def test_specs_that_would_leak_or_mean_nothing(

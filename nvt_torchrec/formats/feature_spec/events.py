@@ -126,6 +126,7 @@ class HistoryRule:
         check(
             self,
             f"history {self.name}: ",
+            ("name", self.name.isidentifier(), "use letters, digits and _ alone"),
             ("key", self.key and all(self.key), 'name columns of the file, such as of = ["user"]'),
             ("columns", self.columns, 'name categorical columns, such as columns = ["item"]'),
             ("kept", 1 <= self.kept <= 2**20, f"from 1 to {2**20}"),
