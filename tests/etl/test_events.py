@@ -16,9 +16,10 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_torchrec.base.arrays import strings
-from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError, SettingsError
 from nvt_torchrec.clicklog.in_memory.frames import read_columns
 from nvt_torchrec.etl.commands.guess import guess
 from nvt_torchrec.etl.events import sums
@@ -31,11 +32,16 @@ from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.histories import HistoryStore
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.inference.encoder import Encoder
+from nvt_torchrec.inference.model.bundle import write_bundle
+from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.inference.scorer import Scorer
+from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
 from tests.etl.extended import content, differences
 from tests.etl.findings import bad
 from tests.etl.runs import OF_THE_RUN, failing
+from tests.training.runs import train_here
 
 DAY, HOUR = 86_400, 3600
 SPEC = """
@@ -354,6 +360,12 @@ def test_days_that_are_added_give_the_values_of_a_run_at_once(
         extend(ExtendSettings(output, str(tmp_path / "day_5.csv"), engine="cpu"))
 
 
+def frame_of(rows: list[Row]) -> pd.DataFrame:
+    columns = {"user": [row.user or None for row in rows], "item": [row.item for row in rows]}
+    shops = pd.array([int(row.shop) if row.shop else None for row in rows], "Int64")
+    return pd.DataFrame({**columns, "price": [row.time % 7 for row in rows], "shop": shops})
+
+
 def hashes_of(spec: FeatureSpec, rows: list[Row]) -> np.ndarray:
     frame = {"user": [r.user or None for r in rows], "item": [r.item for r in rows]}
     frame |= {"price": [0.0] * len(rows), "shop": [1] * len(rows)}
@@ -374,14 +386,7 @@ def test_a_morning_scores_a_day_as_the_etl_writes_it(tmp_path: Path) -> None:
     for day in (2, 3, 4):
         of_day = [row for row in rows if row.time // DAY == day]
         encoder = Encoder.load(output / "workflow")  # of this morning
-        frame = pd.DataFrame(
-            {
-                "user": [row.user or None for row in of_day],
-                "item": [row.item for row in of_day],
-                "price": [row.time % 7 for row in of_day],
-                "shop": 3,
-            }
-        )
+        frame = frame_of(of_day)
         dense, ids = encoder.encode(frame)
         dicts, ids_of_dicts = encoder.encode(frame.to_dict("records"))
         assert torch.equal(dense, dicts)
@@ -395,6 +400,43 @@ def test_a_morning_scores_a_day_as_the_etl_writes_it(tmp_path: Path) -> None:
             written = [ids for split in SPLITS[1:] for ids in read_lists(output, split)[feature]]
             looked_up = [row.tolist() for row in ids[feature].to_dense()]
             assert looked_up == [row[-50:] for row in written]
+
+
+def test_a_bundle_scores_raw_rows_as_those_that_the_next_day_writes(tmp_path: Path) -> None:
+    """From the log to a score: aggregates and histories by the bundle's own state."""
+    rows = make_rows(500, 4, seed=5)
+    (tmp_path / "log").mkdir()
+    for day in range(4):
+        write(tmp_path / f"log/day_{day}.csv", [r for r in rows if r.time // DAY == day])
+    spec, output = spec_of(tmp_path, BY_DAYS, 'cut = "day"'), tmp_path / "out"
+    run(EtlSettings(str(tmp_path / "log"), output, spec, days=frozenset({0, 1, 2}), engine="cpu"))
+    splits, checkpoint = output / "criteo_binary/split", tmp_path / "checkpoint"
+    paths = f"--binary_path={splits}", f"--save_checkpoint_path={checkpoint}"
+    train_here(*paths, "--adagrad", "--batch_size=32", "--epochs=1", "--no-boosted_trees")
+    bundle = tmp_path / "bundle"
+    assert write_bundle(output / "workflow", checkpoint, bundle)
+    assert not write_bundle(output / "workflow", checkpoint, bundle)
+    scores = Predictor.load(bundle).predict(frame_of([r for r in rows if r.time // DAY == 3]))
+    scorer = Scorer.load(bundle)
+    sizes = dict(zip(scorer.schema.categorical, scorer.schema.table_sizes, strict=True))
+    extend(ExtendSettings(output, str(tmp_path / "log/day_3.csv"), engine="cpu"))
+    expected_scores = []
+    for batch in itertools.chain(*(KJTLoader(splits / s, 64, device="cpu") for s in SPLITS[1:])):
+        ids, keys = batch.sparse_features, batch.sparse_features.keys()
+        known = [  # values that are new on day 3 are out of vocabulary for the model
+            torch.where(ids[key].values() < sizes[key.rpartition(".")[2]], ids[key].values(), 2)
+            for key in keys
+        ]
+        ids = KeyedJaggedTensor(keys, torch.cat(known), lengths=ids.lengths())
+        expected_scores.append(scorer.predict(batch.dense_features, ids))
+    np.testing.assert_allclose(scores, np.concatenate(expected_scores), atol=1e-6)
+    # what is known of the keys changes by the day, even if no value is new
+    file = bundle / "workflow/events/0.values.npy"
+    changed = tmp_path / "workflow"
+    shutil.copytree(bundle / "workflow", changed)
+    (changed / "events/0.values.npy").write_bytes(file.read_bytes()[:-1] + b"!")
+    with pytest.raises(OutputError, match="not a bundle of this workflow"):
+        write_bundle(changed, checkpoint, bundle)
 
 
 def test_numbers_of_the_caller_come_before_the_state(tmp_path: Path) -> None:

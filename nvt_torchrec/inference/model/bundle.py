@@ -123,6 +123,11 @@ def _is_made_from(
     path: Path, workflow: WorkflowDescription, checkpoint: Path | str, tables: str
 ) -> bool:
     bundle = describe(path, check=True)
+    if bundle.workflow_digest == workflow.digest:
+        for name in event_files(workflow.spec):  # a day later, they may be others
+            entry = bundle.files.get(f"{WORKFLOW}/{name}")
+            if entry is None or entry.difference(workflow.path / name):
+                return False
     known = bundle.workflow_digest == workflow.digest or workflow.ancestor(bundle.workflow_digest)
     of_checkpoint = bundle.origin.checkpoint.digest
     return bool(known) and (bundle.tables, of_checkpoint) == (tables, digest_of(checkpoint))
