@@ -55,7 +55,7 @@ def criteo_schema(
     """Return a schema of Criteo's columns with tables of the given sizes."""
     dense = tuple(f"int_{i}" for i in range(DENSE))
     categorical = tuple(f"cat_{i}" for i in range(len(sizes)))
-    lists = tuple(multi_hot), (), "", tuple(histories)
+    lists = tuple(multi_hot), "", tuple(histories)
     return TableSchema("label", dense, categorical, tuple(sizes), *lists)
 
 

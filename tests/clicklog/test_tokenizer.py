@@ -41,7 +41,7 @@ def _spec(dense: int, categorical: int) -> FeatureSpec:
 def _assert_same(text: bytes, spec: FeatureSpec, *, label: bool = True) -> RawRows:
     fast = parse_criteo(text, spec, label=label, reject=True)
     slow = parse_delimited(text, spec, plain_layout(spec, label=label), reject=True)
-    for field in ("label", "dense", "dense_missing", "categorical", "categorical_missing", "line"):
+    for field in ("labels", "dense", "dense_missing", "categorical", "categorical_missing", "line"):
         np.testing.assert_array_equal(
             getattr(fast, field), getattr(slow, field), field, strict=True
         )
