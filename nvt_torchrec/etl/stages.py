@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import shutil
 import time
@@ -222,7 +223,7 @@ class Stages:
                 spec,
                 self.work,
                 earlier=days,
-                tails=self._read_tails(),
+                tails=self._tails,
                 threads=self.settings.threads,
                 reject=self._reject(plan),
                 report=bar.update,
@@ -308,17 +309,17 @@ class Stages:
 
         target, spec = self.target, description.spec
         write_kept(
-            self.work, spec, target.workflow, description.digest, target.extension,
-            self._read_tails(),
-        )  # fmt: skip
+            self.work, spec, target.workflow, description.digest, target.extension, self._tails
+        )
 
-    def _read_tails(self) -> list[HistoryTail] | None:
-        """Return the newest events of the days before; None of a run."""
+    @functools.cached_property
+    def _tails(self) -> list[HistoryTail] | None:
+        """The newest events of the days before, of each history; None of a run."""
         if self.before is None:
             return None
         from nvt_torchrec.workflows import compiled
 
-        events = compiled.load(self.before.workflow).events
+        events = compiled.load(self.before.workflow, verify=True).events
         return events.tails if events else None
 
     def _recorded_digest(self) -> str | None:

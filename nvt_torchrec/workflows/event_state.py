@@ -27,10 +27,11 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
-from nvt_torchrec.base.files.atomic import atomic_path, remove
-from nvt_torchrec.base.files.mapping import MappedArray
+from nvt_torchrec.base.files.atomic import remove
+from nvt_torchrec.base.files.mapping import MappedArray, write_array
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.rows import RawRows, add_missing
+from nvt_torchrec.formats.histories import StoredHistory
+from nvt_torchrec.formats.rows import Ids, RawRows, add_missing
 
 FORMAT = Format("nvt-torchrec event state", 1, "what happened before, beside a workflow")
 DIRECTORY, STATE_FILE = "events", "state.json"
@@ -176,8 +177,7 @@ def write_event_state(
     for rule, tail in zip(spec.histories, tails, strict=True):
         arrays |= zip(_tail_files(rule.name), vars(tail).values(), strict=True)
     for name, array in arrays.items():
-        with atomic_path(directory / name) as temporary, open(temporary, "wb") as file:
-            np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+        write_array(directory / name, array)
         entries[name] = FileEntry.from_file(directory / name).to_dict()
     content = {"workflow_digest": workflow_digest, "as_of": as_of, "absent": absent}
     FORMAT.write(directory / STATE_FILE, {**content, "files": entries})
@@ -299,12 +299,57 @@ class EventState:
         begin, end = (
             np.where(there, tail.offsets[np.where(there, place + at, 0)], 0) for at in (0, 1)
         )
+        if ((begin < 0) | (begin > end) | (end > len(tail.known))).any():
+            raise BadInputError(f"history {name}: damaged: events that are not there", _COPY_AGAIN)
         while (late := (end > begin) & (tail.known[end - 1] >= self.as_of)).any():
             end = end - late  # known after the last day
         counts = np.minimum(end - begin, most)
         offsets = np.cumsum(counts) - counts
         events = np.repeat(end - counts - offsets, counts) + np.arange(counts.sum())
         return tail.ids[:, events], counts
+
+    def add_histories(
+        self,
+        ids: Ids,
+        groups: np.ndarray,
+        histories: Sequence[StoredHistory],
+        sizes: Mapping[str, int],
+        most: int,
+    ) -> Ids:
+        """Return the ids with the events of histories for rows without events of their own.
+
+        Args:
+            ids: The categorical columns and, unless the rows are those of a file, the histories.
+            groups: ``RawRows.groups``, int64 [groups, n].
+            histories: The histories.
+            sizes: The rows of the table of each categorical column.
+            most: The most events of a row.
+
+        Raises:
+            BadInputError: The state is damaged.
+        """
+        first = len(sizes)
+        columns, lengths = ids.columns[:first], [*ids.lengths[:first]]
+        given, given_lengths = ids.columns[first:], ids.lengths[first:]
+        for history in histories:
+            own, count = [], np.zeros(len(ids), np.int64)
+            if len(given):  # rows of a file have none
+                own, given = given[: len(history.columns)], given[len(history.columns) :]
+                count, given_lengths = given_lengths[0], given_lengths[len(history.columns) :]
+            newest, counts = self.newest(history.name, groups, count == 0, most)
+            total = count + counts
+            from_row = np.repeat(count > 0, total)
+            for place, (name, events) in enumerate(zip(history.columns, newest, strict=True)):
+                if len(events) and not 0 <= events.min() <= events.max() < sizes[name]:
+                    what = f"history {history.name}: damaged: an id outside of the table of {name}"
+                    raise BadInputError(what, _COPY_AGAIN)
+                column = np.empty(len(from_row), np.int32)
+                column[~from_row] = events
+                if own:
+                    column[from_row] = own[place]
+                columns.append(column)
+                lengths.append(total)
+        return Ids.from_lengths(columns, np.stack(lengths))
 
     def add(self, rows: RawRows) -> RawRows:
         """Return rows with the aggregates of their keys."""

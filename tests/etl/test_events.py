@@ -23,7 +23,7 @@ from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError, Se
 from nvt_torchrec.clicklog.in_memory.frames import read_columns
 from nvt_torchrec.etl.commands.guess import guess
 from nvt_torchrec.etl.events import sums
-from nvt_torchrec.etl.events.sums import fit_smoothing
+from nvt_torchrec.etl.events.label_rates import fit_smoothing
 from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings, ExtendSettings

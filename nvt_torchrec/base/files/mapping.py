@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.atomic import atomic_path
 from nvt_torchrec.base.files.validation import open_regular
 
 
@@ -71,6 +72,12 @@ class MappedArray:
     def __getstate__(self) -> dict[str, Any]:
         """State of a copy, as in another process: its values are not mapped from the file."""
         return self.__dict__ | {"_descriptor": None}
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    """Write an array that :class:`MappedArray` maps, durably. Raises :class:`OutputError`."""
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        np.save(file, np.ascontiguousarray(array), allow_pickle=False)
 
 
 def _stamp(descriptor: int) -> tuple[int, int]:

@@ -123,7 +123,8 @@ def _event_times(spec: FeatureSpec, times: list[np.ndarray]) -> np.ndarray | Non
     """Return ``RawRows.times`` of the columns with times."""
     if not times or spec.events is None:
         return None
-    return np.stack([times[0], times[1] if len(times) > 1 else times[0] + spec.events.delay])
+    known = times[1] if len(times) > 1 else times[0] + spec.events.delay
+    return np.stack([times[0], np.maximum(times[0], known)])  # no row knows its own label
 
 
 def _hash_groups(groups: list[list[Converted]]) -> np.ndarray | None:

@@ -10,39 +10,15 @@ import numpy as np
 
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.events.extract import KEY, ROW, ROW_SHIFT, TIME, EventFiles, block_name
+from nvt_torchrec.etl.events.label_rates import LabelRates
 from nvt_torchrec.etl.events.sums import GroupSums, cut_times, sums_of_groups
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.derivations import HOUR
 from nvt_torchrec.formats.feature_spec.events import parse_duration
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.workflows.event_state import add_aggregates
 
 #: Microseconds in a second.
 _SECOND = 1e6
-
-
-@dataclasses.dataclass(frozen=True)
-class LabelRates:
-    """What rates are smoothed by.
-
-    Attributes:
-        smoothing: By rate, the weight of the rate of all events, in events.
-        rate: By label, its rate in the training rows, which counts as one event.
-        hours: See :func:`etl.events.sums.count_hours`.
-        labels: The names of the labels, in the order of ``hours``.
-    """
-
-    smoothing: Mapping[str, float]
-    rate: Mapping[str, float]
-    hours: np.ndarray
-    labels: tuple[str, ...]
-
-    def before(self, label: str, times: np.ndarray) -> np.ndarray:
-        """Return the rate of all events known before the hours of some times, float64 [n]."""
-        row = 2 + self.labels.index(label)
-        sums = np.pad(np.cumsum(self.hours[[1, row]], axis=1), ((0, 0), (1, 0)))
-        events, positives = sums[:, np.searchsorted(self.hours[0], times // HOUR)]
-        return (positives + self.rate[label]) / (events + 1)
 
 
 def aggregate_values(

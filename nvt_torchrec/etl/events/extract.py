@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import mask_to_arrow, to_arrow
 from nvt_torchrec.base.files.atomic import atomic_path
+from nvt_torchrec.base.files.mapping import write_array
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.etl.units.unit_plan import DividedBlock
 from nvt_torchrec.etl.units.writing import choose
@@ -142,12 +143,6 @@ def _write_values(path: Path, values: dict[str, list[pa.Array]]) -> None:
     table = table.unify_dictionaries().combine_chunks()
     with atomic_path(path) as temporary, pa.ipc.new_file(temporary, table.schema) as file:
         file.write_table(table)
-
-
-def write_array(path: Path, array: np.ndarray) -> None:
-    """Write an array durably. Raises :class:`OutputError`."""
-    with atomic_path(path) as temporary, open(temporary, "wb") as file:
-        np.save(file, array, allow_pickle=False)
 
 
 def _flags(rows: RawRows, block: Block, split: str, lines: int) -> np.ndarray:

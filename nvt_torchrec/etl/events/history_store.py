@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import null_mask, to_numpy
+from nvt_torchrec.base.files.mapping import write_array
 from nvt_torchrec.etl.events.extract import (
     KEY,
     KNOWN,
@@ -17,7 +18,6 @@ from nvt_torchrec.etl.events.extract import (
     ROW_SHIFT,
     EventFiles,
     history_columns,
-    write_array,
 )
 from nvt_torchrec.etl.events.sums import (
     choose_events,
@@ -94,7 +94,7 @@ def _write_keys(
 ) -> None:
     """Write the events, sorted by key, of the keys that rows have."""
     begin, end = (np.searchsorted(key, row_keys, side) for side in ("left", "right"))
-    there = np.isin(key, row_keys, assume_unique=False)
+    there = np.isin(key, row_keys)
     columns = (column[there] for column in ids)
     writer.add(end - begin, dict(zip(stored.columns, columns, strict=True)))
 

@@ -4,7 +4,7 @@ The workflow gets what inference needs (:mod:`workflows.event_state`). ``OUT/ext
 further days need::
 
     events.json         newest time, smoothing, rates of labels; size and SHA-256 of the others
-    events.hours.npy    see :func:`.sums.count_hours`
+    events.hours.npy    see :func:`.label_rates.count_hours`
     events.N.npy        int64 [4 + labels, n]: of group N the key, from when it is known, the time,
                         the number of events, and of those with each label
 """
@@ -21,20 +21,23 @@ import numpy as np
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
 from nvt_torchrec.base.files.atomic import read_json, write_json
-from nvt_torchrec.base.files.mapping import MappedArray
+from nvt_torchrec.base.files.mapping import MappedArray, write_array
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.etl.events.event_values import EventValues, LabelRates, aggregate_values
-from nvt_torchrec.etl.events.extract import EventFiles, block_name, extract, write_array
+from nvt_torchrec.etl.events.event_values import EventValues, aggregate_values
+from nvt_torchrec.etl.events.extract import EventFiles, block_name, extract
 from nvt_torchrec.etl.events.history_store import write_histories
+from nvt_torchrec.etl.events.label_rates import (
+    LabelRates,
+    add_hours,
+    count_hours,
+    fit_smoothing,
+)
 from nvt_torchrec.etl.events.sums import (
     EarlierEvents,
     EventLog,
-    add_hours,
-    count_hours,
     end_of,
-    fit_smoothing,
     sum_up,
     sums_of_groups,
 )
@@ -57,7 +60,7 @@ class EventRecord:
 
     Attributes:
         newest: The time of the newest row, in microseconds since 1970.
-        smoothing: See :class:`.event_values.LabelRates`; so is rate.
+        smoothing: See :class:`.label_rates.LabelRates`; so is rate.
         next_keys: By history, how many keys its store has.
         files: The other files.
     """
@@ -75,7 +78,7 @@ class EarlierDays:
 
     Attributes:
         record: What is known of them.
-        hours: See :func:`.sums.count_hours`.
+        hours: See :func:`.label_rates.count_hours`.
         groups: Of each group, its events.
     """
 
@@ -174,20 +177,23 @@ def prepare(
         entries[name] = FileEntry.from_file(directory / name)
 
     moments, next_keys = [], {}
-    for group, summed in enumerate(sum_up(log, newest, report)):
-        last, events = summed.at_the_end, summed.kept
+    groups = sums_of_groups(spec)
+    for group, summed in enumerate(sum_up(log, rows, newest, report)):
+        events = summed.kept
         write_array(files.row_keys(group), summed.row_keys)
-        for number in sums_of_groups(spec)[group].histories:
+        for number in groups[group].histories:
             name = spec.histories[number].name
             before = earlier.record.next_keys[name] if earlier else 0
             next_keys[name] = before + len(summed.row_keys)
-        write_array(directory / f"{group}.end.npy", np.concatenate([last.key[None], last.sums]))
+        write_array(
+            directory / f"{group}.end.npy", np.concatenate([summed.keys[None], summed.sums])
+        )
         write(
             _kept_file(group),
             np.concatenate([np.stack([events.key, events.known, events.happened]), events.counts]),
         )
         moments.append(summed.moments)
-    hours = count_hours(log)
+    hours = count_hours(log.map_events(0), labels)
     write(_HOURS, add_hours([earlier.hours, hours]) if earlier else hours)
     if earlier:
         smoothing, rate = earlier.record.smoothing, earlier.record.rate

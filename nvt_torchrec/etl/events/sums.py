@@ -11,6 +11,7 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import fsync_directory
+from nvt_torchrec.base.files.mapping import write_array
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.etl.events.extract import (
@@ -21,10 +22,10 @@ from nvt_torchrec.etl.events.extract import (
     TIME,
     TRAIN,
     EventFiles,
-    write_array,
 )
+from nvt_torchrec.etl.events.label_rates import sum_keys
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.derivations import DAY, HOUR
+from nvt_torchrec.formats.feature_spec.derivations import DAY
 from nvt_torchrec.formats.feature_spec.events import parse_duration
 
 #: About how many rows a partition has.
@@ -33,8 +34,6 @@ PARTITION_ROWS = 1 << 20
 BEFORE_ALL = -(2**62)
 #: The time of the last event of a key without one.
 NEVER = -(2**63)
-#: The bounds of the weight of the rate of all events.
-_LEAST_SMOOTHING, _MOST_SMOOTHING = 1.0, 10_000.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,30 +125,19 @@ class EarlierEvents:
 
 
 @dataclasses.dataclass(frozen=True)
-class KeySums:
-    """What the events of each key sum up to at one time.
-
-    Attributes:
-        key: int64 [keys], rising.
-        sums: int64 [sums, keys], see :class:`GroupSums`.
-    """
-
-    key: np.ndarray
-    sums: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
 class Summed:
     """The result of a group.
 
     Attributes:
-        at_the_end: The sums of each key after the last row.
+        keys: int64 [keys], all keys so far, rising.
+        sums: int64 [sums, keys], what their events sum up to after the last row.
         kept: What is kept for further days.
         row_keys: int64 [n], the keys of the new rows, rising.
-        moments: float64 [labels, 5] of the training rows, see :func:`fit_smoothing`.
+        moments: float64 [labels, 5] of the training rows, see :func:`.label_rates.sum_keys`.
     """
 
-    at_the_end: KeySums
+    keys: np.ndarray
+    sums: np.ndarray
     kept: EarlierEvents
     row_keys: np.ndarray
     moments: np.ndarray
@@ -214,16 +202,16 @@ def partitions(rows: int) -> list[tuple[int, int | None]]:
 
 
 def sum_up(
-    log: EventLog, newest: int, report: Callable[[float], object] = lambda rows: None
+    log: EventLog, rows: int, newest: int, report: Callable[[float], object] = lambda rows: None
 ) -> Iterator[Summed]:
     """Write what the events before each row sum up to, beside each block; yield each group's sums.
 
     Args:
         log: The events.
+        rows: How many there are.
         newest: The time of the newest row, also of earlier days.
         report: Called with the number of rows done since the last call, counting a row once.
     """
-    rows, _, _ = log.bounds()
     for group, wanted in enumerate(sums_of_groups(log.spec)):
         events = log.map_events(group)
         outputs = [
@@ -238,10 +226,8 @@ def sum_up(
         for array in outputs:
             array.flush()
         yield Summed(
-            KeySums(
-                np.concatenate([part.at_the_end.key for part in parts]),
-                np.concatenate([part.at_the_end.sums for part in parts], axis=1),
-            ),
+            np.concatenate([part.keys for part in parts]),
+            np.concatenate([part.sums for part in parts], axis=1),
             EarlierEvents.concatenate([part.kept for part in parts]),
             np.concatenate([part.row_keys for part in parts]),
             np.sum([part.moments for part in parts], axis=0),
@@ -362,10 +348,11 @@ def _sum_partition(
     horizon = int(cut_times(log.spec, np.array([newest]))[0]) - wanted.longest_window
     train = (data[ROW, there] >> TRAIN & 1).astype(bool)
     summed = Summed(
-        KeySums(keys, by_row[:, len(there) :]),
+        keys,
+        by_row[:, len(there) :],
         _shorten(every, horizon),
         np.unique(data[KEY, there]),
-        _moments(new.take(np.flatnonzero(train))),
+        sum_keys(new.key[train], counts[:, train]),
     )
     return summed, data.shape[1]
 
@@ -439,70 +426,3 @@ def _shorten(events: EarlierEvents, horizon: int) -> EarlierEvents:
     rest = events.take(np.flatnonzero(events.known >= horizon))
     both = EarlierEvents.concatenate([summed, rest])
     return both.take(np.argsort(both.key, kind="stable"))
-
-
-def _moments(events: EarlierEvents) -> np.ndarray:
-    """Return, for each label, the sums over keys that :func:`fit_smoothing` takes.
-
-    Returns:
-        float64 [labels, 5]: the number of keys; Σn, Σn², Σp and Σp²/n of their numbers of events n
-        and of events with the label p.
-    """
-    labels = len(events.counts) - 1
-    if not len(events.key):
-        return np.zeros((labels, 5))
-    order = np.argsort(events.key, kind="stable")
-    key = events.key[order]
-    first = np.flatnonzero(np.diff(key, prepend=key[0] - 1))
-    n, *positives = np.add.reduceat(events.counts[:, order], first, axis=1).astype(np.float64)
-    return np.array(
-        [[len(n), n.sum(), (n * n).sum(), p.sum(), (p * p / n).sum()] for p in positives]
-    )
-
-
-def fit_smoothing(moments: np.ndarray) -> float:
-    """Return the weight, in events, of the rate of all events in the rate of a key.
-
-    The method of moments of DerSimonian and Laird (1986, "Meta-analysis in clinical trials"): the
-    variance of the keys' rates beyond that of their events. Without such variance it is the most.
-
-    Args:
-        moments: float64 [5], see :func:`_moments`.
-    """
-    keys, n, squares, positives, weighted = moments.tolist()
-    if not n or not 0 < positives < n:
-        return _MOST_SMOOTHING
-    rate = positives / n
-    excess = (weighted - n * rate * rate) / (rate * (1 - rate)) - (keys - 1)
-    if excess <= 0:
-        return _MOST_SMOOTHING
-    return min(max((n - squares / n) / excess, _LEAST_SMOOTHING), _MOST_SMOOTHING)
-
-
-def count_hours(log: EventLog) -> np.ndarray:
-    """Count the events, and those with each label, by the hour from which they are known.
-
-    Returns:
-        int64 [2 + labels, hours]: the hours since 1970, rising; events; events with each label.
-    """
-    labels = len(log.spec.labels)
-    counted = []
-    for array in log.map_events(0):
-        hours, place = np.unique(array[KNOWN] // HOUR, return_inverse=True)
-        counts = [np.bincount(place, minlength=len(hours))]
-        for label in range(labels):
-            positive = (array[ROW] >> (FIRST_LABEL + label) & 1).astype(bool)
-            counts.append(np.bincount(place[positive], minlength=len(hours)))
-        counted.append(np.stack([hours, *counts]).astype(np.int64))
-    return add_hours(counted)
-
-
-def add_hours(counted: Sequence[np.ndarray]) -> np.ndarray:
-    """Add up counts of hours, see :func:`count_hours`."""
-    every = np.concatenate(counted, axis=1)
-    hours, place = np.unique(every[0], return_inverse=True)
-    total = np.zeros((len(every), len(hours)), np.int64)
-    total[0] = hours
-    for row in range(1, len(every)):
-        np.add.at(total[row], place, every[row])
-    return total

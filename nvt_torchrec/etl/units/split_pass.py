@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.base.files.atomic import atomic_path, read_json, write_json
-from nvt_torchrec.base.files.mapping import MappedArray
+from nvt_torchrec.base.files.atomic import read_json, write_json
+from nvt_torchrec.base.files.mapping import MappedArray, write_array
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block_chunks
@@ -144,8 +144,7 @@ def _count_times(
     keys = np.concatenate([rows.key for rows in pieces])
     times, counts = np.unique(keys, return_counts=True)
     counted = np.stack([times, np.cumsum(counts)])
-    with atomic_path(_file(directory, index)) as temporary, open(temporary, "wb") as file:
-        np.save(file, counted, allow_pickle=False)
+    write_array(_file(directory, index), counted)
     return _rows(counted)
 
 

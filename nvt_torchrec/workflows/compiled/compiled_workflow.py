@@ -157,7 +157,10 @@ class CompiledWorkflow:
             known = rows.categorical[: len(tallies)]  # others were read for another workflow
             ids = self._encode_columns(known, missing, tallies)
         if self.events is not None and rows.groups is not None and self._histories:
-            ids = self._add_histories(ids, rows.groups)
+            sizes = dict(zip(self.schema.categorical, self.schema.table_sizes, strict=True))
+            ids = self.events.add_histories(
+                ids, rows.groups, self._histories, sizes, self._most_events
+            )
         return EncodedRows(
             labels=rows.labels.astype(np.float32),
             dense=dense,
@@ -167,29 +170,6 @@ class CompiledWorkflow:
             weight=rows.weight,
             pointers=rows.pointers,
         )
-
-    def _add_histories(self, ids: Ids, groups: np.ndarray) -> Ids:
-        """Return the ids with the events of the state for rows without events of their own."""
-        assert self.events is not None
-        first = len(self.spec.categorical)
-        columns, lengths = ids.columns[:first], [*ids.lengths[:first]]
-        given, given_lengths = ids.columns[first:], ids.lengths[first:]
-        for history in self._histories:
-            own, count = [], np.zeros(len(ids), np.int64)
-            if len(given):  # rows of a file have none
-                own, given = given[: len(history.columns)], given[len(history.columns) :]
-                count, given_lengths = given_lengths[0], given_lengths[len(history.columns) :]
-            newest, counts = self.events.newest(history.name, groups, count == 0, self._most_events)
-            total = count + counts
-            from_row = np.repeat(count > 0, total)
-            for place, events in enumerate(newest):
-                column = np.empty(len(from_row), np.int32)
-                column[~from_row] = events
-                if own:
-                    column[from_row] = own[place]
-                columns.append(column)
-                lengths.append(total)
-        return Ids.from_lengths(columns, np.stack(lengths))
 
     def _check(self) -> None:
         for array in self._mapped:
