@@ -332,17 +332,19 @@ class EventState:
         columns, lengths = ids.columns[:first], [*ids.lengths[:first]]
         given, given_lengths = ids.columns[first:], ids.lengths[first:]
         for history in histories:
-            own, count = [], np.zeros(len(ids), np.int64)
-            if len(given):  # rows of a file have none
-                own, given = given[: len(history.columns)], given[len(history.columns) :]
-                count, given_lengths = given_lengths[0], given_lengths[len(history.columns) :]
-            newest, counts = self.newest(history.name, groups, count == 0, most)
-            total = count + counts
-            from_row = np.repeat(count > 0, total)
+            width = len(history.columns)
+            own, given = given[:width], given[width:]
+            counts_of_own = np.zeros((width, len(ids)), np.int64)
+            if own:  # rows of a file have none
+                counts_of_own, given_lengths = given_lengths[:width], given_lengths[width:]
+            has_own = counts_of_own.any(axis=0)  # in one of the columns
+            newest, counts = self.newest(history.name, groups, ~has_own, most)
             for place, (name, events) in enumerate(zip(history.columns, newest, strict=True)):
                 if len(events) and not 0 <= events.min() <= events.max() < sizes[name]:
                     what = f"history {history.name}: damaged: an id outside of the table of {name}"
                     raise BadInputError(what, _COPY_AGAIN)
+                total = counts_of_own[place] + counts
+                from_row = np.repeat(has_own, total)
                 column = np.empty(len(from_row), np.int32)
                 column[~from_row] = events
                 if own:
