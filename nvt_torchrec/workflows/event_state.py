@@ -337,7 +337,7 @@ class EventState:
             counts_of_own = np.zeros((width, len(ids)), np.int64)
             if own:  # rows of a file have none
                 counts_of_own, given_lengths = given_lengths[:width], given_lengths[width:]
-            has_own = counts_of_own.any(axis=0)  # in one of the columns
+            has_own = counts_of_own.max(axis=0) > 0  # in one of the columns
             newest, counts = self.newest(history.name, groups, ~has_own, most)
             for place, (name, events) in enumerate(zip(history.columns, newest, strict=True)):
                 if len(events) and not 0 <= events.min() <= events.max() < sizes[name]:
