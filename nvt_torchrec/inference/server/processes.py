@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import functools
 import gc
 import logging
@@ -12,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import struct
 import sys
 import tempfile
 import threading
@@ -38,6 +40,9 @@ _SWITCH_S = 0.0005
 _KEEP_ALIVE_S = 75
 #: Seconds in which the first request of a connection must arrive once the server listens no more.
 _FIRST_REQUEST_S = 1.0
+#: Linux: the option of a socket that sets its packet filter; the filter's return instruction.
+_SO_ATTACH_FILTER = 26
+_BPF_RET = 0x06
 #: Seconds in which a worker must react; imports in C may take the interpreter's lock for long.
 _REACTION_S = 60
 
@@ -131,6 +136,8 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End, but accept who waits before: closing the listener would reset their connections."""
+        if self.config.workers == 1:  # workers share the listener; one of them may end alone
+            _stop_connecting((sockets or [])[0])
         waiting: list[socket.socket] = []
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -142,6 +149,18 @@ class _Server(uvicorn.Server):
         for accepted in waiting:
             await asyncio.get_running_loop().connect_accepted_socket(connection, accepted)
         await super().shutdown(sockets)
+
+
+def _stop_connecting(listener: socket.socket) -> None:
+    """Drop what asks for a new connection, so that none is made between the last accept and close.
+
+    The client's system asks again after a second, and is refused then. Elsewhere than on Linux
+    that moment stays, and a connection made in it is reset.
+    """
+    if sys.platform == "linux":
+        accept_nothing = ctypes.create_string_buffer(struct.pack("HBBI", _BPF_RET, 0, 0, 0))
+        program = struct.pack("HP", 1, ctypes.addressof(accept_nothing))
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 class _Workers(Multiprocess):
