@@ -423,10 +423,13 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return root / "log", root / "out"
 
 
-def test_a_guess_proposes_events_as_comments(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [["log.csv"], ["day_0.csv", "day_1.csv"]])
+def test_a_guess_proposes_events_as_comments(tmp_path: Path, names: list[str]) -> None:
     rows = [dataclasses.replace(row, time=row.time + 20_000 * DAY) for row in make_rows(300, 3)]
-    write(tmp_path / "log.csv", rows)
-    spec, _, _ = guess(str(tmp_path / "log.csv"), label="clicked")
+    for name in names:
+        write(tmp_path / name, rows)
+    spec, _, _ = guess(str(tmp_path / names[0]), label="clicked")
+    assert ('by = "days"' in spec) == (len(names) > 1)
     head, mark, proposed = spec.partition("# What happened before a row")
     assert mark
     assert load_spec(_as_file(tmp_path, spec)).groups == []

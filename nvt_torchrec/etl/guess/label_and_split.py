@@ -229,11 +229,7 @@ def choose_split(columns: list[Profile], sample: SampledFile) -> tuple[dict[str,
             f"the log has a file for each day: pass {sample.days} as --input_path; the last day is "
             "halved into valid and test, and `etl extend` adds further ones"
         )
-    keys = [c for c in columns if c.name and not c.missing and not c.multi_hot]
-    events = [c for c in keys if c.kind == "time" and not is_called(c.name, "birth")]
-    times = [c for c in events if c.distinct >= 10]
-    if times:
-        column = max(times, key=lambda column: column.distinct)
+    if column := find_time(columns):
         split = {"by": "time", "column": column.name}
         if column.time_format:
             split["time_format"] = column.time_format
@@ -249,11 +245,22 @@ def choose_split(columns: list[Profile], sample: SampledFile) -> tuple[dict[str,
             "give the cuts themselves: valid_from and test_from instead of the shares"
         )
     why = "at random, because no column is a time"
-    for column in keys:
+    for column in _keys(columns):
         if is_called(column.name, "user") and column.often > 1.1:
             why += f'; by = "column", column = "{column.name}" keeps the rows of each on one side, '
             why += "which is right if a model shall score those that it has never seen"
     return {"by": "share"} | _SHARES, why
+
+
+def _keys(columns: list[Profile]) -> list[Profile]:
+    return [c for c in columns if c.name and not c.missing and not c.multi_hot]
+
+
+def find_time(columns: list[Profile]) -> Profile | None:
+    """Return the column that says when a row happened: of the times, that of the most values."""
+    events = [c for c in _keys(columns) if c.kind == "time" and not is_called(c.name, "birth")]
+    times = [c for c in events if c.distinct >= 10]
+    return max(times, key=lambda column: column.distinct, default=None)
 
 
 def _cuts(column: Profile, sample: SampledFile) -> list[str]:

@@ -7,6 +7,7 @@ import json
 import textwrap
 from typing import Any
 
+from nvt_torchrec.etl.guess.label_and_split import find_time
 from nvt_torchrec.etl.guess.names import is_called
 from nvt_torchrec.etl.guess.roles import Feature, Guess
 from nvt_torchrec.etl.guess.sample import SampledFile
@@ -56,12 +57,13 @@ def _propose_events(guess: Guess, sample: SampledFile) -> list[str]:
     ]
     users = [column for column in single if is_called(column.name, "user")]
     items = [column for column in single if column not in users and column.often >= _OFTEN]
-    if guess.split.get("by") != "time" or not users or not items:
+    when = find_time(sample.columns)
+    if guess.split["by"] not in ("time", "days") or not (when and users and items):
         return []
     item = max(items, key=lambda column: column.distinct)
-    time = {"time": guess.split["column"]}
-    if "time_format" in guess.split:
-        time["time_format"] = guess.split["time_format"]
+    time = {"time": when.name}
+    if when.time_format:
+        time["time_format"] = when.time_format
     history = {"name": "recent", "of": [users[0].name], "columns": [item.name]}
     blocks = ["[events]", *_keys(time)]
     for column in (users[0], item):
