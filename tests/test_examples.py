@@ -191,19 +191,22 @@ def test_merlins_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_own_format(tmp_path: Path) -> None:
-    """Guessed, cut at record batches, run in threads and Dask's processes: as parquet is."""
-    frame = clicks()
-    table = pa.Table.from_pandas(frame, preserve_index=False)
-    with pa.ipc.new_file(tmp_path / "clicks.arrow", table.schema) as file:
-        file.write_table(table, max_chunksize=700)
-    frame.to_parquet(tmp_path / "clicks.parquet")
+    """Days guessed, cut at record batches, run in threads and Dask's processes: as parquet is."""
+    (tmp_path / "arrow").mkdir()
+    (tmp_path / "parquet").mkdir()
+    for day in range(2):
+        frame = clicks()[day::2]
+        table = pa.Table.from_pandas(frame, preserve_index=False)
+        with pa.ipc.new_file(tmp_path / f"arrow/clicks_{day}.arrow", table.schema) as file:
+            file.write_table(table, max_chunksize=700)
+        frame.to_parquet(tmp_path / f"parquet/clicks_{day}.parquet")
     printed = passed(
         tmp_path,
-        f"""python {EXAMPLES / "own_format.py"} clicks.arrow OUT
+        f"""python {EXAMPLES / "own_format.py"} arrow OUT
         sed s/arrow/parquet/ OUT.toml > parquet.toml
-        nvt-etl run --spec parquet.toml --input_path clicks.parquet --output_path SAME
+        nvt-etl run --spec parquet.toml --input_path parquet --output_path SAME
         sed s/cpu/dask/ {EXAMPLES / "own_format.py"} > own_dask.py
-        python own_dask.py clicks.arrow DASK""",
+        python own_dask.py arrow DASK""",
     )
     assert printed.count("{'in': 3000, 'out': 3000, 'rejected': 0}") == 2
     parts = [pd.read_parquet(EtlOutput(tmp_path / out).splits) for out in ("OUT", "SAME", "DASK")]

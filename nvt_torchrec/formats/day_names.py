@@ -8,14 +8,16 @@ import re
 from collections.abc import Iterable, Sequence
 
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 
-#: What may follow the number or date: Spark's ids, then endings, of which a regular expression.
-DATA_ENDING = r"tsv|txt|csv|dat|data|log|json|jsonl|ndjson|parquet|pq"
-_ENDINGS = rf"(?:\.c\d+)?(?:\.snappy|\.gz|\.zstd)?(?:\.(?:{DATA_ENDING}))?(?:\.(?:gz|bz2|xz|zst))?"
+#: How names of text files end; other formats have endings of their own.
+_TEXT_ENDINGS = ("tsv", "txt", "csv", "dat", "data", "log", "json")
+#: What may follow the number or date: Spark's ids, then endings.
+_ENDINGS = r"(?:\.c\d+)?(?:\.snappy|\.gz|\.zstd)?(?:\.(?:{}))?(?:\.(?:gz|bz2|xz|zst))?"
 _SPARK = r"(?:-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?:[-.]c\d+)?)?"
-_DAY = re.compile(r"day_(\d+)(?:\.(?:tsv|txt|csv|jsonl?|parquet))?(?:\.(?:gz|bz2|xz|zst))?")
-_DATE = re.compile(rf"(|.*[^0-9])(\d{{4}})([-_]?)(\d\d)\3(\d\d){_ENDINGS}")
-_NUMBER = re.compile(rf"(|.*[-_.=])(\d+){_SPARK}{_ENDINGS}")
+_DAY = r"day_(\d+)"
+_DATE = r"(|.*[^0-9])(\d{4})([-_]?)(\d\d)\3(\d\d)"
+_NUMBER = rf"(|.*[-_.=])(\d+){_SPARK}"
 _PARTITION = re.compile(r"([^=]+)=([^=]+)")
 
 _EPOCH = datetime.date(1970, 1, 1)
@@ -82,16 +84,23 @@ def partition_name(directory: str) -> DayName | None:
     return dataclasses.replace(parsed, prefix=f"{match[1]}=")
 
 
+def data_endings() -> str:
+    """Return how names of files with rows end, without the dot, as a regular expression."""
+    further = (ending for kind in INPUT_FORMATS.values() for ending in kind.endings)
+    return "|".join(map(re.escape, (*_TEXT_ENDINGS, *further)))
+
+
 def _parse(name: str) -> DayName | None:
-    match = _DAY.fullmatch(name)
+    endings = _ENDINGS.format(data_endings())
+    match = re.fullmatch(_DAY + endings, name)
     if match:
         return DayName("day", "day_", int(match[1]))
-    match = _DATE.fullmatch(name)
+    match = re.fullmatch(_DATE + endings, name)
     if match:
         number = _days_since_1970(*map(int, (match[2], match[4], match[5])))
         if number is not None:
             return DayName("date", match[1], number)
-    match = _NUMBER.fullmatch(name)
+    match = re.fullmatch(_NUMBER + endings, name)
     if match and int(match[2]) <= MOST:
         digits = len(match[2]) if match[2].startswith("0") else 0
         return DayName("number", match[1], int(match[2]), digits)

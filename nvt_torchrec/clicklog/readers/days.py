@@ -15,9 +15,9 @@ from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.remote import filesystem_of
 from nvt_torchrec.clicklog.readers import READERS, load_reader
 from nvt_torchrec.formats.day_names import (
-    DATA_ENDING,
     DayName,
     OpenDays,
+    data_endings,
     day_title,
     name_of,
     natural_order,
@@ -27,7 +27,6 @@ from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
 from nvt_torchrec.formats.splits import SPLITS
 
 _COMPRESSED = re.compile(r".*\.(?:gz|bz2|xz|zst)")
-_DATA = re.compile(rf".*\.(?:{DATA_ENDING})(?:\.(?:gz|bz2|xz|zst))?")
 #: How names begin that are no data.
 _HIDDEN = ("_", ".")
 #: What a file of another name is, if it is the only one.
@@ -224,8 +223,9 @@ def _listed(
 def _is_data(path: str) -> bool:
     """Whether a path below the input may be a file of the log, unlike ``_SUCCESS``."""
     names = path.strip("/").split("/")
+    data = rf".*\.(?:{data_endings()})(?:\.(?:gz|bz2|xz|zst))?"
     hidden = any(name.startswith(_HIDDEN) for name in names)
-    return not hidden and (_DATA.fullmatch(names[-1]) or name_of(path)) is not None
+    return not hidden and (re.fullmatch(data, names[-1]) or name_of(path)) is not None
 
 
 def _only_file(filesystem: Any, directory: str) -> dict[str, Any]:
