@@ -53,7 +53,7 @@ def whole(data, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def two_ranks(data, whole, tmp_path_factory) -> Path:
-    """By two ranks, not interrupted: ``same``, the run of ``whole``; ``column_wise``; ``adam``.
+    """By two ranks, not interrupted: ``same``, the run of ``whole``; ``adam``.
 
     ``early`` stops early; ``wider``: the second half of ``whole``, begun by one rank.
     """
@@ -61,11 +61,9 @@ def two_ranks(data, whole, tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as monkeypatch:
         train_until_pulled(monkeypatch, 30, *flags_of(data, path / "wider"))
     shutil.rmtree(path / "wider" / "log")
-    column_wise = ["--epochs=1", "--sharding=column_wise"]
     runs = [
         flags_of(data, path / "same", batch_size=16),
         [*flags_of(data, path / "wider", batch_size=16), "--resume"],
-        flags_of(data, path / "column_wise", *column_wise, batch_size=16),
         adam_flags(data, path / "adam", batch_size=16),
         early_flags(data, path / "early", batch_size=16),
     ]

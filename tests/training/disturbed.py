@@ -1,8 +1,9 @@
 """The trainer, disturbed: ``disturbed.py HOW STEP DIRECTORY FLAGS``, by torchrun.
 
 In the first process of rank 1, something happens at a step (from 0): ``killed`` by SIGKILL, its
-optimizer ``fails``, or its loader ``ends``. ``slow``: all ranks take their time for each step. Each
-rank writes process and step to its file in the directory, a line a step.
+optimizer ``fails``, or its loader ``ends``. ``waits``: all ranks wait at the step until the
+directory has a file ``go``. Each rank writes process and step to its file in the directory, a line
+a step.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def set_learning_rate(optimizer, rates):
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "fails":
             optimizer.step = fail
-    if how == "slow":
-        time.sleep(0.1)
+    while how == "waits" and step == int(at) and not place.with_name("go").exists():
+        time.sleep(0.01)
 
 
 data.KJTLoader, trainer.set_learning_rate = Loader, set_learning_rate

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
@@ -44,8 +43,7 @@ def test_the_layers_of_mlperfs_model(monkeypatch):
     assert list(after) == list(before)
 
 
-@pytest.mark.parametrize("flags", [[], ["--interaction_type=dcn", "--dcn_low_rank_dim=4"]])
-def test_padded_inputs_train_the_same_checkpoint(data, tmp_path, monkeypatch, inductor, flags):
+def test_padded_inputs_train_the_same_checkpoint(data, tmp_path, monkeypatch, inductor):
     """Also compiled, and if the run is resumed without padding, as on a CPU."""
     original = build.set_up_dense
 
@@ -54,7 +52,7 @@ def test_padded_inputs_train_the_same_checkpoint(data, tmp_path, monkeypatch, in
         original(module, device, settings)
 
     common = [f"--binary_path={data}", "--batch_size=32", "--learning_rate=0.1", "--adagrad"]
-    common += flags
+    common += ["--interaction_type=dcn", "--dcn_low_rank_dim=4"]
     train_here(*common, f"--log_path={tmp_path / 'a'}")
     common += [f"--log_path={tmp_path / 'b'}", f"--checkpoint_dir={tmp_path / 'c'}"]
     common.append("--checkpoint_freq=15")

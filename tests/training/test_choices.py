@@ -206,15 +206,6 @@ def test_undersampling_keeps_every_positive(data, tmp_path):
     assert positives + 0.15 * negatives < result.samples < positives + 0.45 * negatives
 
 
-def test_hash_indices_trains_smaller_tables(data, tmp_path):
-    sizes = "--num_embeddings_per_feature=10,20,40,3"
-    with pytest.raises(SettingsError, match=r"cat_1 needs 50 rows.*\n.*--hash_indices"):
-        _train(data, tmp_path, sizes)
-    result = _train(data, tmp_path, sizes, "--hash_indices")
-    assert result.samples == 929
-    assert events(tmp_path, "start")[-1]["model"]["num_embeddings"] == [10, 20, 40, 3]
-
-
 def test_sizes_that_count_values_are_raised(data, caplog):
     """By no more than the reserved ids; --hash_indices is advised only where it helps."""
 

@@ -5,6 +5,8 @@ The latter against what the reference prints for the same settings.
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from nvt_torchrec.formats.schema import TableSchema
@@ -76,8 +78,9 @@ def test_warmup(epoch_steps, warmup):
     assert default_warmup(epoch_steps) == warmup
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("batch_size", [256, 1024])
+@pytest.mark.parametrize(
+    ("optimizer", "batch_size"), zip(OPTIMIZERS, itertools.cycle([1024, 256]), strict=False)
+)
 def test_every_optimizer_learns_in_wide_layers(learnable, tmp_path, optimizer, batch_size):
     result = train_here(
         f"--binary_path={learnable}",

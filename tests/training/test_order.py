@@ -15,16 +15,16 @@ from tests.training.runs import train_here
 
 
 @pytest.mark.parametrize(
-    ("split", "flags", "shuffled"),
+    ("split", "shuffled"),
     [
-        (SHARE, (), True),
-        (f'by = "column"\ncolumn = "item"\n{SHARES}', (), True),
-        (TIME, (), False),
-        (DAYS, (), False),
+        (SHARE, True),
+        (f'by = "column"\ncolumn = "item"\n{SHARES}', True),
+        (TIME, False),
+        (DAYS, False),
     ],
 )
-def test_the_split_decides_unless_a_flag_does(tmp_path, split, flags, shuffled):
-    data = f"--binary_path={write_plays(tmp_path, split, *flags)}"
+def test_the_split_decides_unless_a_flag_does(tmp_path, split, shuffled):
+    data = f"--binary_path={write_plays(tmp_path, split)}"
     assert choose_order(parse_settings([data])).shuffle_training_set is shuffled
     for flag, given in (("--shuffle_training_set", True), ("--no-shuffle_training_set", False)):
         assert choose_order(parse_settings([data, flag])).shuffle_training_set is given

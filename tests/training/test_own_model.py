@@ -35,7 +35,6 @@ from tests.training.shapes import dlrm
 
 DEEP_FM = ["--model=their_models:deep_fm", "--model_settings", "hidden=12"]
 RAW = ["--model=their_models:deep_fm", "--model_settings", 'pair=["cat_1", "cat_2"]', "means=true"]
-TWO_TOWERS = ["--model=their_models:two_towers"]
 
 
 @pytest.fixture(autouse=True)
@@ -243,11 +242,11 @@ def test_programs_that_were_changed_at_random(theirs):
     assert models[0].program.widest == 8  # of a layer, not of the table that ids look up
     models = [config.to_dict() for config in models]
     (theirs / "models.json").write_text(json.dumps(models))
-    done = python("-m", "tests.training.hostile_programs", theirs / "models.json", 2000)
+    done = python("-m", "tests.training.hostile_programs", theirs / "models.json", 800)
     assert done.returncode == 0, done.stderr[-2000:]
     counts = json.loads(done.stdout)
-    assert counts["SchemaError"] > 1000
-    assert counts["scored"] > 50
+    assert counts["SchemaError"] > 400
+    assert counts["scored"] > 20
 
 
 @pytest.mark.parametrize(
@@ -275,10 +274,9 @@ def test_operators_of_usual_models(compute):
     torch.testing.assert_close(module(*rows), compute(*rows))
 
 
-@pytest.mark.parametrize("model", [RAW, TWO_TOWERS], ids=["raw_inputs", "two_towers"])
-def test_two_ranks_train_and_resume_bitwise(data, theirs, model):
+def test_two_ranks_train_and_resume_bitwise(data, theirs):
     """As one rank; and what is loaded from the checkpoint needs no module of theirs."""
-    rates = ["--epochs=2", "--adagrad", "--learning_rate=0.05", "--dense_bins=3", *model]
+    rates = ["--epochs=2", "--adagrad", "--learning_rate=0.05", "--dense_bins=3", *RAW]
 
     def flags(name: str, *more: str, batch_size: int = 16) -> list[str]:
         return small_run(data, theirs / name, *rates, *more, batch_size=batch_size)
@@ -295,7 +293,7 @@ def test_two_ranks_train_and_resume_bitwise(data, theirs, model):
     trained = losses(theirs / "whole" / "log")
     assert sum(trained[-10:]) < sum(trained[:10])
     load = [f"--load_checkpoint_path={theirs / 'whole' / 'final'}", "--mode=test"]
-    one_rank = train_here(f"--binary_path={data}", *load, *model).metrics
+    one_rank = train_here(f"--binary_path={data}", *load, *RAW).metrics
     two_ranks = CheckpointRecord.read(theirs / "whole" / "final").training["metrics"]
     assert one_rank["test"]["log_loss"] == pytest.approx(two_ranks["test"]["log_loss"])
     del sys.modules["their_models"]
@@ -303,7 +301,7 @@ def test_two_ranks_train_and_resume_bitwise(data, theirs, model):
     config = read_model(theirs / "whole" / "final")[2]
     assert "their_models" not in sys.modules
     assert config.program
-    assert config.model == model[0].removeprefix("--model=")
+    assert config.model == RAW[0].removeprefix("--model=")
 
 
 def test_tables_grow_and_settings_are_kept(outputs, theirs, caplog, monkeypatch):

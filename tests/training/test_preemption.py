@@ -105,27 +105,31 @@ def test_the_final_checkpoint_is_finished(data, whole, tmp_path, monkeypatch):
 
 
 class Job:
-    """A run of two ranks by torchrun, that takes its time, so that it is found in the middle."""
+    """A run of two ranks by torchrun, which wait at step 20 for :meth:`terminate`."""
 
     def __init__(self, path: Path, *flags: str, launcher: tuple[str, ...] = ()) -> None:
         self.places = path / "places"
         run = [warm_python(), "-m", "torch.distributed.run", "--standalone", *launcher]
         run += ["--nproc-per-node=2"]
         self.process = subprocess.Popen(
-            [*run, SCRIPT, "slow", "0", str(self.places), *MODEL, *flags],
+            [*run, SCRIPT, "waits", "20", str(self.places), *MODEL, *flags],
             env=environment(),
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def pids_at(self, step: int) -> list[int]:
-        """Of the ranks, when all have come so far."""
+    def terminate(self, *ranks: int, agent: bool = False) -> None:
+        """Send SIGTERM to ranks, and to torchrun, when all ranks wait; then let these go on."""
         while True:
             texts = [path.read_text().split() for path in sorted(self.places.glob("*"))]
-            if len(texts) == 2 and all(len(text) > 2 * step for text in texts):
-                return [int(text[0]) for text in texts]
+            if len(texts) == 2 and all(len(text) > 2 * 20 for text in texts):
+                break
             assert self.process.poll() is None, self.process.stderr.read()
             time.sleep(0.02)
+        pids = [int(texts[rank][0]) for rank in ranks]
+        for pid in [self.process.pid] * agent + pids:
+            os.kill(pid, signal.SIGTERM)
+        (self.places / "go").touch()
 
     def end(self) -> tuple[int, str]:
         """Exit status and stderr."""
@@ -153,9 +157,7 @@ def test_torchrun_is_told_and_a_later_job_resumes(data, two_ranks, tmp_path, sta
     """As a scheduler tells it: once to the agent, and here to each rank as well."""
     flags = flags_of(data, tmp_path, NEVER, batch_size=16)
     job = start(*flags)
-    ranks = job.pids_at(20)
-    for pid in (job.process.pid, *ranks):
-        os.kill(pid, signal.SIGTERM)
+    job.terminate(0, 1, agent=True)
     status, stderr = job.end()
     assert status != 0
     assert "SIGTERM: the run ends after step " in stderr
@@ -170,7 +172,7 @@ def test_torchrun_is_told_and_a_later_job_resumes(data, two_ranks, tmp_path, sta
 def test_one_rank_is_told_and_torchrun_restarts_all(data, two_ranks, tmp_path, start):
     flags = flags_of(data, tmp_path, NEVER, "--resume", batch_size=16)
     job = start(*flags, launcher=("--max-restarts=1",))
-    os.kill(job.pids_at(20)[1], signal.SIGTERM)
+    job.terminate(1)
     status, stderr = job.end()
     assert status == 0, stderr
     assert resumed_step(tmp_path) > 20

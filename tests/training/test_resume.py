@@ -165,15 +165,6 @@ def test_from_two_ranks_to_one(data, two_ranks, tmp_path, run):
     np.testing.assert_allclose(losses(tmp_path / "log"), expected, rtol=0, atol=1e-5)
 
 
-def test_moments_of_column_shards_are_refused_under_another_plan(data, two_ranks, tmp_path):
-    shutil.copytree(two_ranks / "column_wise" / "steps", tmp_path / "steps")
-    with pytest.raises(
-        SchemaError,
-        match=r"t_cat_0.momentum1 is \[20\], in this run \[10\]\n.*a moment per column shard",
-    ):
-        train_here(*flags_of(data, tmp_path, "--epochs=1"), "--resume")
-
-
 def test_a_directory_with_a_run_is_not_taken_over_silently(data, started):
     with pytest.raises(OutputError, match=r"holds a run, up to step_00000084\n.*--resume"):
         train_here(*flags_of(data, started))

@@ -35,29 +35,16 @@ from tests.training.runs import (
 from tests.training.test_checkpoint import flip_a_bit
 
 
-@pytest.mark.parametrize("where", ["weights", "optimizer"])
-def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_taken(
-    data, whole, started, caplog, where
-):
+def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_taken(data, whole, started, caplog):
+    """Of the optimizer's state, which no forward pass would miss."""
     newest = finished(started / "steps")[-1]
     (part,) = newest.glob("*.distcp")
-    name = "model.model.head" if where == "weights" else "optimizer.tables"
     items = read_tensors(newest).items()
-    chunk = next(tensor.chunks[0] for key, tensor in items if key.startswith(name))
+    chunk = next(tensor.chunks[0] for key, tensor in items if key.startswith("optimizer.tables"))
     flip_a_bit(part, chunk.begin + chunk.length - 70)
     _assert_resumes_from_the_one_before(
         data, whole, started, caplog, "0_0.distcp: not the file that was written"
     )
-
-
-def test_a_byte_anywhere_in_the_tensors_is_noticed(started):
-    path = finished(started / "steps")[-1]
-    (part,) = path.glob("*.distcp")
-    whole = part.read_bytes()
-    for at in range(0, len(whole), len(whole) // 50):
-        part.write_bytes(whole[:at] + bytes([0 if whole[at] else 1]) + whole[at + 1 :])
-        with pytest.raises(BadInputError, match=r"0_0\.distcp: not the file that was written"):
-            read_model(path)
 
 
 def test_keep_removes_checkpoints_of_the_row_alone(started):
