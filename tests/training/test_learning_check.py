@@ -13,6 +13,7 @@ import torch
 from nvt_torchrec.models.metrics import Metrics, compute_metrics
 from nvt_torchrec.training.baselines.baselines import CLICK_RATE, REGRESSION, TREES
 from nvt_torchrec.training.launch.distributed import Group
+from nvt_torchrec.training.reporting import learning_check
 from nvt_torchrec.training.reporting.learning_check import LearningCheck, _is_chance
 from nvt_torchrec.training.settings.optimizers import Remedies
 from nvt_torchrec.training.settings.train_settings import parse_settings
@@ -42,9 +43,24 @@ def _warnings(data, log, *flags: str) -> list[str]:
     return [f"step {event['step']}: {event['text']}" for event in events(log, "warning")]
 
 
-def test_a_run_that_learns_is_not_warned(learnable, tmp_path, caplog):
+def test_a_run_that_learns_is_not_warned(learnable, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(learning_check, "_SUSPICIOUS", 0.5)  # repeated rows are looked for
     assert not _warnings(learnable, tmp_path, "--batch_size=256", "--epochs=2")
     assert "nothing is learned" not in caplog.text
+
+
+def test_training_rows_in_another_split(learnable, tmp_path, caplog, monkeypatch):
+    """A day that was exported twice, in another order."""
+    monkeypatch.setattr(learning_check, "_SUSPICIOUS", 0.5)
+    path = shutil.copytree(learnable, tmp_path / "split")
+    rows = pq.read_table(next(path.glob("train/part.*.parquet")))
+    rows = rows.take(np.random.default_rng(0).permutation(len(rows))[:4096])
+    pq.write_table(rows, next(path.glob("test/part.*.parquet")))
+    for file in path.glob("**/_metadata"):
+        file.unlink()
+    (warning,) = _warnings(path, tmp_path / "log", "--batch_size=256")
+    assert warning.endswith(" of test is too good to be true")
+    assert "100% of its rows are in the training set as well" in caplog.text
 
 
 def test_a_loss_that_explodes(learnable, tmp_path, caplog):

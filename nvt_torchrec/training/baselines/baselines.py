@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from nvt_torchrec.base.auroc import bin_numbers, column_auroc
@@ -18,6 +19,7 @@ from nvt_torchrec.models.piecewise import find_edges
 from nvt_torchrec.nvt_loader.selection import Selection
 from nvt_torchrec.training.baselines.regression import (
     BATCH,
+    RowSample,
     Start,
     fit_regression,
     read_sample,
@@ -46,9 +48,7 @@ def compute_baselines(
         are undersampled. And the metrics by split and name. A label whose values are all the same
         has none.
     """
-    columns = len(config.dense) + len(config.features)
-    batches = max(_EVALUATED, _VALUES // (BATCH * columns))
-    fitted = read_sample(settings, config, "train", batches, training)
+    fitted = read_sample(settings, config, "train", _batches_to_fit(config), training)
     clicks = {label: fitted.click_rate(label) for label in config.labels}
     offset = float(np.log(settings.undersampling_rate or 1.0))
     edges = find_edges(fitted.dense, config.dense_bins) if config.dense_bins else None
@@ -94,3 +94,33 @@ def best_column(
         found[name] = column_auroc(pa.array(bin_numbers(values)), labels)
     best = max(found, key=lambda name: found[name] or 0.0)
     return best, found[best] or 0.0
+
+
+def measure_repeated_rows(
+    settings: TrainSettings, config: ModelConfig, split: str
+) -> tuple[float, float]:
+    """Return which share of a split's rows has all features as a training row has them, at least.
+
+    Lists are not compared. Both are samples: of a log that is larger than that of the training
+    rows, only a part is found.
+
+    Returns:
+        The share, and that of the training rows that are equal to one before them.
+    """
+    trained, others = (
+        _hash_rows(read_sample(settings, config, name, batches))
+        for name, batches in (("train", _batches_to_fit(config)), (split, _EVALUATED))
+    )
+    distinct = np.unique(trained)
+    return np.isin(others, distinct).mean(), 1 - len(distinct) / max(1, len(trained))
+
+
+def _hash_rows(sample: RowSample) -> np.ndarray:
+    """Return a hash of the dense columns and columns of one value of each row, uint64 [rows]."""
+    columns = [*sample.dense.T, *(each.ids for each in sample.columns if each.rows is None)]
+    return pd.util.hash_pandas_object(pd.DataFrame(dict(enumerate(columns))), index=False).values
+
+
+def _batches_to_fit(config: ModelConfig) -> int:
+    columns = len(config.dense) + len(config.features)
+    return max(_EVALUATED, _VALUES // (BATCH * columns))

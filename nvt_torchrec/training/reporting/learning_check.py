@@ -17,7 +17,13 @@ import torch
 from nvt_torchrec.base.auroc import TOO_GOOD
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.metrics import ByLabel, Metrics
-from nvt_torchrec.training.baselines.baselines import CLICK_RATE, REGRESSION, TREES, best_column
+from nvt_torchrec.training.baselines.baselines import (
+    CLICK_RATE,
+    REGRESSION,
+    TREES,
+    best_column,
+    measure_repeated_rows,
+)
 from nvt_torchrec.training.data.order import find_order
 from nvt_torchrec.training.launch.distributed import Group, reduce_sum
 from nvt_torchrec.training.reporting.metrics_log import MetricsLog, name_of
@@ -39,6 +45,8 @@ _SHARE = 0.1
 _OFF = 0.05
 #: A model with a better AUROC may have seen the label, by one column; and has seen it.
 _SUSPICIOUS, _IMPOSSIBLE = 0.95, 0.995
+#: From which share of rows on, beside what is usual, training rows seem to be in another split.
+_REPEATED = 0.02
 #: How far a model's AUROC may be below a baseline's.
 _MARGINS = {REGRESSION: 0.001, TREES: 0.005}
 #: How far AUROCs of the same rows may be apart, in standard deviations.
@@ -177,15 +185,22 @@ class LearningCheck:
             column = self._settings.gauc_column
             remedy = f"give column {column} of the spec hash_buckets, and run the ETL again"
             warn("gauc", problem, remedy)
-        column, area = "", 0.0
+        column, area, repeated = "", 0.0, 0.0
         if result.auroc > _SUSPICIOUS:
             column, area = best_column(self._settings, config, split, label)
-        if result.auroc > _IMPOSSIBLE or area > TOO_GOOD:
+            repeated, usual = measure_repeated_rows(self._settings, config, split)
+            repeated = repeated if repeated > _REPEATED + 2 * usual else 0.0
+        if result.auroc > _IMPOSSIBLE or area > TOO_GOOD or repeated:
             problem = f"AUROC {result.auroc:.4f} of {name} is too good to be true"
             remedy = (
                 f"look at column {column}, alone {area:.3f}: leave out what is known only "
                 "after the click"
             )
+            if repeated and area <= TOO_GOOD:
+                remedy = (
+                    f"{repeated:.0%} of its rows are in the training set as well: look for a day "
+                    "or a file that is there twice, or for rows that are repeated"
+                )
             warn("leak", problem, remedy)
         for other, margin in _MARGINS.items():
             beside = baselines.get(other)
