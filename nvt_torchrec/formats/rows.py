@@ -95,6 +95,19 @@ class Ids:
             return self.values[j]
         return self.values[self.offsets[j, 0] : self.offsets[j, -1]]
 
+    def pad(self, j: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the last ids of each row in a column.
+
+        Returns:
+            Integers [n, width], of which a row's last one is in the last place, and 0 where it has
+            fewer; and where it has an id.
+        """
+        back, lengths = np.arange(width, 0, -1), self.lengths[j]
+        present = back <= lengths[:, np.newaxis]
+        padded = np.zeros(present.shape, self.values.dtype)
+        padded[present] = self.column(j)[(lengths.cumsum()[:, np.newaxis] - back)[present]]
+        return padded, present
+
     @property
     def count(self) -> int:
         """The number of columns."""

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 #: Rows that the model scores at once, or fewer where a row takes much; bounds the memory of its
 #: activations.
 MODEL_ROWS = 8192
+#: Values of lists that the model takes at once: 64 MiB.
+_LIST_VALUES = 1 << 24
 _BLOCK_BYTES = 16 << 20
 
 
@@ -53,7 +55,9 @@ class Predictor:
         self._warned = False
         self._no_scores = np.empty((0, len(self.labels)), np.float32)
         self._encoder = Encoder(workflow)
-        self._rows_at_once = min(MODEL_ROWS, getattr(model.head.module, "rows_at_once", MODEL_ROWS))
+        of_lists = len(config.lists) * config.max_events * config.embedding_dim
+        most = min(MODEL_ROWS, max(1, _LIST_VALUES // max(1, of_lists)))
+        self._rows_at_once = min(most, getattr(model.head.module, "rows_at_once", most))
 
     @classmethod
     def load(

@@ -58,6 +58,8 @@ class ModelConfig(Columns):
             raise SchemaError("a model without a label")
         if unknown := set(self.features.values()) - set(self.categorical):
             raise SchemaError(f"a history of {unknown}, which are no categorical columns")
+        if unknown := set(self.sequences) - {history.name for history in self.histories}:
+            raise SchemaError(f"sequences {unknown}, which are no histories")
         if not self.max_events >= bool(self.histories):
             raise SchemaError(f"no model has max_events {self.max_events}")
         if self.first_order and self.embedding_dim <= self.first_order_width > 1:
@@ -73,6 +75,19 @@ class ModelConfig(Columns):
         """What ``build`` is given."""
         names = (field.name for field in dataclasses.fields(Columns))
         return Columns(**{name: getattr(self, name) for name in names})
+
+    @property
+    def lookups(self) -> dict[str, str]:
+        """What is looked up in tables, each with the categorical column whose table it has.
+
+        They are the features, but for those of ``lists`` their places, the newest event's last. A
+        place has one id or none, so that tables are sharded, trained and kept as without lists.
+        """
+        found, lists = {}, self.lists
+        for name, column in self.features.items():
+            places = [f"{name}:{place}" for place in range(self.max_events)]
+            found.update(dict.fromkeys(places if name in lists else [name], column))
+        return found
 
     @property
     def term_places(self) -> dict[str, int]:
@@ -102,6 +117,8 @@ class ModelConfig(Columns):
         value = dataclasses.asdict(self)
         if not self.histories:  # older versions do not know them
             del value["histories"], value["max_events"]
+        if not self.sequences:
+            del value["sequences"]
         for name in RAW_COLUMNS.values() if self.program else ():
             if not value["program"][name]:  # older versions do not know it
                 del value["program"][name]

@@ -38,6 +38,14 @@ called with ``ids=`` or ``lengths=`` as well:
 - ``lengths``, int64 [B, L]: the number of ids of each row in the columns of ``length_columns``, of
   a list 0 or more. Rows that only pad a batch have 0.
 
+With ``--sequences``, names of histories, it is called with ``lists=`` and ``present=`` as well:
+
+- ``lists``, float32 [B, S, L, D]: the embeddings of the newest L events, oldest first, in each
+  column of each of these histories; ``columns.lists`` names the S columns, in the order that they
+  have in ``columns.vectors``, and L is ``columns.max_events``. The newest event is always in the
+  last place; places without an event come first, and are 0.
+- ``present``, bool [B, S, L]: where there is an event. A list may have none.
+
 A parameter that is looked up by ids has a gradient of its own size, which all ranks add up in each
 step: TorchRec's tables are for large ones.
 
@@ -98,6 +106,7 @@ class Columns:
         dense_bins: The bins of each dense column; 0: there are no vectors of dense columns.
         histories: The histories (:mod:`nvt_torchrec.formats.histories`).
         max_events: The most events of a history in a row; the newest ones count.
+        sequences: The histories whose events the module gets one by one.
     """
 
     dense: tuple[str, ...]
@@ -108,11 +117,18 @@ class Columns:
     dense_bins: int = dataclasses.field(default=0, kw_only=True)
     histories: tuple[StoredHistory, ...] = dataclasses.field(default=(), kw_only=True)
     max_events: int = dataclasses.field(default=0, kw_only=True)
+    sequences: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
 
     @property
     def features(self) -> dict[str, str]:
         """The names of what is looked up, each with the categorical column whose table it has."""
         return list_features(self.categorical, self.histories)
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The names of the columns in the order of ``lists``."""
+        chosen = (history for history in self.histories if history.name in self.sequences)
+        return tuple(name for history in chosen for name in history.features)
 
     @property
     def vectors(self) -> tuple[str, ...]:

@@ -112,18 +112,23 @@ class Head(nn.Module):
         self,
         dense: torch.Tensor,
         vectors: torch.Tensor,
-        raw: Mapping[str, torch.Tensor] | None = None,
+        more: Mapping[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Return logits [B, T] of dense values [B, N], embeddings [B, F, D], and raw inputs."""
-        raw = raw or {}
+        """Return logits [B, T] of dense values [B, N], embeddings [B, F, D], and further inputs.
+
+        These are ``ids``, ``lengths``, ``lists`` and ``present``, of those that the module takes.
+        """
+        more = more or {}
         if self.piecewise is not None:
             vectors = torch.cat([vectors, self.piecewise(dense)], 1)
         term = None
         if self.first_order is not None:
             term, vectors = self.first_order(dense, vectors)
+            if "lists" in more:
+                more = {**more, "lists": more["lists"] * self.first_order.others}
         if self.factors is not None:
             vectors = vectors * self.factors
-        logits = self.module(dense, vectors, **raw).reshape(-1, self.labels)
+        logits = self.module(dense, vectors, **more).reshape(-1, self.labels)
         return logits if term is None else logits + term
 
 
@@ -183,7 +188,7 @@ def _known_module(config: ModelConfig, device: torch.device | str) -> nn.Module:
 def widest_layer(config: ModelConfig) -> int:
     """Return the width of the widest layer: that which the module says, or the largest matrix's."""
     if config.program:
-        return config.program.widest
+        return config.program.widest(config.columns)
     module = _known_module(config, "meta")
     matrices = (len(weight) for weight in module.parameters() if weight.dim() > 1)
     return getattr(module, "widest", None) or max(matrices, default=1)

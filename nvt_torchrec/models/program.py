@@ -62,6 +62,10 @@ def example_inputs(
             known = ", ".join(columns.categorical)
             raise ValueError(f"{argument} of {unknown[0]!r:.60}: categorical columns are {known}")
         raw[argument] = torch.zeros(rows, len(names), dtype=torch.int64, device=device)
+    if columns.lists:
+        present = torch.zeros(rows, len(columns.lists), columns.max_events, device=device).bool()
+        raw["lists"] = torch.zeros(*present.shape, columns.embedding_dim, device=device)
+        raw["present"] = present
     dense = torch.zeros(rows, len(columns.dense), device=device)
     return dense, dense.new_zeros(rows, len(columns.vectors), columns.embedding_dim), raw
 
@@ -142,18 +146,17 @@ class Program:
         if most > _MOST_STEPS:
             raise ValueError(f"a program of {most} steps or columns, at most {_MOST_STEPS} may be")
 
-    @property
-    def widest(self) -> int:
-        """The width of the widest layer: the rows of the largest matrix not looked up by ids."""
+    def widest(self, columns: Columns) -> int:
+        """Return the rows of the largest matrix that is not looked up by ids."""
+        first = self.count_inputs(columns)
         lookups = (step.arguments for step in self.steps if step.operator in LOOKUPS)
-        tables = [arguments[0]["result"] - self.inputs for arguments in lookups]
+        tables = [arguments[0]["result"] - first for arguments in lookups]
         layers = (t for number, t in enumerate(self.tensors) if number not in tables)
         return max((t.shape[0] for t in layers if t.name and len(t.shape) > 1), default=1)
 
-    @property
-    def inputs(self) -> int:
-        """The number of tensors that ``forward`` is given."""
-        return 2 + len(find_raw_columns(self))
+    def count_inputs(self, columns: Columns) -> int:
+        """Return the number of tensors that ``forward`` is given."""
+        return 2 + len(find_raw_columns(self)) + 2 * bool(columns.lists)
 
     def module(self, columns: Columns, device: torch.device | str = "cpu") -> ProgramModule:
         """Return a module with the weights of these names, which have no values yet.
@@ -164,7 +167,7 @@ class Program:
             ValueError: The program is damaged, is none for these columns, or takes too long.
         """
         try:
-            module = ProgramModule(self, device)
+            module = ProgramModule(self, columns, device)
             if torch.device(device).type != "meta":
                 module.rows_at_once = _checked_rows(self, columns)
         except Exception as error:  # PyTorch raises anything for arguments that are none
@@ -182,10 +185,10 @@ class ProgramModule(nn.Module):
 
     rows_at_once: int
 
-    def __init__(self, program: Program, device: torch.device | str) -> None:
+    def __init__(self, program: Program, columns: Columns, device: torch.device | str) -> None:
         super().__init__()
         self.id_columns, self.length_columns = program.id_columns, program.length_columns
-        self._steps, self._output = _prepared(program, device)
+        self._steps, self._output = _prepared(program, columns, device)
         self._weights = [
             _register(self, stored, number, device) for number, stored in enumerate(program.tensors)
         ]
@@ -235,9 +238,11 @@ def _listed(*items: Any) -> list[Any]:
     return list(items)
 
 
-def _prepared(program: Program, device: torch.device | str) -> tuple[list[_Prepared], int]:
+def _prepared(
+    program: Program, columns: Columns, device: torch.device | str
+) -> tuple[list[_Prepared], int]:
     """Return a program's steps and output as :func:`_run` takes them. Raises ValueError, …"""
-    first = program.inputs + len(program.tensors)
+    first = program.count_inputs(columns) + len(program.tensors)
     steps: list[_Prepared] = []
     places = [*range(first)]  # of results; a list that holds results is a value of its own
 
@@ -294,7 +299,7 @@ def _checked_rows(program: Program, columns: Columns) -> int:
         ValueError: It costs too much, or its results are no logits.
         Exception: What PyTorch raises for arguments that are none of an operator.
     """
-    steps, output = _prepared(program, "meta")
+    steps, output = _prepared(program, columns, "meta")
     total = 0
 
     def measured(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,10 +19,12 @@ class KnownModel:
     Attributes:
         flags: The flags of the trainer that are settings of the model.
         vector_scale: The default of ``--vector_scale``.
+        attends: Whether it takes the events of histories one by one.
     """
 
     flags: tuple[str, ...]
     vector_scale: float = 1.0
+    attends: bool = False
 
 
 _LAYERS = "over_arch_layer_sizes"
@@ -36,6 +38,7 @@ MODELS = {
     "deepfm": KnownModel((_LAYERS,)),
     "dcn_v2": KnownModel((_LAYERS, "dcn_num_layers", "dcn_low_rank_dim"), vector_scale=4.0),
     "final_mlp": KnownModel((_LAYERS,), vector_scale=4.0),
+    "din": KnownModel((_LAYERS,), vector_scale=4.0, attends=True),
 }  # fmt: skip
 DEFAULT_MODEL = next(iter(MODELS))
 #: The flags that are settings of a model.

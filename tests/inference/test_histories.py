@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from nvt_torchrec.inference.server.bodies import RefusedError, parse_body
 from nvt_torchrec.inference.server.protocol import metadata, parse_tensors
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
 from nvt_torchrec.nvt_loader import KJTLoader
+from nvt_torchrec.nvt_loader.cpu.blocks import LoaderBatch
+from nvt_torchrec.training.data.loaders import spread_events
 from nvt_torchrec.training.sharding.train_model import ModelWithTables, fill_table
 from nvt_torchrec.workflows import compiled
 from tests.inference.bundles import ROWS, make_origin, make_workflow
@@ -36,7 +39,7 @@ from tests.inference.exported import score
 from tests.inference.reference import to_serve
 from tests.logs import CRITEO, write_log
 from tests.nvt_loader.data import add_history
-from tests.training.runs import model_of, train_here, with_tables
+from tests.training.runs import config_of, model_of, train_here, with_tables
 from tests.training.runs import score as score_batches
 from tests.training.shapes import dlrm
 
@@ -51,14 +54,21 @@ LISTS: list[dict[str, list]] = [
 GIVEN = [{**row, **lists} for row, lists in zip(ROWS, LISTS, strict=True)]
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ModelWithTables]:
-    """A bundle of random weights, and the same model of TorchRec's."""
+@pytest.fixture(scope="module", params=["dlrm", "din"])
+def bundle(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, ModelWithTables]:
+    """A bundle of random weights, and the same model of TorchRec's: of means, or of events."""
     base = tmp_path_factory.mktemp("histories")
     opened = compiled.load(make_workflow(base / "workflow"))
     columns = opened.schema.dense, opened.schema.categorical, opened.schema.table_sizes
     config = dlrm(*columns, 8, (8,), (8, 1), 0.7)
     config = dataclasses.replace(config, histories=(RECENT, SEEN), max_events=MOST)
+    if request.param == "din":
+        settings = {"over_arch_layer_sizes": [8, 1]}
+        config = dataclasses.replace(
+            config, model="din", settings=settings, sequences=("recent",), vector_scale=4.0
+        )
     model = with_tables(config, 1)
     bags = model.sparse_arch.embedding_bag_collection.embedding_bags
     for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
@@ -90,7 +100,9 @@ def expected(bundle: tuple[Path, ModelWithTables], predictor: Predictor) -> np.n
     lengths = [len(own) for of_rows in lists.values() for own in of_rows]
     kjt = KeyedJaggedTensor([*lists], torch.tensor(values), lengths=torch.tensor(lengths))
     dense = plain.transform(Predictor(plain, predictor.model).read(ROWS)).dense
-    logits = bundle[1](torch.from_numpy(dense.T.copy()), kjt)
+    batch = LoaderBatch(torch.from_numpy(dense.T.copy()), kjt, torch.zeros(len(ROWS), 1))
+    batch = spread_events(batch, predictor.model.config)
+    logits = bundle[1](batch.dense_features, batch.sparse_features)
     return torch.sigmoid(logits).numpy().reshape(-1)
 
 
@@ -205,7 +217,8 @@ def test_onnx(
     np.testing.assert_allclose(score(tmp_path / "onnx", tensors), expected, atol=1e-6)
 
 
-def test_a_trained_model_scores_its_batches(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["dlrm", "din", "examples.attention:build"])
+def test_a_trained_model_scores_its_batches(tmp_path: Path, model: str) -> None:
     """From the ETL's output to a bundle: what the loader hands out, the bundle scores."""
     write_log(tmp_path / "raw", [400, 300, 201], seed=5)
     run(EtlSettings(str(tmp_path / "raw"), tmp_path / "out", CRITEO, engine="cpu"))
@@ -213,11 +226,14 @@ def test_a_trained_model_scores_its_batches(tmp_path: Path) -> None:
     history = StoredHistory("recent", ("cat_3", "cat_5"))
     add_history(parquet, TableSchema.read(parquet), history, keys=20)
     paths = [f"--binary_path={parquet}", f"--save_checkpoint_path={tmp_path / 'checkpoint'}"]
-    train_here(*paths, *TRAINING, "--first_order=0.2", f"--max_events={MOST}")
+    more = [] if model == "dlrm" else ["--sequences=recent", f"--model={model}"]
+    train_here(*paths, *TRAINING, "--first_order=0.2", f"--max_events={MOST}", *more)
     write_bundle(tmp_path / "out" / "workflow", tmp_path / "checkpoint", tmp_path / "bundle")
     loader = KJTLoader(parquet / "test", 64, device="cpu", max_events=2 * MOST)
-    batches, model = list(loader), model_of(tmp_path / "checkpoint")
-    newest = score_batches(model, KJTLoader(parquet / "test", 64, device="cpu", max_events=MOST))
+    batches, trained = list(loader), model_of(tmp_path / "checkpoint")
+    spread = functools.partial(spread_events, config=config_of(tmp_path / "checkpoint"))
+    options: dict[str, Any] = {"device": "cpu", "max_events": MOST, "transforms": [spread]}
+    newest = score_batches(trained, KJTLoader(parquet / "test", 64, **options))
     scorer = Scorer.load(tmp_path / "bundle")
     got = [scorer.predict(batch.dense_features, batch.sparse_features) for batch in batches]
     np.testing.assert_allclose(np.concatenate(got), 1 / (1 + np.exp(-newest[0])), atol=1e-6)

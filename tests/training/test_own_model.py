@@ -19,7 +19,7 @@ from nvt_torchrec.models.checkpoint.reading import read_model
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import load_build
-from nvt_torchrec.models.head import build_head
+from nvt_torchrec.models.head import build_head, widest_layer
 from nvt_torchrec.models.interactions import INTERACTIONS, Interaction
 from nvt_torchrec.models.layers import joined
 from nvt_torchrec.models.program_export import make_program
@@ -239,7 +239,7 @@ def test_programs_that_were_changed_at_random(theirs):
     """None ends the process, opens a file, or takes 1 GiB or ten seconds; 22 of 29,000 did."""
     raw = {"pair": ["a", "b"], "means": True}
     models = [tried("their_models:deep_fm", **raw), tried("their_models:two_towers")]
-    assert models[0].program.widest == 8  # of a layer, not of the table that ids look up
+    assert widest_layer(models[0]) == 8  # of a layer, not of the table that ids look up
     models = [config.to_dict() for config in models]
     (theirs / "models.json").write_text(json.dumps(models))
     done = python("-m", "tests.training.hostile_programs", theirs / "models.json", 800)

@@ -56,6 +56,8 @@ class Scores(nn.Module):
         spec, model = predictor.row_spec, predictor.model
         self.of_histories = len(predictor.workflow.optional)
         self.most = model.config.max_events
+        self.histories = [*model.config.features][len(model.config.categorical) :]
+        self.lists = model.config.lists
         self.rows, self.head = model.table.rows, model.head
         self.transforms = [spec.transform_of(column) for column in spec.dense]
         center, scale = normalization(spec, description.statistics)
@@ -79,6 +81,7 @@ class Scores(nn.Module):
             singles = ids.unbind(1)
         lists, lengths = columns[: len(self.first_lists)], columns[len(self.first_lists) :]
         plain = len(lists) - self.of_histories
+        of_lists: dict[str, list[torch.Tensor]] = {}
         for j, (first, ids, length) in enumerate(
             zip(self.first_lists, lists, lengths, strict=True)
         ):
@@ -86,18 +89,28 @@ class Scores(nn.Module):
             present = place < end
             if j >= plain:  # the newest events of a history
                 present = present & (place >= end - self.most)
+                if (name := self.histories[j - plain]) in self.lists:
+                    newest = end - torch.arange(self.most, 0, -1)
+                    there = newest >= 0
+                    last = torch.full_like(newest, ids.shape[1] - 1)
+                    newest = torch.minimum(newest.clamp(min=0), last)
+                    events = self.rows(ids.gather(1, newest) + first) * there.unsqueeze(-1)
+                    of_lists[name] = [events, there]
             sums = (self.rows(ids + first) * present.unsqueeze(-1)).sum(1, keepdim=True)
             if j >= plain:
                 sums = sums / present.sum(1).clamp(min=1).view(-1, 1, 1)
             embedded.append(sums)
         vectors = embedded[0] if len(embedded) == 1 else torch.cat(embedded, 1)[:, self.order]
         counts = [*map(torch.ones_like, singles), *lengths]
-        raw = stack_raw_inputs(
+        more = stack_raw_inputs(
             self.head.raw_columns,
             ids=lambda name: singles[self.places[name]],
             lengths=lambda name: counts[self.places[name]],
         )
-        return torch.sigmoid(self.head(self._dense(dense, vectors), vectors, raw)).unbind(1)
+        if self.lists:
+            found = zip(*(of_lists[name] for name in self.lists), strict=True)
+            more |= zip(("lists", "present"), (torch.stack(each, 1) for each in found), strict=True)
+        return torch.sigmoid(self.head(self._dense(dense, vectors), vectors, more)).unbind(1)
 
     def _dense(self, x: torch.Tensor | None, vectors: torch.Tensor) -> torch.Tensor:
         if x is None:

@@ -179,10 +179,11 @@ class ServingModel:
             index = first + torch.stack([column.argmax() for column in columns])
         x = torch.tensor([[1.0], [-1.0]], device=self.device).expand(2, len(self.config.dense))
         try:
-            ids = Ids((index - first).repeat(2, 1).T.cpu().numpy())
-            raw = self.read_raw_inputs(ids)
-            of_features = map(self.config.categorical.index, self.config.features.values())
-            logits = self.head(x, self.table.rows(index[[*of_features]]).repeat(2, 1, 1), raw)
+            of_features = [*map(self.config.categorical.index, self.config.features.values())]
+            index = index[of_features]
+            ids = Ids((index - self.first).repeat(2, 1).T.cpu().numpy())
+            more = self.read_more_inputs(ids)
+            logits = self.head(x, self.table.rows(index).repeat(2, 1, 1), more)
         except BadInputError as error:
             raise BadInputError(f"{path}: {error.what}", error.remedy) from None
         if (shape := tuple(logits.shape)) != (2, len(self.config.labels)):
@@ -227,8 +228,8 @@ class ServingModel:
             vectors = sums.transpose(0, 1)
         return functional.pad(vectors, (0, 0, 0, empty)) if empty else vectors
 
-    def read_raw_inputs(self, ids: Ids) -> dict[str, torch.Tensor]:
-        """Return what an own model takes beside vectors (:mod:`models.contract`).
+    def read_more_inputs(self, ids: Ids) -> dict[str, torch.Tensor]:
+        """Return what a model takes beside vectors (:mod:`models.contract`).
 
         Raises:
             SchemaError: It takes the ids of a column, and a row has none or several.
@@ -246,7 +247,21 @@ class ServingModel:
                 )
             return torch.from_numpy(ids.column(place(name))).to(self.device)
 
-        return stack_raw_inputs(self.head.raw_columns, ids=read_ids, lengths=lengths)
+        more = stack_raw_inputs(self.head.raw_columns, ids=read_ids, lengths=lengths)
+        if names := self.config.lists:
+            shape = len(names), len(ids), self.config.max_events
+            rows, present = np.zeros(shape, np.int64), np.zeros(shape, bool)
+            features = [*self.config.features]
+            columns = [features.index(name) for name in names]
+            if ids.count == len(features):  # otherwise all histories are empty
+                for j, column in enumerate(columns):
+                    rows[j], present[j] = ids.pad(column, shape[2])
+            first = self.first[columns].view(-1, 1, 1)
+            found = self.table.rows(torch.from_numpy(rows).to(self.device) + first)
+            there = torch.from_numpy(present).to(self.device)
+            more["lists"] = (found * there.unsqueeze(3)).transpose(0, 1)
+            more["present"] = there.transpose(0, 1)
+        return more
 
     def logits(self, dense: np.ndarray, embedded: torch.Tensor, ids: Ids) -> torch.Tensor:
         """Return logits, float32 [n, labels].
@@ -255,7 +270,7 @@ class ServingModel:
         ``ids``.
         """
         values = torch.from_numpy(dense).to(self.device).T
-        return self.head(values, embedded, self.read_raw_inputs(ids))
+        return self.head(values, embedded, self.read_more_inputs(ids))
 
 
 def _quantize(chunk: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -162,7 +162,8 @@ def read_sample(
 ) -> RowSample:
     """Read at most so many batches of rows of a split, drawn at random, on this rank alone."""
     alone = Group(0, 1, 1, torch.device("cpu"), dist.GroupMember.WORLD)  # type: ignore[arg-type]
-    config = dataclasses.replace(config, max_events=min(config.max_events, _EVENTS))
+    fewer = min(config.max_events, _EVENTS)
+    config = dataclasses.replace(config, max_events=fewer, sequences=())
     count, names = len(config.features), config.labels
     dense, weights = [np.zeros((0, len(config.dense)), np.float32)], []
     labels = [np.zeros((0, len(names)))]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
 from torch.nn import functional
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -67,6 +69,24 @@ class TrainBatch(LoaderBatch):
         return cls(dense, padded, labels, weights, *counts)
 
 
+def spread_events(batch: LoaderBatch, config: ModelConfig) -> LoaderBatch:
+    """Return a batch of features as one of ``config.lookups``: a key for each place of a list."""
+    ids, lists = batch.sparse_features, config.lists
+    values, lengths = [], []
+    for name, column in ids.to_dict().items():
+        own, counts = column.values(), column.lengths()
+        if name in lists:
+            back = torch.arange(config.max_events, 0, -1, device=counts.device).unsqueeze(1)
+            present = back <= counts
+            own = own[(counts.cumsum(0) - back)[present]]
+            counts = present.flatten().to(counts.dtype)
+        values.append(own)
+        lengths.append(counts)
+    keys, whole = [*config.lookups], torch.cat(values)
+    spread = KeyedJaggedTensor(keys, whole, lengths=torch.cat(lengths), stride=ids.stride())
+    return dataclasses.replace(batch, sparse_features=spread)
+
+
 def make_loader(
     settings: TrainSettings,
     config: ModelConfig,
@@ -114,6 +134,7 @@ def make_loader(
         strict_gpu=settings.strict_gpu,
         cpu_decoding=settings.cpu_decoding,
         max_events=config.max_events,
+        transforms=[functools.partial(spread_events, config=config)] if config.lists else [],
     )
 
 

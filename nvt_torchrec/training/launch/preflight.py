@@ -95,6 +95,11 @@ def _random_inputs(
         raw["ids"] = torch.where(rows < _ROWS - 1, rows.minimum(largest), largest)
     if "lengths" in raw:
         raw["lengths"] += rows
+    if "present" in raw:  # of the first row none
+        places = torch.arange(raw["present"].shape[2], 0, -1)
+        raw["present"] = (places <= rows.unsqueeze(2)).expand_as(raw["present"]).contiguous()
+        lists = torch.randn(raw["lists"].shape, generator=generator)
+        raw["lists"] = lists * raw["present"].unsqueeze(3)
     dense, vectors = (torch.randn(x.shape, generator=generator) for x in (dense, vectors))
     return dense, vectors, raw
 
@@ -126,7 +131,9 @@ _BY_TEXT = {
     "'cond'|data-dependent": "a program has no branch on values: compute both, and torch.where",
     "categorical columns are": "id_columns and length_columns hold names of columns.categorical",
     "a column of lists": "take its vector; length_columns give the number of its ids",
-    "not finite": "a list may have the length 0: lengths.clamp(min=1)",
+    "not finite": "a list may have the length 0: lengths.clamp(min=1), or weights * present",
+    "argument 'lists'": "with --sequences it is forward(dense, vectors, lists, present)",
+    "argument: 'lists'|arguments: 'lists'": "give --sequences HISTORY, whose events lists are",
     "is not one of": "compute it from the operators of usual layers, which programs may hold",
     "BatchNorm": "write nn.LayerNorm(N) for nn.BatchNorm1d(N): its statistics are those of a row",
 }

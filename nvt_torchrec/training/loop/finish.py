@@ -130,14 +130,18 @@ def _reordered(
         dense, column = batch.dense_features.clone(), config.dense.index(name)
         dense[:, column] = dense[order, column]
         return TrainBatch(dense, batch.sparse_features, *rest)
-    ids, number = batch.sparse_features, list(config.features).index(name)
+    ids, features = batch.sparse_features, list(config.features)
+    sizes = [config.max_events if feature in config.lists else 1 for feature in features]
+    number = features.index(name)
+    own = slice(sum(sizes[:number]), sum(sizes[: number + 1]))  # the places of a list
     lengths, values = ids.lengths().view(-1, len(order)).clone(), ids.values().clone()
-    ends = lengths[number].cumsum(0)
-    starts, counts = (ends - lengths[number])[order], lengths[number][order]
-    places = torch.arange(len(ids[name].values()), device=order.device)
-    places = places + (starts - (counts.cumsum(0) - counts)).repeat_interleave(counts)
-    first = int(lengths[:number].sum())
+    starts = lengths[own].flatten().cumsum(0).view(sizes[number], -1) - lengths[own]
+    counts = lengths[own][:, order]
+    flat = counts.flatten()
+    places = torch.arange(int(flat.sum()), device=order.device)
+    places += (starts[:, order].flatten() - (flat.cumsum(0) - flat)).repeat_interleave(flat)
+    first = int(lengths[: own.start].sum())
     values[first : first + len(places)] = values[first + places]
-    lengths[number] = counts
+    lengths[own] = counts
     moved = KeyedJaggedTensor(ids.keys(), values, lengths=lengths.flatten(), stride=len(order))
     return TrainBatch(batch.dense_features, moved, *rest)

@@ -118,6 +118,10 @@ class TrainFields(Settings):
         "most events of a history in a row, the newest ones; 0: no histories (default: 50)", None,
         least=0
     )
+    sequences: tuple[str, ...] | None = _model(
+        "histories whose newest --max_events events the model gets one by one, beside their means "
+        "(default: all with --model din, else none)", None, needs="--model"
+    )
     label: str | None = _data(
         "label to train and evaluate, if the data have several, or labels to train together "
         "(default: the main one)", None, metavar="NAME[,NAME…]"

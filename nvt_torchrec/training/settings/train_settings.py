@@ -20,7 +20,7 @@ from nvt_torchrec.training.settings.fields import LOGS, SIZES, TrainFields
 #: What a run takes from its checkpoint unless it is given: sizes of the model, and rates.
 MODEL_SIZES = (
     *("embedding_dim", "dense_arch_layer_sizes", "over_arch_layer_sizes", "first_order"),
-    *("vector_scale", "dense_bins", "max_events"),
+    *("vector_scale", "dense_bins", "max_events", "sequences"),
 )
 RATES = ("learning_rate", "dense_learning_rate", "lr_warmup_steps", "dense_decay")
 #: A flag as the README of TorchRec's example writes it.

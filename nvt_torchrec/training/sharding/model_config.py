@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import Any
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
+from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Columns
@@ -51,6 +53,7 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
         histories=schema.histories if settings.max_events else (),
         max_events=(settings.max_events or 0) if schema.histories else 0,
     )
+    columns = dataclasses.replace(columns, sequences=_choose_sequences(settings, columns))
     if columns.histories and settings.loader == "merlin":
         raise SettingsError("Merlin's Loader reads no histories", "--loader kjt, or --max_events 0")
     return ModelConfig(
@@ -70,6 +73,29 @@ def _build_settings(settings: TrainSettings, columns: Columns) -> dict[str, Any]
     if choose := getattr(load_model(settings.model), "choose_settings", None):
         chosen = choose(chosen, columns)
     return {k: list(v) if isinstance(v, tuple) else v for k, v in chosen.items()}
+
+
+def _choose_sequences(settings: TrainSettings, columns: Columns) -> tuple[str, ...]:
+    """Return the histories whose events the model gets one by one."""
+    known, model = [history.name for history in columns.histories], settings.model
+    given, attends = settings.sequences or (), model in MODELS and MODELS[model].attends
+    for name in given:
+        if name not in known:
+            raise SettingsError(
+                f"--sequences {name}: the model has no such history", did_you_mean(name, known)
+            )
+    if given and model in MODELS and not attends:
+        models = ", ".join(name for name, other in MODELS.items() if other.attends)
+        raise SettingsError(
+            f"--sequences has no effect with --model {model}, which takes means of histories",
+            f"leave it out, or choose another --model: {models}, or one of your own",
+        )
+    if attends and not known:
+        raise SettingsError(
+            f"--model {model} attends to the events of histories, and there are none",
+            "add a [[history]] to the spec (docs/events.md), or choose another --model",
+        )
+    return tuple(name for name in known if name in (given or (known if attends else ())))
 
 
 def _first_order(settings: TrainSettings, columns: Columns) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -273,9 +272,10 @@ def _constraints(
     cuda = hardware.device == "cuda"
     # the width of a column shard; FBGEMM needs multiples of 4
     width = max(4, math.ceil(config.embedding_dim / hardware.world_size / 4) * 4)
-    features = Counter(f"t_{column}" for column in config.features.values())
-    constraints = {}
-    for table, rows in zip(config.table_names, config.num_embeddings, strict=True):
+    means = {*config.features} - {*config.categorical, *config.lists}
+    lookups, constraints = config.lookups.items(), {}
+    columns = zip(config.table_names, config.categorical, config.num_embeddings, strict=True)
+    for table, column, rows in columns:
         sharding = settings.sharding
         if sharding == "row_wise" and _has_empty_shards(rows, hardware):
             sharding = "table_wise"
@@ -284,7 +284,11 @@ def _constraints(
             sharding_types=auto if sharding == "auto" else [sharding],
             compute_kernels=[_FUSED, _UVM] if cuda else [_FUSED],
             min_partition=width if sharding == "column_wise" else None,
-            pooling_factors=[1.0] + [float(config.max_events)] * (features[table] - 1),
+            pooling_factors=[
+                float(config.max_events if name in means else 1)
+                for name, own in lookups
+                if own == column
+            ],
             output_dtype=DataType.FP32 if settings.table_precision == "fp16" else None,
         )
     return constraints

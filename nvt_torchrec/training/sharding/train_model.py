@@ -194,39 +194,66 @@ class _InOrder(nn.Module):
         return torch.stack([vectors[name] for name in self._names], dim=1)
 
 
-class _RawInputs(nn.Module):
-    """What a module takes beside vectors; a module of its own, as :class:`_InOrder`."""
+class _HeadInputs(nn.Module):
+    """What the head takes; a module of its own, as :class:`_InOrder`."""
 
-    def __init__(self, columns: dict[str, tuple[str, ...]]) -> None:
+    def __init__(self, config: ModelConfig, columns: dict[str, tuple[str, ...]]) -> None:
         super().__init__()
         self._columns = columns
+        #: How many keys each feature has, from the first history on, and whether it is a list.
+        self._singles, names = len(config.categorical), [*config.features]
+        self._lists = [name in config.lists for name in names[self._singles :]]
+        self._sizes = [config.max_events if is_list else 1 for is_list in self._lists]
 
-    def forward(self, features: KeyedJaggedTensor) -> dict[str, torch.Tensor]:
-        """Return ids and lengths, int64 [B, columns]; padding rows, which have no ids, have 0."""
+    def forward(
+        self, features: KeyedJaggedTensor, vectors: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return vectors of the features, with the means of lists, and what else a module takes.
+
+        Ids and lengths are int64 [B, columns]; padding rows, which have no ids, have 0.
+        """
 
         def ids(name: str) -> torch.Tensor:
             values = features[name].values()
             return functional.pad(values, (0, features.stride() - len(values)))
 
         lengths = {name: features[name].lengths() for name in self._columns.get("lengths", ())}
-        return stack_raw_inputs(self._columns, ids=ids, lengths=lengths.__getitem__)
+        more = stack_raw_inputs(self._columns, ids=ids, lengths=lengths.__getitem__)
+        if not any(self._lists):
+            return vectors, more
+        sizes = [self._singles, *self._sizes]
+        parts = list(vectors.split(sizes, 1))
+        there = (features.lengths().view(vectors.shape[1], -1).T > 0).split(sizes, 1)
+        places = [place for place, is_list in enumerate(self._lists, start=1) if is_list]
+        more["lists"] = torch.stack([parts[place] for place in places], 1)
+        more["present"] = torch.stack([there[place] for place in places], 1)
+        for place in places:
+            counts = there[place].sum(1).clamp(min=1).view(-1, 1, 1)
+            parts[place] = parts[place].sum(1, keepdim=True) / counts
+        return torch.cat(parts, 1), more
 
 
 class ModelWithTables(nn.Module):
     """The lookup of TorchRec's tables, and what follows it."""
 
-    def __init__(self, collection: EmbeddingBagCollection, head: Head, features: list[str]) -> None:
+    def __init__(self, collection: EmbeddingBagCollection, head: Head, config: ModelConfig) -> None:
         super().__init__()
-        self.sparse_arch = PooledVectors(collection, features)
+        self.sparse_arch = PooledVectors(collection, [*config.lookups])
         self.head = head
-        self.raw_inputs = _RawInputs(head.raw_columns) if head.raw_columns else None
+        more = head.raw_columns or config.lists
+        self.inputs = _HeadInputs(config, head.raw_columns) if more else None
 
     def forward(
         self, dense_features: torch.Tensor, sparse_features: KeyedJaggedTensor
     ) -> torch.Tensor:
-        """Return the logits [B, T] of a batch; the arguments are those of TorchRec's DLRM."""
-        raw = self.raw_inputs(sparse_features) if self.raw_inputs else None
-        return self.head(dense_features, self.sparse_arch(sparse_features), raw)
+        """Return the logits [B, T] of a batch; the arguments are those of TorchRec's DLRM.
+
+        The keys of ``sparse_features`` are ``ModelConfig.lookups``.
+        """
+        vectors, more = self.sparse_arch(sparse_features), None
+        if self.inputs is not None:
+            vectors, more = self.inputs(sparse_features, vectors)
+        return self.head(dense_features, vectors, more)
 
 
 def build_model(
@@ -249,7 +276,7 @@ def build_model(
             name=table,
             embedding_dim=config.embedding_dim,
             num_embeddings=rows,
-            feature_names=[name for name, column in config.features.items() if column == own],
+            feature_names=[name for name, column in config.lookups.items() if column == own],
             data_type=DataType(tables.upper()),
             # of one id the mean is the id's: only columns of lists are summed
             pooling=PoolingType.MEAN if own in of_histories else PoolingType.SUM,
@@ -260,7 +287,7 @@ def build_model(
     ]
     collection = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
     head = build_head(config, seed=seed, device=device, build=build)
-    return ModelWithTables(collection, head, list(config.features))
+    return ModelWithTables(collection, head, config)
 
 
 def fill_table(

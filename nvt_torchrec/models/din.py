@@ -1,0 +1,64 @@
+"""Target attention: events of a history count by how they fit the row's own item.
+
+As in DIN (Zhou et al. 2018, arXiv:1706.06978), but with weights that are a softmax of dot products:
+they are learned sooner than the layers over pairs of vectors that are proposed there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.models.contract import Columns
+from nvt_torchrec.models.layers import Layers, check_last, initialize
+
+#: What a place without an event has instead of a product: its weight is 0.
+_NEVER = -1e4
+
+
+class DeepInterest(nn.Module):
+    """Attention of the columns of histories, and layers over it and all values and vectors.
+
+    The candidate of a column of a history is the row's vector in the column of that name.
+
+    Args:
+        columns: The columns of the data.
+        sizes: The widths of the layers; the last is the number of labels.
+    """
+
+    def __init__(self, columns: Columns, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        own = (columns.features[name] for name in columns.lists)
+        self.candidates = [columns.categorical.index(name) for name in own]
+        dim = columns.embedding_dim
+        self.norm = nn.LayerNorm(dim)  # vectors begin small, and so would all weights be equal
+        width = columns.width + 2 * len(self.candidates) * dim
+        self.deep = Layers(width, sizes, last_relu=False)
+
+    def forward(
+        self,
+        dense: torch.Tensor,
+        vectors: torch.Tensor,
+        lists: torch.Tensor,
+        present: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return logits [B, T]; see :mod:`.contract`. An empty list adds zeros."""
+        candidates, events = self.norm(vectors[:, self.candidates]), self.norm(lists)
+        fit = (events * candidates.unsqueeze(2)).sum(3) / events.shape[3] ** 0.5  # [B, S, L]
+        weights = fit.masked_fill(~present, _NEVER).softmax(2) * present
+        interest = (weights.unsqueeze(3) * events).sum(2)
+        parts = [vectors, interest, interest * candidates]
+        return self.deep(torch.cat([dense, torch.cat(parts, 1).flatten(1)], 1))
+
+
+def build(columns: Columns, *, over_arch_layer_sizes: tuple[int, ...]) -> DeepInterest:
+    """Build it with the layers of the flag of this name.
+
+    Raises:
+        SchemaError: The sizes do not make the model, or no history gives its events.
+        ValueError: One is of another type.
+    """
+    if not columns.lists:
+        raise SchemaError("a model of events without sequences")
+    return initialize(DeepInterest(columns, check_last(columns, over_arch_layer_sizes)))
