@@ -150,3 +150,8 @@ def check_valid(data: pa.Table | pa.ChunkedArray | pa.Array, what: str) -> None:
         data.validate(full=True)
     except pa.ArrowInvalid as error:
         raise SchemaError(f"{what}: not valid Arrow data: {error}", "make it anew") from None
+
+
+def mark_begins(values: np.ndarray) -> np.ndarray:
+    """Return where values [n] differ from the one before them, bool [n]; the first one does."""
+    return np.append(np.ones(min(len(values), 1), bool), values[1:] != values[:-1])

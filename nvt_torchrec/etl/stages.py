@@ -87,7 +87,7 @@ class StageTimer:
             rows: The rows read.
             text_bytes: Their size as text.
         """
-        work = self.seconds.get("fit", 0.0) + self.seconds.get("transform", 0.0)
+        work = sum(self.seconds.get(name, 0.0) for name in ("events", "fit", "transform"))
         speeds: dict[str, Any] = {"rows_per_s": None, "text_mb_per_s": None}
         if work and not resumed:
             speeds["rows_per_s"] = round(rows / work)

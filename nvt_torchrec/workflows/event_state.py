@@ -359,7 +359,9 @@ class EventState:
         return add_aggregates(rows, self._spec, self.values(rows.groups))
 
 
-def add_aggregates(rows: RawRows, spec: FeatureSpec, values: np.ndarray) -> RawRows:
+def add_aggregates(
+    rows: RawRows, spec: FeatureSpec, values: np.ndarray | Sequence[np.ndarray]
+) -> RawRows:
     """Return rows with their aggregates.
 
     Args:

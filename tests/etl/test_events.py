@@ -362,7 +362,7 @@ def test_a_state_of_a_stranger_leads_to_no_other_memory(
     [
         ("nvt_torchrec.etl.events.extract.write_array", 3),
         ("nvt_torchrec.etl.events.sums._sum_partition", 1),
-        ("nvt_torchrec.etl.events.prepare.count_hours", 0),
+        ("nvt_torchrec.etl.events.prepare.add_hours", 0),
         ("nvt_torchrec.etl.events.history_store.write_array", 1),
         ("nvt_torchrec.etl.events.prepare.write_event_state", 0),
         ("nvt_torchrec.etl.stages.write_json", 0),
@@ -394,7 +394,7 @@ def test_an_extension_that_fails_anywhere_goes_on_to_the_same_bytes(
     extend(ExtendSettings(clean, str(day), engine="cpu"))
     error = OSError(errno.EIO, "Input/output error")
     for function in (
-        "nvt_torchrec.etl.events.prepare.count_hours",
+        "nvt_torchrec.etl.events.prepare.add_hours",
         "nvt_torchrec.etl.events.prepare.write_event_state",
         "nvt_torchrec.etl.extend.extend.link_histories",
         "nvt_torchrec.etl.extend.claim._rename",

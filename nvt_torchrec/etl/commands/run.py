@@ -88,7 +88,8 @@ def run(settings: EtlSettings, options: RunOptions) -> None:
     timings = read_json(EtlOutput(settings.output_path).timings, "the run's timings")
     if timings["rows_per_s"]:  # an interrupted run has none
         speed = f"{timings['rows_per_s']} rows/s, {timings['text_mb_per_s']} MB/s of input"
-        print(f"{speed} to fit and transform")
+        events = "make events, " if "events" in timings["seconds"] else ""
+        print(f"{speed} to {events}fit and transform")
     print(f"--num_embeddings_per_feature {manifest['num_embeddings_per_feature']}")
     paths = EtlOutput(settings.output_path)
     logger.info("look at %s; train on it:", paths.report)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from nvt_torchrec.base.arrays import mark_begins
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.etl.events.extract import KEY, ROW, ROW_SHIFT, TIME, EventFiles, block_name
+from nvt_torchrec.etl.events.extract import KEY, ROW, ROW_SHIFT, EventFiles, block_name
 from nvt_torchrec.etl.events.label_rates import LabelRates
 from nvt_torchrec.etl.events.sums import GroupSums, cut_times, sums_of_groups
 from nvt_torchrec.formats.feature_spec import FeatureSpec
@@ -22,7 +23,11 @@ _SECOND = 1e6
 
 
 def aggregate_values(
-    spec: FeatureSpec, group: GroupSums, rates: LabelRates, sums: np.ndarray, cuts: np.ndarray
+    spec: FeatureSpec,
+    group: GroupSums,
+    rates: LabelRates,
+    sums: np.ndarray | Sequence[np.ndarray],
+    cuts: np.ndarray,
 ) -> dict[str, np.ndarray]:
     """Return the values of a group's aggregates, float64 [n] by column; NaN where missing.
 
@@ -30,7 +35,7 @@ def aggregate_values(
         spec: The columns.
         group: The group.
         rates: What rates are smoothed by.
-        sums: int64 [sums, n], see :class:`etl.events.sums.GroupSums`.
+        sums: Each int64 [n], see :class:`etl.events.sums.GroupSums`.
         cuts: int64 [n], the times before which events were summed up.
     """
     values = {}
@@ -71,44 +76,53 @@ class EventValues:
         self._spec, self._files, self._rates = spec, EventFiles(directory), rates
         self._groups, self._first_keys = sums_of_groups(spec), first_keys
 
-    def read_values(self, block: Block) -> tuple[np.ndarray, np.ndarray]:
-        """Return the aggregates of a block's rows, and the pointers to their histories.
+    def _read_sums(self, block: Block) -> tuple[list[list[np.ndarray]], np.ndarray]:
+        """Return what is known of a block's rows, in their order.
 
         Returns:
-            float64 [aggregates, n], NaN where missing; int32 [2 histories, n], of each history the
+            Of each group its sums, int64 [n] each; int32 [2 histories, n], of each history the
             number of the key, -1 without a key, and that of the events before.
         """
-        columns: dict[str, np.ndarray] = {}
-        name = block_name(block)
+        sums, name, histories = [], block_name(block), self._spec.histories
+        pointers: list[np.ndarray] = [np.empty(0)] * (2 * len(histories))
         for number, group in enumerate(self._groups):
             events = np.load(self._files.events(name, number), mmap_mode="r")
-            sums = np.load(self._files.sums(name, number), mmap_mode="r")
-            cuts = cut_times(self._spec, events[TIME])
-            found = aggregate_values(self._spec, group, self._rates, sums, cuts)
-            key, there = events[KEY], events[KEY] != 0
-            for place, history in enumerate(group.histories):
-                rule = self._spec.histories[history]
-                keys = np.load(self._files.row_keys(number), mmap_mode="r")
-                first = self._first_keys[rule.name]
-                found[f"{rule.name}.key"] = np.where(there, np.searchsorted(keys, key) + first, -1)
-                found[f"{rule.name}.events"] = sums[group.last + 1 + place]
+            counts = np.load(self._files.sums(name, number), mmap_mode="r")
             row = events[ROW] >> ROW_SHIFT
-            for column, values in found.items():
-                columns[column] = np.empty_like(values)
-                columns[column][row] = values
-        rows = events.shape[1]
-        pointers = [f"{rule.name}.{k}" for rule in self._spec.histories for k in ("key", "events")]
-        return (
-            np.array([columns[c.name] for c in self._spec.aggregates]).reshape(-1, rows),
-            np.array([columns[name] for name in pointers], np.int32).reshape(-1, rows),
-        )
+            sums.append(_put_rows(counts[: group.last + 1], row))
+            if group.histories:
+                keys = np.load(self._files.row_keys(number), mmap_mode="r")
+                first = np.flatnonzero(mark_begins(events[KEY]))
+                each = events[KEY, first]
+                place = np.where(each != 0, np.searchsorted(keys, each), -1).astype(np.int32)
+                place = np.repeat(place, np.diff(first, append=len(row)))
+            for history, count in zip(group.histories, counts[group.last + 1 :], strict=True):
+                first_key = np.int32(self._first_keys[histories[history].name])
+                of_history = np.where(place < 0, place, place + first_key), count.astype(np.int32)
+                pointers[2 * history : 2 * history + 2] = _put_rows(of_history, row)
+        return sums, np.array(pointers, np.int32).reshape(-1, len(row))
 
     def add(self, pieces: Iterable[RawRows], block: Block) -> Iterator[RawRows]:
         """Yield rows of a block, which come in their order, with what happened before them."""
-        values, pointers = self.read_values(block)
-        begin = 0
+        sums, pointers = self._read_sums(block)
+        spec, begin = self._spec, 0
         for rows in pieces:
-            end = begin + len(rows)
-            added = add_aggregates(rows, self._spec, values[:, begin:end])
-            yield dataclasses.replace(added, groups=None, pointers=pointers[:, begin:end])
-            begin = end
+            assert rows.times is not None
+            cuts, place = cut_times(spec, rows.times[0]), slice(begin, begin + len(rows))
+            values: dict[str, np.ndarray] = {}
+            for group, of_group in zip(self._groups, sums, strict=True):
+                of_rows = [column[place] for column in of_group]
+                values |= aggregate_values(spec, group, self._rates, of_rows, cuts)
+            ordered = [values[column.name] for column in spec.aggregates]
+            added = add_aggregates(rows, spec, ordered)
+            yield dataclasses.replace(added, times=None, groups=None, pointers=pointers[:, place])
+            begin += len(rows)
+
+
+def _put_rows(columns: Iterable[np.ndarray], row: np.ndarray) -> list[np.ndarray]:
+    """Return columns [n] in the order of the rows, whose numbers are int64 [n]."""
+    ordered = []
+    for column in columns:
+        ordered.append(np.empty_like(column, subok=False))
+        ordered[-1][row] = column
+    return ordered

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from nvt_torchrec.etl.events.extract import FIRST_LABEL, KNOWN, ROW
+from nvt_torchrec.base.arrays import mark_begins
 from nvt_torchrec.formats.feature_spec.derivations import HOUR
 
 #: The bounds of the weight of the rate of all events.
@@ -32,30 +33,30 @@ class LabelRates:
 
     def before(self, label: str, times: np.ndarray) -> np.ndarray:
         """Return the rate of all events known before the hours of some times, float64 [n]."""
-        row = 2 + self.labels.index(label)
-        sums = np.pad(np.cumsum(self.hours[[1, row]], axis=1), ((0, 0), (1, 0)))
-        events, positives = sums[:, np.searchsorted(self.hours[0], times // HOUR)]
-        return (positives + self.rate[label]) / (events + 1)
+        return self._hourly[label][np.searchsorted(self.hours[0], times // HOUR)]
+
+    @functools.cached_property
+    def _hourly(self) -> dict[str, np.ndarray]:
+        """By label, its rate before each hour, and after the last one."""
+        events, *positives = np.pad(np.cumsum(self.hours[1:], axis=1), ((0, 0), (1, 0)))
+        return {
+            label: (of_label + self.rate[label]) / (events + 1)
+            for label, of_label in zip(self.labels, positives, strict=True)
+        }
 
 
-def sum_keys(key: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def sum_keys(counts: np.ndarray) -> np.ndarray:
     """Return, for each label, the sums over keys that :func:`fit_smoothing` takes.
 
     Args:
-        key: int64 [n], the keys of events.
-        counts: int64 [1 + labels, n], how many each is, and how many with each label.
+        counts: int64 [1 + labels, keys], how many events each key has, and how many with each
+            label; keys without events do not count.
 
     Returns:
         float64 [labels, 5]: the number of keys; Σn, Σn², Σp and Σp²/n of their numbers of events n
         and of events with the label p.
     """
-    labels = len(counts) - 1
-    if not len(key):
-        return np.zeros((labels, 5))
-    order = np.argsort(key, kind="stable")
-    key = key[order]
-    first = np.flatnonzero(np.diff(key, prepend=key[0] - 1))
-    n, *positives = np.add.reduceat(counts[:, order], first, axis=1).astype(np.float64)
+    n, *positives = np.compress(counts[0] > 0, counts, axis=1).astype(np.float64)
     return np.array(
         [[len(n), n.sum(), (n * n).sum(), p.sum(), (p * p / n).sum()] for p in positives]
     )
@@ -80,25 +81,20 @@ def fit_smoothing(moments: np.ndarray) -> float:
     return min(max((n - squares / n) / excess, _LEAST_SMOOTHING), _MOST_SMOOTHING)
 
 
-def count_hours(events: Sequence[np.ndarray], labels: int) -> np.ndarray:
-    """Count the events, and those with each label, by the hour from which they are known.
+def count_hours(known: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Count events, and those with each label, by the hour from which they are known.
 
     Args:
-        events: The events of each block, int64 [4, n].
-        labels: How many labels there are.
+        known: int64 [n], from when they are known, in microseconds.
+        labels: int64 [labels, n], 0 or 1.
 
     Returns:
         int64 [2 + labels, hours]: the hours since 1970, rising; events; events with each label.
     """
-    counted = []
-    for array in events:
-        hours, place = np.unique(array[KNOWN] // HOUR, return_inverse=True)
-        counts = [np.bincount(place, minlength=len(hours))]
-        for label in range(labels):
-            positive = (array[ROW] >> (FIRST_LABEL + label) & 1).astype(bool)
-            counts.append(np.bincount(place[positive], minlength=len(hours)))
-        counted.append(np.stack([hours, *counts]).astype(np.int64))
-    return add_hours(counted)
+    hours = known // HOUR
+    first = np.flatnonzero(mark_begins(hours))  # few runs, as most logs are sorted by time
+    counts = np.diff(first, append=len(hours))
+    return add_hours([np.stack([hours[first], counts, *np.add.reduceat(labels, first, axis=1)])])
 
 
 def add_hours(counted: Sequence[np.ndarray]) -> np.ndarray:

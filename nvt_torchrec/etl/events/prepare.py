@@ -31,8 +31,8 @@ from nvt_torchrec.etl.events.history_store import write_histories
 from nvt_torchrec.etl.events.label_rates import (
     LabelRates,
     add_hours,
-    count_hours,
     fit_smoothing,
+    sum_keys,
 )
 from nvt_torchrec.etl.events.sums import (
     EarlierEvents,
@@ -192,9 +192,9 @@ def prepare(
             _kept_file(group),
             np.concatenate([np.stack([events.key, events.known, events.happened]), events.counts]),
         )
-        moments.append(summed.moments)
-    hours = count_hours(log.map_events(0), labels)
-    write(_HOURS, add_hours([earlier.hours, hours]) if earlier else hours)
+        moments.append(sum_keys(summed.trained))
+    hours = [np.load(files.hours(name)) for name in names]
+    write(_HOURS, add_hours([earlier.hours, *hours] if earlier else hours))
     if earlier:
         smoothing, rate = earlier.record.smoothing, earlier.record.rate
     else:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nvt_torchrec.base.arrays import mark_begins
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import fsync_directory
 from nvt_torchrec.base.files.mapping import write_array
@@ -23,13 +24,12 @@ from nvt_torchrec.etl.events.extract import (
     TRAIN,
     EventFiles,
 )
-from nvt_torchrec.etl.events.label_rates import sum_keys
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DAY
 from nvt_torchrec.formats.feature_spec.events import parse_duration
 
-#: About how many rows a partition has.
-PARTITION_ROWS = 1 << 20
+#: About how many rows a partition has: what it is computed of stays in a processor's cache.
+PARTITION_ROWS = 1 << 18
 #: The time of what is known before every row.
 BEFORE_ALL = -(2**62)
 #: The time of the last event of a key without one.
@@ -109,9 +109,16 @@ class EarlierEvents:
 
     def take(self, places: slice | np.ndarray) -> EarlierEvents:
         """Return the events at some places."""
-        return EarlierEvents(
-            self.key[places], self.known[places], self.happened[places], self.counts[:, places]
-        )
+        counts = np.ascontiguousarray(self.counts[:, places])
+        return EarlierEvents(self.key[places], self.known[places], self.happened[places], counts)
+
+    def shorten(self, horizon: int) -> EarlierEvents:
+        """Sum up, for each key, the events that are known before a time; others are kept.
+
+        These events are overwritten.
+        """
+        left = _shorten(self.key, self.known, self.happened, self.counts, horizon)
+        return EarlierEvents.concatenate([self.take(slice(left))])  # a copy, of these alone
 
     @classmethod
     def concatenate(cls, parts: Sequence[EarlierEvents]) -> EarlierEvents:
@@ -130,17 +137,17 @@ class Summed:
 
     Attributes:
         keys: int64 [keys], all keys so far, rising.
-        sums: int64 [sums, keys], what their events sum up to after the last row.
-        kept: What is kept for further days.
+        sums: int64 [sums, keys], what their events sum up to after the last row; no histories.
         row_keys: int64 [n], the keys of the new rows, rising.
-        moments: float64 [labels, 5] of the training rows, see :func:`.label_rates.sum_keys`.
+        trained: int64 [1 + labels, n], how many rows for training these have, and with each label.
+        kept: What is kept for further days.
     """
 
     keys: np.ndarray
     sums: np.ndarray
-    kept: EarlierEvents
     row_keys: np.ndarray
-    moments: np.ndarray
+    trained: np.ndarray
+    kept: EarlierEvents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,9 +235,9 @@ def sum_up(
         yield Summed(
             np.concatenate([part.keys for part in parts]),
             np.concatenate([part.sums for part in parts], axis=1),
-            EarlierEvents.concatenate([part.kept for part in parts]),
             np.concatenate([part.row_keys for part in parts]),
-            np.sum([part.moments for part in parts], axis=0),
+            np.concatenate([part.trained for part in parts], axis=1),
+            EarlierEvents.concatenate([part.kept for part in parts]),
         )
     fsync_directory(log.files.directory)
 
@@ -259,14 +266,19 @@ def read_partition(
     return ranges, np.concatenate(pieces, axis=1)
 
 
-def order_events(key: np.ndarray, time: np.ndarray) -> np.ndarray:
+def order_events(key: np.ndarray, time: np.ndarray) -> slice | np.ndarray:
     """Return the order by key, then time, of int64 [n] each; equal ones keep their order.
 
-    Blocks are sorted by key, and most logs by time: merging is faster than sorting.
+    Blocks are sorted by key, and most logs by time: merging is faster than sorting, and one block
+    is in order as it is.
     """
-    order = np.argsort(key, kind="stable")
-    later = (np.diff(time[order]) >= 0) | (np.diff(key[order]) > 0)
-    return order if later.all() else np.lexsort((time, key))
+    order: slice | np.ndarray = slice(None)
+    if (key[1:] < key[:-1]).any():
+        order = np.argsort(key, kind="stable")
+    late, same = time[order], key[order]
+    if ((late[1:] < late[:-1]) & (same[1:] == same[:-1])).any():
+        return np.lexsort((time, key))
+    return order
 
 
 def choose_events(spec: FeatureSpec, number: int, data: np.ndarray) -> np.ndarray:
@@ -294,65 +306,61 @@ def _sum_partition(
     bounds: tuple[int, int | None],
 ) -> tuple[Summed, int]:
     ranges, data = read_partition(events, bounds)
-    there = np.flatnonzero(data[KEY] != 0)  # rows without a key are no events
-    labels = len(log.spec.labels)
-    counts = np.ones((1 + labels, len(there)), np.int64)
-    for label in range(labels):
-        counts[1 + label] = data[ROW, there] >> (FIRST_LABEL + label) & 1
-    new = EarlierEvents(data[KEY, there], data[KNOWN, there], data[TIME, there], counts)
+    results = np.zeros((wanted.rows, data.shape[1]), np.int64)
+    results[wanted.last] = NEVER
+    places = np.flatnonzero(data[KEY])  # rows without a key are no events
+    rows = data if len(places) == len(results[0]) else np.take(data, places, axis=1)
+    counts = np.ones((1 + len(log.spec.labels), len(places)), np.int64)
+    for label, count in enumerate(counts[1:]):
+        count[:] = rows[ROW] >> (FIRST_LABEL + label) & 1
+    every = EarlierEvents(rows[KEY], rows[KNOWN], rows[TIME], counts)
     earlier = log.earlier[group]
-    before = earlier.take(slice(*place_keys(earlier.key, bounds)))
-    every = EarlierEvents.concatenate([before, new])
+    begin, end = place_keys(earlier.key, bounds)
+    if begin < end:
+        every = EarlierEvents.concatenate([earlier.take(slice(begin, end)), every])
     every = every.take(order_events(every.key, every.known))
-    # each row, and at the end one for each key, for inference; by key and time
-    keys = np.unique(every.key)
-    row_keys = np.concatenate([data[KEY, there], keys])
-    end = np.full(len(keys), end_of(log.spec, newest), np.int64)
-    cuts = np.concatenate([cut_times(log.spec, data[TIME, there]), end])
-    order = order_events(row_keys, cuts)
-    sums = np.zeros((wanted.rows, len(order)), np.int64)
-    sums[wanted.last] = NEVER
-    row_keys, cuts = row_keys[order], cuts[order]
+    keys = every.key[mark_begins(every.key)]
+    # of the rows by key and time
+    cuts = cut_times(log.spec, rows[TIME])
+    order = order_events(rows[KEY], cuts)
+    row_keys, cuts, places = rows[KEY][order], cuts[order], places[order]
+    at_end = np.zeros((wanted.last + 1, len(keys)), np.int64)
     _sum_rows(
         row_keys,
         cuts,
+        places,
+        keys,
+        end_of(log.spec, newest),
         every.key,
         every.known,
         every.happened,
         every.counts,
         np.array([window for window, _ in wanted.sums], np.int64),
         np.array([1 + label for _, label in wanted.sums], np.int64),
-        sums[: wanted.last + 1],
+        results,
+        at_end,
     )
-    for number, row in zip(wanted.histories, sums[wanted.last + 1 :], strict=True):
+    for number, result in zip(wanted.histories, results[wanted.last + 1 :], strict=True):
         tail = log.tails[number]
         of_history = tail[:, slice(*place_keys(tail[KEY], bounds))]
         chosen = choose_events(log.spec, number, data)
         key, known = np.concatenate([of_history, data[[KEY, KNOWN]][:, chosen]], axis=1)
-        order_of_events = order_events(key, known)
-        key, known = key[order_of_events], known[order_of_events]
-        counted = np.zeros((2, len(row_keys)), np.int64)
-        ones, always = np.ones((1, len(key)), np.int64), np.zeros(1, np.int64)
-        _sum_rows(row_keys, cuts, key, known, known, ones, always, always, counted)
-        row[:] = counted[0]
-    by_row = np.empty_like(sums)
-    by_row[:, order] = sums
-    results = np.zeros((wanted.rows, data.shape[1]), np.int64)
-    results[wanted.last] = NEVER
-    results[:, there] = by_row[:, : len(there)]
+        by_time = order_events(key, known)
+        _count_rows(row_keys, cuts, places, key[by_time], known[by_time], result)
     at = 0
     for output, (begin, stop) in zip(outputs, ranges, strict=True):
         if stop > begin:
             output[:, begin:stop] = results[:, at : at + stop - begin]
         at += stop - begin
+    first = mark_begins(row_keys)
+    trained = counts * (rows[ROW] >> TRAIN & 1)
     horizon = int(cut_times(log.spec, np.array([newest]))[0]) - wanted.longest_window
-    train = (data[ROW, there] >> TRAIN & 1).astype(bool)
     summed = Summed(
         keys,
-        by_row[:, len(there) :],
-        _shorten(every, horizon),
-        np.unique(data[KEY, there]),
-        sum_keys(new.key[train], counts[:, train]),
+        at_end,
+        row_keys[first],
+        np.add.reduceat(trained[:, order], np.flatnonzero(first), axis=1),
+        every.shorten(horizon),
     )
     return summed, data.shape[1]
 
@@ -361,6 +369,9 @@ def _sum_partition(
 def _sum_rows(
     row_keys: np.ndarray,
     cuts: np.ndarray,
+    places: np.ndarray,
+    every: np.ndarray,
+    end: int,
     keys: np.ndarray,
     known: np.ndarray,
     happened: np.ndarray,
@@ -368,61 +379,92 @@ def _sum_rows(
     windows: np.ndarray,
     kinds: np.ndarray,
     sums: np.ndarray,
+    at_end: np.ndarray,
 ) -> None:
     """Sum up the events that are known before each row.
 
     Args:
         row_keys: int64 [n], the keys of the rows, rising.
         cuts: int64 [n], the times before which events count; rising for each key.
+        places: int64 [n], where the sums of each row are written.
+        every: int64 [keys], the distinct keys of the events, rising; those of the rows are there.
+        end: A time after all rows.
         keys: int64 [m], the keys of the events, rising.
         known: int64 [m], from when they are known; rising for each key.
         happened: int64 [m], their times.
         counts: int64 [kinds, m], what each event counts.
         windows: int64 [s], of each sum, how long an event counts; 0: always.
         kinds: int64 [s], of each sum, the row of ``counts``.
-        sums: int64 [s + 1, n], the result: the sums, and the time of the last event.
+        sums: int64 [at least s + 1, n], the result: the sums, and the time of the last event.
+        at_end: int64 [s + 1, keys], likewise of each key for the time ``end``.
     """
     size = len(windows)
     current = np.zeros(size, np.int64)
     dropped = np.zeros(size, np.int64)
-    event = 0
-    row = 0
-    while row < len(row_keys):
-        key = row_keys[row]
-        while event < len(keys) and keys[event] < key:
-            event += 1
+    event = row = 0
+    for number in range(len(every)):
+        key = every[number]
         current[:] = 0
         dropped[:] = event
         last = NEVER
-        while row < len(row_keys) and row_keys[row] == key:
-            cut = cuts[row]
+        is_end = False
+        while not is_end:
+            is_end = row == len(row_keys) or row_keys[row] != key
+            cut = end if is_end else cuts[row]
             while event < len(keys) and keys[event] == key and known[event] < cut:
                 for s in range(size):
                     current[s] += counts[kinds[s], event]
                 last = max(last, happened[event])
                 event += 1
+            target, place = (at_end, number) if is_end else (sums, places[row])
             for s in range(size):
                 if windows[s] > 0:
                     while dropped[s] < event and known[dropped[s]] < cut - windows[s]:
                         current[s] -= counts[kinds[s], dropped[s]]
                         dropped[s] += 1
-                sums[s, row] = current[s]
-            sums[size, row] = last
-            row += 1
+                target[s, place] = current[s]
+            target[size, place] = last
+            row += not is_end
+        while event < len(keys) and keys[event] == key:
+            event += 1
 
 
-def _shorten(events: EarlierEvents, horizon: int) -> EarlierEvents:
-    """Sum up, for each key, the events that are known before a time; others are kept."""
-    old = np.flatnonzero(events.known < horizon)
-    if not len(old):
-        return events
-    first = np.flatnonzero(np.diff(events.key[old], prepend=events.key[old[0]] - 1))
-    summed = EarlierEvents(
-        events.key[old][first],
-        np.full(len(first), BEFORE_ALL, np.int64),
-        np.maximum.reduceat(events.happened[old], first),
-        np.add.reduceat(events.counts[:, old], first, axis=1),
-    )
-    rest = events.take(np.flatnonzero(events.known >= horizon))
-    both = EarlierEvents.concatenate([summed, rest])
-    return both.take(np.argsort(both.key, kind="stable"))
+@compiled()
+def _count_rows(
+    row_keys: np.ndarray,
+    cuts: np.ndarray,
+    places: np.ndarray,
+    keys: np.ndarray,
+    known: np.ndarray,
+    result: np.ndarray,
+) -> None:
+    """Count the events that are known before each row; the arguments are as above."""
+    event = first = 0
+    for row in range(len(row_keys)):
+        if row == 0 or row_keys[row] != row_keys[row - 1]:
+            while event < len(keys) and keys[event] < row_keys[row]:
+                event += 1
+            first = event
+        while event < len(keys) and keys[event] == row_keys[row] and known[event] < cuts[row]:
+            event += 1
+        result[places[row]] = event - first
+
+
+@compiled()
+def _shorten(
+    key: np.ndarray, known: np.ndarray, happened: np.ndarray, counts: np.ndarray, horizon: int
+) -> int:
+    """Shorten events in place, see :meth:`EarlierEvents.shorten`; return how many are left."""
+    used = 0
+    for event in range(len(key)):
+        is_old = known[event] < horizon
+        merged = is_old and used and key[used - 1] == key[event] and known[used - 1] == BEFORE_ALL
+        if not merged:
+            key[used], happened[used] = key[event], happened[event]
+            known[used] = BEFORE_ALL if is_old else known[event]
+            used += 1
+        happened[used - 1] = max(happened[used - 1], happened[event])
+        for kind in range(len(counts)):
+            before = counts[kind, used - 1] if merged else 0
+            counts[kind, used - 1] = before + counts[kind, event]
+    return used

@@ -146,13 +146,20 @@ class Time(base.RawType):
         else:
             numbers, missing = base.as_numbers(array, read.nulls)
             unit = EPOCHS[read.time_format]
-        wrong = (numbers < self.least // unit) | (numbers > self.most // unit)
-        numbers = np.where(wrong, 0, numbers)
-        if numbers.dtype == np.float64:
-            numbers = np.floor(numbers * unit).astype(np.int64)
-        else:
-            numbers = numbers.astype(np.int64) * unit
-        return base.ParsedText(numbers, missing, np.where(wrong, base.RANGE, 0).astype(np.uint8))
+        return _to_microseconds(numbers, missing, unit, self)
+
+
+def _to_microseconds(
+    numbers: np.ndarray, missing: np.ndarray, unit: int, kind: Time
+) -> base.ParsedText:
+    """Return times given as numbers since 1970, in units of so many microseconds."""
+    wrong = (numbers < kind.least // unit) | (numbers > kind.most // unit)
+    numbers = np.where(wrong, 0, numbers)
+    if numbers.dtype == np.float64:
+        numbers = np.floor(numbers * unit).astype(np.int64)
+    else:
+        numbers = numbers.astype(np.int64) * unit
+    return base.ParsedText(numbers, missing, np.where(wrong, base.RANGE, 0).astype(np.uint8))
 
 
 def _is_digits(time_format: str) -> bool:
@@ -173,6 +180,10 @@ def parse_times(
     and all others as many as there are up to their most; ``%y`` is 1969 to 2068; letters may be
     small or capital. What is beyond a microsecond is left out.
     """
+    if time_format in EPOCHS:
+        numbers = try_cast(texts, missing, pa.int64(), _DECIMAL_BYTES)
+        if numbers is not None:  # whole numbers, as in most logs
+            return _to_microseconds(numbers, missing, EPOCHS[time_format], kind)
     encoded = texts.dictionary_encode()
     places, texts = to_numpy(encoded.indices), encoded.dictionary
     values: np.ndarray | None
