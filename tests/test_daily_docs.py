@@ -62,7 +62,7 @@ def test_the_page_has_commands_and_output() -> None:
     assert kinds.count("bash") > 8
     assert kinds.count("text") > 2
     assert kinds[0] == "bash"
-    for command in ("etl drift", "etl extend", "publish", "--rollback", "lineage"):
+    for command in ("etl extend", "publish", "--rollback", "lineage"):
         assert any(command in text for kind, text in blocks() if kind == "bash"), command
 
 

@@ -30,10 +30,6 @@ COMMANDS = {
         "nvt_torchrec.etl.commands.check",
         "verify an output: files, values, checksums, digests",
     ),
-    "drift": (
-        "nvt_torchrec.etl.commands.drift",
-        "compare a new day with those the workflow was fitted on",
-    ),
     "doctor": ("nvt_torchrec.etl.commands.doctor", "check this machine: driver, packages, GPUs"),
 }
 

@@ -1,10 +1,9 @@
-"""The settings of the ETL's commands ``run`` and ``extend``, and the thresholds of ``drift``."""
+"""The settings of the ETL's commands ``run`` and ``extend``."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from pathlib import Path
 from typing import Any
 
@@ -220,42 +219,3 @@ class ExtendSettings(ReadSettings):
             block_mb=self.block_mb or block_mb,
             **{name: getattr(self, name) for name in shared},
         )
-
-
-_limit = functools.partial(flag, least=0, most=math.inf)
-
-
-@dataclasses.dataclass(frozen=True)
-class Thresholds(Settings):
-    """How much may change before a day is flagged. Each field is a flag of ``python -m etl drift``.
-
-    Raises:
-        SettingsError: A value is out of its range.
-    """
-
-    # fmt: off
-    psi: float = _limit("largest PSI of a column", 0.2)
-    missing_rate: float = _limit(
-        "largest change of a column's share of rows without a value, up or down", 0.05
-    )
-    unseen_share: float = _limit(
-        "largest increase of a column's share of values out of vocabulary", 0.05
-    )
-    label_rate: float = _limit(
-        "largest relative change of the label rate, beyond the range of the days before", 0.2
-    )
-    row_count: float = _limit(
-        "largest relative change of the number of rows, beyond the range of the days before", 0.3
-    )
-    malformed_share: float = _limit("largest increase of the share of malformed rows", 0.01)
-    false_alarm_rate: float = flag(
-        "probability that a day without drift is flagged by chance, over all measures", 0.01,
-        above=0, most=0.5
-    )
-    ignore: tuple[str, ...] = flag("columns that are not compared", ())
-    # fmt: on
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON-ready form, None for infinity."""
-        values = dataclasses.asdict(self) | {"ignore": list(self.ignore)}
-        return {name: None if value == math.inf else value for name, value in values.items()}

@@ -36,7 +36,6 @@ class EtlOutput:
         report: The page that shows what the data look like.
         timings: How long the run took.
         manifest: What the run read, did and wrote.
-        drift: How days that were added, or compared with it, differ from those before.
     """
 
     def __init__(self, root: Path) -> None:
@@ -45,7 +44,6 @@ class EtlOutput:
         _, *others = (root / name for name in NAMES)
         self.workflow, self.extension, self.rejected, self.report, *last = others
         self.timings, self.manifest = last
-        self.drift = root / "drift"
 
     @classmethod
     def from_splits(cls, directory: Path | str) -> EtlOutput:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.etl.commands.check import check
-from nvt_torchrec.etl.day_drift import Drift
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.split import Split
@@ -196,16 +195,6 @@ def test_without_any_well_formed_row(raw: Path, bases, tmp_path: Path) -> None:
     (tmp_path / "day_4.csv").write_text(",".join(NAMES) + "\n")
     with pytest.raises(BadInputError, match=r"day_4\.csv.* no rows"):
         add(output, tmp_path / "day_4.csv")
-
-
-def test_drift_compares_no_day_with_rows_of_the_same_days(raw: Path, bases, tmp_path: Path) -> None:
-    """Half of the values of the column are born each day: rows held out of known days have none."""
-    output = copy_of(bases["column"], tmp_path)
-    add(output, raw)
-    results = [Drift.read(output / "drift" / f"day_{day}.json") for day in NEW]
-    unseen = [result.measure("unseen share", "item") for result in results]
-    assert all(own.now[0] > own.now[1] // 4 and not own.flagged for own in unseen)
-    assert [own.then for own in unseen] == [[], *(own.now for own in unseen[:-1])]
 
 
 def test_a_day_behind_the_cuts(raw: Path, bases, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
@@ -68,13 +67,10 @@ def test_descriptions(log, output: Path) -> None:
     assert bad(output) == []
 
 
-def test_a_day_more_and_its_drift(log, tmp_path: Path, capsys) -> None:
+def test_a_day_more(log, tmp_path: Path) -> None:
     raw, spec, days = log
     output = tmp_path / "out"
     run(settings(raw, output, spec, days=frozenset({0, 1, 2})))
-    main(["drift", str(output), "--input", str(raw / "day_3.csv")])
-    rate = (days[3]["rating"] >= 4).mean()
-    assert f"{100 * rate:.1f} %" in capsys.readouterr().out
     add(output, raw / "day_3.csv")
     found = np.concatenate([read_split(output, s).iloc[:, :3] for s in ("valid", "test")])
     wanted = [[r >= 4, b, w] for r, b, w in days[3][["rating", "bought", "w"]].to_numpy()]

@@ -7,9 +7,7 @@ import pandas as pd
 import pytest
 
 from nvt_torchrec.base.errors import BadRowError, OutputError
-from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.text import delimited, tokenizer
-from nvt_torchrec.etl.day_drift import measure_drift
 from nvt_torchrec.etl.run import run
 from tests.etl.extended import content
 from tests.etl.runs import QUARANTINE, assert_is, cut, read_split, settings
@@ -164,11 +162,3 @@ def test_very_many_bad_rows_end_the_run_soon(days, tmp_path: Path, described, mo
         run(settings(raw, tmp_path / "out", on_bad_rows="quarantine", block_mb=1))
     assert len(described) < 1000
     assert sum(read) < 20 << 20
-
-
-def test_drift_of_very_many_bad_rows(raw: Path, done: Path, tmp_path: Path, described) -> None:
-    day = tmp_path / "day_3"
-    day.write_bytes((raw / "day_0").read_bytes() + b"x\n" * 100_000)
-    drift = measure_drift(done, DayFile(3, str(day), day.stat().st_size, str(day)))
-    assert drift.measure("malformed rows").now == [100_000, 100_060]
-    assert len(described) < 1000

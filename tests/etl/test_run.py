@@ -229,4 +229,3 @@ def test_an_output_of_nvtabular_is_whole_but_cannot_be_extended(
     message = capsys.readouterr().err
     assert "made with --engine nvtabular" in message
     assert "--engine cpu" in message
-    assert main(["drift", str(done), "--input", str(tmp_path / "day_3")]) in (0, 3)

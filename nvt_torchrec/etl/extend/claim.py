@@ -37,8 +37,8 @@ from nvt_torchrec.formats.manifest import Manifest
 
 _FORMAT = Format("nvt-torchrec switch", 2, "the record of a switch to another generation")
 _REMEDY = "restore the output directory from a backup, or run the ETL again"
-#: What a generation consists of; the first two may be missing.
-_PARTS = ("drift", "rejected", *(name for name in NAMES if name != "rejected"))
+#: What a generation consists of; the first may be missing.
+_PARTS = ("rejected", *(name for name in NAMES if name != "rejected"))
 #: Below the state of the day that is being added: the next generation; one that nobody needs.
 NEXT, DISCARDED = "next", "discarded"
 
@@ -62,7 +62,7 @@ class Switch:
     def __post_init__(self) -> None:
         if not state.is_state_name(self.state):
             raise ValueError(f"state {self.state!r:.60}")
-        if not set(_PARTS[2:]) <= set(self.names) <= set(_PARTS):
+        if not set(_PARTS[1:]) <= set(self.names) <= set(_PARTS):
             raise ValueError(f"names {self.names!r:.100}")
 
 
@@ -225,18 +225,6 @@ def claimed(output: Path, *, restart: bool) -> Iterator[Claim]:
                 state.release(output, state.EXTENDING_FILE)
             raise
         state.release(output, state.EXTENDING_FILE)
-
-
-def finish_switch(output: Path) -> None:
-    """Finish a switch that was interrupted, if there is one.
-
-    Raises:
-        BadInputError: Its record is damaged.
-        OutputError: It is under way, or the output cannot be written.
-    """
-    if (output / SWITCH_FILE).exists():
-        with claimed(output, restart=False):
-            pass
 
 
 def _check_finished(output: Path) -> None:

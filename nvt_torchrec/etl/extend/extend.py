@@ -23,7 +23,7 @@ from nvt_torchrec.etl.extend.claim import DISCARDED, NEXT, Claim, claimed, switc
 from nvt_torchrec.etl.finish.accounting import check_rows, number_parts
 from nvt_torchrec.etl.finish.make_manifest import make_manifest
 from nvt_torchrec.etl.settings import ExtendSettings
-from nvt_torchrec.etl.stages import Stages, resolve, rows_bar
+from nvt_torchrec.etl.stages import Stages, resolve
 from nvt_torchrec.etl.state.output import EVENTS, named_errors
 from nvt_torchrec.etl.state.run_record import before_resuming, plan_record
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
@@ -185,7 +185,6 @@ class _Day:
             None if self.by_days else "train",
             lambda engine, report: self._extend_workflow(engine, plan, report),
         )
-        self._measure_drift(plan)
         manifest = self._stage(plan, renamed, first_parts, results)
         switch(self.output, work, manifest.generation)
         self.claim.end()
@@ -232,26 +231,6 @@ class _Day:
             threads=self.settings.threads,
         )
 
-    def _measure_drift(self, plan: UnitPlan) -> None:
-        """Compare the day with the days counted before, as ``python -m etl drift`` does."""
-        from nvt_torchrec.etl.day_drift import measure_drift, result_name
-
-        (file,) = plan.days
-        if (self.next.drift / f"{result_name(file.source)}.json").exists():  # by an earlier process
-            return
-        with self.stages.timer("drift"), rows_bar("drift", plan) as bar:
-            drift = measure_drift(
-                self.output, file, workers=self.settings.threads, report=bar.update
-            )
-        drift.write(self.next.drift)
-        if drift.flags:
-            log.warning(
-                "warning: %s differs from the days before: %s\n  -> look at %s",
-                self.day.name,
-                ", ".join(drift.flags),
-                self.paths.drift / f"{drift.name}.json",
-            )
-
     def _stage(
         self,
         plan: UnitPlan,
@@ -277,7 +256,6 @@ class _Day:
             link_histories([self.paths.splits, self.stages.work / EVENTS], splits)
             without = stage.files_of_days(self.paths.rejected, before.inputs, dropped)
             stage.link_files(self.paths.rejected, self.next.rejected, without)
-            stage.link_files(self.paths.drift, self.next.drift, without)
             of_day = make_manifest(
                 self.stages.record, [day], results, check_rows(results, splits), description,
                 generation=before.generation + 1,

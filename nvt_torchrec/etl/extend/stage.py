@@ -70,16 +70,13 @@ def left_out(before: Manifest, day: DayFile, keep: int | None) -> set[int]:
 
 
 def files_of_days(rejected: Path, inputs: list[InputFile], days: set[int]) -> set[str]:
-    """Return the names of the files on some days below ``rejected`` and ``drift``."""
-    from nvt_torchrec.etl.day_drift import result_name
-
+    """Return the names of the files on some days below ``rejected``."""
     names = set()
     for file in inputs:
         if file.day in days:
             name = f"{Path(file.path).name}.tsv"
             of_day = f"{file.day}.{name}"  # where a file of that name was there already
             names.add(of_day if (rejected / of_day).exists() else name)
-            names.add(f"{result_name(file.path)}.json")
     return names
 
 

@@ -1,4 +1,4 @@
-"""Samples of the training parquet, and counts from its footers, for the report and for drift."""
+"""Samples of the training parquet, and counts from its footers, for the report."""
 
 from __future__ import annotations
 

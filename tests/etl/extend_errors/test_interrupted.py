@@ -12,7 +12,6 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.base.files.atomic import locked, read_json, write_json
 from nvt_torchrec.base.files.journal import Journal
-from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.check.check_files import NOTE
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.extend.claim import DayRecord
@@ -95,18 +94,6 @@ def test_between_two_generations(raw, output) -> None:
     assert bad(output) == []
 
 
-def test_a_morning_that_was_ended_within_the_switch(raw, output, capsys) -> None:
-    """Its first command, drift, finishes the switch, and finds that the day is there."""
-    _interrupt_switch(raw, output)
-    assert main(["drift", str(output), "--input", str(raw / "day_4")]) == 0
-    assert "compared with days 0 to 3" in capsys.readouterr().out
-    assert bad(output) == []
-    with locked(output / EXTENDING_FILE, output):  # under way, and not interrupted
-        (output / SWITCH_FILE).touch()
-        assert main(["drift", str(output), "--input", str(raw / "day_4")]) == 2
-    assert "another run is writing here" in capsys.readouterr().err
-
-
 def test_work_that_is_elsewhere(raw, output, tmp_path: Path) -> None:
     """It is refused before anything is done: at the end it could not be renamed into OUT."""
     (tmp_path / "scratch").mkdir()
@@ -161,7 +148,7 @@ def test_a_damaged_record_of_the_switch(raw, output, tmp_path: Path) -> None:
     victim.mkdir()
     (victim / "precious").touch()
     (output / ".work" / "01234567").symlink_to(victim)
-    names = ["drift", *(name for name in NAMES if name != "rejected")]
+    names = [name for name in NAMES if name != "rejected"]
     header = {"format": "nvt-torchrec switch", "format_version": 2, "undo": False}
     for record, match in (
         ({}, "not the record of a switch"),

@@ -16,7 +16,6 @@ from nvt_torchrec.base.errors import (
     SettingsError,
 )
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.state.output import EXTENDING_FILE
@@ -220,19 +219,6 @@ def test_a_damaged_output(raw, output, damage, match: str) -> None:
     assert caught.value.remedy
     after = {name: data for name, data in content(output).items() if ".work" not in name}
     assert set(differences(before, after)) <= {EXTENDING_FILE}
-
-
-def test_drift_of_another_file_of_a_day_that_is_there(raw, output, tmp_path: Path, capsys) -> None:
-    shutil.copy(raw / "day_3", tmp_path)
-    copy = ["drift", str(output), "--input", str(tmp_path / "day_3")]
-    assert main(copy) == 0  # the same content, at another time
-    with open(tmp_path / "day_3", "a") as file:
-        file.write("\x00\x00\n" * 40)
-    capsys.readouterr()
-    assert main(copy) == 2
-    printed = capsys.readouterr()
-    assert "has day 3 already, of another file" in printed.err
-    assert "no drift" not in printed.out
 
 
 def test_a_manifest_that_names_files_elsewhere(raw, output) -> None:
