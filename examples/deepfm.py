@@ -3,9 +3,9 @@
     nvt-train --binary_path OUT/criteo_binary/split \\
         --model examples.deepfm:build --model_settings 'hidden=[64, 32]'
 
-Its linear part is the trainer's first-order term. With ``'crosses=[["user", "item"]]'`` it has a
-wide part, too, as Wide & Deep (Cheng et al. 2016, arXiv:1606.07792): a weight for each pair of ids,
-by its hash.
+It has a logit for each label (``--label clicked,bought``). Its linear part is the trainer's
+first-order term. With ``'crosses=[["user", "item"]]'`` it has a wide part, too, as Wide & Deep
+(Cheng et al. 2016, arXiv:1606.07792): a weight for each pair of ids, by its hash.
 """
 
 import torch
@@ -15,18 +15,19 @@ from torch import nn
 class DeepFM(nn.Module):
     def __init__(self, columns, hidden, crosses, buckets):
         super().__init__()
-        width = len(columns.dense) + len(columns.vectors) * columns.embedding_dim
+        width, labels = columns.width, len(columns.labels)
         layers = []
         for size in hidden:
             layers += [nn.Linear(width, size), nn.ReLU()]
             width = size
-        self.deep = nn.Sequential(*layers, nn.Linear(width, 1))
+        self.deep = nn.Sequential(*layers, nn.Linear(width, labels))
+        self.pairs = nn.Parameter(torch.ones(labels))
         self.id_columns = [name for pair in crosses for name in pair]
-        self.wide = nn.Parameter(torch.zeros(buckets)) if crosses else None
+        self.wide = nn.Parameter(torch.zeros(buckets, labels)) if crosses else None
 
     def forward(self, dense, vectors, ids=None):
-        pairs = (vectors.sum(1).square() - vectors.square().sum(1)).sum(1) / 2
-        logits = pairs + self.deep(torch.cat([dense, vectors.flatten(1)], 1)).squeeze(1)
+        pairs = (vectors.sum(1).square() - vectors.square().sum(1)).sum(1, keepdim=True) / 2
+        logits = pairs * self.pairs + self.deep(torch.cat([dense, vectors.flatten(1)], 1))
         if ids is not None:
             hashes = (ids[:, ::2] * 1_000_003 + ids[:, 1::2]) % len(self.wide)
             logits = logits + self.wide[hashes].sum(1)

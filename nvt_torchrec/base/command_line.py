@@ -99,14 +99,13 @@ class Settings:
     """Base of dataclasses that check themselves against the declarations of their fields.
 
     Attributes:
-        HINTS: Flags, or flags and values, that a user may know from another program, and a sentence
-            for each that names what to use instead.
+        RENAMED: Flags that a user may know from another program, and what they are called here.
 
     Raises:
         SettingsError: A value is not allowed, or has no effect beside the other values.
     """
 
-    HINTS: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
+    RENAMED: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
 
     def __post_init__(self) -> None:
         fields = _declared(type(self))
@@ -114,10 +113,7 @@ class Settings:
             value = _read(getattr(self, field.name), field, rules)
             object.__setattr__(self, field.name, value)
             if value is not None and not isinstance(value, dict):
-                written = f"{rules.name(field)} {as_text(value)}"
-                if written in self.HINTS:
-                    raise SettingsError(f"{written} is unknown", self.HINTS[written])
-                _check_value(written, value, rules)
+                _check_value(f"{rules.name(field)} {as_text(value)}", value, rules)
         given = {
             field.name: rules.name(field) + ("" if value is True else f" {as_text(value)}")
             for field, rules in fields
@@ -293,11 +289,11 @@ def parse(
     """
     add_arguments(parser, *settings_classes)
     argv = sys.argv[1:] if argv is None else argv
-    hints = {name: text for kind in settings_classes for name, text in kind.HINTS.items()}
+    renamed = {name: new for kind in settings_classes for name, new in kind.RENAMED.items()}
     # before the other arguments are parsed: the value of an unknown flag may seem to be one of them
     names = [text.split("=")[0] for text in argv if re.match("-+[A-Za-z]", text)]
     known = parser.flags() | {"-h", "--help"}
-    _refuse({name: _instead(name, parser, hints) for name in names if name not in known})
+    _refuse({name: _instead(name, parser, renamed) for name in names if name not in known})
     args, unexpected = parser.parse_known_args(argv)
     _refuse(dict.fromkeys(unexpected, f"see: {parser.prog} --help"))
     return [
@@ -322,16 +318,16 @@ def _refuse(unknown: Mapping[str, str]) -> None:
         raise SettingsError(f"unknown arguments {', '.join(unknown)}", "\n  -> ".join(lines))
 
 
-def _instead(name: str, parser: Parser, hints: Mapping[str, str]) -> str:
+def _instead(name: str, parser: Parser, renamed: Mapping[str, str]) -> str:
     """Say what to use instead of an unknown flag."""
     # other programs' parsers take flags with one dash, and --noX for a switch X
     flag = f"--{name.lstrip('-')}"
     switch = flag.replace("--no", "--", 1)
-    if flag in hints:
-        return hints[flag]
+    if flag in renamed:
+        return f"it is called {renamed[flag]} here"
     if flag in parser.flags():
         return f"it takes two dashes: {flag}"
-    if switch != flag and switch in parser.flags() | hints.keys():
+    if switch != flag and switch in parser.flags() | renamed.keys():
         return "leave it out: a switch is off unless it is given"
     close = difflib.get_close_matches(flag, parser.flags(), n=1)
     return f"did you mean {close[0]}?" if close else f"see: {parser.prog} --help"

@@ -29,11 +29,7 @@ ROOT = Path(__file__).parents[2]
 class Job(Settings):
     """Fields of every kind."""
 
-    HINTS: ClassVar = {
-        "--lines": "it is called --rows here",
-        "--threads": "leave it out: see --rows",
-        "--kind fast": "give plain",
-    }
+    RENAMED: ClassVar = {"--lines": "--rows"}
 
     source: Path = flag("what to read", positional=True, metavar="SOURCE")
     rows: int = flag("rows of a batch", 32, least=1)
@@ -92,9 +88,7 @@ def test_values_have_the_types_of_the_fields():
         ("in --sizes 1,0", "--sizes 1,0\n  -> each number must be at least 1"),
         ("in --sizes 1,x", "'1,x' is not a comma-separated list of integers"),
         ("in --kind odd", "--kind odd\n  -> one of plain, mixed"),
-        ("in --kind fast", "--kind fast is unknown\n  -> give plain"),
         ("in --lines=2", "unknown argument --lines\n  -> it is called --rows here"),
-        ("--threads 2", "unknown argument --threads\n  -> leave it out: see --rows"),
         ("in --mixture 2", "--mixture 2 has no effect without --kind mixed\n  -> add --kind mixed"),
         ("in --level 2", "--level 2 has no effect without --quiet"),
         ("in --row_s 3", "unknown argument --row_s\n  -> did you mean --rows"),
@@ -106,8 +100,8 @@ def test_values_have_the_types_of_the_fields():
         ("in --noquiet", "unknown argument --noquiet\n  -> leave it out: a switch is off unless"),
         ("in out", "unknown argument out\n  -> see: job --help"),
         (
-            "--threads 2 --row=3 --rows many",
-            "unknown arguments --threads, --row\n  -> --threads: leave it out: see --rows\n"
+            "--lines 2 --row=3 --rows many",
+            "unknown arguments --lines, --row\n  -> --lines: it is called --rows here\n"
             "  -> --row: did you mean --rows?",
         ),
     ],

@@ -197,7 +197,7 @@ def test_a_killed_run_resumes_bit_by_bit(
 def test_every_model_takes_histories(data: Path, tmp_path: Path, model: str) -> None:
     """As further vectors, an own model by their names; the checkpoint says which there were."""
     path = tmp_path / "checkpoint"
-    own = ["--model=examples.two_tower:build", '--model_settings=user=["recent.cat_1"]']
+    own = ["--model=examples.deepfm:build"]
     others = {"own": own, "din": [DIN], "attention": [*ATTENTION, "--sequences=recent"]}
     chosen = {**MODELS, **others}[model]
     run = flags(data, "adagrad", *chosen, "--max_steps=4", f"--save_checkpoint_path={path}")

@@ -194,7 +194,7 @@ def test_an_evaluation_takes_the_label_of_its_checkpoint(runs, weighted, tmp_pat
 
 
 def test_two_labels_resume_bitwise_on_two_ranks(weighted, tmp_path):
-    models = {"dlrm": TWO, "mmoe": ["--model=examples.mmoe:build", "--embedding_dim=8"]}
+    models = {"dlrm": TWO, "own": ["--model=examples.deepfm:build", "--embedding_dim=8"]}
     runs = []
     for name, model in models.items():
         common = ["--label=liked,bought", "--adagrad", "--shuffle_training_set", *FLAGS, *model]

@@ -15,8 +15,8 @@ from typing import Any
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.models.interactions import INTERACTIONS
 from nvt_torchrec.models.registry import DEFAULT_MODEL, MODELS
-from nvt_torchrec.training.settings import other_trainers
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
+from nvt_torchrec.training.settings.other_trainers import RENAMED
 
 #: Directory of the logs of runs without --log_path and --checkpoint_dir, a subdirectory for each.
 LOGS = "training_log"
@@ -63,7 +63,7 @@ _checkpoints = functools.partial(flag, group="checkpoints")
 class TrainFields(Settings):
     """The flags, which :class:`training.settings.train_settings.TrainSettings` checks and reads."""
 
-    HINTS = other_trainers.HINTS
+    RENAMED = RENAMED
 
     # fmt: off
     mode: str = flag(
