@@ -18,54 +18,31 @@ from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
 
 
-@dataclasses.dataclass(frozen=True)
-class Meaning:
-    """The meaning of an id.
-
-    Attributes:
-        id: The id.
-        kind: ``padding``, ``null``, ``oov`` (out of vocabulary, or hashed) or ``value``.
-        value: The value as in a raw log; None unless ``kind`` is ``value``.
-        count: Number of occurrences in the days counted (in generation 0 the training days), in
-            all columns of the vocabulary; None where they are not counted: padding, and the ids of
-            hashed columns.
-    """
-
-    id: int
-    kind: str
-    value: str | None = None
-    count: int | None = None
-
-
-def meaning_of(path: Path | str, column: str, number: int) -> Meaning:
-    """Return what an id of a column stands for.
+def meaning_of(path: Path | str, column: str, number: int) -> str:
+    """Return what an id of a column stands for: a value as in a raw log, or what it says in words.
 
     Raises:
         BadInputError: There is no saved workflow, or it is damaged.
         SettingsError: There is no such column, or its table has no such id.
     """
     description, spec = _opened(path, column)
-    vocabulary = description.vocabularies[column]
-    if not 0 <= number < vocabulary.table_size:
-        raise SettingsError(
-            f"column {column} has no id {number}", f"its ids are 0 to {vocabulary.table_size - 1}"
-        )
-    observed = None if spec.hash_buckets else vocabulary.observed
+    size = description.vocabularies[column].table_size
+    if not 0 <= number < size:
+        raise SettingsError(f"column {column} has no id {number}", f"its ids are 0 to {size - 1}")
     if number == PADDING_ID:
-        return Meaning(number, "padding")
+        return "padding, which no value has"
     if number == NULL_ID:
-        return Meaning(number, "null", count=observed["null"] if observed else None)
+        return "missing"
     if number < spec.reserved_ids:
-        alone = spec.oov_ids == 1
-        return Meaning(number, "oov", count=observed["oov"] if observed and alone else None)
-    row = number - spec.reserved_ids
-    values, counts = description.read_values(spec)
-    text = RAW_TYPES[spec.raw].log_text(values[row].as_py())
-    return Meaning(number, "value", text, counts[row].as_py())
+        buckets = spec.hash_buckets or spec.num_buckets
+        hashed = f"hash bucket {number - FIRST_OOV_ID} of {buckets}" if buckets else ""
+        return ", ".join(filter(None, ["" if spec.hash_buckets else "out of vocabulary", hashed]))
+    values, _ = description.read_values(spec)
+    return RAW_TYPES[spec.raw].log_text(values[number - spec.reserved_ids].as_py())
 
 
-def id_of(path: Path | str, column: str, text: str) -> Meaning:
-    """Return the id of a value and its meaning.
+def id_of(path: Path | str, column: str, text: str) -> int:
+    """Return the id of a value.
 
     Args:
         path: The workflow's directory.
@@ -84,7 +61,7 @@ def id_of(path: Path | str, column: str, text: str) -> Meaning:
                 f"column {column} holds lists: a missing list is an empty list and has no id",
                 "pass a value of a list",
             )
-        return meaning_of(path, column, NULL_ID)
+        return NULL_ID
     try:
         value = RAW_TYPES[spec.raw].from_log_text(text)
     except ValueError as error:
@@ -93,11 +70,11 @@ def id_of(path: Path | str, column: str, text: str) -> Meaning:
     if not spec.hash_buckets:
         row = pc.index(description.read_values(spec)[0], alone[0]).as_py()
         if row >= 0:
-            return meaning_of(path, column, spec.reserved_ids + row)
+            return spec.reserved_ids + row
     from nvt_torchrec.base.hashing import murmur3_int, murmur3_string  # imports Numba
 
     hashed = murmur3_string(alone) if isinstance(value, str) else murmur3_int(np.array([value]))
-    return meaning_of(path, column, FIRST_OOV_ID + int(hashed[0]) % spec.oov_ids)
+    return FIRST_OOV_ID + int(hashed[0]) % spec.oov_ids
 
 
 def _opened(path: Path | str, name: str) -> tuple[WorkflowDescription, CategoricalColumn]:
@@ -109,25 +86,6 @@ def _opened(path: Path | str, name: str) -> tuple[WorkflowDescription, Categoric
         f"the workflow has no categorical column {name!r}",
         f"one of {', '.join(description.spec.categorical_names)}",
     )
-
-
-def describe_meaning(path: Path | str, column: str, meaning: Meaning) -> str:
-    """Return one line on what an id stands for."""
-    description, spec = _opened(path, column)
-    buckets = spec.hash_buckets or spec.num_buckets
-    hashed = f"hash bucket {meaning.id - FIRST_OOV_ID} of {buckets}" if buckets else ""
-    what = {
-        "padding": "padding, which no value has",
-        "null": "missing",
-        "oov": ", ".join(filter(None, ["" if spec.hash_buckets else "out of vocabulary", hashed])),
-        "value": meaning.value,
-    }[meaning.kind]
-    if meaning.count is None:
-        return f"{column} {meaning.id}: {what}"
-    times = "once" if meaning.count == 1 else f"{meaning.count} times"
-    days = "days counted" if description.generation else "training days"
-    columns = f", in all columns of vocabulary {spec.vocabulary}" if spec.vocabulary else ""
-    return f"{column} {meaning.id}: {what} ({times} in the {days}{columns})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,9 +129,8 @@ SETTINGS = (SavedWorkflow, LookupSettings)
 def run(saved: SavedWorkflow, settings: LookupSettings) -> None:
     """Print what an id stands for, or which id a value has."""
     saved.verify()
-    if settings.id is not None:
-        meaning = meaning_of(saved.workflow, settings.column, settings.id)
-    else:
+    number = settings.id
+    if number is None:
         assert settings.value is not None
-        meaning = id_of(saved.workflow, settings.column, settings.value)
-    print(describe_meaning(saved.workflow, settings.column, meaning))
+        number = id_of(saved.workflow, settings.column, settings.value)
+    print(f"{settings.column} {number}: {meaning_of(saved.workflow, settings.column, number)}")

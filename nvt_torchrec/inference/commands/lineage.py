@@ -3,55 +3,59 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.inference.commands.model import prepare
 
 DESCRIPTION = (
-    "Prints where a bundle comes from: checkpoint, generation of the workflow, days, settings and "
-    "versions. What the flags name is verified; the rest is listed as not verified."
+    "Verifies the files of a bundle, and prints where it comes from: checkpoint, generation of the "
+    "workflow, days. Its bundle.json has settings and versions as well."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class LineageSettings(Settings):
-    """The bundle, and what to compare it with."""
+    """The bundle."""
 
-    # fmt: off
     bundle: Path = flag(
         "directory made by `python -m inference bundle`", metavar="BUNDLE", positional=True
     )
-    checkpoint: Path | None = flag("the checkpoint it was made from", None, metavar="CKPT")
-    workflow: Path | None = flag(
-        "the workflow it was made from, which may have been extended since", None,
-        metavar="OUT/workflow"
-    )
-    json: bool = flag("print JSON", False)
-    # fmt: on
 
 
 SETTINGS = (LineageSettings,)
 
 
 def run(settings: LineageSettings) -> None:
-    """Print the lineage.
+    """Print the lineage."""
+    prepare()
+    print(read_lineage(settings.bundle))
+
+
+def read_lineage(bundle: Path) -> str:
+    """Return where a bundle comes from as text, once its files have been verified.
 
     Raises:
-        SchemaError: Something was compared and differs.
+        BadInputError: The bundle is missing, or a file is damaged.
+        SchemaError: The bundle has another version.
     """
-    prepare()
-    from nvt_torchrec.inference.lineage import read_lineage, text_of
+    from nvt_torchrec.formats.day_names import days_text
+    from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest, bundle_name, describe
+    from nvt_torchrec.workflows.description import inspect
+    from nvt_torchrec.workflows.inspection import generations_table
 
-    lineage = read_lineage(settings.bundle, settings.checkpoint, settings.workflow)
-    text = json.dumps(dataclasses.asdict(lineage), indent=2) if settings.json else text_of(lineage)
-    print(text)
-    if lineage.wrong:
-        raise SchemaError(
-            f"{settings.bundle} does not come from what it claims, or was damaged:\n  "
-            + "\n  ".join(lineage.wrong),
-            "pass the checkpoint and workflow that it was made from, or copy the damaged files "
-            "again",
-        )
+    description, workflow = describe(bundle, check=True), inspect(bundle / WORKFLOW)
+    record, size = description.origin.checkpoint, sum(f.bytes for f in description.files.values())
+    checkpoint = (
+        f"{record.digest[:12]}, {record.steps} steps, {record.samples} samples, "
+        f"generation {record.generation}, days {days_text(record.days or ())}"
+    )
+    if record.continued_from:
+        checkpoint += f", continued from {record.continued_from[:12]}"
+    return (
+        f"bundle      {bundle}: {bundle_name(bundle_digest(bundle))}, {description.tables}, "
+        f"{size / 2**20:.1f} MiB, predicts {', '.join(description.model.labels)}\n"
+        f"checkpoint  {checkpoint}\n"
+        f"workflow    {workflow.digest[:12]}, generation {workflow.generation}\n"
+        f"{generations_table(workflow)}"
+    )
