@@ -177,10 +177,6 @@ def test_predict_reads_tables(tmp_path: Path, by: str) -> None:
     predict_file(predictor, str(tmp_path / "rows.parquet"), tmp_path / "same.parquet")
     same = pq.read_table(tmp_path / "same.parquet")
     assert result["probability"].equals(same["probability"])
-    predict_file(predictor, str(table), scores, id_columns=("user", "date"), resume=True)
-    write(table, 30)
-    with pytest.raises(OutputError, match="of other settings or inputs"):
-        predict_file(predictor, str(table), scores, id_columns=("user", "date"), resume=True)
 
 
 def test_a_run_does_not_mind_later_versions(tmp_path: Path, monkeypatch) -> None:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.auroc import auroc
-from nvt_torchrec.base.errors import BadInputError, OutputError
+from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.inference import bulk
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.predictor import Predictor
@@ -161,75 +161,42 @@ def test_what_is_no_regular_file(predictor: Predictor, tmp_path: Path, kind: str
             )
 
 
-def test_resume(
+def test_many_pieces_and_an_interrupted_run(
     trained: Trained, predictor: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An interrupted run goes on behind its last part, and ends with the same file."""
-    monkeypatch.setattr(bulk, "PART_PIECES", 2)
+    """Few pieces are written together: the same rows. An interrupted run leaves nothing."""
     rows = [list(row) for row in trained.days[0]]
-    rows[5][20] = "bad!"
+    rows[5][20] = rows[150][20] = "bad!"
     write_day(tmp_path / "day", rows)
     output = tmp_path / "p.parquet"
 
-    def score(stop_at: int | None = None, resume: bool = True, **more) -> list[int]:
-        """Numbers of the first rows of the pieces that were scored."""
-        scored = []
-        genuine = bulk._score
+    def score() -> bulk.Scored:
+        return bulk.predict_file(
+            predictor, str(tmp_path / "day"), output, reject=True, workers=2, piece_bytes=4000
+        )
 
-        def work(predictor, piece, *rest):
-            if stop_at is not None and piece.first >= stop_at:
-                raise KeyboardInterrupt
-            scored.append(piece.first)
-            return genuine(predictor, piece, *rest)
+    scored = score()
+    whole, rejected = pq.read_table(output), scored.rejected_file.read_bytes()
+    assert (scored.rows, scored.rejected) == (len(whole), 2) == (len(rows) - 2, 2)
+    assert rejected.count(b"\n") == 3
+    output.unlink()
+    scored.rejected_file.unlink()
+    monkeypatch.setattr(bulk, "PART_PIECES", 2)
+    genuine = bulk._score
 
-        with monkeypatch.context() as patched:
-            patched.setattr(bulk, "_score", work)
-            bulk.predict_file(
-                predictor,
-                str(tmp_path / "day"),
-                output,
-                reject=True,
-                workers=2,
-                piece_bytes=4000,
-                resume=resume,
-                **more,
-            )
-        return scored
+    def work(predictor, piece, *rest):
+        if piece.first > len(rows) // 2:
+            raise KeyboardInterrupt
+        return genuine(predictor, piece, *rest)
 
-    every = score()
-    assert len(every) > 8
-    whole = output.read_bytes()
-    rejected = (tmp_path / "p.parquet.rejected.tsv").read_bytes()
-    assert rejected.count(b"\n") == 2
-    for resume in (True, False):
-        assert score(resume=resume) == [], "it is done"
-        assert output.read_bytes() == whole
-        with pytest.raises(OutputError, match=r"p\.parquet exists(.|\n)*another --output"):
-            score(id_columns=("cat_0",), resume=resume)
-    for content in (b"", b"PAR1", (trained.parquet / "test" / "part.0.parquet").read_bytes()):
-        output.write_bytes(content)
-        with pytest.raises(OutputError, match="of other settings or inputs"):
+    with monkeypatch.context() as patched:
+        patched.setattr(bulk, "_score", work)
+        with pytest.raises(KeyboardInterrupt):
             score()
-    output.unlink()
-    with pytest.raises(KeyboardInterrupt):
-        score(stop_at=every[5])
-    assert not output.exists()
-    with pytest.raises(OutputError, match=r"other settings or inputs:\n  id_columns"):
-        score(id_columns=("cat_0",))
-    again = score()
-    assert sorted(again) == every[4:]
-    assert output.read_bytes() == whole
-    assert (tmp_path / "p.parquet.rejected.tsv").read_bytes() == rejected
-    output.unlink()
-    with pytest.raises(KeyboardInterrupt):
-        score(stop_at=every[5])
-    assert sorted(score(resume=False)) == every
-    assert output.read_bytes() == whole
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "day",
-        "p.parquet",
-        "p.parquet.rejected.tsv",
-    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["day"]
+    assert score() == scored
+    assert pq.read_table(output) == whole
+    assert scored.rejected_file.read_bytes() == rejected
 
 
 def test_an_output_is_not_overwritten(trained: Trained, tmp_path: Path, capsys) -> None:

@@ -52,7 +52,7 @@ def test_what_the_command_prints(tmp_path: Path, capsys) -> None:
     description = describe(bundle)
     assert lines[0].startswith(f"bundle      {bundle}: {bundle_digest(bundle)[:12]}, float32, ")
     assert f"checkpoint  {description.origin.checkpoint.digest[:12]}, " in lines[1]
-    assert lines[1].endswith("generation 2, days 0-1")
+    assert "generation 2, days 0-1, continued from bbbb" in lines[1]
     assert lines[2] == f"workflow    {description.workflow_digest[:12]}, generation 2"
     assert [line.split()[0] for line in lines[4:]] == ["0", "1", "2"]
     (bundle / "weights" / "module.top.0.bias.npy").write_bytes(

@@ -34,7 +34,6 @@ class PredictSettings(Settings):
         "error", choices=("error", "quarantine")
     )
     workers: int | None = flag("number of threads (default: one per core)", None, least=1)
-    resume: bool = flag("continue an interrupted run with this output", False)
     evaluate: bool = flag("print metrics; the rows must have labels", False)
     # fmt: on
 
@@ -58,7 +57,6 @@ def run(model: ModelSettings, settings: PredictSettings) -> None:
         reject=settings.on_bad_rows == "quarantine",
         need_label=settings.evaluate,
         workers=settings.workers,
-        resume=settings.resume,
     )
     seconds = time.perf_counter() - begin
     rejected = f", {scored.rejected} rejected" if scored.rejected else ""
