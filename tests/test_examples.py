@@ -136,7 +136,7 @@ def test_an_own_model_of_two_labels(tmp_path: Path) -> None:
         "nvt-etl guess clicks.parquet --output spec.toml\n"
         "nvt-etl run --spec spec.toml --input_path clicks.parquet --output_path OUT\n"
         "nvt-train --binary_path OUT/criteo_binary/split --label clicked,bought"
-        " --model my_model:build --log_path LOG --no-boosted_trees --epochs 2"
+        " --model my_model:build --log_path LOG --no-boosted_trees"
         ' --save_checkpoint_path CKPT --model_settings \'crosses=[["user", "item"]]\'\n'
         f"rm my_model.py\n{_BUNDLE} --output BUNDLE\n"
         "nvt-infer predict --bundle BUNDLE --input clicks.parquet --output scores.parquet",
