@@ -40,11 +40,14 @@ _LONG = (
     "tests/test_mornings.py",
     "tests/test_runbook.py",
     "tests/etl/test_dask.py",
-    "tests/etl/test_extend_killed.py",
     "tests/training/test_plans.py",
-    "tests/etl/test_resume.py",
-    "tests/training/test_preemption.py",
+    "tests/training/test_continue.py",
+    "tests/training/test_train.py",
+    "tests/training/test_own_model.py",
     "tests/training/test_resume.py",
+    "tests/etl/test_several_machines.py",
+    "tests/etl/test_extend_killed.py",
+    "tests/etl/test_resume.py",
     "tests/lookalikes/test_recipes.py",
 )
 _TURNS = {name: turn for turn, name in enumerate(_LONG)}

@@ -18,14 +18,15 @@ from tqdm import tqdm
 
 from tests.shell import python
 
+HANGS_AFTER = 600.0
 CALLS = ("replace", "rename", "link", "symlink", "mkdir", "unlink", "rmdir")
 
 
-def fork(work: Callable[[], object], hangs_after: float = 100) -> int:
+def fork(work: Callable[[], object]) -> int:
     """Start to work in a fork, in a process group of its own; its id.
 
     It has imported and compiled what this process has, so that moments fall into the work. After
-    ``hangs_after`` seconds it shows what its threads do, and ends.
+    :data:`HANGS_AFTER` seconds it shows what its threads do, and ends.
     """
     child = os.fork()
     if child:
@@ -35,7 +36,7 @@ def fork(work: Callable[[], object], hangs_after: float = 100) -> int:
         os.setsid()
         # tqdm's own is a semaphore that all forks share: who is killed while holding it stops them
         tqdm.set_lock(threading.RLock())
-        faulthandler.dump_traceback_later(hangs_after, exit=True)
+        faulthandler.dump_traceback_later(HANGS_AFTER, exit=True)
         work()
         status = 0
     except BaseException:
@@ -47,14 +48,13 @@ def fork(work: Callable[[], object], hangs_after: float = 100) -> int:
 def was_killed(
     work: Callable[[Callable[[], None]], object],
     before_call: Callable[[], object],
-    hangs_after: float = 100,
 ) -> bool:
     """Work in a fork; whether it was killed.
 
     ``work`` calls the function that it is given where moments begin to count: from there on,
     ``before_call`` is called before each.
     """
-    _, status = os.waitpid(fork(lambda: work(lambda: _watch(before_call)), hangs_after), 0)
+    _, status = os.waitpid(fork(lambda: work(lambda: _watch(before_call))), 0)
     if not os.WIFSIGNALED(status) and os.waitstatus_to_exitcode(status):
         raise SystemExit("an attempt failed")
     return os.WIFSIGNALED(status)

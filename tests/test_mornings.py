@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(3600)
 
 #: How many mornings, of at most five; more take minutes.
 _MORNINGS = int(os.environ.get("MORNINGS", "1"))
-_KILLS = 5  # of a morning; after them it is left alone
+_KILLS = 3  # of a morning; after them it is left alone
 
 
 def _killed(directory: Path, script: str, seconds: float) -> bool:

@@ -9,7 +9,6 @@ import sys
 import tomllib
 import venv
 import zipfile
-from importlib import metadata
 from pathlib import Path
 
 import numpy
@@ -122,13 +121,6 @@ def test_another_project_uses_it(environment: Path, project: Path) -> None:
         assert Path(file).is_relative_to(place)
 
 
-@pytest.mark.parametrize(
-    ("program", "flag"), [("nvt-etl", "doctor"), ("nvt-train", "--adagrad"), ("nvt-infer", "serve")]
-)
-def test_the_commands_have_help(environment: Path, tmp_path: Path, program: str, flag: str) -> None:
-    assert flag in run(environment / program, "--help", cwd=tmp_path)
-
-
 def test_commands_are_named_as_they_are_called(environment: Path, tmp_path: Path) -> None:
     """In help, errors, and the commands to run next."""
     rows = (f"{int(i % 7 == 0)},item{i % 11},shop{i % 5}\n" for i in range(300))
@@ -149,10 +141,6 @@ def test_commands_are_named_as_they_are_called(environment: Path, tmp_path: Path
         assert expected in text
         assert "python -m etl" not in text
         assert "python -m inference" not in text
-
-
-def test_the_version_is_that_of_the_package() -> None:
-    assert metadata.version("nvt-torchrec") == nvt_torchrec.__version__
 
 
 def requirements() -> dict[str, list[Requirement]]:

@@ -23,7 +23,7 @@ def test_results_in_order_and_few_tasks_ahead(threads: int) -> None:
 
     def work(i: int) -> int:
         if i == 0:
-            assert first_may_end.wait(20)
+            assert first_may_end.wait(600)
         return i * i
 
     results = map_in_order(work, tasks(), threads, "test", ahead=2)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -39,13 +40,16 @@ def test_a_run_has_the_last_line_the_time_and_the_memory():
 
 def test_memory_and_cpu_are_those_of_all_processes():
     child = (
-        "import time; x = bytearray(60 << 20); x[::4096] = b'1' * len(x[::4096]);"
-        "end = time.time() + 1.5\nwhile time.process_time() < 0.3 or time.time() < end: pass"
+        "import sys, time; x = bytearray(60 << 20); x[::4096] = b'1' * len(x[::4096])\n"
+        "while time.process_time() < 0.3: pass\n"
+        "print(flush=True); sys.stdin.read()"
     )
     start = (
-        "import subprocess, sys\n"
-        f"children = [subprocess.Popen([sys.executable, '-c', {child!r}]) for _ in range(2)]\n"
-        "[child.wait() for child in children]"
+        "import subprocess, sys, time\n"
+        f"command = [sys.executable, '-c', {child!r}]\n"
+        "children = [subprocess.Popen(command, stdin=-1, stdout=-1) for _ in range(2)]\n"
+        "[child.stdout.readline() for child in children]; time.sleep(1)  # both are to be seen\n"
+        "[child.communicate() for child in children]"
     )
     one = run(printing(before=start))
     assert one.peak_rss_mb > 2 * 60 * 2**20 / 1e6
@@ -70,7 +74,7 @@ def test_a_failed_run_says_why(command: list[str], said: str):
 
 def test_a_run_past_its_time_is_killed():
     one = run(python("import time; time.sleep(10_000)"), timeout=0.5)
-    assert "killed after 0 s" in one.error or "killed after 1 s" in one.error
+    assert re.search(r"killed after \d+ s", one.error)
 
 
 def test_medians_ratios_and_the_order_of_runs(table: Table, tmp_path: Path):

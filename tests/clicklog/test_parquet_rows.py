@@ -26,6 +26,7 @@ from nvt_torchrec.formats.feature_spec.derivations import Derivation
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Reading
 from tests.clicklog.reference_reader import LARGEST, as_lists
 from tests.clicklog.test_text import CSV
+from tests.mutations import flip_bit
 from tests.spec_logs import open_file, stream_rows
 
 SPEC = FeatureSpec(CSV.label, CSV.dense, CSV.categorical[:-1], input=InputFormat("parquet"))
@@ -273,9 +274,7 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
 def test_a_flipped_byte_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "day_0.parquet"
     pq.write_table(pa.table(GOOD), path, write_page_checksum=True, compression="none")
-    data = bytearray(path.read_bytes())
-    data[data.index(b"\x07\0\0\0\0\0\0\0\x08\0")] ^= 1
-    path.write_bytes(data)
+    flip_bit(path, path.read_bytes().index(b"\x07\0\0\0\0\0\0\0\x08\0"))
     with pytest.raises(BadInputError, match=r"(?i)crc|checksum"):
         read_block(Block(str(path), 0, 3, "x"), SPEC)
 

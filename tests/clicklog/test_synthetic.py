@@ -17,7 +17,6 @@ from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.clicklog.synthetic import click_model as synthetic_model
 from nvt_torchrec.clicklog.synthetic.click_model import (
     BLOCK_ROWS,
-    MEDIANS,
     MISSING_COUNT,
     MISSING_VALUE,
     PAIRS,
@@ -156,36 +155,6 @@ def test_oracle_can_be_recomputed_from_the_files(summary: dict, rows: SyntheticR
         assert oracle["log_loss"] == pytest.approx(loss, rel=1e-8)
         entropy = log_loss(label, np.full(len(label), label.mean()))
         assert oracle["normalized_entropy"] == pytest.approx(loss / entropy, rel=1e-8)
-
-
-def test_logits_follow_the_formula_of_the_model(rows: SyntheticRows) -> None:
-    """The click model once more, in plain Python on single values."""
-    mask = 2**64 - 1
-
-    def function(columns: tuple[str, ...], column: str, row: int) -> float:
-        index = int(column[4:])
-        if column.startswith("int"):
-            count = int(rows.dense[index, row])
-            t = np.log((0 if count == MISSING_COUNT else count) + 3) - np.log(MEDIANS[index] + 3)
-            return t / (1 + abs(t))
-        x = int(rows.categorical[index, row]) + synthetic_model.key_of(
-            SETTINGS.seed, *columns, column
-        )
-        x &= mask
-        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & mask
-        x = (x ^ x >> 27) * 0x94D049BB133111EB & mask
-        return ((x ^ x >> 31) >> 11) / 2**53 - 0.5
-
-    planted = plant(SETTINGS)
-    logits = planted.logits(rows.dense[:, :40], rows.categorical[:, :40])
-    for row in range(40):
-        expected = planted.bias
-        for term in planted.terms:
-            product = term.weight
-            for column, centre, scale in zip(term.columns, term.centres, term.scales, strict=True):
-                product *= (function(term.columns, column, row) - centre) * scale
-            expected += product
-        assert logits[row] == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_signal_is_shared_out_as_planned() -> None:

@@ -28,7 +28,7 @@ import pytest
 from nvt_torchrec.inference.predictor import Predictor
 from tests.inference.bundles import ROWS, make_bundle
 from tests.inference.serving import Server, asking, serving
-from tests.shell import ROOT
+from tests.shell import ROOT, free_port
 
 KEYS = {"good": "0123456789abcdef" * 4, "attacker": "fedcba9876543210" * 4}
 SECONDS = 4.0
@@ -80,9 +80,7 @@ def proxy(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pr
     command += "-subj /CN=test -addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out chain.pem"
     subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
     (folder / "api_keys.conf").write_text("".join(f"{key} {name};\n" for name, key in KEYS.items()))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = int(free_port())
     with serving(folder, "--bundle", str(bundle), "--timeout_s", "100") as server:
         temporary = "".join(
             f"{name}_temp_path {folder}/{name};"
@@ -240,8 +238,11 @@ def test_keys_and_limits(proxy: Proxy) -> None:
     for right in ({"Authorization": f"bearer  {KEYS['good']}"}, {"X-API-Key": KEYS["good"]}):
         assert proxy.ask("/predict", BODY, **right)[0] == 200
     assert proxy.ask("/ready")[0] == 200
-    with ThreadPoolExecutor(16) as pool:  # faster than 10 a second
-        assert {status for status, _ in pool.map(proxy.ask, ["/health"] * 200)} == {200, 429}
+    statuses = {200}
+    with ThreadPoolExecutor(16) as pool:
+        while statuses == {200}:  # until they were faster than 10 a second
+            statuses |= {status for status, _ in pool.map(proxy.ask, ["/health"] * 200)}
+    assert statuses == {200, 429}
     status, answer = proxy.ask("/predict", b" " * (17 << 19), **right)
     assert status == 413
     assert b"--max_body_mb" in answer

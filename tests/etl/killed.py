@@ -21,7 +21,7 @@ import nvt_torchrec.etl.run
 from nvt_torchrec.etl.units.unit_plan import make_plan
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
 from tests.etl.runs import QUARANTINE, settings, tree
-from tests.etl.split_logs import SHARES_OF_TIME, SPLITS_OF_ROWS, spec_with, write
+from tests.etl.split_logs import SHARES_OF_TIME, spec_with, write
 from tests.forks import kill_before, was_killed
 from tests.logs import pack
 
@@ -29,7 +29,7 @@ from tests.logs import pack
 OPTIONS = {**QUARANTINE, "workers": 2}
 ROWS = {0: 40, 1: 25, 2: 60}
 BLOCK_BYTES = 800  # several blocks in a file
-SPLITS = (SHARES_OF_TIME, SPLITS_OF_ROWS["share"], BY_DAYS)
+SPLITS = (SHARES_OF_TIME, BY_DAYS)
 
 
 def stage_of(output: Path) -> str:

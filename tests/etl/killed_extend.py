@@ -1,15 +1,13 @@
 """Extensions that end with SIGKILL at chosen moments, and are resumed until they finish.
 
-``python -m tests.etl.killed_extend DIRECTORY STRIDE SPLIT`` prints what it saw as JSON; the rows of
-the output are split by days or share. For moments see ``tests/forks.py``: all within the first
-switch are tried, and every STRIDE-th of the others.
+``python -m tests.etl.killed_extend DIRECTORY STRIDE`` prints what it saw as JSON. For moments see
+``tests/forks.py``: all within the first switch are tried, and every STRIDE-th of the others.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import json
 import random
 import shutil
@@ -22,11 +20,9 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import TEMPORARY
 from nvt_torchrec.etl.state.output import EXTENDING_FILE
 from nvt_torchrec.formats.etl_output import PREVIOUS, SWITCH_FILE, EtlOutput
-from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
-from tests.etl.extended import SMALL, add, content, copy_of, differences, make_base, write_days
+from tests.etl.extended import add, content, copy_of, differences, make_base, write_days
 from tests.forks import kill_before, was_killed
 
-SPLITS = {"days": BY_DAYS, "share": Split("share", valid=0.2, test=0.2)}
 ROWS = {0: 60, 1: 50, 2: 41, 3: 45, 4: 52}
 
 
@@ -66,11 +62,11 @@ def without_previous(files: dict[str, bytes]) -> dict[str, bytes]:
     return {name: data for name, data in files.items() if not name.startswith(f"{PREVIOUS}/")}
 
 
-def main(directory: Path, stride: int, by: str) -> None:
+def main(directory: Path, stride: int) -> None:
     """Print, as JSON: kills by where they hit, and what was not as it should have been."""
     raw = directory / "raw"
     write_days(raw, ROWS)
-    base = make_base(raw, directory / "base", dataclasses.replace(SMALL, split=SPLITS[by]))
+    base = make_base(raw, directory / "base")
     output = copy_of(base, directory)
     generations = [visible(output)]
     for day in (3, 4):  # imports and compiles, here, before any fork
@@ -119,8 +115,7 @@ def main(directory: Path, stride: int, by: str) -> None:
         attempt(output, raw, lambda: None, **options)
         wrong = differences(generations[-1], content(output))
         seen["wrong"] += [f"{moment}: {name}" for name in wrong]
-    if by == "days":  # an undoing does not look at rows
-        seen["undone"] = killed_undoings(output, generations[1], seen["wrong"])
+    seen["undone"] = killed_undoings(output, generations[1], seen["wrong"])
     print(json.dumps(seen))
 
 
@@ -140,4 +135,4 @@ def killed_undoings(output: Path, before: dict[str, bytes], wrong: list[str]) ->
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -20,7 +20,6 @@ from nvt_torchrec.clicklog.text.line_layout import layout_of
 from nvt_torchrec.clicklog.text.tokenizer import parse_rows
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS
-from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
@@ -30,7 +29,6 @@ from tests.clicklog.reference_reader import BadFieldError, as_lists, parse, spli
 from tests.clicklog.test_read_plan import line_of
 from tests.etl.runs import QUARANTINE, read_split
 from tests.etl.runs import settings as settings_of
-from tests.spec_logs import write_spec_log
 from tests.workflows.random_specs import Oracle
 
 _SETTINGS = settings(
@@ -143,19 +141,3 @@ def check_raw(workflow: Path, fields: list[list[str]], names: list[str], expecte
 
 def as_list(value):
     return value.tolist() if isinstance(value, np.ndarray) else value
-
-
-def test_nvtabular_writes_the_same_for_hashed_strings_and_lists(
-    tmp_path: Path, engine_options
-) -> None:
-    spec = load_spec("retail")
-    write_spec_log(tmp_path / "raw", spec)
-    manifests = [
-        run(settings_of(tmp_path / "raw", tmp_path / engine, spec, **engine_options(engine)))
-        for engine in ("cpu", "nvtabular")
-    ]
-    for part in SPLITS:
-        one, other = (read_split(tmp_path / engine, part) for engine in ("cpu", "nvtabular"))
-        pd.testing.assert_frame_equal(one, other, rtol=3e-7, atol=1e-7)
-    for key in ("rows", "splits", "by_day", "num_embeddings_per_feature"):
-        assert manifests[0][key] == manifests[1][key]

@@ -24,6 +24,7 @@ from nvt_torchrec.formats.schema import TableSchema
 from tests.etl.findings import bad, only, set_value
 from tests.etl.runs import change_json, settings
 from tests.logs import write_log
+from tests.mutations import flip_bit
 
 SPLIT = Path("criteo_binary") / "split"
 
@@ -138,10 +139,8 @@ def test_page_checksums(output: Path) -> None:
     """One bit of a page: the values would be other ones, and nothing else would tell."""
     part = output / SPLIT / "train" / "part.0.parquet"
     column = pq.read_metadata(part).row_group(0).column(20)
-    data = bytearray(part.read_bytes())
     begin = column.dictionary_page_offset or column.data_page_offset
-    data[begin + column.total_compressed_size - 1] ^= 1
-    part.write_bytes(data)
+    flip_bit(part, begin + column.total_compressed_size - 1)
     found = bad(output)
     assert any("train/part.0.parquet: row group 0: cannot be read" in one for one in found)
 
@@ -245,17 +244,12 @@ def test_unfinished_and_leftovers(output: Path) -> None:
 def test_workflow(output: Path) -> None:
     workflow = output / "workflow"
     description = next(iter(sorted(workflow.rglob("unique.cat_0.parquet"))))
-    data = bytearray(description.read_bytes())
-    data[len(data) // 2] ^= 1
-    description.write_bytes(data)
+    flip_bit(description)
     assert "not the file that was written" in only(output, "workflow")
-    data[len(data) // 2] ^= 1
-    description.write_bytes(data)
+    flip_bit(description)
     assert bad(output) == []
     compiled = max((workflow / "compiled").glob("*.npy"), key=lambda path: path.stat().st_size)
-    data = bytearray(compiled.read_bytes())
-    data[-1] ^= 1
-    compiled.write_bytes(data)
+    flip_bit(compiled, -1)
     assert "workflow/compiled" in only(output, "workflow")
     shutil.rmtree(workflow)
     assert "missing" in only(output, "workflow")

@@ -57,7 +57,7 @@ class Cuda(types.ModuleType):
         self, rmm_pool_size: int, device_memory_limit: int, pre_import: str, **options: object
     ) -> LocalCluster:
         self.asked.update(pool=rmm_pool_size, limit=device_memory_limit, pre_import=pre_import)
-        return LocalCluster(**options, processes=True)
+        return LocalCluster(**options, processes=False)
 
 
 @pytest.fixture

@@ -49,8 +49,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     assert {by: found["wrong"] for by, found in seen.items()} == {by: [] for by in seen}
     assert max(found["redone"] for found in seen.values()) <= 3 * 2  # workers
     assert {"times", "cut", "fit", "transform", "describe"} <= seen["time"]["kills"].keys()
-    for by in ("share", "days"):
-        assert {"fit", "transform", "describe"} <= seen[by]["kills"].keys()
+    assert {"fit", "transform", "describe"} <= seen["days"]["kills"].keys()
 
 
 def test_a_finished_output_is_never_harmed(raw: Path, done: Path) -> None:

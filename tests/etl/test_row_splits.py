@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -291,8 +290,3 @@ def test_times_that_leave_no_row_for_training(times: list[int], split: str) -> N
     what = f"so {split} would begin at 1970-01-01 00:00:00, the first time"
     with pytest.raises(BadInputError, match=what):
         find_cuts([np.stack([distinct, np.cumsum(counts)])], 0.1, 0.4)
-
-
-def test_by_days_the_manifest_has_no_rule(tmp_path: Path, raw: Path) -> None:
-    run(settings(raw, tmp_path / "out", spec_with()))
-    assert "split" not in json.loads((tmp_path / "out" / "manifest.json").read_text())

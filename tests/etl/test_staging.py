@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.state import staging
 from nvt_torchrec.etl.state.staging import estimate
-from tests.etl.runs import QUARANTINE, assert_is, failing, settings
+from tests.etl.runs import assert_is, failing, settings
 from tests.logs import COMPRESS, ROWS, pack, random_rows, text_of, write_day, write_log
 
 MIB = 1 << 20
@@ -51,16 +52,6 @@ def test_zeros_are_refused_by_their_first_row(tmp_path: Path, ending: str, unpac
         run(settings(path, tmp_path / "out"))
     assert unpacked == []
     assert not list((tmp_path / "out").iterdir())
-
-
-def test_a_line_without_an_end_can_be_left_out(tmp_path: Path) -> None:
-    days = write_log(tmp_path / "raw", [30, 30, 30])
-    with open(tmp_path / "raw" / "day_1", "ab") as file:
-        file.write(bytes(9 * MIB))
-    pack(tmp_path / "raw" / "day_1")
-    manifest = run(settings(tmp_path / "raw", tmp_path / "out", **QUARANTINE))
-    assert manifest["rows"] == {"in": 91, "out": 90, "rejected": 1}
-    assert_is(tmp_path / "out", days)
 
 
 @pytest.mark.parametrize("reject", [False, True])
@@ -105,8 +96,19 @@ def test_too_little_room_is_said_before(tmp_path: Path, monkeypatch, unpacked) -
     run(settings(tmp_path / "raw", tmp_path / "out"))
 
 
-def test_other_days_stop_when_one_fails(tmp_path: Path, unpacked) -> None:
+def test_other_days_stop_when_one_fails(tmp_path: Path, unpacked, monkeypatch) -> None:
     """Otherwise hours of decompressing would go on behind the error."""
+    failed, read = threading.Event(), staging.read_stream
+
+    def wait_for_the_other(path: str, chunk_bytes: int) -> Iterator[bytes]:
+        try:
+            for number, chunk in enumerate(read(path, chunk_bytes)):
+                assert number < 4 or "day_1" in path or failed.wait(600)
+                yield chunk
+        finally:
+            failed.set()
+
+    monkeypatch.setattr(staging, "read_stream", wait_for_the_other)
     rows = text_of(random_rows(50, 0)).encode()
     (tmp_path / "raw").mkdir()
     whole = gzip.compress(rows * (160 * MIB // len(rows)), 1)

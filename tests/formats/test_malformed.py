@@ -24,7 +24,7 @@ _TOML_VALUES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(shipped_specs()))
+@pytest.mark.parametrize("name", ["census", "criteo_x4", "retail"])
 def test_specs_in_toml(tmp_path: Path, name: str) -> None:
     """Values exchanged, lines left out, doubled or put elsewhere."""
     lines = shipped_specs()[name].read_text().splitlines()

@@ -23,7 +23,7 @@ JSON = {"Content-Type": "application/json"}
 
 def until(condition: Callable[[], object]) -> None:
     """Wait for a condition."""
-    end = time.monotonic() + 100
+    end = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -55,7 +55,7 @@ def asking(
     finally:
         stop.set()
         for thread in threads:
-            thread.join(200)
+            thread.join(600)
 
 
 class Server:
@@ -66,7 +66,7 @@ class Server:
         self.pid = process_of(process.pid)
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=100)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
 
     def ask(
         self, path: str, body: Any = None, headers: dict[str, str] = JSON
@@ -108,7 +108,7 @@ class Server:
         return int(status.partition(f"{kind}:")[2].split()[0]) / 1024
 
     def ended(self) -> int:
-        return self.process.wait(100)
+        return self.process.wait(600)
 
 
 @contextlib.contextmanager

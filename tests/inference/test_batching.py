@@ -41,7 +41,7 @@ class Model:
         self.sizes: list[int] = []
 
     def __call__(self, dense: np.ndarray, ids: Ids) -> np.ndarray:
-        assert self.go.acquire(timeout=100)
+        assert self.go.acquire(timeout=600)
         self.sizes.append(dense.shape[1])
         lists, single = ids.columns
         assert len(ids) == len(single) == dense.shape[1]
@@ -199,7 +199,7 @@ def busy(shop_predictor: Predictor):
 
     class Busy(Predictor):
         def predict_encoded(self, dense: np.ndarray, ids: list) -> np.ndarray:
-            assert go.wait(100)
+            assert go.wait(600)
             return super().predict_encoded(dense, ids)
 
     def make(**limits: float) -> tuple[Service, threading.Event]:

@@ -9,13 +9,10 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks.inference import main, rows_as_dicts
-from nvt_torchrec.clicklog.readers.log_format import format_of
+from benchmarks.inference import main
 from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.model.bundle import write_bundle
-from nvt_torchrec.inference.predictor import Predictor
 from tests.inference.conftest import Trained
-from tests.inference.test_predictor import criteo_dicts, read_dicts
 
 ONNX = "onnx: tensors to probability"
 OURS = ["ours: rows to probability", "  read", "  encode"]
@@ -56,20 +53,3 @@ def test_the_table(shop: Trained, tmp_path: Path, capsys: pytest.CaptureFixture)
     onnx.save(other, tmp_path / "other.onnx")
     assert main([*flags, "--onnx", str(tmp_path / "other.onnx")]) == 2
     assert "other.onnx: a model of other columns or scores" in capsys.readouterr().err
-
-
-def test_the_rows_it_measures_with(
-    shop: Trained, trained: Trained, shop_predictor: Predictor, predictor: Predictor
-) -> None:
-    for path, opened, expected in (
-        (shop.raw / "day_2.csv", shop_predictor, None),
-        (trained.raw / "day_2", predictor, criteo_dicts(trained.days[2])),
-    ):
-        expected = expected or read_dicts(path, opened.spec)
-        (piece,) = format_of(opened.spec).stream(str(path), 1 << 24)
-        got = rows_as_dicts(piece, 150)
-        assert len(got) == 150
-        for row, other in zip(got, expected, strict=False):
-            assert row == {name: other[name] or None if other[name] == "" else other[name]
-                           for name in row}  # fmt: skip
-        np.testing.assert_array_equal(opened.predict(got), opened.predict(expected[:150]))

@@ -55,14 +55,14 @@ def ask_until_the_end(
     for thread in running:
         thread.start()
     for _ in range(20 * threads):
-        assert begun.acquire(timeout=100)
+        assert begun.acquire(timeout=600)
     server.process.send_signal(signal.SIGTERM)
     for _ in range(5 * threads if again else 0):
-        assert begun.acquire(timeout=100)
+        assert begun.acquire(timeout=600)
     if again:
         server.process.send_signal(signal.SIGTERM)  # end now
     for thread in running:
-        thread.join(100)
+        thread.join(600)
     if not again:
         server.process.send_signal(signal.SIGTERM)
     assert server.ended() == 0
@@ -144,7 +144,7 @@ def test_ending_before_it_is_ready(small_bundle: Path, after_s: float, workers: 
             time.sleep(0.01)
         time.sleep(after_s)
         process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=100)
+        _, stderr = process.communicate(timeout=600)
     assert (process.returncode, stderr) == (0, "")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from nvt_torchrec import Encoder, KJTLoader, Predictor, Scorer, run
+from nvt_torchrec import Encoder, KJTLoader, Predictor, Scorer
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
-from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.nvt_loader.cpu import plain
-from tests.etl.runs import settings
 from tests.inference.conftest import Trained
-from tests.inference.test_derived import SPEC, line_of
 from tests.inference.test_predictor import read_dicts
 from tests.logs import CRITEO
-from tests.spec_logs import spec_of
 
 
 def criteo_frame(trained: Trained) -> pd.DataFrame:
@@ -68,22 +63,6 @@ def test_every_raw_type_in_every_container(shop: Trained) -> None:
     few = encoder.encode(rows[:3])[1]
     assert few.stride() == 3
     assert any(row["recent_products"] == [] for row in rows)
-
-
-def test_columns_that_are_read_by_rules(tmp_path: Path) -> None:
-    """Times, crosses, buckets, texts that stand for null."""
-    spec, rng = spec_of(SPEC, tmp_path), random.Random(1)
-    (tmp_path / "raw").mkdir()
-    for day in range(3):
-        rows = "".join(f"{line_of(rng)}\n" for _ in range(90))
-        (tmp_path / "raw" / f"day_{day}.csv").write_text(rows)
-    run(settings(tmp_path / "raw", tmp_path / "out", spec))
-    file, names = tmp_path / "raw" / "day_2.csv", spec.file_columns(label=True)
-    frame = pd.read_csv(file, names=names, dtype=str)
-    frame["tags"] = frame["tags"].fillna("").map(lambda text: [x for x in text.split("|") if x])
-    table = last_day(EtlOutput(tmp_path / "out").splits)
-    for form in (frame, pa.Table.from_pandas(frame)):
-        assert_encodes(Encoder.load(tmp_path / "out" / "workflow"), form, table)
 
 
 def test_a_batch_is_the_loaders(shop: Trained) -> None:

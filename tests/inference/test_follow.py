@@ -123,12 +123,12 @@ def test_a_hundred_switches_under_load(two: Bundles, tmp_path: Path) -> None:
                 _switch(served, two.paths[name])
                 server.process.send_signal(signal.SIGHUP)
                 until(lambda number=number: _reloads(server) == number)
+                until(lambda name=name: seen[-1:] == [name] or wrong)
                 if number == SWITCHES // 10:
                     before = _resources(pid)
         watch.stop.set()
         watch.join(100)
         assert wrong == []
-        assert len(seen) > SWITCHES // 2  # the clients saw most of them
         assert watch.most == 2
         until(lambda: len(_tables(pid)) == 1)
         after = _resources(pid)
@@ -190,9 +190,9 @@ def test_what_cannot_be_served_is_logged_and_counted(two: Bundles, tmp_path: Pat
         ):
             before = failures()
             _switch(served, target)
+            until(lambda message=message: message in server.stderr.read_text())
             until(lambda before=before: failures() > before)
             log = server.stderr.read_text()
-            assert message in log
             assert f"still serving bundle {name}: {tmp_path}" in log
             _, answer, headers = server.ask("/predict", {"rows": two.rows[:2]})
             assert headers["X-Bundle"] == name

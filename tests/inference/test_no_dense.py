@@ -35,13 +35,12 @@ SPEC = FeatureSpec(
     ),
     input=InputFormat("parquet"),
 )
-DCN = ["--interaction_type=dcn", "--dcn_num_layers=2", "--dcn_low_rank_dim=4"]
 
 
 OWN = ["--model=their_models:deep_fm", "--model_settings", 'pair=["user", "site"]', "means=true"]
 
 
-@pytest.fixture(scope="module", params=[[], DCN, OWN], ids=["original", "dcn", "own"])
+@pytest.fixture(scope="module", params=[[], OWN], ids=["original", "own"])
 def sparse(request, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """The module of an own model is there in training alone."""
     base = tmp_path_factory.mktemp("sparse")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -28,7 +27,7 @@ from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from tests.inference.conftest import Trained
 from tests.inference.test_protocol import MODEL, given_to_client
-from tests.shell import ROOT
+from tests.shell import ROOT, free_port
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -134,9 +133,7 @@ def test_it_answers_triton_s_client_as_our_server_does(
     repository = tmp_path / "repository"
     write_bundle(shop.workflow, shop.checkpoint, tmp_path / "bundle")
     export_triton(tmp_path / "bundle", repository)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = int(free_port())
     command = make(place / "lib" / PYTHON / "site-packages", repository, tmp_path, port)
     rows = first_rows(str(sorted(shop.raw.iterdir())[-1]), shop_predictor.spec, 60)
     tensors = to_tensors(inputs_of(shop_predictor.spec), rows)

@@ -13,7 +13,7 @@ from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.training.baselines.baselines import CLICK_RATE, REGRESSION
 from tests.inference.exported import score
 from tests.plays import SHARE, write_plays
-from tests.training.runs import events, train_here, train_many
+from tests.training.runs import events, train_here
 
 RATE = 0.2
 
@@ -39,12 +39,3 @@ def test_scores_are_those_of_the_whole_log(tmp_path):
     columns = inputs_of(checkpoint.spec)
     given = {c.name: log[c.name].to_numpy("O" if c.kind == "string" else c.kind) for c in columns}
     np.testing.assert_allclose(score(tmp_path / "export", given), scores, atol=1e-6)
-
-
-def test_two_ranks_correct_alike(tmp_path):
-    split = write_plays(tmp_path, SHARE)
-    flags = [f"--binary_path={split}", f"--undersampling_rate={RATE}", "--learning_rate=0.1"]
-    train_here(*flags, "--batch_size=64", f"--log_path={tmp_path / 'one'}")
-    train_many([[*flags, "--batch_size=32", f"--log_path={tmp_path / 'two'}"]], ranks=2)
-    one, two = (events(tmp_path / name, "evaluation")[-1] for name in ("one", "two"))
-    assert two["calibration"] == pytest.approx(one["calibration"], rel=1e-4)

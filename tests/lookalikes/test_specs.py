@@ -14,7 +14,6 @@ from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec, shipped_specs
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows.description import inspect
-from tests.etl.extended import content, differences
 from tests.etl.findings import bad
 from tests.etl.runs import etl_run, read_split
 from tests.lookalikes.logs import LOGS, Log
@@ -94,12 +93,6 @@ def compare_dense(log: Log, column: str, splits: list[np.ndarray]) -> None:
     np.testing.assert_allclose(found, found[0] + (expected - expected[0]) * scale, atol=1e-4)
     assert splits[0].mean() == pytest.approx(0, abs=1e-4)
     assert splits[0].std(ddof=1) == pytest.approx(1, abs=1e-4)
-
-
-def test_a_cluster_writes_the_same(done, dask_client, tmp_path: Path) -> None:
-    name, log, out = done
-    run(name, log.path, tmp_path, "--scheduler", dask_client.scheduler.address)
-    assert differences(content(out), content(tmp_path)) == ["manifest.json"]
 
 
 @pytest.mark.parametrize("name", LOGS)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +16,6 @@ from hypothesis import strategies as st
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
-from nvt_torchrec.nvt_loader.cpu.blocks import LoaderBatch
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import row_numbers
 from tests.nvt_loader.helper import all_ranks, assert_same, read_rows, rows_of
@@ -147,28 +144,3 @@ def test_weights_that_are_none(
         fake_libcudf.install(monkeypatch)
     with pytest.raises(SchemaError, match=what):
         list(KJTLoader(tmp_path / "train", 40, device="cpu"))
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_pipeline_carries_the_weights(weighted: bool) -> None:
-    """TorchRec's pipelines call nothing but these three."""
-
-    @dataclasses.dataclass
-    class Own(LoaderBatch):
-        rows: int = 0
-
-    parts = [Mock(), Mock(), Mock(), Mock() if weighted else None]
-    batch = Own(*parts, rows=7)
-    moved, pinned = batch.to(torch.device("cpu"), non_blocking=True), batch.pin_memory()
-    batch.record_stream("a stream")
-    names = ("dense_features", "sparse_features", "labels", "weights")
-    for field, part in zip(names, parts, strict=True):
-        if part is None:
-            assert moved.weights is pinned.weights is None
-            continue
-        part.to.assert_called_once_with(device=torch.device("cpu"), non_blocking=True)
-        part.record_stream.assert_called_once_with("a stream")
-        assert getattr(moved, field) is part.to.return_value
-        assert getattr(pinned, field) is part.pin_memory.return_value
-    assert type(moved) is type(pinned) is Own
-    assert moved.rows == pinned.rows == 7

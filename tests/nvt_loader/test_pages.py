@@ -26,7 +26,6 @@ SCHEMA = TableSchema(
     "label", ("int_0", "int_1"), ("cat_0", "cat_1", "cat_2", "cat_3"), (2, 300, 7000, 10**6)
 )
 ROWS = 5000
-CODED = {"label", "int_0", "cat_0", "cat_1"}  # columns of few values
 
 
 def make_table(rows: int, seed: int = 0, nullable: bool = False) -> pa.Table:

@@ -25,7 +25,6 @@ from tests.forks import kill_before, was_killed
 from tests.simulator.test_engine import SPEC, simulate, write
 
 DAYS = 5
-HANGS_AFTER = 300
 #: The stages in which runs are killed, and where in the stage.
 MOMENTS = (("fit", 0.05), ("fit", 0.6), ("transform", 0.5))
 
@@ -50,7 +49,7 @@ def attempt(raw: Path, output: Path, counts: Path, before_call: Callable[[], obj
             begin()
             run(settings(raw, output, SPEC, engine="dask"))
 
-    return was_killed(work, before_call, HANGS_AFTER)
+    return was_killed(work, before_call)
 
 
 def main(directory: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -25,6 +24,7 @@ from nvt_torchrec.training.loop.train import TrainResult, train
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.train_model import ModelWithTables, build_model
 from tests.ranks import run_ranks
+from tests.shell import free_port
 from tests.warm import warm_python
 
 ROOT = Path(__file__).parents[2]
@@ -91,11 +91,9 @@ def two_machines(
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run a script with its flags by two torchrun agents that meet on the loopback, a rank each."""
     script, *flags = command
-    with socket.create_server(("localhost", 0)) as free:
-        port = free.getsockname()[1]
     run = [warm_python(), "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    run += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=test", *launcher]
-    run += [str(ROOT / script), *flags]
+    run += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", "--rdzv-id=test"]
+    run += [*launcher, str(ROOT / script), *flags]
     with ThreadPoolExecutor(2) as threads:
         return list(threads.map(lambda _: run_command(run, timeout=timeout), range(2)))
 

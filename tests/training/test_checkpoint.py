@@ -19,6 +19,7 @@ from nvt_torchrec.models.checkpoint.record import FORMAT, CheckpointRecord
 from nvt_torchrec.models.checkpoint.tensor_files import Chunk, StoredTensor, check_places
 from nvt_torchrec.models.head import build_head
 from nvt_torchrec.training.checkpoint.saving import check_destination
+from tests.mutations import flip_bit
 from tests.training.generations import DIGESTS, write_workflow
 from tests.training.runs import train_here
 
@@ -68,18 +69,12 @@ def test_missing_checkpoint(tmp_path):
         read_model(tmp_path)
 
 
-def flip_a_bit(file: Path, byte: int) -> None:
-    content = bytearray(file.read_bytes())
-    content[byte] ^= 1
-    file.write_bytes(content)
-
-
 def test_a_flipped_bit_is_noticed_in_any_file(copy):
     """Also in the middle of a table, where the tensors would load without an error."""
     for name in (*CheckpointRecord.read(copy).files, "model.json"):
         content = (copy / name).read_bytes()
         for byte in (len(content) // 2, len(content) // 3):
-            flip_a_bit(copy / name, byte)
+            flip_bit(copy / name, byte)
             with pytest.raises(
                 BadInputError, match=rf"(?s){name}: (not what|not the file|cannot be read as)"
             ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import train_torchrec
 from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.nvt_loader.data import write_split
+from tests.shell import free_port
 from tests.training.runs import (
     MODEL,
     ROOT,
@@ -55,12 +55,7 @@ def one_rank(flags, data, tmp_path_factory) -> Path:
 def two_ranks(flags, data, tmp_path_factory) -> Path:
     """The same run on two ranks, by the README's torchx, on one machine or on two."""
     path = tmp_path_factory.mktemp("two")
-    if "--adagrad" in flags:  # on two machines
-        with socket.create_server(("localhost", 0)) as free:
-            port = free.getsockname()[1]
-        machines = f"-j 2x1 --rdzv_port {port}"
-    else:
-        machines = "-j 1x2"
+    machines = f"-j 2x1 --rdzv_port {free_port()}" if "--adagrad" in flags else "-j 1x2"
     torchx = f"torchx run -s local_cwd dist.ddp {machines} --script train_torchrec.py --"
     run = [*MODEL, *small_run(data, path, *flags, batch_size=16)]
     passed(run_command([*torchx.split(), *run], cwd=ROOT))

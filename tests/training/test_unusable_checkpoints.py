@@ -23,6 +23,7 @@ from nvt_torchrec.training.checkpoint import restoring
 from nvt_torchrec.training.checkpoint.ancestor import remove_older
 from nvt_torchrec.training.checkpoint.directories import finished
 from nvt_torchrec.training.launch.distributed import process_group
+from tests.mutations import flip_bit
 from tests.training.runs import (
     MODEL,
     STEPS,
@@ -32,7 +33,6 @@ from tests.training.runs import (
     torchrun,
     train_here,
 )
-from tests.training.test_checkpoint import flip_a_bit
 
 
 def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_taken(data, whole, started, caplog):
@@ -41,7 +41,7 @@ def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_taken(data, whole, s
     (part,) = newest.glob("*.distcp")
     items = read_tensors(newest).items()
     chunk = next(tensor.chunks[0] for key, tensor in items if key.startswith("optimizer.tables"))
-    flip_a_bit(part, chunk.begin + chunk.length - 70)
+    flip_bit(part, chunk.begin + chunk.length - 70)
     _assert_resumes_from_the_one_before(
         data, whole, started, caplog, "0_0.distcp: not the file that was written"
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import nvt_torchrec.nvt_compat  # noqa: F401
+
+# isort: split
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +19,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.workflows.store import build, fitted_state, load
 from nvt_torchrec.workflows.writer import write_workflow
+from tests.mutations import flip_bit
 
 SPEC = FeatureSpec("label", (DenseColumn("x"),), (CategoricalColumn("c", raw="int"),))
 FRAME = pd.DataFrame({"label": [0.0, 1.0], "x": [1.0, 2.0], "c": [8.0, 7.0]})
@@ -49,9 +53,7 @@ def test_in_a_program_that_knows_nvtabular_only(saved: Path) -> None:
 
 def test_its_files_are_checked(saved: Path) -> None:
     file = next(saved.rglob("unique.c.parquet"))
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    flip_bit(file)
     with pytest.raises(BadInputError, match=r"unique.c.parquet: not the file that was written"):
         nvtabular.Workflow.load(saved)
 
