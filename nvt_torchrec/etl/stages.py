@@ -383,7 +383,8 @@ class Stages:
         timings = self.timer.timings(resumed=self.resumed, rows=rows, text_bytes=plan.text_bytes())
         write_json(self.target.timings, timings)
         write_report(self.target.report, manifest, description)
-        manifest = dataclasses.replace(manifest, described=self.target.describing())
+        before = Manifest.read(self.before.manifest).described if self.before else {}
+        manifest = dataclasses.replace(manifest, described=self.target.describing(before))
         manifest.write(self.target.manifest)
         if warnings := one_label_splits(manifest["splits"]):
             remedy = one_label_remedy(manifest["splits"], manifest.split)

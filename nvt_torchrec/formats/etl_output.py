@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import FileEntry, check_digests, check_sizes
+from nvt_torchrec.formats.histories import HISTORIES
 from nvt_torchrec.formats.manifest import Manifest, PartFile
 
 #: What a run leaves in its output directory, the last one written last.
@@ -21,6 +23,7 @@ SWITCH_FILE = ".switching.json"
 #: The generation before the newest one, or the one that was taken back, laid out as ``OUT``, until
 #: a later one is made.
 PREVIOUS = ".previous"
+_STORES = f"/{HISTORIES}/"
 
 
 class EtlOutput:
@@ -59,24 +62,36 @@ class EtlOutput:
         """
         return [part for part in Manifest.read(self.manifest).files if part.split == split]
 
-    def describing(self) -> dict[str, FileEntry]:
+    def describing(self, before: Mapping[str, FileEntry]) -> dict[str, FileEntry]:
         """Return the entries for the manifest's ``described``.
 
         HugeCTR's lists of absolute paths are left out: they say where the output is.
+
+        Args:
+            before: Those of the generation before, whose stores of histories are linked, not read.
         """
         files = [path for path in sorted(self.splits.rglob("*")) if path.is_file()]
         files = [path for path in files if path.suffix not in (".parquet", ".txt")]
         files += self.extension.glob("*.json")  # not of NVTabular's own operators
-        return {str(path.relative_to(self.root)): FileEntry.from_file(path) for path in files}
+        names = {str(path.relative_to(self.root)): path for path in files}
+        linked = {name: entry for name, entry in before.items() if _STORES in name}
+        return {n: linked.get(n) or FileEntry.from_file(path) for n, path in names.items()}
 
-    def check_described(self, manifest: Manifest, remedy: str) -> None:
+    def check_described(self, manifest: Manifest, remedy: str, *, stores: bool = False) -> None:
         """Compare the files that describe the parts, and the extension's state, with their digests.
+
+        Args:
+            manifest: What was written.
+            remedy: What to do about a difference.
+            stores: Whether the stores of histories are read, too; otherwise, as of parts, their
+                sizes are compared.
 
         Raises:
             BadInputError: One differs, or cannot be read; ``remedy`` says what to do about that.
         """
         check_sizes(self.root, manifest.described, remedy)
-        check_digests(self.root, manifest.described, remedy)
+        read = {n: entry for n, entry in manifest.described.items() if stores or _STORES not in n}
+        check_digests(self.root, read, remedy)
 
     def part_difference(self, part: PartFile) -> str:
         """Return how the size or footer of a part differs from what was written; "" if not."""

@@ -163,6 +163,7 @@ def test_days_that_are_added_give_the_values_of_a_run_at_once(
     half = len(there[0]["price"])
     assert_lists(output, "valid", {name: values[:half] for name, values in lists.items()})
     assert_lists(output, "test", {name: values[half:] for name, values in lists.items()})
+    assert bad(output) == []  # digests of the stores of the days before are taken over
     # what is kept is enough: the state for inference is that of the run at once
     once, day_by_day = (
         compiled.load(path / "workflow").events.values(hashes_of(spec, rows))
@@ -459,3 +460,5 @@ def test_check_finds_pointers_that_lead_nowhere(tmp_path: Path, outputs: tuple[P
     np.save(store / "item.npy", np.full_like(ids, 10**6))
     np.save(store / "shop.npy", shops)
     assert any("outside of the table" in finding for finding in bad(output))
+    np.save(store / "item.npy", ids[::-1])  # other ids that are there
+    assert any("digest differs" in finding for finding in bad(output))

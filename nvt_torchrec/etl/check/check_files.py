@@ -16,6 +16,7 @@ from nvt_torchrec.base.errors import BadInputError, ClickLogError, as_called
 from nvt_torchrec.base.files.validation import open_regular
 from nvt_torchrec.etl.state.output import EXTENDING_FILE, UNFINISHED_FILE, WORK_DIRECTORY
 from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.histories import HISTORIES
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.schema import SCHEMA_FILE, TableSchema
 from nvt_torchrec.formats.splits import SPLITS
@@ -280,9 +281,11 @@ def _check_parts(output: Output, manifest: Manifest) -> None:
         elif difference := paths.part_difference(part):
             output.add("rows", name, difference.removeprefix(f"{paths.splits / name}: "), AGAIN)
     # schemas and the state of the extension have checks of their own
-    described = {name: file for name, file in manifest.described.items() if "/_metadata" in name}
+    places = ("/_metadata", f"/{HISTORIES}/")
+    described = {n: f for n, f in manifest.described.items() if any(at in n for at in places)}
     try:
-        paths.check_described(dataclasses.replace(manifest, described=described), AGAIN)
+        of_data = dataclasses.replace(manifest, described=described)
+        paths.check_described(of_data, AGAIN, stores=True)
     except BadInputError as error:
         output.add("descriptions", paths.splits, error.what, error.remedy)
     expected = manifest.num_embeddings_per_feature

@@ -16,6 +16,7 @@ from nvt_torchrec.base.files.mapping import write_array
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.etl.events.label_rates import count_hours
+from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
 from nvt_torchrec.etl.units.unit_plan import DividedBlock
 from nvt_torchrec.etl.units.writing import choose
 from nvt_torchrec.formats.feature_spec import FeatureSpec
@@ -111,7 +112,7 @@ def extract(
     events = [np.empty((3, 0), np.int64)]  # but for their keys
     columns = {name: read.categorical_names.index(name) for name in history_columns(spec)}
     values: dict[str, list[pa.Array]] = {name: [] for name in columns}
-    for rows in read_block_chunks(block, read, reject=reject):
+    for rows in read_block_chunks(block, read, reject=reject, chunk_bytes=CHUNK_BYTES):
         assert rows.groups is not None
         assert rows.times is not None
         number = np.arange(rows_before, rows_before + len(rows), dtype=np.int64)

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 #: In the directory of the counted times: the cuts that were found.
 _CUTS_FILE = "cuts.json"
 #: Text that is parsed at once.
-_CHUNK_BYTES = 2 << 20
+CHUNK_BYTES = 2 << 20
 
 
 def prepared(
@@ -140,7 +140,7 @@ def _count_times(
 ) -> int:
     """Write the distinct times of a block, and how many rows are not later; return its rows."""
     log.debug("begin times %s:%d", block.source, block.begin)
-    pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=_CHUNK_BYTES)
+    pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=CHUNK_BYTES)
     keys = np.concatenate([rows.key for rows in pieces])
     times, counts = np.unique(keys, return_counts=True)
     counted = np.stack([times, np.cumsum(counts)])
