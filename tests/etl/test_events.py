@@ -21,7 +21,7 @@ from nvt_torchrec.base.arrays import strings
 from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError, SettingsError
 from nvt_torchrec.clicklog.in_memory.frames import read_columns
 from nvt_torchrec.etl.commands.guess import guess
-from nvt_torchrec.etl.events import sums
+from nvt_torchrec.etl.events import partitions
 from nvt_torchrec.etl.events.label_rates import fit_smoothing
 from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
@@ -69,7 +69,7 @@ EVENTS = {
 def test_aggregates_are_of_strictly_earlier_events(
     tmp_path: Path, events: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sums, "PARTITION_ROWS", 40)  # several partitions
+    monkeypatch.setattr(partitions, "PARTITION_ROWS", 40)  # several partitions
     rows = make_rows(300, 3)
     (tmp_path / "log").mkdir()
     write(tmp_path / "log/day_0.csv", rows[:170])  # a file ends anywhere
@@ -106,7 +106,7 @@ def test_aggregates_are_of_strictly_earlier_events(
 def test_workers_and_blocks_do_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dask_client
 ) -> None:
-    monkeypatch.setattr(sums, "PARTITION_ROWS", 64)
+    monkeypatch.setattr(partitions, "PARTITION_ROWS", 64)
     rows = make_rows(400, 2, seed=1)
     for name, cuts in {"one": [0, 250, 400], "many": [0, 7, 120, 250, 300, 400]}.items():
         (tmp_path / name).mkdir()
@@ -136,7 +136,7 @@ def test_days_that_are_added_give_the_values_of_a_run_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of a window that reaches into the days before, and of events that are known late."""
-    monkeypatch.setattr(sums, "PARTITION_ROWS", 64)
+    monkeypatch.setattr(partitions, "PARTITION_ROWS", 64)
     rows = make_rows(500, 5, seed=2)
     for name, days in {"all": 5, "first": 2}.items():
         (tmp_path / name).mkdir()

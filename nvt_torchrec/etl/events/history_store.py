@@ -19,7 +19,7 @@ from nvt_torchrec.etl.events.extract import (
     EventFiles,
     history_columns,
 )
-from nvt_torchrec.etl.events.sums import (
+from nvt_torchrec.etl.events.partitions import (
     choose_events,
     order_events,
     partitions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from nvt_torchrec.base.files.atomic import fsync_directory
 from nvt_torchrec.base.files.mapping import write_array
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.base.threads import map_in_order
+from nvt_torchrec.etl.events.earlier_events import EarlierEvents
 from nvt_torchrec.etl.events.extract import (
     FIRST_LABEL,
     KEY,
@@ -24,14 +25,17 @@ from nvt_torchrec.etl.events.extract import (
     TRAIN,
     EventFiles,
 )
+from nvt_torchrec.etl.events.partitions import (
+    choose_events,
+    order_events,
+    partitions,
+    place_keys,
+    read_partition,
+)
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DAY
 from nvt_torchrec.formats.feature_spec.events import parse_duration
 
-#: About how many rows a partition has: what it is computed of stays in a processor's cache.
-PARTITION_ROWS = 1 << 18
-#: The time of what is known before every row.
-BEFORE_ALL = -(2**62)
 #: The time of the last event of a key without one.
 NEVER = -(2**63)
 
@@ -83,52 +87,6 @@ def sums_of_groups(spec: FeatureSpec) -> list[GroupSums]:
         histories = [i for i, rule in enumerate(spec.histories) if rule.key == key]
         groups.append(GroupSums(key, tuple(sums), tuple(histories)))
     return groups
-
-
-@dataclasses.dataclass(frozen=True)
-class EarlierEvents:
-    """What is kept of a group's events of earlier days; of a key, those long ago are summed up.
-
-    Attributes:
-        key: int64 [n], rising.
-        known: int64 [n], from when it is known; rising for each key.
-        happened: int64 [n], the time of the last one.
-        counts: int64 [1 + labels, n]: how many events there are, and how many with each label.
-    """
-
-    key: np.ndarray
-    known: np.ndarray
-    happened: np.ndarray
-    counts: np.ndarray
-
-    @classmethod
-    def none(cls, labels: int) -> EarlierEvents:
-        """Return no events."""
-        empty = np.empty(0, np.int64)
-        return cls(empty, empty, empty, np.empty((1 + labels, 0), np.int64))
-
-    def take(self, places: slice | np.ndarray) -> EarlierEvents:
-        """Return the events at some places."""
-        counts = np.ascontiguousarray(self.counts[:, places])
-        return EarlierEvents(self.key[places], self.known[places], self.happened[places], counts)
-
-    def shorten(self, horizon: int) -> EarlierEvents:
-        """Sum up, for each key, the events that are known before a time; others are kept.
-
-        These events are overwritten.
-        """
-        left = _shorten(self.key, self.known, self.happened, self.counts, horizon)
-        return EarlierEvents.concatenate([self.take(slice(left))])  # a copy, of these alone
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[EarlierEvents]) -> EarlierEvents:
-        """Return the events of several one after the other."""
-        return cls(
-            np.concatenate([part.key for part in parts]),
-            np.concatenate([part.known for part in parts]),
-            np.concatenate([part.happened for part in parts]),
-            np.concatenate([part.counts for part in parts], axis=1),
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,15 +157,6 @@ def end_of(spec: FeatureSpec, newest: int) -> int:
     return newest // DAY * DAY + DAY if spec.events.cut == "day" else newest + 1
 
 
-def partitions(rows: int) -> list[tuple[int, int | None]]:
-    """Return the ranges of hashes of the partitions of so many rows; the last one is open."""
-    count = 1
-    while count * PARTITION_ROWS < rows:
-        count *= 2
-    lows = [-(2**63) + i * (2**64 // count) for i in range(count)]
-    return list(zip(lows, [*lows[1:], None], strict=True))
-
-
 def sum_up(
     log: EventLog, rows: int, newest: int, report: Callable[[float], object] = lambda rows: None
 ) -> Iterator[Summed]:
@@ -240,53 +189,6 @@ def sum_up(
             EarlierEvents.concatenate([part.kept for part in parts]),
         )
     fsync_directory(log.files.directory)
-
-
-def place_keys(keys: np.ndarray, bounds: tuple[int, int | None]) -> tuple[int, int]:
-    """Return where the keys of a partition begin and end among rising keys."""
-    low, high = bounds
-    end = len(keys) if high is None else int(np.searchsorted(keys, high))
-    return int(np.searchsorted(keys, low)), end
-
-
-def read_partition(
-    events: Sequence[np.ndarray], bounds: tuple[int, int | None]
-) -> tuple[list[tuple[int, int]], np.ndarray]:
-    """Read the events of a partition.
-
-    Args:
-        events: The events of each block, int64 [4, n].
-        bounds: The partition, see :func:`partitions`.
-
-    Returns:
-        Where they begin and end in each block; all of them, int64 [4, m].
-    """
-    ranges = [place_keys(array[KEY], bounds) for array in events]
-    pieces = [array[:, begin:end] for array, (begin, end) in zip(events, ranges, strict=True)]
-    return ranges, np.concatenate(pieces, axis=1)
-
-
-def order_events(key: np.ndarray, time: np.ndarray) -> slice | np.ndarray:
-    """Return the order by key, then time, of int64 [n] each; equal ones keep their order.
-
-    Blocks are sorted by key, and most logs by time: merging is faster than sorting, and one block
-    is in order as it is.
-    """
-    order: slice | np.ndarray = slice(None)
-    if (key[1:] < key[:-1]).any():
-        order = np.argsort(key, kind="stable")
-    late, same = time[order], key[order]
-    if ((late[1:] < late[:-1]) & (same[1:] == same[:-1])).any():
-        return np.lexsort((time, key))
-    return order
-
-
-def choose_events(spec: FeatureSpec, number: int, data: np.ndarray) -> np.ndarray:
-    """Return the places of the events of a history in int64 [4, n]."""
-    rule, chosen = spec.histories[number], data[KEY] != 0
-    if rule.where:
-        chosen &= (data[ROW] >> (FIRST_LABEL + spec.labels.index(rule.where)) & 1).astype(bool)
-    return np.flatnonzero(chosen)
 
 
 def _create(path: Path, shape: tuple[int, int]) -> np.memmap:
@@ -448,23 +350,3 @@ def _count_rows(
         while event < len(keys) and keys[event] == row_keys[row] and known[event] < cuts[row]:
             event += 1
         result[places[row]] = event - first
-
-
-@compiled()
-def _shorten(
-    key: np.ndarray, known: np.ndarray, happened: np.ndarray, counts: np.ndarray, horizon: int
-) -> int:
-    """Shorten events in place, see :meth:`EarlierEvents.shorten`; return how many are left."""
-    used = 0
-    for event in range(len(key)):
-        is_old = known[event] < horizon
-        merged = is_old and used and key[used - 1] == key[event] and known[used - 1] == BEFORE_ALL
-        if not merged:
-            key[used], happened[used] = key[event], happened[event]
-            known[used] = BEFORE_ALL if is_old else known[event]
-            used += 1
-        happened[used - 1] = max(happened[used - 1], happened[event])
-        for kind in range(len(counts)):
-            before = counts[kind, used - 1] if merged else 0
-            counts[kind, used - 1] = before + counts[kind, event]
-    return used
