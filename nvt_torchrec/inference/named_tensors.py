@@ -1,4 +1,4 @@
-"""Raw rows as named tensors: the inputs of ``model.onnx``.
+"""Raw rows as named tensors: the inputs of ``model.onnx`` and of the Open Inference Protocol.
 
 Each column of the log that is read is a tensor [rows] of its name: strings as in the log, int64, or
 float64. Missing values are "", :data:`MISSING` and NaN. A column of lists is a tensor [rows, length
@@ -18,7 +18,7 @@ from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 
-#: What Triton serves. Its outputs are ``name_by_label(OUTPUT, labels)``.
+#: What is served, by Triton and by our server. Its outputs are ``name_by_label(OUTPUT, labels)``.
 MODEL_NAME, OUTPUT = "click_probability", "probability"
 #: Represents a missing integer.
 MISSING = -(2**63)

@@ -26,6 +26,7 @@ from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.scorer import Scorer
 from nvt_torchrec.inference.server.bodies import RefusedError, parse_body
+from nvt_torchrec.inference.server.protocol import metadata, parse_tensors
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.cpu.blocks import LoaderBatch
@@ -178,22 +179,33 @@ def test_rows_encoded_elsewhere(predictor: Predictor, expected: np.ndarray) -> N
 
 
 def test_requests(predictor: Predictor, expected: np.ndarray) -> None:
-    """With histories or without; wrong values name them."""
+    """JSON and tensors, with histories or without; wrong values name them."""
     limits, headers = ServerSettings(), {"content-type": "application/json"}
 
-    def scored(body: dict) -> np.ndarray:
-        rows, _ = parse_body(bytearray(json.dumps(body).encode()), headers, predictor, limits)
+    def scored(parse: Any, body: dict) -> np.ndarray:
+        rows, _ = parse(bytearray(json.dumps(body).encode()), headers, predictor, limits)
         return predictor.predict_encoded(rows.dense, rows.ids)[:, 0]
 
     for rows in (GIVEN, [*map(_nest, GIVEN)]):
-        np.testing.assert_allclose(scored({"rows": rows}), expected, atol=1e-6)
+        np.testing.assert_allclose(scored(parse_body, {"rows": rows}), expected, atol=1e-6)
     empty = predictor.predict(ROWS)
-    np.testing.assert_allclose(scored({"rows": ROWS}), empty, atol=1e-6)
+    np.testing.assert_allclose(scored(parse_body, {"rows": ROWS}), empty, atol=1e-6)
     for wrong in ([True], ["x"]):
         with pytest.raises(RefusedError) as error:
-            scored({"rows": [ROWS[0], {**ROWS[1], "recent": {"cat_1": wrong}}]})
+            scored(parse_body, {"rows": [ROWS[0], {**ROWS[1], "recent": {"cat_1": wrong}}]})
         assert error.value.details["row"] == 1
         assert error.value.details["column"] == "recent.cat_1"
+    names = [tensor["name"] for tensor in metadata(predictor)["inputs"]]
+    assert {"recent.cat_0", "recent.cat_0.length"} <= {*names}
+    tensors = to_tensors(inputs_of(predictor.row_spec), GIVEN)
+    kinds = {"O": "BYTES", "i": "INT64", "f": "FP64"}
+    inputs = [
+        {"name": name, "shape": list(v.shape), "datatype": kinds[v.dtype.kind], "data": v.tolist()}
+        for name, v in tensors.items()
+    ]
+    np.testing.assert_allclose(scored(parse_tensors, {"inputs": inputs}), expected, atol=1e-6)
+    inputs = [tensor for tensor in inputs if "." not in tensor["name"]]
+    np.testing.assert_allclose(scored(parse_tensors, {"inputs": inputs}), empty, atol=1e-6)
 
 
 def test_onnx(

@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
+import tritonclient.http
 from sklearn import metrics as sklearn
 
 import benchmarks.inference
@@ -203,7 +204,7 @@ def test_both_labels_in_bulk(both: Path, log: Log, tmp_path: Path, capsys) -> No
 
 
 def test_both_labels_served(both: Path, bought, log: Log, tmp_path: Path) -> None:
-    """In answers and in the metrics; a bundle of one label is not followed."""
+    """As JSON, by Triton's client and in the metrics; a bundle of one label is not followed."""
     predictor = Predictor.load(both)
     rows = first_rows(str(log.day), predictor.spec, 60)
     expected = dict(zip(BOTH, predictor.predict(rows).T, strict=True))
@@ -212,10 +213,25 @@ def test_both_labels_served(both: Path, bought, log: Log, tmp_path: Path) -> Non
     with serving(tmp_path, "--bundle", str(served / "current")) as server:
         answer = server.predict(rows=rows)
         assert list(answer) == [*BOTH]
-        for label, values in expected.items():
+        client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.port}")
+        described = client.get_model_metadata("click_probability")
+        outputs = [output["name"] for output in described["outputs"]]
+        assert outputs == ["probability_liked", "probability_bought"]
+        inputs = []
+        for name, values in to_tensors(inputs_of(predictor.spec), rows).items():
+            kind = "BYTES" if values.dtype == object else "FP64"
+            given = tritonclient.http.InferInput(name, (60, 1), kind)
+            inputs.append(given.set_data_from_numpy(values[:, None]))
+        whole = client.infer("click_probability", inputs)
+        second = tritonclient.http.InferRequestedOutput(outputs[1], binary_data=False)
+        part = client.infer("click_probability", inputs, outputs=[second])
+        assert part.as_numpy(outputs[0]) is None
+        np.testing.assert_allclose(part.as_numpy(outputs[1])[:, 0], expected["bought"], atol=1e-6)
+        for name, (label, values) in zip(outputs, expected.items(), strict=True):
             np.testing.assert_allclose(answer[label], values, atol=1e-6)
+            np.testing.assert_allclose(whole.as_numpy(name)[:, 0], values, atol=1e-6)
             total = server.metric(f'inference_probability_sum_total{{label="{label}"}}')
-            assert total == pytest.approx(values.sum(), rel=1e-5)
+            assert total == pytest.approx(3 * values.sum(), rel=1e-5)
         assert server.predict(rows=[]) == {"liked": [], "bought": []}
     with pytest.raises(SchemaError, match=r"it predicts bought, .* served liked, bought"):
         publish(bought.bundle, served)

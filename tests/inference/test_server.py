@@ -155,10 +155,11 @@ def test_memory_is_bounded_and_given_back(server: Server) -> None:
 
     And they kept it, in the tracebacks of the errors that refused them.
     """
+    path, begin = "/v2/models/click_probability/infer", b'{"inputs": [{"name": "int_0", "data": ['
     requests = [
         ("/predict", b'{"rows": [' + b'{"":1},' * 130_000 + b"{}]}"),
         ("/predict", b'{"rows": [' + b'{"":1},' * 290_000 + b"{}]}"),
-        ("/predict", b'{"columns": {"int_0": [' + b"[1]," * 170_000 + b"1]}}"),
+        (path, begin + b"[1]," * 170_000 + b'1], "datatype": "INT64", "shape": [1]}]}'),
     ]
     server.predict(rows=criteo_dicts(random_rows(3, 4)))
     for request in requests:  # what the first bodies take for good: threads, buffers

@@ -23,9 +23,10 @@ import tritonclient.http
 from benchmarks.inference import first_rows
 from nvt_torchrec.inference.export.triton import export_triton
 from nvt_torchrec.inference.model.bundle import write_bundle
-from nvt_torchrec.inference.named_tensors import MODEL_NAME, inputs_of, to_tensors
+from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from tests.inference.conftest import Trained
+from tests.inference.test_protocol import MODEL, given_to_client
 from tests.shell import ROOT, free_port
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -76,11 +77,9 @@ ModelServer(http_port=int(sys.argv[1]), enable_grpc=False, workers=1).start([mod
 
 def triton(package: Path, repository: Path, folder: Path, port: int) -> list[object]:
     """The command of a Triton server of a model repository."""
-    program = _SESSION.format(
-        site=str(package), file=str(repository / MODEL_NAME / "1" / "model.onnx")
-    )
-    (repository / MODEL_NAME / "1" / "model.py").write_text(program + _TRITON)
-    config = repository / MODEL_NAME / "config.pbtxt"
+    program = _SESSION.format(site=str(package), file=str(repository / MODEL / "1" / "model.onnx"))
+    (repository / MODEL / "1" / "model.py").write_text(program + _TRITON)
+    config = repository / MODEL / "config.pbtxt"
     text = config.read_text()
     assert 'backend: "onnxruntime"' in text
     config.write_text(text.replace('backend: "onnxruntime"', 'backend: "python"'))
@@ -96,9 +95,7 @@ def triton(package: Path, repository: Path, folder: Path, port: int) -> list[obj
 
 def kserve(package: Path, repository: Path, folder: Path, port: int) -> list[object]:
     """The command of a KServe ModelServer."""
-    program = _SESSION.format(
-        site=str(package), file=str(repository / MODEL_NAME / "1" / "model.onnx")
-    )
+    program = _SESSION.format(site=str(package), file=str(repository / MODEL / "1" / "model.onnx"))
     return [package.parents[2] / "bin" / "python", "-c", program + _KSERVE, port]
 
 
@@ -116,7 +113,7 @@ def running(
         while True:
             assert process.poll() is None, log.read_text()
             with contextlib.suppress(OSError):
-                if client.is_model_ready(MODEL_NAME):
+                if client.is_model_ready(MODEL):
                     break
             time.sleep(0.1)
         yield client
@@ -125,26 +122,11 @@ def running(
         process.wait()
 
 
-def given_to_client(
-    tensors: dict[str, np.ndarray], *, binary: bool
-) -> tuple[np.ndarray, list[tritonclient.http.InferInput]]:
-    """The inputs for Triton's client, of all rows or, as its JSON has no NaN, of those without."""
-    floats = [values for values in tensors.values() if values.dtype.kind == "f"]
-    kept = np.full(60, binary) | np.isfinite(floats).all(0)
-    assert kept.sum() > 10
-    kinds, inputs = {"O": "BYTES", "i": "INT64", "f": "FP64"}, []
-    for name, values in tensors.items():
-        values = values[kept] if values.ndim == 2 else values[kept, None]
-        given = tritonclient.http.InferInput(name, values.shape, kinds[values.dtype.kind])
-        inputs.append(given.set_data_from_numpy(values, binary_data=binary))
-    return kept, inputs
-
-
 @pytest.mark.parametrize("make", [triton, kserve], ids=["nvidia-pytriton", "kserve"])
-def test_it_answers_triton_s_client_as_a_predictor_scores(
+def test_it_answers_triton_s_client_as_our_server_does(
     make: Callable, shop: Trained, shop_predictor: Predictor, tmp_path: Path, request
 ) -> None:
-    """With binary tensors and with JSON."""
+    """Compare test_protocol.py, which asks ours."""
     place = ROOT / "build" / "servers" / request.node.callspec.id
     if not (place / "built").exists():
         pytest.skip("`make test-servers` installs it")
@@ -160,8 +142,6 @@ def test_it_answers_triton_s_client_as_a_predictor_scores(
             kept, inputs = given_to_client(tensors, binary=binary)
             outputs = [tritonclient.http.InferRequestedOutput("probability", binary_data=binary)]
             headers = {} if binary else {"Content-Type": "application/json"}  # KServe needs it
-            answer = client.infer(
-                MODEL_NAME, inputs, outputs=outputs, request_id="7", headers=headers
-            )
+            answer = client.infer(MODEL, inputs, outputs=outputs, request_id="7", headers=headers)
             expected = shop_predictor.predict(list(itertools.compress(rows, kept)))
             np.testing.assert_allclose(answer.as_numpy("probability"), expected[:, None], atol=1e-6)

@@ -79,7 +79,8 @@ def _check_columns(spec: FeatureSpec) -> None:
     if found:
         raise SettingsError(
             f"columns that ONNX's operators cannot encode: {'; '.join(found)}",
-            "serve the bundle by `python -m inference serve`, or train with a spec without these",
+            "serve the bundle (`python -m inference serve` answers the same protocol), or train "
+            "with a spec without these",
         )
 
 

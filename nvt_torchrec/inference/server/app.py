@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from typing import TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -21,13 +23,16 @@ from nvt_torchrec.base import __version__
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.inference.predictor import Predictor, check_finite
+from nvt_torchrec.inference.server import protocol
 from nvt_torchrec.inference.server.batching import Batcher
-from nvt_torchrec.inference.server.bodies import Parsed, RefusedError, parse_body
+from nvt_torchrec.inference.server.bodies import Parsed, Parser, RefusedError, parse_body
 from nvt_torchrec.inference.server.prometheus import ServerMetrics
 from nvt_torchrec.inference.server.reload import Reloader, Served
 from nvt_torchrec.inference.server.serve_settings import ModelSource, ServerSettings
 
 log = logging.getLogger(__name__)
+
+_Parse: TypeAlias = Callable[[Predictor, ServerSettings], Parsed]
 
 #: Bodies of this size or more are parsed in threads, so that they do not block the event loop.
 _LARGE_BODY_BYTES = 64 << 10
@@ -114,11 +119,11 @@ class Service:
             self.metrics.queue_rows.set(self.batcher.waiting_rows)
             await asyncio.sleep(_GAUGES_S)
 
-    async def answer(self, request: Request) -> Response:
+    async def answer(self, request: Request, parser: Parser) -> Response:
         """Answer a request for probabilities, and count the answer."""
         begin = time.perf_counter()
         try:
-            response = await self._score_in_time(request)
+            response = await self._score_in_time(request, parser)
         except RefusedError as error:
             response = error.answer()
         except ClickLogError as error:  # of a batch, which was logged
@@ -131,14 +136,16 @@ class Service:
         self.metrics.answered(response.status_code, time.perf_counter() - begin)
         return response
 
-    async def _score_in_time(self, request: Request) -> Response:
+    async def _score_in_time(self, request: Request, parser: Parser) -> Response:
         seconds, body, complete = self._settings.timeout_s, bytearray(), False
         try:
             async with asyncio.timeout(seconds):
                 await self._read_body(request, body)
                 complete = True
                 with self.metrics.under_way.track_inprogress():
-                    return await self._score(body, request.headers)
+                    return await self._score(
+                        functools.partial(parser, body, request.headers), len(body)
+                    )
         except TimeoutError:
             if complete:
                 raise RefusedError(503, "not scored in time", remedy="try again later") from None
@@ -166,14 +173,13 @@ class Service:
             remedy = "send bodies as they are, without compression"
             raise RefusedError(415, f"content encoding {encoding!r:.60}", remedy=remedy)
 
-    async def _score(self, body: bytearray, headers: Mapping[str, str]) -> Response:
+    async def _score(self, parse: _Parse, size: int) -> Response:
         now = self.served
-        if len(body) < _LARGE_BODY_BYTES:
-            parsed = self._parse(body, headers, now.predictor)
+        if size < _LARGE_BODY_BYTES:
+            parsed = self._parse(parse, now.predictor)
         else:
             loop = asyncio.get_running_loop()
-            given = body, headers, now.predictor
-            parsed = await loop.run_in_executor(self._parsers, self._parse, *given)
+            parsed = await loop.run_in_executor(self._parsers, self._parse, parse, now.predictor)
         if isinstance(parsed, Response):
             return parsed
         rows, respond = parsed
@@ -188,9 +194,7 @@ class Service:
         response.headers.update(now.headers)
         return response
 
-    def _parse(
-        self, body: bytearray, headers: Mapping[str, str], predictor: Predictor
-    ) -> Parsed | Response:
+    def _parse(self, parse: _Parse, predictor: Predictor) -> Parsed | Response:
         """Return the rows, or the answer that refuses them.
 
         An error that were raised further would keep all values of the body, which its traceback
@@ -198,7 +202,7 @@ class Service:
         """
         try:
             self._check_queue(1)  # under overload, refuse before the work of parsing
-            return parse_body(body, headers, predictor, self._settings)
+            return parse(predictor, self._settings)
         except RefusedError as error:
             return error.answer()
 
@@ -212,9 +216,14 @@ class Service:
             raise RefusedError(503, "too many rows are waiting", remedy="try again later")
 
 
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusedError)
+    return error.answer()
+
+
 def _endpoints(service: Service) -> Starlette:
     async def predict(request: Request) -> Response:
-        return await service.answer(request)
+        return await service.answer(request, parse_body)
 
     async def version(request: Request) -> Response:
         now = service.served
@@ -242,5 +251,8 @@ def _endpoints(service: Service) -> Starlette:
         Route("/health", health),
         Route("/ready", ready),
         Route("/metrics", metrics_page),
+        *protocol.routes(service),
     ]
-    return Starlette(routes=routes, lifespan=service.lifespan)
+    return Starlette(
+        routes=routes, lifespan=service.lifespan, exception_handlers={RefusedError: _refuse}
+    )

@@ -22,6 +22,8 @@ from nvt_torchrec.workflows.compiled.compiled_workflow import EncodedRows
 
 #: The rows of a request, and a function of their probabilities that makes its answer.
 Parsed: TypeAlias = tuple[EncodedRows, Callable[[np.ndarray], Response]]
+#: Of a body, its headers, a predictor and the limits; raises :class:`RefusedError`.
+Parser: TypeAlias = Callable[[bytearray, Mapping[str, str], Predictor, ServerSettings], Parsed]
 
 #: Bytes that a value of JSON takes as a Python object, and how many more a list or an object takes.
 _VALUE_BYTES, _CONTAINER_BYTES = 64, 128
