@@ -48,7 +48,7 @@ def test_memory_and_cpu_are_those_of_all_processes():
         "import subprocess, sys, time\n"
         f"command = [sys.executable, '-c', {child!r}]\n"
         "children = [subprocess.Popen(command, stdin=-1, stdout=-1) for _ in range(2)]\n"
-        "[child.stdout.readline() for child in children]; time.sleep(1)  # both are to be seen\n"
+        "[child.stdout.readline() for child in children]; time.sleep(2)  # both are to be seen\n"
         "[child.communicate() for child in children]"
     )
     one = run(printing(before=start))

@@ -23,7 +23,7 @@ from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
 from tests.clicklog.reference_reader import as_lists
 from tests.etl.runs import settings
-from tests.logs import CRITEO, text_of, write_day, write_log
+from tests.logs import COMPRESS, CRITEO, text_of, write_day, write_log
 from tests.spec_logs import stream_rows, write_spec_log
 
 
@@ -64,6 +64,18 @@ def test_no_label(tmp_path: Path) -> None:
     write_day(tmp_path / "day_0", [row[1:] for row in rows])
     with pytest.raises(BadRowError, match="day_0: rows without label, which training reads"):
         make_plan(find_days(str(tmp_path)), CRITEO, block_bytes=1000)
+
+
+@pytest.mark.parametrize("ending", list(COMPRESS))
+def test_damaged_compressed_days(tmp_path: Path, ending: str) -> None:
+    whole = COMPRESS[ending](b"some text" * 100)
+    for name, data in (("day_0", whole[: len(whole) // 2]), ("day_1", b"not compressed")):
+        path = tmp_path / name / f"{name}.{ending}"
+        path.parent.mkdir()
+        path.write_bytes(data)
+        with pytest.raises(BadInputError, match=f"{name}.{ending}: truncated, or not of"):
+            _staged(path.parent, tmp_path / "work")
+        assert not list((tmp_path / "work").iterdir())
 
 
 # ---- formats: CSV with a header, parquet, compressed, one file, remote

@@ -13,12 +13,15 @@ import sys
 import termios
 from pathlib import Path
 
+import fsspec
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.workflows.description import inspect
 from tests.etl.extended import content
@@ -130,6 +133,23 @@ def test_merlin_reads_it(done: Path) -> None:
     features, label = next(iter(Loader(dataset, batch_size=len(expected), shuffle=False)))
     assert features["cat_3"].reshape(-1).tolist() == expected["cat_3"].tolist()
     assert label.reshape(-1).tolist() == expected["label"].tolist()
+
+
+def test_a_remote_log(log, tmp_path: Path) -> None:
+    """Through fsspec, whose memory filesystem tells no time of change; compressed days too."""
+    memory = fsspec.filesystem("memory")
+    for path in log[0].iterdir():
+        memory.pipe(f"/etl-run/{path.name}", path.read_bytes())
+    text = memory.cat("/etl-run/day_0")
+    memory.rm("/etl-run/day_0")
+    memory.pipe("/etl-run/day_0.zst", pa.compress(text, "zstd", asbytes=True))
+    try:
+        remote = EtlSettings("memory://etl-run", tmp_path / "out", CRITEO, engine="cpu")
+        inputs = run(remote)["inputs"]
+    finally:
+        memory.rm("/etl-run", recursive=True)
+    assert_is(tmp_path / "out", log[1])
+    assert {"size", "sha256 of its ends"} == inputs[0]["fingerprint"].keys()
 
 
 def test_a_column_that_is_never_there(options, tmp_path: Path) -> None:

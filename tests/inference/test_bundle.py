@@ -26,7 +26,7 @@ from nvt_torchrec.workflows.writer import DAY_0, Descent, Fitted, write_workflow
 from tests.inference.bundles import with_full_disk
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import criteo_dicts
-from tests.mutations import edit_json
+from tests.mutations import edit_json, flip_bit
 
 
 def test_a_bundle_scores_as_its_parts(
@@ -107,6 +107,24 @@ def test_a_full_disk_is_a_sentence(trained: Trained, tmp_path: Path) -> None:
         "  -> free space, or choose a writable place",
     ]
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "file", ["weights/table.npy", "weights/module.top.1.bias.npy", "workflow/metadata.json"]
+)
+def test_damage(bundle: Path, tmp_path: Path, file: str) -> None:
+    copy = shutil.copytree(bundle, tmp_path / "copy")
+    whole = (copy / file).read_bytes()
+    (copy / file).write_bytes(whole[:-1])
+    with pytest.raises(BadInputError, match=rf"{file}: \d+ bytes instead of {len(whole)}"):
+        Predictor.load(copy)
+    (copy / file).write_bytes(whole)
+    flip_bit(copy / file, -2)
+    with pytest.raises(BadInputError, match=rf"{file}: not the file that was written"):
+        Predictor.load(copy, check=True)
+    (copy / file).unlink()
+    with pytest.raises(BadInputError, match=f"{file}: missing"):
+        Predictor.load(copy)
 
 
 def test_descriptions_that_are_wrong(bundle: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec, shipped_specs
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows.description import inspect
+from tests.etl.extended import content, differences
 from tests.etl.findings import bad
 from tests.etl.runs import etl_run, read_split
 from tests.lookalikes.logs import LOGS, Log
@@ -93,6 +94,14 @@ def compare_dense(log: Log, column: str, splits: list[np.ndarray]) -> None:
     np.testing.assert_allclose(found, found[0] + (expected - expected[0]) * scale, atol=1e-4)
     assert splits[0].mean() == pytest.approx(0, abs=1e-4)
     assert splits[0].std(ddof=1) == pytest.approx(1, abs=1e-4)
+
+
+def test_a_cluster_writes_the_same(dask_client, tmp_path: Path) -> None:
+    """Of files that decide the splits, with derived columns."""
+    log = LOGS["census"](tmp_path / "raw", 900, 3)
+    run("census", log.path, tmp_path / "cpu", "--engine", "cpu")
+    run("census", log.path, tmp_path / "dask", "--scheduler", dask_client.scheduler.address)
+    assert differences(content(tmp_path / "cpu"), content(tmp_path / "dask")) == ["manifest.json"]
 
 
 @pytest.mark.parametrize("name", LOGS)

@@ -51,7 +51,7 @@ def test_fbgemm_gets_it(data):
     assert lookup.stochastic_rounding
 
 
-@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "adam"])
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adam"])
 def test_tables_in_float16(data, tmp_path, optimizer, caplog):
     """They are trained, saved, resumed bit by bit and served; optimizer state is float32."""
     same = [f"--optimizer={optimizer}", "--learning_rate=0.02"]

@@ -234,3 +234,11 @@ def test_user_error_is_told_once(data):
     result = torchrun("train_torchrec.py", *MODEL, f"--binary_path={data}", "--num_embeddings=100")
     assert result.returncode != 0
     assert result.stderr.count("error: --num_embeddings: table too small: column cat_2") == 1
+
+
+def test_tables_that_do_not_fit_into_memory(data):
+    wide = ["--embedding_dim=512", "--dense_arch_layer_sizes=512"]
+    with pytest.raises(
+        SettingsError, match=r"no plan puts the 4 tables \(15258\.8 GiB of weights\)"
+    ):
+        train_here(f"--binary_path={data}", "--num_embeddings=2000000000", *wide)

@@ -70,9 +70,6 @@ def copy(saved: Path, tmp_path: Path) -> Path:
     return shutil.copytree(saved, tmp_path / "copy")
 
 
-_ENTRY = {"bytes": 1, "sha256": ""}
-
-
 def _change(path: Path, name: str, change: Callable[[Path], object]) -> None:
     """Change a file, and its size and digest in ``metadata.json`` with it."""
     change(path / name)
