@@ -137,5 +137,5 @@ SETTINGS = (SavedWorkflow,)
 
 def run(saved: SavedWorkflow) -> None:
     """Print vocabularies, statistics and sizes."""
-    saved.verify()
+    inspect(saved.workflow).verify()
     print(report(saved.workflow))

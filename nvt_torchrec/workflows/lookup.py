@@ -93,12 +93,6 @@ class SavedWorkflow(Settings):
     """The workflow to look into."""
 
     workflow: Path = flag("directory of the workflow", metavar="OUT/workflow", positional=True)
-    skip_digests: bool = flag("do not verify the digests of the files first", False)
-
-    def verify(self) -> None:
-        """Compare all files with their digests, unless ``skip_digests`` is set."""
-        if not self.skip_digests:
-            inspect(self.workflow).verify()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +122,7 @@ SETTINGS = (SavedWorkflow, LookupSettings)
 
 def run(saved: SavedWorkflow, settings: LookupSettings) -> None:
     """Print what an id stands for, or which id a value has."""
-    saved.verify()
+    inspect(saved.workflow).verify()
     number = settings.id
     if number is None:
         assert settings.value is not None
