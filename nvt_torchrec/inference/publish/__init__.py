@@ -4,7 +4,7 @@
 
     SERVED/current           symbolic link to the bundle that is served: bundles/NAME
     SERVED/bundles/NAME/     the bundles, by the first digits of their digests
-    SERVED/history.json      what was published and rolled back, see :mod:`.store`
+    SERVED/history.json      what was published and rolled back, see :mod:`.directory`
     SERVED/.lock             held while a command works on the directory
 
 The link is switched by a single rename, after all else is on the disk. So, however a command ends,
