@@ -1,4 +1,4 @@
-"""Train with the trainer's defaults on eleven kinds of logs, beside regression and boosted trees.
+"""Train with the trainer's defaults on twelve kinds of logs, beside regression and boosted trees.
 
 Each log is trained with every optimizer and model, and no flag of these; scikit-learn's logistic
 regression has a weight for each value of a column (C = 1), and the same rows; the trees are those
@@ -10,6 +10,7 @@ Everything after -- goes to train_torchrec.py.
     python -m benchmarks.regression --logs additive,census --optimizers adagrad --seeds 3
     python -m benchmarks.regression --logs crossed --optimizers adagrad \\
         --models dlrm,deepfm,dcn_v2,final_mlp
+    python -m benchmarks.regression --logs alike --optimizers adagrad --models dlrm,din
 """
 
 from __future__ import annotations
@@ -142,6 +143,35 @@ def _visits(rows: int) -> Drawn:
     return logits, pd.DataFrame({**columns, "click": drawn < 1 / (1 + np.exp(-logits))})
 
 
+@functools.cache
+def _alike(rows: int) -> Drawn:
+    """Draw clicks that depend on the most similar item of the user's last 50, by hidden vectors.
+
+    Items are of 30 kinds, and users, who come and go, see any of them: what else they saw, and who
+    they are, tells nothing, so that a mean hides what counts.
+    """
+    random = np.random.default_rng(9)
+    users, items, kinds = rows // 100, 500, 30
+    vectors = random.normal(0, 1, (kinds, 8))[random.integers(0, kinds, items)]
+    vectors += random.normal(0, 0.4, vectors.shape)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    alike = vectors @ vectors.T
+    user = np.arange(rows) * users // rows + random.integers(0, users // 10, rows)
+    item = random.integers(0, items, rows)
+    seconds = np.sort(random.choice(30 * 86_400, rows, replace=False))
+    seen: list[list[int]] = [[] for _ in range(user.max() + 1)]
+    most = np.empty(rows)
+    for row, (u, i) in enumerate(zip(user, item, strict=True)):
+        most[row] = alike[i, seen[u][-50:]].max(initial=0)
+        seen[u].append(i)
+    logits = 9 * (most - 0.8) + random.normal(0, 0.5, items)[item]
+    time = pd.to_datetime(1_790_000_000 + seconds, unit="s").strftime("%Y-%m-%d %H:%M:%S")
+    columns = {"time": time, "user": user, "item": item}
+    columns["price"] = random.lognormal(3, 1, rows).round(2)
+    clicks = random.random(rows) < 1 / (1 + np.exp(-logits))
+    return logits, pd.DataFrame({**columns, "click": clicks})
+
+
 LOGS: dict[str, Callable[[], Drawn] | None] = {
     "additive": functools.partial(_additive, 100_000, users=20_000, items=3_000),
     "large": functools.partial(_additive, 1_000_000, users=30_000, items=5_000),
@@ -153,6 +183,7 @@ LOGS: dict[str, Callable[[], Drawn] | None] = {
     "bent": functools.partial(_bent, 40_000),
     "visits": functools.partial(_visits, 300_000),
     "visits_alone": functools.partial(_visits, 300_000),  # each row as if nothing was before it
+    "alike": functools.partial(_alike, 300_000),
     "demo": None,  # etl synthesize
 }
 _BY_SHARE = """[split]
@@ -165,6 +196,13 @@ by = "time"
 column = "time"
 valid = 0.1
 test = 0.1
+"""
+_SEEN = """[events]
+time = "time"
+[[history]]
+name = "seen"
+of = ["user"]
+columns = ["item"]
 """
 _BEFORE = """[events]
 time = "time"
@@ -179,6 +217,8 @@ of = ["user"]
 columns = ["category"]
 where = "click"
 """
+#: Of a log, what is before its rows.
+_EVENTS = {"visits": _BEFORE, "alike": _SEEN}
 _SPEC = """[input]
 format = "csv"
 [label]
@@ -271,7 +311,7 @@ def _make(log: str) -> tuple[Path, float]:
     split, tested = _BY_SHARE, slice(None)
     if "time" in frame:  # where clicks depend on those before, they were drawn with the rows
         labels, frame = frame["click"].to_numpy(), frame.drop(columns="click")
-        split = _BY_TIME + ("" if log.endswith("_alone") else _BEFORE)
+        split = _BY_TIME + _EVENTS.get(log, "")
         tested = slice(len(logits) * 9 // 10, None)
 
     def make() -> None:

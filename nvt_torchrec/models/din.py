@@ -1,13 +1,14 @@
 """Target attention: events of a history count by how they fit the row's own item.
 
-As in DIN (Zhou et al. 2018, arXiv:1706.06978), but with weights that are a softmax of dot products:
-they are learned sooner than the layers over pairs of vectors that are proposed there.
+As in DIN (Zhou et al. 2018, arXiv:1706.06978), but the weights are a softmax of dot products
+instead of layers over pairs of vectors.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.models.contract import Columns
@@ -33,7 +34,7 @@ class DeepInterest(nn.Module):
         self.candidates = [columns.categorical.index(name) for name in own]
         dim = columns.embedding_dim
         self.norm = nn.LayerNorm(dim)  # vectors begin small, and so would all weights be equal
-        width = columns.width + 2 * len(self.candidates) * dim
+        width = columns.width + len(self.candidates) * (2 * dim + 1)
         self.deep = Layers(width, sizes, last_relu=False)
 
     def forward(
@@ -43,13 +44,17 @@ class DeepInterest(nn.Module):
         lists: torch.Tensor,
         present: torch.Tensor,
     ) -> torch.Tensor:
-        """Return logits [B, T]; see :mod:`.contract`. An empty list adds zeros."""
+        """Return logits [B, T]; see :mod:`.contract`. An empty list adds zeros.
+
+        The logarithm of the softmax's sum, with a product of 0 more, says how well anything fits.
+        """
         candidates, events = self.norm(vectors[:, self.candidates]), self.norm(lists)
         fit = (events * candidates.unsqueeze(2)).sum(3) / events.shape[3] ** 0.5  # [B, S, L]
-        weights = fit.masked_fill(~present, _NEVER).softmax(2) * present
-        interest = (weights.unsqueeze(3) * events).sum(2)
-        parts = [vectors, interest, interest * candidates]
-        return self.deep(torch.cat([dense, torch.cat(parts, 1).flatten(1)], 1))
+        fit = fit.masked_fill(~present, _NEVER)
+        interest = ((fit.softmax(2) * present).unsqueeze(3) * events).sum(2)
+        sums = functional.pad(fit, (1, 0)).logsumexp(2)
+        parts = [dense, vectors.flatten(1), interest.flatten(1), (interest * candidates).flatten(1)]
+        return self.deep(torch.cat([*parts, sums], 1))
 
 
 def build(columns: Columns, *, over_arch_layer_sizes: tuple[int, ...]) -> DeepInterest:

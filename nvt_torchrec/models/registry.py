@@ -38,7 +38,7 @@ MODELS = {
     "deepfm": KnownModel((_LAYERS,)),
     "dcn_v2": KnownModel((_LAYERS, "dcn_num_layers", "dcn_low_rank_dim"), vector_scale=4.0),
     "final_mlp": KnownModel((_LAYERS,), vector_scale=4.0),
-    "din": KnownModel((_LAYERS,), vector_scale=4.0, attends=True),
+    "din": KnownModel((_LAYERS,), attends=True),
 }  # fmt: skip
 DEFAULT_MODEL = next(iter(MODELS))
 #: The flags that are settings of a model.
