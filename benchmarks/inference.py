@@ -143,7 +143,7 @@ class Stock:
         self._model, self._device = build_model(config, device="meta"), device
         self._model.head = head
         bags = self._model.sparse_arch.embedding_bag_collection.embedding_bags
-        for name, part in zip(config.table_names, rows.split(config.num_embeddings), strict=True):
+        for name, part in zip(config.tables, rows.split([*config.tables.values()]), strict=True):
             bags[name].weight = torch.nn.Parameter(part)
 
     def frame(self, rows: RawRows) -> pd.DataFrame:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,8 @@ class TableSchema:
         weight: Name of the column with the weights of the rows (float32); "" for none.
         histories: The histories, each with two more columns (int32); see
             :mod:`nvt_torchrec.formats.histories`.
+        vocabularies: Per categorical column, the name of its vocabulary: columns of one name share
+            ids, and an embedding table; (): each has its own.
     """
 
     labels: tuple[str, ...]
@@ -55,10 +58,13 @@ class TableSchema:
     multi_hot: tuple[str, ...] = ()
     weight: str = ""
     histories: tuple[StoredHistory, ...] = ()
+    vocabularies: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.labels, str):
             object.__setattr__(self, "labels", (self.labels,))
+        if len({*self.vocabularies}) == len(self.categorical):
+            object.__setattr__(self, "vocabularies", ())
         if len(self.categorical) != len(self.table_sizes):
             raise SchemaError(
                 f"{len(self.categorical)} categorical columns, {len(self.table_sizes)} table sizes"
@@ -71,6 +77,7 @@ class TableSchema:
                     f"column {name}: a table of {size} rows; int32 ids allow {LARGEST_TABLE}",
                     "hash or number the ids into a smaller table",
                 )
+        check_vocabularies(self.categorical, self.vocabularies, self.table_sizes)
         unknown = set(self.multi_hot) - set(self.categorical)
         if unknown:
             raise SchemaError(f"multi-hot columns {sorted(unknown)} are not categorical columns")
@@ -141,9 +148,11 @@ class TableSchema:
         if self.weight:
             features.append(_feature(self.weight, "FLOAT", [WEIGHT_TAG]))
         features += [_feature(name, "FLOAT", ["continuous"]) for name in self.dense]
-        for name, size in zip(self.categorical, self.table_sizes, strict=True):
+        vocabularies = self.vocabularies or self.categorical
+        columns = zip(self.categorical, self.table_sizes, vocabularies, strict=True)
+        for name, size, domain in columns:
             feature = _feature(name, "INT", ["categorical"])
-            feature["intDomain"] = {"name": name, "max": str(size - 1), "isCategorical": True}
+            feature["intDomain"] = {"name": domain, "max": str(size - 1), "isCategorical": True}
             properties = feature["annotation"]["extraMetadata"][0]
             if name in self.multi_hot:  # a second dimension without bounds: how Merlin says ragged
                 properties |= {"is_list": True, "is_ragged": True, "_dims": [[0.0, None]] * 2}
@@ -191,7 +200,7 @@ class TableSchema:
         names: dict[str, list[str]] = {
             tag: [] for tag in ("target", WEIGHT_TAG, "continuous", "categorical")
         }
-        seen, sizes, multi_hot, histories = set(), [], [], []
+        seen, sizes, multi_hot, histories, vocabularies = set(), [], [], [], []
         for feature in value.get("feature", []):
             tags, name = feature.get("annotation", {}).get("tag", []), feature["name"]
             if not isinstance(name, str) or name in seen:
@@ -201,7 +210,8 @@ class TableSchema:
             if tag:
                 names[tag].append(name)
             if tag == "categorical":
-                size = int(feature.get("intDomain", {}).get("max", -1)) + 1
+                domain = feature.get("intDomain", {})
+                size = int(domain.get("max", -1)) + 1
                 if size < 1:
                     raise SchemaError(
                         f"{path}: column {name} has no table size (intDomain.max)",
@@ -209,6 +219,7 @@ class TableSchema:
                         "says none: put Categorify after it",
                     )
                 sizes.append(size)
+                vocabularies.append(str(domain.get("name") or name))
                 properties = feature["annotation"].get("extraMetadata") or [{}]
                 if properties[0].get("is_list"):
                     multi_hot.append(name)
@@ -228,7 +239,7 @@ class TableSchema:
                 f"in a workflow of NVTabular, write {_TAGS[lacking][1]}; or run the ETL again",
             )
         weight = "".join(weights)
-        lists = tuple(multi_hot), weight, tuple(histories)
+        lists = tuple(multi_hot), weight, tuple(histories), tuple(vocabularies)
         return cls(labels, dense, categorical, tuple(sizes), *lists)
 
 
@@ -240,6 +251,27 @@ def _feature(name: str, kind: str, tags: list[str]) -> dict:
         "dtype_item_size": 32.0,
     }
     return {"name": name, "type": kind, "annotation": {"tag": tags, "extraMetadata": [properties]}}
+
+
+def check_vocabularies(
+    categorical: Sequence[str], vocabularies: Sequence[str], sizes: Sequence[int]
+) -> None:
+    """Check that columns of one vocabulary have tables of one size.
+
+    Raises:
+        SchemaError: They have not, or not every column has a vocabulary.
+    """
+    first: dict[str, tuple[str, int]] = {}
+    if len(vocabularies) not in (0, len(categorical)):
+        raise SchemaError(f"{len(categorical)} columns, {len(vocabularies)} vocabularies")
+    for name, vocabulary, size in zip(categorical, vocabularies, sizes, strict=False):
+        other, rows = first.setdefault(vocabulary, (name, size))
+        if size != rows:
+            raise SchemaError(
+                f"columns {other} and {name} have the vocabulary {vocabulary}, so one table, and "
+                f"sizes of {rows} and {size} rows",
+                "give both the same size",
+            )
 
 
 def embedding_dimension(size: int) -> int:

@@ -189,6 +189,7 @@ class WorkflowDescription:
             multi_hot=tuple(column.name for column in columns if column.multi_hot),
             weight=self.spec.weight,
             histories=tuple(StoredHistory(rule.name, rule.columns) for rule in self.spec.histories),
+            vocabularies=tuple(column.vocabulary_name for column in columns),
         )
 
     def reused_ids(self, since: int) -> dict[str, np.ndarray]:

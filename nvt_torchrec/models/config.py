@@ -11,7 +11,7 @@ from typing import Any
 
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.files.validation import convert
-from nvt_torchrec.formats.schema import LARGEST_TABLE
+from nvt_torchrec.formats.schema import LARGEST_TABLE, check_vocabularies
 from nvt_torchrec.models.contract import MOST_BINS, RAW_COLUMNS, Columns, find_raw_columns
 from nvt_torchrec.models.program import Program
 
@@ -45,6 +45,7 @@ class ModelConfig(Columns):
                 f"{len(self.categorical)} categorical features, "
                 f"{len(self.num_embeddings)} table sizes"
             )
+        check_vocabularies(self.categorical, self.vocabularies, self.num_embeddings)
         for size in (self.embedding_dim, *self.num_embeddings):
             if not 1 <= size <= LARGEST_TABLE:
                 raise SchemaError(f"no table has {size} rows or columns")
@@ -64,8 +65,9 @@ class ModelConfig(Columns):
             raise SchemaError(f"no model has max_events {self.max_events}")
         if self.first_order and self.embedding_dim <= self.first_order_width > 1:
             raise SchemaError(
-                f"embedding_dim {self.embedding_dim} with {len(self.labels)} labels and "
-                f"{len(self.histories)} histories: the first-order term takes a coordinate of the "
+                f"embedding_dim {self.embedding_dim} with {len(self.labels)} labels and up to "
+                f"{self.first_order_width // len(self.labels)} features of a table, columns of one "
+                "vocabulary and their histories: the first-order term takes a coordinate of the "
                 "embeddings for each label and each feature of a table",
                 "give --embedding_dim a larger value, or --first_order 0",
             )
@@ -96,9 +98,9 @@ class ModelConfig(Columns):
         Each feature of a table has own ones, for all labels: those of the n-th begin at n · T.
         """
         places: dict[str, int] = {}
-        columns = list(self.features.values())
+        tables = [self.table_of[column] for column in self.features.values()]
         for i, name in enumerate(self.features):
-            places[name] = columns[:i].count(columns[i]) * len(self.labels)
+            places[name] = tables[:i].count(tables[i]) * len(self.labels)
         return places
 
     @property
@@ -108,9 +110,15 @@ class ModelConfig(Columns):
         return most + len(self.labels) if self.first_order else 0
 
     @property
-    def table_names(self) -> list[str]:
-        """The names of the tables, ``t_<feature>`` as in TorchRec's examples."""
-        return [f"t_{name}" for name in self.categorical]
+    def table_of(self) -> dict[str, str]:
+        """The name of the table of each categorical column, ``t_<vocabulary>``."""
+        names = (f"t_{name}" for name in self.vocabularies or self.categorical)
+        return dict(zip(self.categorical, names, strict=True))
+
+    @property
+    def tables(self) -> dict[str, int]:
+        """The rows of each table, by its name."""
+        return dict(zip(self.table_of.values(), self.num_embeddings, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict, which :meth:`from_dict` reads."""
@@ -119,6 +127,8 @@ class ModelConfig(Columns):
             del value["histories"], value["max_events"]
         if not self.sequences:
             del value["sequences"]
+        if not self.vocabularies:
+            del value["vocabularies"]
         for name in RAW_COLUMNS.values() if self.program else ():
             if not value["program"][name]:  # older versions do not know it
                 del value["program"][name]

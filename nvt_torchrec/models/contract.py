@@ -107,6 +107,8 @@ class Columns:
         histories: The histories (:mod:`nvt_torchrec.formats.histories`).
         max_events: The most events of a history in a row; the newest ones count.
         sequences: The histories whose events the module gets one by one.
+        vocabularies: The vocabulary of each categorical column: columns of one name have one table;
+            (): each has its own.
     """
 
     dense: tuple[str, ...]
@@ -118,6 +120,7 @@ class Columns:
     histories: tuple[StoredHistory, ...] = dataclasses.field(default=(), kw_only=True)
     max_events: int = dataclasses.field(default=0, kw_only=True)
     sequences: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
+    vocabularies: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
 
     @property
     def features(self) -> dict[str, str]:

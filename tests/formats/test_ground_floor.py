@@ -85,8 +85,18 @@ SCHEMA = TableSchema("label", ("int_0", "int_1"), ("cat_0", "cat_1", "tags"), (1
 
 
 def test_schema_round_trip(tmp_path: Path) -> None:
+    """With the vocabularies that columns share, as Merlin names them."""
     SCHEMA.write(tmp_path)
-    assert TableSchema.read(tmp_path) == SCHEMA
+    assert (
+        TableSchema.read(tmp_path)
+        == SCHEMA
+        == dataclasses.replace(SCHEMA, vocabularies=("a", "b", "c"))
+    )
+    shared = dataclasses.replace(SCHEMA, table_sizes=(7, 3, 7), vocabularies=("v", "cat_1", "v"))
+    shared.write(tmp_path)
+    assert TableSchema.read(tmp_path) == shared
+    with pytest.raises(SchemaError, match=r"cat_0 and tags have the vocabulary v, .* 10 and 7"):
+        dataclasses.replace(shared, table_sizes=(10, 3, 7))
     assert SCHEMA.num_embeddings_per_feature == "10,3,7"
 
 

@@ -45,13 +45,18 @@ def make_scorer(schema, seed: int) -> tuple[ModelWithTables, ModelConfig]:
         name = list(OTHERS)[seed % 3]
         settings = {"over_arch_layer_sizes": [8, 4, 1], **OTHERS[name]}
         config = dataclasses.replace(config, model=name, settings=settings)
-    config = dataclasses.replace(config, labels=schema.labels[:1], dense_bins=5 * (seed % 2))
+    config = dataclasses.replace(
+        config,
+        labels=schema.labels[:1],
+        dense_bins=5 * (seed % 2),
+        vocabularies=schema.vocabularies,
+    )
     model = with_tables(config, seed)
     if model.head.piecewise is not None:
         edges = torch.linspace(-1, 2, 6).expand_as(model.head.piecewise.edges)
         model.head.piecewise.edges.copy_(edges)
     bags = model.sparse_arch.embedding_bag_collection.embedding_bags
-    for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
+    for name, rows in config.tables.items():
         fill_table(bags[name].weight.detach(), name, rows, 4, seed, (0, 0))
     if model.head.first_order is not None:
         for parameter in model.head.first_order.parameters():
@@ -62,7 +67,7 @@ def make_scorer(schema, seed: int) -> tuple[ModelWithTables, ModelConfig]:
 def to_serve(model: ModelWithTables, config: ModelConfig) -> ServingModel:
     """The same weights, arranged for scoring."""
     bags = model.sparse_arch.embedding_bag_collection.embedding_bags
-    rows = torch.cat([bags[name].weight for name in config.table_names])
+    rows = torch.cat([bags[name].weight for name in config.tables])
     return ServingModel.make(JoinedTable(rows), config, model.head)
 
 

@@ -71,7 +71,7 @@ def bundle(
         )
     model = with_tables(config, 1)
     bags = model.sparse_arch.embedding_bag_collection.embedding_bags
-    for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
+    for name, rows in config.tables.items():
         fill_table(bags[name].weight.detach(), name, rows, 8, 1, (0, 0))
     save_bundle(base / "bundle", base / "workflow", to_serve(model, config), make_origin(0, (0,)))
     return base / "bundle", model

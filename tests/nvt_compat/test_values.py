@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -15,6 +16,8 @@ import nvtabular
 import pandas as pd
 import pytest
 from nvtabular import ops
+
+from nvt_torchrec.formats.schema import TableSchema
 
 
 @pytest.fixture
@@ -102,6 +105,19 @@ def test_a_combination_with_a_null_comes_first(tmp_path: Path) -> None:
     workflow = nvtabular.Workflow(node)
     workflow.fit(nvtabular.Dataset(frame, cpu=True))
     assert workflow.transform(frame)["a_b"].tolist() == [3, 5, 4]
+
+
+def test_a_joint_vocabulary_names_its_columns_domain(tmp_path: Path) -> None:
+    """By which a schema of NVTabular says that they have one table (formats.schema)."""
+    frame = pd.DataFrame({"a": [1, 2], "b": [2, 3], "c": [1, 1]})
+    joint = [("a", "b"), "c"] >> ops.Categorify(out_path=str(tmp_path))
+    data = nvtabular.Workflow(joint).fit_transform(nvtabular.Dataset(frame, cpu=True))
+    data.to_parquet(str(tmp_path / "data"))
+    value = json.loads((tmp_path / "data" / ".merlin" / "schema.json").read_text())
+    label = {"name": "y", "annotation": {"tag": ["target"]}}
+    schema = TableSchema.from_dict({"feature": [label, *value["feature"]]}, "")
+    domains = dict(zip(schema.categorical, schema.vocabularies, strict=True))
+    assert domains == {"a": "a_b", "b": "a_b", "c": "c"}
 
 
 _WORDS = [None if np.isnan(value) else f"é{value:02.0f}" for value in _column(300)]

@@ -88,6 +88,7 @@ def write_split(
     row_group_rows: int = 64,
     seed: int = 0,
     multi_hot: tuple[str, ...] = (),
+    vocabularies: tuple[str, ...] = (),
 ) -> TableSchema:
     """Write ``root/{split}/part.N.parquet``, ``_metadata`` and ``.merlin/schema.json``.
 
@@ -100,6 +101,7 @@ def write_split(
         row_group_rows: rows of a row group, at most.
         seed: of the features and labels.
         multi_hot: categorical columns that become lists of 0 to 4 ids.
+        vocabularies: as in the schema.
     """
     schema = TableSchema(
         labels="label",
@@ -107,6 +109,7 @@ def write_split(
         categorical=tuple(f"cat_{i}" for i in range(len(table_sizes))),
         table_sizes=tuple(table_sizes),
         multi_hot=multi_hot,
+        vocabularies=vocabularies,
     )
     first_row = 0
     for split in SPLITS:

@@ -82,7 +82,9 @@ def write_output(root: Path, generation: int, *, shuffle: str = "none") -> Path:
     """Write an output of the ETL whose workflow is of a generation; return its splits."""
     output = EtlOutput(root)
     names = tuple(SPEC.categorical_names)
-    schema = TableSchema("label", tuple(SPEC.dense_names), names, table_sizes(generation))
+    vocabularies = tuple(column.vocabulary_name for column in SPEC.categorical)
+    columns = "label", tuple(SPEC.dense_names), names, table_sizes(generation)
+    schema = TableSchema(*columns, vocabularies=vocabularies)
     newest = table_sizes(len(VALUES) - 1)
     files, first_row = [], 0
     for split in SPLITS:

@@ -26,7 +26,8 @@ from tests.training.runs import MODEL
 class Reference(nn.Module):
     """Naumov et al. 2019 with nn.Embedding; initial weights as the trainer's for this seed.
 
-    Features of one column share its table; each has first-order weights of its own.
+    Columns of one vocabulary, and their histories, share a table; each feature has first-order
+    weights of its own.
     """
 
     def __init__(
@@ -45,8 +46,9 @@ class Reference(nn.Module):
         self.places = config.term_places.values()
         scale = config.max_events**0.5
         self.factors = [1.0 if name == own else scale for name, own in config.features.items()]
-        self.columns = [config.categorical.index(name) for name in config.features.values()]
-        pairs = len(self.columns) * (len(self.columns) + 1) // 2
+        tables = [*config.tables]
+        self.table_of = [tables.index(config.table_of[own]) for own in config.features.values()]
+        pairs = len(self.table_of) * (len(self.table_of) + 1) // 2
         self.over = nn.Sequential(*_layers(config.embedding_dim + pairs, top))
         for mine, theirs in ((self.dense, module.bottom), (self.over, module.top)):
             for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
@@ -59,29 +61,31 @@ class Reference(nn.Module):
                 self.linear.bias.data[number] = regression.bias
         self.tables, self.labels = nn.ModuleList(), len(config.labels)
         self.sparse, self.width = sparse, config.first_order_width
-        for column, (name, rows) in enumerate(
-            zip(config.table_names, config.num_embeddings, strict=True)
-        ):
+        for number, (name, rows) in enumerate(config.tables.items()):
             self.tables.append(nn.Embedding(rows, config.embedding_dim, sparse=sparse))
             weight = self.tables[-1].weight.data
             fill_table(weight, name, rows, config.embedding_dim, seed, (0, 0))
             if self.first_order:
                 weight[:, : self.width] = 0
-                for feature, (own, place) in enumerate(zip(self.columns, self.places, strict=True)):
-                    for number, regression in enumerate(regressions.values()):
+                for feature, (own, place) in enumerate(
+                    zip(self.table_of, self.places, strict=True)
+                ):
+                    for label, regression in enumerate(regressions.values()):
                         ids, values = regression.ids[feature], regression.weights[feature]
-                        if own == column:
+                        if own == number:
                             ids, values = torch.from_numpy(ids), torch.from_numpy(values).float()
-                            weight[ids, place + number] = values
+                            weight[ids, place + label] = values
                 weight[:, : self.width] /= self.first_order
 
     def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
         embedded = [
             nn.functional.embedding_bag(
-                lists.values().long(), self.tables[column].weight, lists.offsets()[:-1].long(),
-                mode="mean", sparse=self.sparse,
+                lists.values().long(), self.tables[table].weight, lists.offsets()[:-1].long(),
+                mode="sum" if factor == 1 else "mean", sparse=self.sparse,
             )
-            for column, lists in zip(self.columns, features.to_dict().values(), strict=True)
+            for table, factor, lists in zip(
+                self.table_of, self.factors, features.to_dict().values(), strict=True
+            )
         ]  # fmt: skip
         term = 0.0
         if self.first_order:

@@ -38,14 +38,14 @@ def assert_grown(then: Path, now: Path, generation: int = 2, since: int = 0) -> 
     """Compare two checkpoints row by row, by the values of the ids."""
     before, after = read_all(then), read_all(now)
     assert before.keys() == after.keys()
-    columns = {f"t_{column.name}": column for column in SPEC.categorical}
+    columns = {f"t_{column.vocabulary_name}": column for column in SPEC.categorical}
     for name, tensor in after.items():
         table = next((table for table in columns if f".{table}.weight" in name), None)
         if table is None:
             assert torch.equal(tensor, before[name]), name
             continue
         origin = sources(columns[table], since)
-        assert tensor.shape[0] == table_sizes(generation)[list(columns).index(table)]
+        assert tensor.shape[0] == table_sizes(generation)[SPEC.categorical.index(columns[table])]
         kept = np.flatnonzero(origin == np.arange(len(origin)))
         kept = kept[kept < len(before[name])]
         assert len(kept) < len(tensor) or table == "t_cat_3"
@@ -96,8 +96,9 @@ def test_moments_of_column_shards(outputs, trained, tmp_path):
     given = flags(outputs[2], "rowwise_adagrad", f"--continue_from={before}", batch=16)
     save_starts({path: [*given, "--sharding=column_wise"]})
     for number, column in enumerate(SPEC.categorical):
-        name = f"{TABLES}t_{column.name}.weight".replace("model.", "optimizer.tables.", 1)
-        name = f"{name}.t_{column.name}.momentum1"
+        table = f"t_{column.vocabulary_name}"
+        name = f"{TABLES}{table}.weight".replace("model.", "optimizer.tables.", 1)
+        name = f"{name}.{table}.momentum1"
         old, new = (read_all(checkpoint)[name].view(2, -1) for checkpoint in (before, path))
         assert new.shape[1] == table_sizes(2)[number]
         origin = sources(column, 0)
@@ -195,5 +196,5 @@ def test_what_a_checkpoint_records(outputs, trained, tmp_path):
         == json.loads((before / "model.json").read_text())["blake2b"]
     )
     (event,) = events(tmp_path, "continue")
-    # cat_0: 10 new and 5, 9 reused; twice 14 new and 17, 40; cat_4: 13 new and 8
-    assert (event["new_rows"], event["reused_rows"]) == (10 + 2 * 14 + 13, 2 + 2 * 2 + 1)
+    # cat_0: 10 new and 5, 9 reused; the shared vocabulary 14 new and 17, 40; cat_4: 13 new and 8
+    assert (event["new_rows"], event["reused_rows"]) == (10 + 14 + 13, 2 + 2 + 1)

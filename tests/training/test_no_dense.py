@@ -86,11 +86,11 @@ def test_an_interaction_is_of_the_embeddings_alone():
     config = dlrm((), ("a", "b", "c"), (5, 6, 7), 4, (), (8, 1), 0.0)
     model = with_tables(config, seed=3)
     bags = model.sparse_arch.embedding_bag_collection.embedding_bags
-    for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
+    for name, rows in config.tables.items():
         fill_table(bags[name].weight.detach(), name, rows, 4, 3, (0, 0))
     ids = torch.tensor([[0, 4], [5, 1], [6, 2]])
     kjt = KeyedJaggedTensor(["a", "b", "c"], ids.flatten(), lengths=torch.ones(6).int(), stride=2)
-    e = [bags[name].weight[rows] for name, rows in zip(config.table_names, ids, strict=True)]
+    e = [bags[name].weight[rows] for name, rows in zip(config.tables, ids, strict=True)]
     products = torch.stack([(e[i] * e[j]).sum(1) for i, j in ((0, 1), (0, 2), (1, 2))], 1)
     first, last = model.head.module.top
     expected = last(functional.relu(first(products))).squeeze(1)

@@ -51,7 +51,7 @@ All keys of a spec; those that are optional say so, or show their default::
     names = ["cat_0", "cat_1"]
     raw = "hex32"                 # up to 8 hexadecimal digits; "int", "bool", "string" (UTF-8)
     multi_hot = false             # true: a list of values in each row
-    vocabulary = "cats"           # optional: columns with the same name here share ids
+    vocabulary = "cats"           # optional: columns with the same name share ids, a table
     freq_threshold = 5            # optional: rarer values count as out of vocabulary
     max_table_size = 40000000     # optional: rows of the table, reserved ids included
     num_buckets = 10              # optional, with either of them: ids for hashed rare values

@@ -326,7 +326,7 @@ def bundle_name(digest: str) -> str:
 
 def _load_table(weights: Path, kind: str, config: ModelConfig) -> JoinedTable:
     """Map the table."""
-    rows = sum(config.num_embeddings)
+    rows = sum(config.tables.values())
     ranges = 2 + config.first_order_width
     values = _map(weights / "table.npy", _NUMPY_KINDS[kind], (rows, config.embedding_dim))
     if kind != "int8":

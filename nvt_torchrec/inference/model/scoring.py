@@ -145,8 +145,8 @@ class ServingModel:
     @classmethod
     def make(cls, table: JoinedTable, config: ModelConfig, head: Head) -> ServingModel:
         """Make a model of its parts."""
-        begins = np.cumsum([0, *config.num_embeddings])
-        first = torch.from_numpy(begins[[*map(config.categorical.index, config.features.values())]])
+        begins = dict(zip(config.tables, np.cumsum([0, *config.tables.values()]), strict=False))
+        first = torch.tensor([begins[config.table_of[own]] for own in config.features.values()])
         head.eval().requires_grad_(False)
         for module in head.modules():  # PyTorch finds these in a third of the time
             vars(module).update({**module._parameters, **module._buffers, **module._modules})
@@ -171,18 +171,16 @@ class ServingModel:
         Raises:
             BadInputError: They are not finite or no logits, or the model's program fails.
         """
-        first = index = self.first[: len(self.config.categorical)]
+        index = self.first
         if tables:
             ranges = self.table.ranges  # of int8: scale and minimum, which bound the values
             low, high = (self.table.values if ranges is None else ranges).aminmax(dim=1)
-            columns = torch.maximum(high, -low).tensor_split(first[1:].cpu())
-            index = first + torch.stack([column.argmax() for column in columns])
+            begins, numbers = self.first.unique(return_inverse=True)
+            of_tables = torch.maximum(high, -low).tensor_split(begins[1:].cpu())
+            index = index + torch.stack([values.argmax() for values in of_tables])[numbers]
         x = torch.tensor([[1.0], [-1.0]], device=self.device).expand(2, len(self.config.dense))
         try:
-            of_features = [*map(self.config.categorical.index, self.config.features.values())]
-            index = index[of_features]
-            ids = Ids((index - self.first).repeat(2, 1).T.cpu().numpy())
-            more = self.read_more_inputs(ids)
+            more = self.read_more_inputs(Ids((index - self.first).repeat(2, 1).T.cpu().numpy()))
             logits = self.head(x, self.table.rows(index).repeat(2, 1, 1), more)
         except BadInputError as error:
             raise BadInputError(f"{path}: {error.what}", error.remedy) from None

@@ -158,13 +158,13 @@ def _errors_of_model(path: Path) -> Iterator[None]:
 
 
 def _allocate(config: ModelConfig, device: torch.device | str) -> tuple[torch.Tensor, Head]:
-    rows = torch.empty(sum(config.num_embeddings), config.embedding_dim, device=device)
+    rows = torch.empty(sum(config.tables.values()), config.embedding_dim, device=device)
     return rows, build_head(config, device=device).requires_grad_(False)
 
 
 def _weights(rows: torch.Tensor, head: Head, config: ModelConfig) -> dict[str, torch.Tensor]:
     """Return the weights by their names in a checkpoint; tables are parts of ``rows``."""
-    tables = zip(config.table_names, rows.split(config.num_embeddings), strict=True)
+    tables = zip(config.tables, rows.split([*config.tables.values()]), strict=True)
     weights = {_TABLE.format(name): part for name, part in tables}
     return weights | {_HEAD + name: tensor for name, tensor in head.state_dict().items()}
 

@@ -72,8 +72,8 @@ def grow_tables(
     columns = {column.name: column for column in workflow.spec.categorical}
     reused = workflow.reused_ids(generation.number)
     tables = {}
-    for table, name, rows_then, rows in zip(
-        now.table_names, now.categorical, then.num_embeddings, now.num_embeddings, strict=True
+    for (name, table), rows_then, rows in zip(
+        now.table_of.items(), then.num_embeddings, now.num_embeddings, strict=True
     ):
         if name not in columns:
             raise SchemaError(

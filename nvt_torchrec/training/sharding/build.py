@@ -181,9 +181,8 @@ def _hardware(settings: TrainSettings, group: Group, held: int) -> Hardware:
 
 
 def _fill_tables(model: DistributedModelParallel, config: ModelConfig, seed: int) -> None:
-    rows = dict(zip(config.table_names, config.num_embeddings, strict=True))
     for table, shard, place in _shards(model):
-        fill_table(shard, table, rows[table], config.embedding_dim, seed, place)
+        fill_table(shard, table, config.tables[table], config.embedding_dim, seed, place)
         if config.first_order:
             shard[:, : max(0, config.first_order_width - place[1])] = 0
 
@@ -221,7 +220,7 @@ def _write_regression(regression: Regression, number: int, run: RunState) -> Non
     features, begins = config.features, config.term_places
     fitted: dict[str, list[tuple[int, np.ndarray, np.ndarray]]] = defaultdict(list)
     for (name, own), (ids, weights) in zip(features.items(), of_columns, strict=False):
-        fitted[f"t_{own}"].append((begins[name] + number, ids, weights))
+        fitted[config.table_of[own]].append((begins[name] + number, ids, weights))
     for table, shard, (row, column) in _shards(model):
         for place, ids, weights in fitted[table]:
             if not column <= place < column + shard.shape[1]:

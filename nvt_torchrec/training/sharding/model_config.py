@@ -52,6 +52,7 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
         dense_bins=(settings.dense_bins or 0) if schema.dense else 0,
         histories=schema.histories if settings.max_events else (),
         max_events=(settings.max_events or 0) if schema.histories else 0,
+        vocabularies=schema.vocabularies,
     )
     columns = dataclasses.replace(columns, sequences=_choose_sequences(settings, columns))
     if columns.histories and settings.loader == "merlin":

@@ -126,7 +126,7 @@ def sharder(
     """
     tables = [table for part in plan.plan.values() for table in part.values()] if plan else []
     cached = any(table.compute_kernel == _UVM for table in tables)
-    few = sum(config.num_embeddings) <= _MOST_INT32_ROWS and not cached
+    few = sum(config.tables.values()) <= _MOST_INT32_ROWS and not cached
     ids = torch.int32 if few else torch.int64
     lookups: dict[str, Any] = {
         "embedding_table_index_type": ids,
@@ -184,10 +184,10 @@ def make_plan(
             plan = planner.collective_plan(model, sharders, group)
     except planner_types.PlannerError as error:
         width = 2 if settings.table_precision == "fp16" else 4
-        gib = sum(config.num_embeddings) * config.embedding_dim * width / GIB
+        gib = sum(config.tables.values()) * config.embedding_dim * width / GIB
         reason = str(error).strip().splitlines()[0]
         raise SettingsError(
-            f"no plan puts the {len(config.table_names)} tables ({gib:.1f} GiB of weights) on "
+            f"no plan puts the {len(config.tables)} tables ({gib:.1f} GiB of weights) on "
             f"{hardware.world_size} rank(s) with {hardware.memory / GIB:.1f} GiB each: {reason}",
             "use more ranks, --table_precision fp16, a smaller --embedding_dim, or smaller tables "
             "(the ETL's --max_table_size and --freq_threshold)",
@@ -274,8 +274,7 @@ def _constraints(
     width = max(4, math.ceil(config.embedding_dim / hardware.world_size / 4) * 4)
     means = {*config.features} - {*config.categorical, *config.lists}
     lookups, constraints = config.lookups.items(), {}
-    columns = zip(config.table_names, config.categorical, config.num_embeddings, strict=True)
-    for table, column, rows in columns:
+    for table, rows in config.tables.items():
         sharding = settings.sharding
         if sharding == "row_wise" and _has_empty_shards(rows, hardware):
             sharding = "table_wise"
@@ -286,8 +285,8 @@ def _constraints(
             min_partition=width if sharding == "column_wise" else None,
             pooling_factors=[
                 float(config.max_events if name in means else 1)
-                for name, own in lookups
-                if own == column
+                for name, column in lookups
+                if config.table_of[column] == table
             ],
             output_dtype=DataType.FP32 if settings.table_precision == "fp16" else None,
         )

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import fx, nn
 from torch.nn import functional
 from torchrec.models.dlrm import SparseArch
-from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
@@ -208,9 +208,9 @@ class _HeadInputs(nn.Module):
     def forward(
         self, features: KeyedJaggedTensor, vectors: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return vectors of the features, with the means of lists, and what else a module takes.
+        """Return vectors of the features, with the means of histories, and what else a module takes.
 
-        Ids and lengths are int64 [B, columns]; padding rows, which have no ids, have 0.
+        Tables sum, as columns of lists are summed, which may have the table of a history. Ids and lengths are int64 [B, columns]; padding rows, which have no ids, have 0.
         """
 
         def ids(name: str) -> torch.Tensor:
@@ -219,17 +219,18 @@ class _HeadInputs(nn.Module):
 
         lengths = {name: features[name].lengths() for name in self._columns.get("lengths", ())}
         more = stack_raw_inputs(self._columns, ids=ids, lengths=lengths.__getitem__)
-        if not any(self._lists):
+        if not self._lists:
             return vectors, more
         sizes = [self._singles, *self._sizes]
         parts = list(vectors.split(sizes, 1))
-        there = (features.lengths().view(vectors.shape[1], -1).T > 0).split(sizes, 1)
+        counts = features.lengths().view(vectors.shape[1], -1).T.split(sizes, 1)
         places = [place for place, is_list in enumerate(self._lists, start=1) if is_list]
-        more["lists"] = torch.stack([parts[place] for place in places], 1)
-        more["present"] = torch.stack([there[place] for place in places], 1)
-        for place in places:
-            counts = there[place].sum(1).clamp(min=1).view(-1, 1, 1)
-            parts[place] = parts[place].sum(1, keepdim=True) / counts
+        if places:
+            more["lists"] = torch.stack([parts[place] for place in places], 1)
+            more["present"] = torch.stack([counts[place] > 0 for place in places], 1)
+        for place, events in enumerate(counts[1:], start=1):
+            sums = parts[place].sum(1, keepdim=True)
+            parts[place] = sums / events.sum(1).clamp(min=1).view(-1, 1, 1)
         return torch.cat(parts, 1), more
 
 
@@ -240,7 +241,7 @@ class ModelWithTables(nn.Module):
         super().__init__()
         self.sparse_arch = PooledVectors(collection, [*config.lookups])
         self.head = head
-        more = head.raw_columns or config.lists
+        more = head.raw_columns or config.histories
         self.inputs = _HeadInputs(config, head.raw_columns) if more else None
 
     def forward(
@@ -270,20 +271,17 @@ def build_model(
     allocated. ``tables`` is their precision, "fp32" or "fp16".
     ``build`` is that of an own model, to train it.
     """
-    of_histories = {name for history in config.histories for name in history.columns}
     configs = [
         EmbeddingBagConfig(
             name=table,
             embedding_dim=config.embedding_dim,
             num_embeddings=rows,
-            feature_names=[name for name, column in config.lookups.items() if column == own],
+            feature_names=[
+                name for name, column in config.lookups.items() if config.table_of[column] == table
+            ],
             data_type=DataType(tables.upper()),
-            # of one id the mean is the id's: only columns of lists are summed
-            pooling=PoolingType.MEAN if own in of_histories else PoolingType.SUM,
         )
-        for table, own, rows in zip(
-            config.table_names, config.categorical, config.num_embeddings, strict=True
-        )
+        for table, rows in config.tables.items()
     ]
     collection = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
     head = build_head(config, seed=seed, device=device, build=build)
