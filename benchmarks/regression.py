@@ -34,6 +34,7 @@ from benchmarks.harness import ROOT, Metric, System, Table, run_benchmark, run_e
 from benchmarks.process import BUILD
 from nvt_torchrec.base.auroc import auroc
 from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.clicklog.synthetic.event_log import EVENTS, draw_events, draw_zipf
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.metrics import compute_metrics
 from nvt_torchrec.training.baselines.baselines import TREES
@@ -58,15 +59,10 @@ _FITTED = 800_000
 Drawn = tuple[np.ndarray, pd.DataFrame]
 
 
-def _zipf(random: np.random.Generator, rows: int, values: int) -> np.ndarray:
-    shares = 1 / np.arange(1, values + 1) ** 0.8
-    return random.choice(values, rows, p=shares / shares.sum())
-
-
 def _additive(rows: int, users: int, items: int, crossed: float = 0.0) -> Drawn:
     """Draw user + item + category + log price, and products of vectors of user and item."""
     random = np.random.default_rng(7)
-    user, item = _zipf(random, rows, users), _zipf(random, rows, items)
+    user, item = draw_zipf(random, rows, users), draw_zipf(random, rows, items)
     category = random.integers(0, 30, items)[item]
     price = random.normal(3, 1, items)[item] + random.normal(0, 0.3, rows)
     logits = random.normal(0, 0.9, users)[user] + random.normal(0, 0.7, items)[item]
@@ -87,7 +83,7 @@ def _sorted(drawn: Drawn, by: str) -> Drawn:
 def _census(rows: int) -> Drawn:
     """Draw few values in many columns, and numbers whose effect is not linear."""
     random = np.random.default_rng(4)
-    columns = {f"c{size}": _zipf(random, rows, size) for size in (9, 16, 7, 15, 6, 5, 2, 42)}
+    columns = {f"c{size}": draw_zipf(random, rows, size) for size in (9, 16, 7, 15, 6, 5, 2, 42)}
     logits = sum(random.normal(0, 0.6, x.max() + 1)[x] for x in columns.values()) - 1.2
     age = random.normal(39, 13, rows).clip(17, 90).astype(int)
     hours = random.normal(40, 12, rows).clip(1, 99).astype(int)
@@ -99,7 +95,7 @@ def _census(rows: int) -> Drawn:
 def _bent(rows: int) -> Drawn:
     """Draw few values, and numbers whose effects are humps and steps, also of two together."""
     random = np.random.default_rng(6)
-    columns = {f"c{size}": _zipf(random, rows, size) for size in (5, 12)}
+    columns = {f"c{size}": draw_zipf(random, rows, size) for size in (5, 12)}
     logits = sum(random.normal(0, 0.5, x.max() + 1)[x] for x in columns.values()) - 1.0
     age = random.normal(39, 13, rows).clip(17, 90).astype(int)
     hours = random.normal(40, 12, rows).clip(1, 99).astype(int)
@@ -112,35 +108,9 @@ def _bent(rows: int) -> Drawn:
 
 @functools.cache
 def _visits(rows: int) -> Drawn:
-    """Draw clicks that depend on what the same user did before, and on nothing else of the user.
-
-    Users are many and their rows few: the share that they clicked, the hours since they were last
-    there, and how many of their last ten clicks were of the item's category.
-    """
-    random = np.random.default_rng(8)
-    users, items, kinds = rows // 25, 1_000, 20
-    category = random.integers(0, kinds, items)
-    user, item = random.integers(0, users, rows), _zipf(random, rows, items)
-    seconds = np.sort(random.integers(0, 30 * 86_400, rows))
-    drawn, of_items = random.random(rows), random.normal(0, 0.4, items)
-    seen, clicks, last = np.zeros(users), np.zeros(users), np.full(users, -(10**6))
-    liked: list[list[int]] = [[] for _ in range(users)]
-    logits = np.empty(rows)
-    for row, (u, i, now) in enumerate(zip(user, item, seconds, strict=True)):
-        newest = liked[u][-10:]
-        same = newest.count(category[i]) / len(newest) if newest else 0.0
-        share = (clicks[u] + 1) / (seen[u] + 4)
-        before = last[u] < now and share
-        logits[row] = -2.6 + 3.5 * before + 4 * same + of_items[i]
-        logits[row] -= 0.25 * np.log1p((now - last[u]) / 3600)
-        clicked = drawn[row] < 1 / (1 + np.exp(-logits[row]))
-        seen[u], clicks[u], last[u] = seen[u] + 1, clicks[u] + clicked, now
-        if clicked:
-            liked[u].append(category[i])
-    time = pd.to_datetime(1_790_000_000 + seconds, unit="s").strftime("%Y-%m-%d %H:%M:%S")
-    columns = {"time": time, "user": user, "item": item, "category": category[item]}
-    columns["price"] = random.lognormal(3, 1, rows).round(2)
-    return logits, pd.DataFrame({**columns, "click": drawn < 1 / (1 + np.exp(-logits))})
+    """Draw clicks that depend on what the same user did before (``etl synthesize --events``)."""
+    logits, _, table = draw_events(rows, days=30, seed=8, begin=1_790_000_000)
+    return logits, table.to_pandas()
 
 
 @functools.cache
@@ -204,21 +174,8 @@ name = "seen"
 of = ["user"]
 columns = ["item"]
 """
-_BEFORE = """[events]
-time = "time"
-[[aggregate]]
-of = ["user"]
-[[aggregate]]
-of = ["item"]
-values = ["count", "rate"]
-[[history]]
-name = "liked"
-of = ["user"]
-columns = ["category"]
-where = "click"
-"""
 #: Of a log, what is before its rows.
-_EVENTS = {"visits": _BEFORE, "alike": _SEEN}
+_EVENTS = {"visits": EVENTS, "alike": _SEEN}
 _SPEC = """[input]
 format = "csv"
 [label]

@@ -10,10 +10,11 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from nvt_torchrec.base.errors import OutputError
+from nvt_torchrec.base.errors import OutputError, SettingsError
 from nvt_torchrec.clicklog.synthetic import click_model as synthetic_model
 from nvt_torchrec.clicklog.synthetic.click_model import (
     BLOCK_ROWS,
@@ -27,7 +28,11 @@ from nvt_torchrec.clicklog.synthetic.click_model import (
     plant,
     sigmoid,
 )
+from nvt_torchrec.clicklog.synthetic.event_log import draw_events
 from nvt_torchrec.clicklog.synthetic.log import SUMMARY_FILE, format_rows, synthesize
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import cut_last_day
 from tests.shell import python
 
@@ -185,6 +190,24 @@ def test_oracle_score_of_one_class_is_undefined_but_written(tmp_path: Path) -> N
         **{"auroc": None, "log_loss": None, "normalized_entropy": None},
     }
     assert json.loads((tmp_path / SUMMARY_FILE).read_text()) == summary
+
+
+def test_a_log_of_events(tmp_path: Path) -> None:
+    """Its spec divides it as the oracle does; the same settings give the same bytes."""
+    settings = SyntheticSettings(days=3, rows_per_day=2000, events=True)
+    summary = synthesize(tmp_path / "raw", settings)
+    assert synthesize(tmp_path / "again", settings) == summary
+    assert contents(tmp_path / "raw") == contents(tmp_path / "again")
+    spec = load_spec(tmp_path / "raw" / "spec.toml")
+    manifest = run(EtlSettings(str(tmp_path / "raw"), tmp_path / "out", spec, engine="cpu"))
+    for split, score in summary["oracle"].items():
+        assert manifest.splits[split]["rows"] == score["rows"] > 900
+    table = draw_events(6000, 3, 0)[2].to_pydict()
+    parts = [pd.read_csv(tmp_path / "raw" / f"day_{day}.csv") for day in range(3)]
+    assert pd.concat(parts).to_dict("list") == table
+    assert [part["time"].max()[8:10] for part in parts] == ["21", "22", "23"]
+    with pytest.raises(SettingsError, match="--events and --base_rate are both set"):
+        SyntheticSettings(events=True, base_rate=0.1)
 
 
 # ---- directories and processes

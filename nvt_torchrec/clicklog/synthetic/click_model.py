@@ -104,6 +104,11 @@ class SyntheticSettings(Settings):
         "share of clicks; Criteo's Kaggle log has 0.256, its 1 TB log 0.034", 0.256, least=0.001,
         most=0.999
     )
+    events: bool = flag(
+        "instead of Criteo's columns: clicks that depend on what the same user did before, as "
+        "day_0.csv …, and spec.toml to read them by; the log is drawn in memory", False,
+        excludes=("cardinality_scale", "base_rate")
+    )
     # fmt: on
 
     @property

@@ -1,7 +1,8 @@
 """Write a synthetic click log, with the best AUROC that a model can reach on it.
 
 The rows have Criteo's columns and come from a planted click model,
-:mod:`clicklog.synthetic.click_model`. The model's own probabilities are the oracle: no predictor
+:mod:`clicklog.synthetic.click_model`, or are events
+(:mod:`clicklog.synthetic.event_log`). The model's own probabilities are the oracle: no predictor
 ranks new rows better, so compare the AUROC of a trained model with the oracle's.
 """
 
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from nvt_torchrec.base.arrays import mask_to_arrow, to_arrow
-from nvt_torchrec.base.files.atomic import new_directory, write_json
+from nvt_torchrec.base.files.atomic import new_directory, write_json, write_text
 from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.synthetic.click_model import (
@@ -30,6 +31,14 @@ from nvt_torchrec.clicklog.synthetic.click_model import (
     SyntheticRows,
     SyntheticSettings,
     plant,
+)
+from nvt_torchrec.clicklog.synthetic.event_log import (
+    BEGIN,
+    DAY,
+    EVENTS,
+    SPEC,
+    draw_events,
+    format_seconds,
 )
 from nvt_torchrec.formats.splits import SPLITS, cut_last_day
 
@@ -96,6 +105,7 @@ def synthesize(
 ) -> dict[str, Any]:
     """Write ``day_0 … day_{days-1}`` and then ``synthetic.json`` into a directory.
 
+    With events, they are ``day_0.csv`` …, beside ``spec.toml``, and all are held in memory.
     The bytes depend on the settings only, not on ``workers``. It takes about 100 MB of memory,
     and 15 MB for each further worker, whatever the number of rows.
 
@@ -113,18 +123,21 @@ def synthesize(
         OutputError: The directory exists and is not empty, or cannot be written.
     """
     directory = Path(output_path)
-    model = plant(settings)
     with contextlib.suppress(OSError):
         directory.rmdir()  # an empty one
     with new_directory(directory) as temporary:
         total = settings.days * settings.rows_per_day
         with show_progress("synthesize", total) as bar:
+            if settings.events:
+                scores = _write_events(temporary, settings, bar)
+            else:
+                model = plant(settings)
 
-            def write(day: int) -> dict[str, OracleScore]:
-                return _write_day(temporary / f"day_{day}", model, day, bar)
+                def write(day: int) -> dict[str, OracleScore]:
+                    return _write_day(temporary / f"day_{day}", model, day, bar)
 
-            scores = list(map_in_order(write, range(settings.days), workers, "synthesize"))
-        summary = _summary(model, scores)
+                scores = list(map_in_order(write, range(settings.days), workers, "synthesize"))
+        summary = _summary(settings, scores)
         write_json(temporary / SUMMARY_FILE, summary)
     return summary
 
@@ -148,6 +161,30 @@ def _write_day(path: Path, model: SyntheticModel, day: int, bar: Any) -> dict[st
     return scores
 
 
+def _write_events(
+    directory: Path, settings: SyntheticSettings, bar: Any
+) -> list[dict[str, OracleScore]]:
+    """Write a log of events and its spec; return for each day the oracle's score in each split."""
+    rows, end = settings.days * settings.rows_per_day, settings.days * DAY
+    logits, seconds, table = draw_events(rows, settings.days, settings.seed, advance=bar.update)
+    last = DAY if settings.days > 1 else DAY // 5  # as of the other log
+    starts = [0, end - last, end - last // 2]
+    valid, test = format_seconds(BEGIN + np.array(starts[1:])).to_pylist()
+    write_text(directory / "spec.toml", SPEC.format(valid=valid, test=test) + EVENTS)
+    split = np.searchsorted(starts, seconds, side="right") - 1
+    scores, labels = [], table["click"].to_numpy()
+    for day in range(settings.days):
+        begin, until = np.searchsorted(seconds, [day * DAY, (day + 1) * DAY])
+        pa_csv.write_csv(table.slice(begin, until - begin), directory / f"day_{day}.csv")
+        part, of_day = slice(begin, until), {}
+        for number in np.unique(split[part]).tolist():
+            score = of_day[SPLITS[number]] = OracleScore()
+            chosen = split[part] == number
+            score.add(logits[part][chosen], labels[part][chosen])
+        scores.append(of_day)
+    return scores
+
+
 def format_rows(rows: SyntheticRows) -> bytes:
     """Format rows in Criteo's format, one line each."""
     columns: list[pa.Array] = [to_arrow(rows.label)]
@@ -167,7 +204,7 @@ def format_rows(rows: SyntheticRows) -> bytes:
     return text.getvalue()
 
 
-def _summary(model: SyntheticModel, days: list[dict[str, OracleScore]]) -> dict[str, Any]:
+def _summary(settings: SyntheticSettings, days: list[dict[str, OracleScore]]) -> dict[str, Any]:
     """Return the content of ``synthetic.json``."""
     oracle = {split: OracleScore() for split in SPLITS}
     files = []
@@ -176,10 +213,11 @@ def _summary(model: SyntheticModel, days: list[dict[str, OracleScore]]) -> dict[
         for split, score in scores.items():
             oracle[split].merge(score)
             whole.merge(score)
-        files.append({"file": f"day_{day}", **whole.summary()})
+        ending = ".csv" if settings.events else ""
+        files.append({"file": f"day_{day}{ending}", **whole.summary()})
     return {
         "version": SUMMARY_VERSION,
-        "settings": dataclasses.asdict(model.settings),
+        "settings": dataclasses.asdict(settings),
         "rows": sum(file["rows"] for file in files),
         "positives": sum(file["positives"] for file in files),
         "files": files,
