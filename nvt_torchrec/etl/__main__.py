@@ -30,6 +30,10 @@ COMMANDS = {
         "nvt_torchrec.etl.commands.check",
         "verify an output: files, values, checksums, digests",
     ),
+    "export": (
+        "nvt_torchrec.etl.commands.export",
+        "write rows with their histories as lists, for other programs",
+    ),
     "doctor": ("nvt_torchrec.etl.commands.doctor", "check this machine: driver, packages, GPUs"),
 }
 

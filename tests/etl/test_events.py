@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -20,6 +21,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from nvt_torchrec.base.arrays import strings
 from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError, SettingsError
 from nvt_torchrec.clicklog.in_memory.frames import read_columns
+from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.guess import guess
 from nvt_torchrec.etl.events import partitions
 from nvt_torchrec.etl.events.label_rates import fit_smoothing
@@ -421,6 +423,30 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     spec = spec_of(root, BY_DAYS, 'known = "1h"')
     run(EtlSettings(str(root / "log"), root / "out", spec, engine="cpu", workers=1))
     return root / "log", root / "out"
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_an_export_has_the_newest_events_as_lists(
+    tmp_path: Path, outputs: tuple[Path, Path], pad: bool
+) -> None:
+    """Of each row, oldest first, after padding if it is asked for; all else is as it was."""
+    flags = ["export", str(outputs[1]), f"--output_path={tmp_path / 'lists'}", "--max_events=3"]
+    assert main([*flags, *["--pad"] * pad]) == 0
+    for split in SPLITS:
+        table, there = (
+            pq.read_table(tmp_path / f"lists/{split}.parquet"),
+            parquet(outputs[1], split),
+        )
+        for feature, rows in read_lists(outputs[1], split).items():
+            newest = [row[-3:] for row in rows]
+            assert 3 in map(len, newest)
+            if pad:
+                newest = [[0] * (3 - len(row)) + row for row in newest]
+            assert table[feature.replace(".", "__")].to_pylist() == newest
+        for name in set(table.column_names) & there.keys():
+            np.testing.assert_array_equal(table[name].to_numpy(), there[name])
+        assert {"user_count", "item", "clicked"} <= {*table.column_names}
+    assert main(flags) == 2
 
 
 @pytest.mark.parametrize("names", [["log.csv"], ["day_0.csv", "day_1.csv"]])

@@ -1,0 +1,113 @@
+"""``python -m etl export``: the rows of an output with their histories as lists, for others."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.atomic import new_directory
+from nvt_torchrec.base.progress_bars import show_progress
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.histories import HistoryStore
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.splits import SPLITS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+#: For the command's help.
+DESCRIPTION = (
+    "Writes train.parquet, valid.parquet and test.parquet into a new directory: the encoded "
+    "columns, and for each column of a history the ids of the row's newest events, oldest first, "
+    "as a list HISTORY__COLUMN, the name that TorchEasyRec gives it."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ListsSettings(Settings):
+    """The settings of ``python -m etl export``."""
+
+    source: Path = flag("the output of `run`", metavar="OUT", positional=True)
+    output_path: Path = flag("directory to make")
+    max_events: int = flag("newest events of a history in a row", 50, least=1)
+    pad: bool = flag("lists of this length, with the padding id 0 before the events", False)
+
+
+SETTINGS = (ListsSettings,)
+
+
+def run(settings: ListsSettings) -> None:
+    """Write the files.
+
+    Raises:
+        BadInputError: There is no output, or it is damaged.
+        SchemaError: A row's pointer leads outside the store of its history.
+        SettingsError: The output has no histories.
+        OutputError: The directory exists, or cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    output = EtlOutput(settings.source)
+    schema = TableSchema.read(output.splits)
+    if not schema.histories:
+        raise SettingsError(
+            f"{settings.source} has no histories",
+            "its parquet, OUT/criteo_binary/split, is what others read",
+        )
+    sizes = dict(zip(schema.categorical, schema.table_sizes, strict=True))
+    stores = [
+        HistoryStore(output.splits, history, [sizes[name] for name in history.columns])
+        for history in schema.histories
+    ]
+    lists = pa.list_(pa.int32())
+    fields = [*schema.arrow][: len(schema.floats) + len(schema.categorical)]
+    fields += [
+        pa.field(name.replace(".", "__", 1), lists) for h in schema.histories for name in h.features
+    ]
+    parts = {split: output.parts(split) for split in SPLITS}
+    total = sum(part.rows for files in parts.values() for part in files)
+    with new_directory(settings.output_path) as temporary, show_progress("export", total) as bar:
+        for split, files in parts.items():
+            with pq.ParquetWriter(temporary / f"{split}.parquet", pa.schema(fields)) as writer:
+                for part in files:
+                    for batch in pq.ParquetFile(output.splits / part.file).iter_batches():
+                        columns = [
+                            batch[field.name]
+                            for field in fields
+                            if field.name in batch.schema.names
+                        ]
+                        for store in stores:
+                            columns += _lists(store, batch, settings)
+                        writer.write_table(pa.Table.from_arrays(columns, schema=pa.schema(fields)))
+                        bar.update(len(batch))
+    log.info(
+        "%s: %d rows, lists of at most %d events", settings.output_path, total, settings.max_events
+    )
+
+
+def _lists(store: HistoryStore, batch: pa.RecordBatch, settings: ListsSettings) -> list[pa.Array]:
+    """Return the lists of some rows, one for each column of a history."""
+    import pyarrow as pa
+
+    most = settings.max_events
+    keys, events = (batch[name].to_pylist() for name in store.history.pointers)
+    found = [store.newest(key, count, most) for key, count in zip(keys, events, strict=True)]
+    counts = np.array([len(row[0]) for row in found], np.int64)
+    lengths = np.full(len(found), most) if settings.pad else counts
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    places = np.arange(counts.sum()) + np.repeat(offsets[1:] - np.cumsum(counts), counts)
+    columns = []
+    for values in zip(*found, strict=True):
+        ids = np.zeros(offsets[-1], np.int32)
+        ids[places] = np.concatenate(values)
+        columns.append(pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ids)))
+    return columns
