@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.versions import import_name
 from nvt_torchrec.clicklog.in_memory.frames import read_aggregates, read_columns, read_dicts
 from nvt_torchrec.clicklog.in_memory.value_errors import (
@@ -127,6 +128,28 @@ class Encoder:
                 mask = there.get(column.name, True)
                 values[j] = np.where(mask, numbers[column.name], values[j])
         return add_aggregates(read, self.spec, values)
+
+
+def share_fields(rows: Any, shared: Mapping[str, Any]) -> Any:
+    """Return rows, as dicts or as columns, with fields that all share; what rows have stays.
+
+    ``shared`` is like a row: the user of a request with its history, whose rows are candidates.
+
+    Raises:
+        SchemaError: The rows are of another kind.
+    """
+    if isinstance(rows, Mapping):
+        count, flat = max(map(len, rows.values()), default=0), dict[str, Any]()
+        for name, value in shared.items():
+            nested = isinstance(value, Mapping)
+            flat |= {f"{name}.{key}": v for key, v in value.items()} if nested else {name: value}
+        return {name: [value] * count for name, value in flat.items()} | {**rows}
+    if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
+        return [{**shared, **row} for row in rows]
+    raise SchemaError(
+        f"shared fields for rows of type {type(rows).__name__}",
+        "pass rows as a list of dicts or a dict of arrays, or give the frame these columns",
+    )
 
 
 def find_field(row: Mapping[str, Any], name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
 from nvt_torchrec.formats.rows import Ids, RawRows
-from nvt_torchrec.inference.encoder import Encoder
+from nvt_torchrec.inference.encoder import Encoder, share_fields
 from nvt_torchrec.inference.model.bundle import is_bundle, read_bundle
 from nvt_torchrec.inference.model.scoring import KINDS, ServingModel
 from nvt_torchrec.inference.model.torch_threads import threads_for
@@ -114,7 +115,7 @@ class Predictor:
         """The raw columns, and the lists of histories that rows in memory may have."""
         return self.workflow.row_spec
 
-    def predict(self, rows: Any) -> np.ndarray:
+    def predict(self, rows: Any, shared: Mapping[str, Any] | None = None) -> np.ndarray:
         """Return the probabilities of a click.
 
         Args:
@@ -129,6 +130,8 @@ class Predictor:
                 histories of a model are lists of raw values, the oldest first: columns ``NAME.
                 COLUMN``, or in dicts ``{"NAME": {"COLUMN": […]}}``. For rows without them, and
                 for files, what the workflow knows of the row's key counts, if it knows anything.
+            shared: Fields of all rows that have not their own, such as the user whose candidates
+                they are, and its history; for rows that are dicts, or columns in a dict.
 
         Returns:
             Float32 [rows], in their order; of several :attr:`labels` [rows, labels].
@@ -138,6 +141,8 @@ class Predictor:
             InvalidRowError: A column cannot hold a value, or a probability is not finite.
             BadInputError, BadRowError: A file is missing or malformed.
         """
+        if shared:
+            rows = share_fields(rows, shared)
         if isinstance(rows, str | Path):
             return as_documented(self._file(rows))
         return as_documented(self.predict_rows(self.read(rows)))

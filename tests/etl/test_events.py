@@ -33,8 +33,11 @@ from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.inference.encoder import Encoder
 from nvt_torchrec.inference.model.bundle import write_bundle
+from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.scorer import Scorer
+from nvt_torchrec.inference.server.protocol import parse_tensors
+from nvt_torchrec.inference.server.serve_settings import ServerSettings
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
@@ -57,6 +60,7 @@ from tests.etl.event_logs import (
 from tests.etl.extended import content, differences
 from tests.etl.findings import bad
 from tests.etl.runs import OF_THE_RUN, failing
+from tests.inference.serving import request_of
 from tests.training.runs import train_here
 
 EVENTS = {
@@ -243,6 +247,16 @@ def test_a_bundle_scores_raw_rows_as_those_that_the_next_day_writes(tmp_path: Pa
         ids = KeyedJaggedTensor(keys, torch.cat(known), lengths=ids.lengths())
         expected_scores.append(scorer.predict(batch.dense_features, ids))
     np.testing.assert_allclose(scores, np.concatenate(expected_scores), atol=1e-6)
+    # numbers of the caller, one for all rows, by tensors as by names
+    predictor, more = Predictor.load(bundle), {"user_count": 3.0, "user_since": None}
+    rows = [{"user": "u1", "item": item, "price": 1.0, "shop": 2} for item in ("i1", "i2")]
+    wanted = predictor.predict(rows, more)
+    assert np.abs(wanted - predictor.predict(rows)).min() > 1e-6
+    tensors = to_tensors(inputs_of(predictor.spec), rows)
+    tensors |= {"user_count": np.array([3.0]), "user_since": np.array([math.nan])}
+    body = bytearray(json.dumps(request_of(tensors)).encode())
+    read, _ = parse_tensors(body, {}, predictor, ServerSettings())
+    np.testing.assert_array_equal(predictor.predict_encoded(read.dense, read.ids)[:, 0], wanted)
     # what is known of the keys changes by the day, even if no value is new
     file = bundle / "workflow/events/0.values.npy"
     changed = tmp_path / "workflow"

@@ -132,3 +132,19 @@ def serving(directory: Path, *flags: str) -> Iterator[Server]:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def request_of(tensors: dict[str, np.ndarray]) -> dict:
+    """The JSON of a request of the Open Inference Protocol."""
+    kinds = {"O": "BYTES", "i": "INT64", "f": "FP64"}
+    return {
+        "inputs": [
+            {
+                "name": name,
+                "shape": list(values.shape),
+                "datatype": kinds[values.dtype.kind],
+                "data": json.loads(json.dumps(values.tolist()).replace("NaN", "null")),
+            }
+            for name, values in tensors.items()
+        ]
+    }

@@ -37,6 +37,7 @@ from tests.inference.bundles import ROWS, make_origin, make_workflow
 from tests.inference.conftest import TRAINING
 from tests.inference.exported import score
 from tests.inference.reference import to_serve
+from tests.inference.serving import request_of
 from tests.logs import CRITEO, write_log
 from tests.nvt_loader.data import add_history
 from tests.training.runs import config_of, model_of, train_here, with_tables
@@ -197,15 +198,36 @@ def test_requests(predictor: Predictor, expected: np.ndarray) -> None:
         assert error.value.details["column"] == "recent.cat_1"
     names = [tensor["name"] for tensor in metadata(predictor)["inputs"]]
     assert {"recent.cat_0", "recent.cat_0.length"} <= {*names}
-    tensors = to_tensors(inputs_of(predictor.row_spec), GIVEN)
-    kinds = {"O": "BYTES", "i": "INT64", "f": "FP64"}
-    inputs = [
-        {"name": name, "shape": list(v.shape), "datatype": kinds[v.dtype.kind], "data": v.tolist()}
-        for name, v in tensors.items()
-    ]
+    inputs = request_of(to_tensors(inputs_of(predictor.row_spec), GIVEN))["inputs"]
     np.testing.assert_allclose(scored(parse_tensors, {"inputs": inputs}), expected, atol=1e-6)
     inputs = [tensor for tensor in inputs if "." not in tensor["name"]]
     np.testing.assert_allclose(scored(parse_tensors, {"inputs": inputs}), empty, atol=1e-6)
+    # one history for all rows of a request, of which one has its own
+    of_all, columns = LISTS[4], {name: [row[name] for row in ROWS] for name in ROWS[0]}
+    wanted = predictor.predict([{**row, **of_all} for row in ROWS])
+    assert np.abs(wanted - empty).max() > 0.01
+    shared = _nest(of_all)
+    for rows in (ROWS, columns):
+        np.testing.assert_allclose(predictor.predict(rows, shared), wanted, atol=1e-6)
+    for body in ({"rows": ROWS}, {"columns": columns}):
+        found = scored(parse_body, {**body, "shared": shared})
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+    for count in (1, 2):
+        lists = to_tensors(inputs_of(predictor.row_spec), [{**ROWS[0], **of_all}] * count)
+        lists = request_of({name: lists[name] for name in lists if "." in name})["inputs"]
+        if count == 1:
+            found = scored(parse_tensors, {"inputs": [*inputs, *lists]})
+            np.testing.assert_allclose(found, wanted, atol=1e-6)
+            continue
+        with pytest.raises(RefusedError, match=r"recent\.cat_0 has 2 rows of 55"):
+            scored(parse_tensors, {"inputs": [*inputs, *lists]})
+    own = predictor.predict([ROWS[0], {**ROWS[1], **LISTS[3]}], shared)
+    np.testing.assert_allclose(own, predictor.predict([{**ROWS[0], **of_all}, GIVEN[1] | LISTS[3]]))
+    body = json.dumps({"rows": ROWS, "shared": {"x": "y" * 40_000}}).encode()
+    with pytest.raises(RefusedError, match="rows share may take 2 MiB"):
+        parse_body(bytearray(body), headers, predictor, ServerSettings(max_body_mb=0.1))
+    with pytest.raises(SchemaError, match="rows of type DataFrame"):
+        predictor.predict(pd.DataFrame(columns), shared)
 
 
 def test_onnx(

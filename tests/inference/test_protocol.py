@@ -15,7 +15,7 @@ from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from tests.inference.conftest import Trained
-from tests.inference.serving import JSON, Server, serving
+from tests.inference.serving import JSON, Server, request_of, serving
 
 MODEL = "click_probability"
 
@@ -32,22 +32,6 @@ def server(shop: Trained, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def tensors(shop: Trained, shop_predictor: Predictor) -> dict[str, np.ndarray]:
     rows = first_rows(str(sorted(shop.raw.iterdir())[-1]), shop_predictor.spec, 60)
     return to_tensors(inputs_of(shop_predictor.spec), rows)
-
-
-def request_of(tensors: dict[str, np.ndarray]) -> dict:
-    """The JSON of a request."""
-    kinds = {"O": "BYTES", "i": "INT64", "f": "FP64"}
-    return {
-        "inputs": [
-            {
-                "name": name,
-                "shape": list(values.shape),
-                "datatype": kinds[values.dtype.kind],
-                "data": json.loads(json.dumps(values.tolist()).replace("NaN", "null")),
-            }
-            for name, values in tensors.items()
-        ]
-    }
 
 
 def given_to_client(

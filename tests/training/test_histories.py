@@ -220,7 +220,7 @@ def test_every_model_takes_histories(data: Path, tmp_path: Path, model: str) -> 
         "seen.cat_1",
     )
     assert ModelConfig.from_dict(config.to_dict()) == config
-    with_own_tables = dataclasses.replace(config, vocabularies=())
+    with_own_tables = replace(config, vocabularies=())
     assert "vocabularies was None" in config.differences(with_own_tables)
 
 

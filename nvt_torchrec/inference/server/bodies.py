@@ -14,7 +14,7 @@ from nvt_torchrec.base.files.validation import strict_json
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, MissingColumnError
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.inference.encoder import find_field
+from nvt_torchrec.inference.encoder import find_field, share_fields
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
 from nvt_torchrec.models.metrics import unwrap_single_label
@@ -27,6 +27,8 @@ Parser: TypeAlias = Callable[[bytearray, Mapping[str, str], Predictor, ServerSet
 
 #: Bytes that a value of JSON takes as a Python object, and how many more a list or an object takes.
 _VALUE_BYTES, _CONTAINER_BYTES = 64, 128
+#: Bytes that a value takes for each row that shares it.
+_SHARED_BYTES = 16
 #: How often --max_body_mb the values of a body may take, by these.
 _EXPANSION = 16
 
@@ -64,7 +66,7 @@ def parse_body(
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RefusedError(415, f"content type {kind!r}", remedy="send application/json")
-    rows = _rows(read_json(body, limits), limits.max_rows)
+    rows = _rows(read_json(body, limits), limits)
     may_have_booleans = b"true" in body or b"false" in body
 
     def respond(probabilities: np.ndarray) -> Response:
@@ -127,7 +129,10 @@ def _refuse_booleans(rows: list[dict] | dict[str, list], spec: FeatureSpec) -> N
                 raise InvalidRowError(i, name, f"{value!r:.60}: {reason}", "true is 1, false 0")
 
 
-def _rows(value: Any, max_rows: int) -> list[dict] | dict[str, list]:
+def _rows(value: Any, limits: ServerSettings) -> list[dict] | dict[str, list]:
+    shared = value.pop("shared", {}) if isinstance(value, dict) else {}
+    if not isinstance(shared, dict):
+        raise RefusedError(422, "'shared' is not an object of the fields that all rows share")
     match value:
         case {"rows": list(rows), **others} if not others:
             count = len(rows)
@@ -140,10 +145,34 @@ def _rows(value: Any, max_rows: int) -> list[dict] | dict[str, list]:
             count = max(map(len, rows.values()), default=0)
         case _:
             raise RefusedError(
-                422, "the body is not an object with either a list 'rows' or an object 'columns'"
+                422,
+                "the body is not an object with either a list 'rows' or an object 'columns', "
+                "and perhaps an object 'shared'",
             )
-    check_count(count, max_rows)
-    return rows
+    check_count(count, limits.max_rows)
+    return share(rows, shared, count, limits)
+
+
+def share(
+    rows: list[dict] | dict[str, Any], shared: dict[str, Any], count: int, limits: ServerSettings
+) -> Any:
+    """Return rows with the fields that all of them share.
+
+    Raises:
+        RefusedError: So many rows with so many values would take too much memory.
+    """
+    if not shared:
+        return rows
+    text = json.dumps(shared, default=str)
+    size = count * (len(text) + _SHARED_BYTES * text.count(","))
+    if size > (most := _EXPANSION * limits.max_body_bytes):
+        raise RefusedError(
+            413,
+            f"the fields that {count} rows share may take {size >> 20} MiB of memory; the limit is "
+            f"{most >> 20} MiB",
+            remedy="send fewer rows or shorter lists, or raise the server's --max_body_mb",
+        )
+    return share_fields(rows, shared)
 
 
 def check_count(rows: int, max_rows: int) -> None:

@@ -18,7 +18,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from nvt_torchrec.base import __version__
-from nvt_torchrec.inference.named_tensors import DTYPES, MODEL_NAME, OUTPUT, inputs_of, to_columns
+from nvt_torchrec.inference.named_tensors import (
+    DTYPES,
+    MODEL_NAME,
+    OUTPUT,
+    Input,
+    inputs_of,
+    to_columns,
+)
 from nvt_torchrec.inference.predictor import Predictor, name_by_label
 from nvt_torchrec.inference.server.bodies import (
     Parsed,
@@ -26,6 +33,7 @@ from nvt_torchrec.inference.server.bodies import (
     check_count,
     encode,
     read_json,
+    share,
 )
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
 
@@ -80,7 +88,7 @@ def metadata(predictor: Predictor) -> dict[str, Any]:
     """Return the description of the model: its inputs and its outputs."""
     inputs = [
         {"name": name, "datatype": _DATATYPES[kind], "shape": [-1, 1 if rank == 1 else -1]}
-        for column in inputs_of(predictor.row_spec)
+        for column in _inputs(predictor)
         for name, (kind, rank) in column.tensors.items()
     ]
     names = name_by_label(OUTPUT, predictor.labels)
@@ -118,16 +126,16 @@ def parse_tensors(
             for name in names
             if name in asked or not asked
         }
-        optional = set(predictor.workflow.optional) - given.keys()
-        columns = [c for c in inputs_of(predictor.row_spec) if c.name not in optional]
+        optional = {*predictor.workflow.optional, *(c.name for c in predictor.spec.aggregates)}
+        columns = [c for c in _inputs(predictor) if c.name not in optional - given.keys()]
         tensors = {
             name: _tensor(name, kind, rank, *given[name])
             for column in columns
             for name, (kind, rank) in column.tensors.items()
         }
-        (rows,) = {len(values) for values in tensors.values()}
+        rows = max(map(len, tensors.values()))
         check_count(rows, limits.max_rows)
-        encoded = encode(to_columns(columns, tensors), predictor)
+        encoded = encode(_to_rows(columns, tensors, rows, limits), predictor)
         answered_id = {"id": request["id"]} if "id" in request else {}
     except KeyError as error:
         raise RefusedError(400, f"the request has no {error}") from None
@@ -155,6 +163,28 @@ def parse_tensors(
         return Response(head + binary, media_type="application/octet-stream", headers=headers)
 
     return encoded, respond
+
+
+def _inputs(predictor: Predictor) -> list[Input]:
+    """Return the columns of the log, and aggregates, which a request may give as numbers."""
+    of_aggregates = (Input(column.name, "float64", False) for column in predictor.spec.aggregates)
+    return [*inputs_of(predictor.row_spec), *of_aggregates]
+
+
+def _to_rows(
+    columns: list[Input], tensors: dict[str, np.ndarray], rows: int, limits: ServerSettings
+) -> Any:
+    """Return columns for :func:`encode`; tensors of one row are those of all rows."""
+    shared = {}
+    for column in columns:
+        sizes = {len(tensors[name]) for name in column.tensors}
+        if sizes == {1} and rows > 1:
+            (values,) = to_columns([column], tensors).values()
+            shared[column.name] = next(iter(values))
+        elif sizes != {rows}:
+            raise ValueError(f"{column.name} has {max(sizes)} rows of {rows}")
+    own = [column for column in columns if column.name not in shared]
+    return share(to_columns(own, tensors), shared, rows, limits)
 
 
 def _tensor(

@@ -208,9 +208,10 @@ class _HeadInputs(nn.Module):
     def forward(
         self, features: KeyedJaggedTensor, vectors: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return vectors of the features, with the means of histories, and what else a module takes.
+        """Return vectors of the features, histories as means, and what else a module takes.
 
-        Tables sum, as columns of lists are summed, which may have the table of a history. Ids and lengths are int64 [B, columns]; padding rows, which have no ids, have 0.
+        Tables sum: a column of lists, which is summed, may have that of a history. Ids and lengths
+        are int64 [B, columns]; padding rows, which have no ids, have 0.
         """
 
         def ids(name: str) -> torch.Tensor:
