@@ -17,6 +17,9 @@ from nvt_torchrec.models.program import Program
 
 log = logging.getLogger(__name__)
 
+#: The most events of all lists of a row that a model gets one by one.
+_MOST_PLACES = 1 << 14
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Columns):
@@ -63,6 +66,12 @@ class ModelConfig(Columns):
             raise SchemaError(f"sequences {unknown}, which are no histories")
         if not self.max_events >= bool(self.histories):
             raise SchemaError(f"no model has max_events {self.max_events}")
+        if len(self.lists) * self.max_events > _MOST_PLACES:
+            raise SchemaError(
+                f"{self.max_events} events in {len(self.lists)} columns of sequences: a model gets "
+                f"at most {_MOST_PLACES} one by one",
+                "give --max_events a smaller value, or fewer --sequences",
+            )
         if self.first_order and self.embedding_dim <= self.first_order_width > 1:
             raise SchemaError(
                 f"embedding_dim {self.embedding_dim} with {len(self.labels)} labels and up to "
