@@ -9,6 +9,7 @@ import itertools
 
 import pytest
 
+from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.registry import MODELS
 from nvt_torchrec.training.optim.learning_rates import (
@@ -21,7 +22,8 @@ from nvt_torchrec.training.settings.train_settings import TrainSettings, fill_si
 from nvt_torchrec.training.sharding.model_config import model_config
 from tests.training.runs import events, losses, train_here
 
-SCHEMA = TableSchema("label", ("int_0",), ("cat_0",), (10,))
+HISTORIES = (StoredHistory("recent", ("cat_0",)),)
+SCHEMA = TableSchema("label", ("int_0",), ("cat_0",), (10,), histories=HISTORIES)
 #: Wide enough for a learning rate that tables need to be far too high.
 WIDE = ["--dense_arch_layer_sizes=64,8", "--over_arch_layer_sizes=512,512,1"]
 
