@@ -159,10 +159,12 @@ def _keep(child: int, connection: socket.socket) -> None:
         connection.send(child.to_bytes(4, "big"))
     while True:
         ready, _, _ = select.select([connection, ended], [], [])
+        if ended in ready:
+            status = os.waitpid(child, 0)[1]
+            with contextlib.suppress(OSError):  # the program was killed
+                connection.send(status.to_bytes(4, "big"))
+            os._exit(0)
         with contextlib.suppress(OSError):
-            if ended in ready:
-                connection.send(os.waitpid(child, 0)[1].to_bytes(4, "big"))
-                os._exit(0)
             if data := connection.recv(1):
                 os.kill(child, data[0])
             else:  # the program was killed

@@ -130,8 +130,9 @@ def local_cluster(workers: int | None, directory: Path) -> Iterator[Client]:
         SettingsError: There are fewer GPUs than workers.
         WorkerLostError: The workers do not start.
     """
-    # Dask logs every connection; errors are raised as exceptions anyway.
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    # Dask logs every connection, and asyncio those that Ctrl-C cuts off; errors are raised anyway.
+    for name in ("distributed", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     gpus = gpu_count()
     options = {
         "n_workers": workers or gpus or count_cores(),
