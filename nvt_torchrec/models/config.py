@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import logging
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -101,15 +102,25 @@ class ModelConfig(Columns):
         return found
 
     @property
+    def features_of_tables(self) -> dict[str, list[str]]:
+        """The names of ``lookups`` of each table."""
+        table_of = self.table_of
+        found: dict[str, list[str]] = {table: [] for table in table_of.values()}
+        for name, column in self.lookups.items():
+            found[table_of[column]].append(name)
+        return found
+
+    @property
     def term_places(self) -> dict[str, int]:
         """Where the weights of the first-order term begin in the embeddings, by feature.
 
         Each feature of a table has own ones, for all labels: those of the n-th begin at n · T.
         """
         places: dict[str, int] = {}
-        tables = [self.table_of[column] for column in self.features.values()]
-        for i, name in enumerate(self.features):
-            places[name] = tables[:i].count(tables[i]) * len(self.labels)
+        table_of, counts = self.table_of, Counter[str]()
+        for name, column in self.features.items():
+            places[name] = counts[table_of[column]] * len(self.labels)
+            counts[table_of[column]] += 1
         return places
 
     @property

@@ -146,7 +146,8 @@ class ServingModel:
     def make(cls, table: JoinedTable, config: ModelConfig, head: Head) -> ServingModel:
         """Make a model of its parts."""
         begins = dict(zip(config.tables, np.cumsum([0, *config.tables.values()]), strict=False))
-        first = torch.tensor([begins[config.table_of[own]] for own in config.features.values()])
+        table_of = config.table_of
+        first = torch.tensor([begins[table_of[own]] for own in config.features.values()])
         head.eval().requires_grad_(False)
         for module in head.modules():  # PyTorch finds these in a third of the time
             vars(module).update({**module._parameters, **module._buffers, **module._modules})

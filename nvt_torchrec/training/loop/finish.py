@@ -130,8 +130,8 @@ def _reordered(
         dense, column = batch.dense_features.clone(), config.dense.index(name)
         dense[:, column] = dense[order, column]
         return TrainBatch(dense, batch.sparse_features, *rest)
-    ids, features = batch.sparse_features, list(config.features)
-    sizes = [config.max_events if feature in config.lists else 1 for feature in features]
+    ids, features, lists = batch.sparse_features, list(config.features), config.lists
+    sizes = [config.max_events if feature in lists else 1 for feature in features]
     number = features.index(name)
     own = slice(sum(sizes[:number]), sum(sizes[: number + 1]))  # the places of a list
     lengths, values = ids.lengths().view(-1, len(order)).clone(), ids.values().clone()

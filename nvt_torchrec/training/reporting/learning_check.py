@@ -97,6 +97,7 @@ class LearningCheck:
         self._at_end: list[str] = []
         # of valid by label, with their steps
         self._losses: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
+        self._repeated: dict[str, tuple[float, float]] = {}  # by split
         self._sorted_by = ""
         if not group.rank and settings.mode == "train" and not settings.shuffle_training_set:
             self._sorted_by = find_order(settings)
@@ -188,7 +189,9 @@ class LearningCheck:
         column, area, repeated = "", 0.0, 0.0
         if result.auroc > _SUSPICIOUS:
             column, area = best_column(self._settings, config, split, label)
-            repeated, usual = measure_repeated_rows(self._settings, config, split)
+            if split not in self._repeated:  # whatever the label
+                self._repeated[split] = measure_repeated_rows(self._settings, config, split)
+            repeated, usual = self._repeated[split]
             repeated = repeated if repeated > _REPEATED + 2 * usual else 0.0
         if result.auroc > _IMPOSSIBLE or area > TOO_GOOD or repeated:
             problem = f"AUROC {result.auroc:.4f} of {name} is too good to be true"

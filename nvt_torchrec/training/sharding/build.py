@@ -181,8 +181,9 @@ def _hardware(settings: TrainSettings, group: Group, held: int) -> Hardware:
 
 
 def _fill_tables(model: DistributedModelParallel, config: ModelConfig, seed: int) -> None:
+    rows = config.tables
     for table, shard, place in _shards(model):
-        fill_table(shard, table, config.tables[table], config.embedding_dim, seed, place)
+        fill_table(shard, table, rows[table], config.embedding_dim, seed, place)
         if config.first_order:
             shard[:, : max(0, config.first_order_width - place[1])] = 0
 
@@ -217,10 +218,10 @@ def _write_regression(regression: Regression, number: int, run: RunState) -> Non
     """Write a regression to the first-order term of the label of this number."""
     config, model = run.config, run.model
     of_columns = list(zip(regression.ids, regression.weights, strict=True))
-    features, begins = config.features, config.term_places
+    features, begins, table_of = config.features, config.term_places, config.table_of
     fitted: dict[str, list[tuple[int, np.ndarray, np.ndarray]]] = defaultdict(list)
     for (name, own), (ids, weights) in zip(features.items(), of_columns, strict=False):
-        fitted[config.table_of[own]].append((begins[name] + number, ids, weights))
+        fitted[table_of[own]].append((begins[name] + number, ids, weights))
     for table, shard, (row, column) in _shards(model):
         for place, ids, weights in fitted[table]:
             if not column <= place < column + shard.shape[1]:

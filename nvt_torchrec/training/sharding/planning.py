@@ -273,7 +273,7 @@ def _constraints(
     # the width of a column shard; FBGEMM needs multiples of 4
     width = max(4, math.ceil(config.embedding_dim / hardware.world_size / 4) * 4)
     means = {*config.features} - {*config.categorical, *config.lists}
-    lookups, constraints = config.lookups.items(), {}
+    features, constraints = config.features_of_tables, {}
     for table, rows in config.tables.items():
         sharding = settings.sharding
         if sharding == "row_wise" and _has_empty_shards(rows, hardware):
@@ -284,9 +284,7 @@ def _constraints(
             compute_kernels=[_FUSED, _UVM] if cuda else [_FUSED],
             min_partition=width if sharding == "column_wise" else None,
             pooling_factors=[
-                float(config.max_events if name in means else 1)
-                for name, column in lookups
-                if config.table_of[column] == table
+                float(config.max_events if name in means else 1) for name in features[table]
             ],
             output_dtype=DataType.FP32 if settings.table_precision == "fp16" else None,
         )

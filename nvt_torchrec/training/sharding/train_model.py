@@ -272,14 +272,13 @@ def build_model(
     allocated. ``tables`` is their precision, "fp32" or "fp16".
     ``build`` is that of an own model, to train it.
     """
+    features = config.features_of_tables
     configs = [
         EmbeddingBagConfig(
             name=table,
             embedding_dim=config.embedding_dim,
             num_embeddings=rows,
-            feature_names=[
-                name for name, column in config.lookups.items() if config.table_of[column] == table
-            ],
+            feature_names=features[table],
             data_type=DataType(tables.upper()),
         )
         for table, rows in config.tables.items()
