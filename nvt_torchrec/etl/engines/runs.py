@@ -94,6 +94,8 @@ class RunFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # Since Python 3.12 a ZipFile opens an entry by a seek from where another thread may be.
+        self._reading = threading.Lock()
 
     @functools.cached_property
     def _archive(self) -> zipfile.ZipFile:
@@ -110,7 +112,8 @@ class RunFile:
             ) from error
 
     def _read(self, name: str) -> np.ndarray:
-        file = io.BytesIO(self._archive.read(f"{name}.npy"))
+        with self._reading:
+            file = io.BytesIO(self._archive.read(f"{name}.npy"))
         np.lib.format.read_magic(file)
         with _HEADERS:
             shape, _, dtype = np.lib.format.read_array_header_1_0(file)

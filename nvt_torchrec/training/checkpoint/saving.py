@@ -190,13 +190,15 @@ def save_checkpoint(
             shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
             temporary.mkdir(parents=True)
         dist.barrier(group=group.cpu)
-        metadata = dcp.save(
+        dcp.save(
             state,
             storage_writer=dcp.FileSystemWriter(temporary, sync_files=True),
             process_group=group.cpu,
         )
         parts = gathered(group, _entries(temporary, f"__{group.rank}_*.distcp"))
         if group.rank == 0:
+            # PyTorch 2.11's save returns the metadata without the places of the tensors
+            metadata = dcp.FileSystemReader(temporary).read_metadata()
             write_tensors(temporary, metadata)
             _check_visible(path, temporary)
             rest = (_entries(temporary, _PICKLE_FILE), _entries(temporary, TENSORS_FILE))
