@@ -33,7 +33,11 @@ def loader_on(request: pytest.FixtureRequest, device, monkeypatch: pytest.Monkey
         if request.param == "CudfBuilder":
             request.getfixturevalue("rapids")
         kind = getattr(gpu, request.param)
-        monkeypatch.setattr("nvt_torchrec.nvt_loader.loader.choose_builder", lambda *_: kind)
+
+        def chosen(dataset, on: torch.device) -> type:
+            return kind if on == device else gpu.choose_builder(dataset, on)
+
+        monkeypatch.setattr("nvt_torchrec.nvt_loader.loader.choose_builder", chosen)
     return lambda path, batch, **options: KJTLoader(path, batch, device=device, **options)
 
 

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
@@ -73,7 +74,10 @@ def copied(state: T) -> T:
     if not isinstance(state, ShardedTensor):
         return state.detach().to("cpu", copy=True)
     copies = copy.copy(state)
-    copies._local_shards = [
-        Shard(copied(shard.tensor), shard.metadata) for shard in state.local_shards()
-    ]
+    copies._local_shards = []
+    for shard in state.local_shards():
+        about = shard.metadata
+        placement = f"rank:{about.placement.rank()}/cpu"
+        about = ShardMetadata(about.shard_offsets, about.shard_sizes, placement)
+        copies._local_shards.append(Shard(copied(shard.tensor), about))
     return copies
