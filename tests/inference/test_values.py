@@ -111,6 +111,24 @@ def test_values_read_as_their_text_does(rows: list[dict], data: st.DataObject) -
     assert plain(read_columns(pd.DataFrame(columns, dtype=object), SPEC)) == expected
 
 
+class _CudfSeries(list):
+    """As cuDF's: a NumPy dtype, Arrow on request, and no implicit copy to main memory."""
+
+    dtype = np.dtype(np.int64)
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        raise TypeError("Implicit conversion to a host NumPy array via __array__ is not allowed")
+
+    def to_arrow(self) -> pa.Array:
+        return pa.array(self, pa.int64())
+
+
+def test_series_of_a_gpu_are_read_by_arrow() -> None:
+    columns = {name: [None] * 3 for name in SPEC.columns[1:]} | {"count": [3, None, -1]}
+    on_gpu = columns | {"count": _CudfSeries(columns["count"])}
+    assert plain(read_columns(on_gpu, SPEC)) == plain(read_columns(columns, SPEC))
+
+
 @pytest.mark.parametrize(
     ("name", "value", "same"),
     [

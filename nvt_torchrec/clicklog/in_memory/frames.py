@@ -249,12 +249,12 @@ def _array(values: Any, name: str, *, times: bool) -> pa.Array | list:
             f"column {name}: {values!r:.60} is not a column",
             "pass rows as a list of dicts, or columns as a dict of arrays",
         )
+    if hasattr(values, "to_arrow"):  # Polars, and cuDF, whose series no NumPy array can be made of
+        return _array(values.to_arrow(), name, times=times)
     if isinstance(getattr(values, "dtype", None), np.dtype):  # pandas
         return _array(np.asarray(values), name, times=times)
     if hasattr(values, "__arrow_c_stream__"):
         return _array(pa.chunked_array(values), name, times=times)
-    if hasattr(values, "to_arrow"):  # cuDF
-        return _array(values.to_arrow(), name, times=times)
     if hasattr(values, "__array__"):
         return _array(np.asarray(values), name, times=times)
     return list(values)
