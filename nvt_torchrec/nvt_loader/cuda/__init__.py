@@ -1,1 +1,1 @@
-"""Blocks on a GPU, which have never run on one. Imports :mod:`nvt_loader.parquet` and ``cpu``."""
+"""Blocks on a GPU. Imports :mod:`nvt_loader.parquet` and ``cpu``."""

@@ -4,7 +4,6 @@ A block is put in order on a stream of the loader's own, launched by the loader'
 other threads decode the row groups of the next ones on streams of theirs. The training thread never
 waits for the host: its stream waits for the event after a block, once per block. Blocks and decoded
 row groups are in torch's memory; libcudf's memory is used only on the stream on which it decodes.
-This has never run on a card.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decode row groups on a GPU with libcudf. Importing this module needs pylibcudf.
 
-This has never run on a card: tests give it a stand-in for libcudf that decodes with Arrow.
+Without a card, tests give it a stand-in for libcudf that decodes with Arrow.
 :class:`ReadAhead` decodes the row groups of the next blocks while the last one is put in order.
 It reads in a thread and on a stream of its own.
 """

@@ -1,7 +1,4 @@
-"""Check rows and build blocks of them with torch's operators, on a GPU, and in tests on a CPU.
-
-This has never run on a card.
-"""
+"""Check rows and build blocks of them with torch's operators, on a GPU, and in tests on a CPU."""
 
 from __future__ import annotations
 

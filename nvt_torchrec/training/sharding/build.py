@@ -102,9 +102,8 @@ def _bytes_of(loaders: Mapping[str, Loader]) -> int:
 def set_up_dense(module: nn.Module, device: torch.device, settings: TrainSettings) -> None:
     """Apply the settings that say how the dense layers, those of ``module``, are computed.
 
-    On GPUs ``torch.compile(mode="reduce-overhead")`` replays them as CUDA graphs, which has not run
-    on a GPU yet; :class:`training.sharding.train_model.TrainModel` marks the steps and copies what
-    it returns.
+    On GPUs ``torch.compile(mode="reduce-overhead")`` replays them as CUDA graphs;
+    :class:`training.sharding.train_model.TrainModel` marks the steps and copies what it returns.
     """
     torch.backends.cuda.matmul.allow_tf32 = settings.allow_tf32
     if device.type == "cuda" and (settings.amp or settings.allow_tf32):  # on tensor cores

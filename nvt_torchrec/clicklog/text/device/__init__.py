@@ -1,4 +1,4 @@
-"""Text in Criteo's format → typed columns, on a card. This has never run on one.
+"""Text in Criteo's format → typed columns, on a card.
 
 A text in which a line breaks a rule is left to :mod:`clicklog.text.tokenizer`, which parses it
 again: so there is one place that describes errors, and rows are left out of columns in one place.

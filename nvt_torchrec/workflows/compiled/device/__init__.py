@@ -1,7 +1,5 @@
 """The compiled workflow on a card: the arrays of the host's, uploaded once, and kernels.
 
-This has never run on a card, only on Numba's simulator.
-
 Ids and dense values equal those of :mod:`workflows.compiled.compiled_workflow` bit for bit, for
 specs with ``is_criteo_format``: tables of results and quotients in float64 have one right value.
 Logarithms have not. Those of integers beyond the table, which are few, are therefore computed on

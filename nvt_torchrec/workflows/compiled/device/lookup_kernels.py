@@ -3,8 +3,6 @@
 They read the arrays that the host's kernels read (:mod:`workflows.compiled.tables`). Of each
 column, ``lanes`` threads each take every ``lanes``-th row, so that neighbouring threads have
 neighbouring rows, and a thread adds to a tally once. Importing this module imports numba.cuda.
-
-These kernels have never run on a card, only on Numba's simulator.
 """
 
 from __future__ import annotations
