@@ -81,7 +81,7 @@ class Dlrm(nn.Module):
         sum. Parameters and state dicts stay as they are: a layer pads its weight in each call.
         """
         if isinstance(self.interaction, PairProducts):
-            self.interaction.aligned = True
+            self.interaction.align()
         for layers in filter(None, (self.bottom, self.top)):
             layers.aligned = next(iter(layers)).in_features % ALIGNMENT > 0
 

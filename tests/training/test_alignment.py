@@ -31,11 +31,14 @@ def test_the_layers_of_mlperfs_model(monkeypatch):
     expected = step()
     model.align_inputs()
     widths, linear = [], nn.functional.linear
+    heights, bmm = [], torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda x, y: heights.append(x.shape[1]) or bmm(x, y))
     monkeypatch.setattr(
         nn.functional, "linear", lambda x, *a: widths.append(x.shape[1]) or linear(x, *a)
     )
     aligned = step()
     assert widths == [16, 32, 480, 64]
+    assert heights == [32, 32]  # of 27 vectors, forward and backward
     for mine, theirs in zip(aligned, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-3)
     after = model.state_dict()
