@@ -76,8 +76,7 @@ def copied(state: T) -> T:
     copies = copy.copy(state)
     copies._local_shards = []
     for shard in state.local_shards():
-        about = shard.metadata
-        placement = f"rank:{about.placement.rank()}/cpu"
-        about = ShardMetadata(about.shard_offsets, about.shard_sizes, placement)
+        offsets, sizes = shard.metadata.shard_offsets, shard.metadata.shard_sizes
+        about = ShardMetadata(offsets, sizes, f"rank:{torch.distributed.get_rank()}/cpu")
         copies._local_shards.append(Shard(copied(shard.tensor), about))
     return copies
