@@ -34,7 +34,7 @@ from benchmarks.harness import ROOT, Metric, System, Table, run_benchmark, run_e
 from benchmarks.process import BUILD
 from nvt_torchrec.base.auroc import auroc
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.clicklog.synthetic.event_log import EVENTS, draw_events, draw_zipf
+from nvt_torchrec.clicklog.synthetic.event_log import EVENTS, draw_events, draw_zipf, format_seconds
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.metrics import compute_metrics
 from nvt_torchrec.training.baselines.baselines import TREES
@@ -135,7 +135,7 @@ def _alike(rows: int) -> Drawn:
         most[row] = alike[i, seen[u][-50:]].max(initial=0)
         seen[u].append(i)
     logits = 9 * (most - 0.8) + random.normal(0, 0.5, items)[item]
-    time = pd.to_datetime(1_790_000_000 + seconds, unit="s").strftime("%Y-%m-%d %H:%M:%S")
+    time = format_seconds(1_790_000_000 + seconds).to_pandas()
     columns = {"time": time, "user": user, "item": item}
     columns["price"] = random.lognormal(3, 1, rows).round(2)
     clicks = random.random(rows) < 1 / (1 + np.exp(-logits))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
+import zipfile
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -166,6 +169,29 @@ def test_runs_of_other_blocks_are_not_used(tmp_path: Path) -> None:
     assert _open(tmp_path, 3).missing == []
     assert _open(tmp_path, 3, "another").missing == [0, 1, 2]
     assert list(tmp_path.glob("*.npz")) == []
+
+
+def test_threads_read_a_run_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since Python 3.12 a ZipFile that two threads read gives them each other's bytes."""
+    runs = _open(tmp_path, 1)
+    _fill(runs)
+    original, reading, most = zipfile.ZipFile.read, [], []
+
+    def read(archive: zipfile.ZipFile, name: str) -> bytes:
+        reading.append(name)
+        time.sleep(0.005)  # for others to begin
+        most.append(len(reading))
+        reading.remove(name)
+        return original(archive, name)
+
+    monkeypatch.setattr(zipfile.ZipFile, "read", read)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(runs.files[0].counts, [0, 1, 2] * 4))
+    assert {*most} == {1}
+    for number, column in enumerate(found):
+        assert column.counts.tolist() == _run(0).counts[number % 3].counts.tolist()
 
 
 def test_a_damaged_run_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -87,8 +87,9 @@ def try_package(program: str, gpus: int) -> str:
 
 def check_shared_memory(gpus: int) -> str:
     """Return the size of /dev/shm. Raises :class:`ClickLogError` if NCCL may have too little."""
-    size = f"/dev/shm holds {shutil.disk_usage('/dev/shm').total >> 20} MiB"
-    if gpus > 1 and shutil.disk_usage("/dev/shm").total < 1 << 30:  # in a container, by default 64
+    total = shutil.disk_usage("/dev/shm").total
+    size = f"/dev/shm holds {total >> 20} MiB"
+    if gpus > 1 and total < 1 << 30:  # in a container, by default 64
         what = f"{size}, NCCL needs some for each GPU"
         raise ClickLogError(what, "docker run --ipc=host, or --shm-size=16g")
     return size
