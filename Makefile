@@ -54,7 +54,7 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-.PHONY: help env demo test test-servers test-gpu rapids-sources lint bench-etl bench-events bench-loader bench-train bench-quality bench-inference bench-gpu lock audit sbom clean
+.PHONY: help env demo test test-servers test-gpu lint bench-etl bench-events bench-loader bench-train bench-quality bench-inference bench-gpu lock audit sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -80,9 +80,6 @@ test-gpu: $(LINKED) ## the tests that need a GPU, a process for each file; minut
 	@for file in tests/gpu/test_*.py; do \
 	    $(ON_PATH) timeout 240 python -m pytest -q -m gpu -rs $(TEST_FLAGS) $$file || failed=1; \
 	done; exit $${failed:-0}
-
-rapids-sources: $(LINKED) ## RAPIDS' Python sources in build/rapids, for the tests of nvt_compat
-	@$(ON_PATH) python -m tests.nvt_compat.rapids
 
 lint: $(LINKED) $(TOOLS) ## check style, formatting and types
 	@$(BIN)/ruff check .

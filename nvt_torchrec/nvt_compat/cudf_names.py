@@ -8,7 +8,6 @@ strings is pandas' ``str``:
 * Lists of strings could not be sent between processes: cuDF sends the elements' dtype as its name,
   ``str``, which pandas reads as NumPy's dtype, because ``future.infer_string`` is off.
 
-``tests/nvt_compat/test_rapids.py`` compares the patches with the sources of cuDF's wheels;
 ``tests/gpu`` runs them on a GPU.
 """
 

@@ -1,7 +1,4 @@
-"""What of pylibcudf the loader uses, on a CPU: by Arrow, and strict about how it is called.
-
-``tests/nvt_compat/test_rapids.py`` compares the calls with the real package's signatures.
-"""
+"""What of pylibcudf the loader uses, on a CPU: by Arrow, and strict about how it is called."""
 
 from __future__ import annotations
 
