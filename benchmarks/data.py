@@ -64,7 +64,6 @@ def write_rows(
     schema: TableSchema,
     rows: int,
     *,
-    dtype: type = np.int32,
     npy: Path | None = None,
     seed: int = 0,
     file_rows: int = FILE_ROWS,
@@ -75,7 +74,6 @@ def write_rows(
         directory: The directory of the split.
         schema: The columns.
         rows: The number of rows.
-        dtype: The type of the ids.
         npy: A directory for the same rows as TorchRec's scripts lay them out: ``N_dense.npy``,
             ``N_sparse.npy`` and ``N_labels.npy`` for file N.
         seed: The seed of the first file.
@@ -92,7 +90,7 @@ def write_rows(
             writer.add(counts, dict(zip(history.columns, ids, strict=True)))
     files = []
     for number, first in enumerate(range(0, rows, file_rows)):
-        table = _random_rows(schema, min(file_rows, rows - first), seed + number, dtype)
+        table = _random_rows(schema, min(file_rows, rows - first), seed + number)
         files.append(directory / f"part.{number}.parquet")
         pq.write_table(table, files[-1], row_group_size=ROW_GROUP_ROWS, **_WRITER)
         if npy:
@@ -111,7 +109,7 @@ def npy_files(directory: Path) -> list[list[str]]:
     return [[str(directory / f"{i}_{kind}.npy") for i in range(count)] for kind in NPY_KINDS]
 
 
-def _random_rows(schema: TableSchema, rows: int, seed: int, dtype: type) -> pa.Table:
+def _random_rows(schema: TableSchema, rows: int, seed: int) -> pa.Table:
     """Return labels, dense values and ids as in a click log after the ETL."""
     rng = np.random.default_rng(seed)
     columns: dict[str, object] = {"label": (rng.random(rows) < 0.03).astype(np.float32)}
@@ -120,10 +118,10 @@ def _random_rows(schema: TableSchema, rows: int, seed: int, dtype: type) -> pa.T
     for name, size in zip(schema.categorical, schema.table_sizes, strict=True):
         if name in schema.multi_hot:
             offsets = np.append(0, np.cumsum(rng.integers(0, 11, rows))).astype(np.int32)
-            ids = pa.array(_ids(rng, int(offsets[-1]), size).astype(dtype))
+            ids = pa.array(_ids(rng, int(offsets[-1]), size))
             columns[name] = pa.ListArray.from_arrays(offsets, ids)
         else:
-            columns[name] = _ids(rng, rows, size).astype(dtype)
+            columns[name] = _ids(rng, rows, size)
     for history in schema.histories:  # some of a key's events; its counts are those of write_rows
         keys = rng.integers(KEYS, size=rows)
         counts = np.random.default_rng(0).integers(EVENTS + 1, size=KEYS)
@@ -136,5 +134,6 @@ def _random_rows(schema: TableSchema, rows: int, seed: int, dtype: type) -> pa.T
 
 
 def _ids(rng: np.random.Generator, rows: int, size: int) -> np.ndarray:
-    """Return ids of which frequent ones are small, as in a vocabulary by falling count."""
-    return np.minimum(3 + (rng.zipf(1.2, rows) - 1) % max(size - 3, 1), size - 1)
+    """Return ids, int32, of which frequent ones are small, as in a vocabulary by falling count."""
+    ids = np.minimum(3 + (rng.zipf(1.2, rows) - 1) % max(size - 3, 1), size - 1)
+    return ids.astype(np.int32)

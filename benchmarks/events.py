@@ -88,9 +88,7 @@ def _run(settings: EventsSettings) -> int:
         _peer(root, settings.rows, "polars"),
     ]
     table.measure(systems, repeats=settings.repeats)
-    table.print()
-    print(f"written to {table.write()}")
-    return 1 if table.failed else 0
+    return table.finish()
 
 
 def _make_log(root: Path, rows: int) -> None:

@@ -4,8 +4,7 @@ A benchmark lists :class:`System` entries and :class:`Metric` columns and calls:
 
     table = Table("etl", "2 M rows, TSV to parquet", metrics, base="polars")
     table.measure(systems, repeats=3)   # each system once, then each again, in turn
-    table.print()
-    table.write()                       # build/bench/etl.json
+    status = table.finish()             # prints it and writes build/bench/etl.json
 
 Each system is a command that prints one JSON object as its last line; its numbers are metrics, to
 which ``wall_s``, ``cpu_s`` and ``peak_rss_mb`` of its whole process tree are added, and, if it
@@ -29,15 +28,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.process import BUILD, PeerError, Run, run
+import psutil
+
+from benchmarks.process import BUILD, Run, run
 from nvt_torchrec.base.command_line import Parser, parse
 from nvt_torchrec.base.errors import ClickLogError, run_command
 from nvt_torchrec.base.files.atomic import write_json
 from nvt_torchrec.base.threads import count_cores
 
 log = logging.getLogger("benchmarks")
-
-ROOT = Path(__file__).parents[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +53,6 @@ class System:
         before: Is called before each run: removes what the last one wrote, for example.
         repeats: The largest number of runs, for systems that take minutes.
         timeout: Seconds after which a run is killed.
-        rows: The rows that a run works on, where the program does not say.
         result: Reads a run's JSON object from the files it wrote, for programs that print none.
     """
 
@@ -66,7 +64,6 @@ class System:
     before: Callable[[], object] = lambda: None
     repeats: int | None = None
     timeout: float = 1800
-    rows: int | None = None
     result: Callable[[], dict[str, Any]] | None = None
 
 
@@ -128,15 +125,10 @@ class Table:
                 if repeat >= (system.repeats or repeats):
                     continue
                 system.before()
-                measured = run(
-                    system.command,
-                    env=system.env,
-                    cwd=ROOT,
-                    timeout=system.timeout,
-                    result=system.result,
-                )
-                rows = measured.output.get("rows", system.rows)
-                if rows and not measured.error:
+                given = {"env": system.env, "timeout": system.timeout, "result": system.result}
+                measured = run(system.command, **given)
+                rows = measured.output.get("rows")
+                if rows:
                     measured.output.setdefault("rows_per_s", rows / measured.wall_s)
                 self.runs[key].append(measured)
                 log.info(
@@ -197,22 +189,22 @@ class Table:
         lines += [f"failed: {' '.join(key).strip()}: {why}" for key, why in self.failed.items()]
         return "\n".join([*lines, *self.notes])
 
-    def print(self) -> None:
-        """Print the table."""
-        print(self.text(), flush=True)
+    def finish(self) -> int:
+        """Print the table; write it with every run, ``build/bench/NAME.json``; return the status.
 
-    def write(self) -> Path:
-        """Write ``build/bench/NAME.json``: the machine and every run, with what it printed."""
-        path = BUILD / f"{self.name}.json"
+        Returns:
+            The exit status: 1 if a system failed.
+        """
+        print(self.text())
         results = [
             {"system": system, "case": case, **dataclasses.asdict(run)}
             for (system, case), runs in self.runs.items()
             for run in runs
         ]
-        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        facts = {"title": self.title, "date": date, "machine": machine(), "notes": self.notes}
-        write_json(path, {**facts, "results": results})
-        return path
+        path = BUILD / f"{self.name}.json"
+        write_json(path, {"table": self.text().splitlines(), "results": results})
+        print(f"written to {path}")
+        return 1 if self.failed else 0
 
     def _line(self, run: Run) -> str:
         if run.error:
@@ -239,40 +231,22 @@ def aligned(rows: list[list[str]], named: int) -> list[str]:
     return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
 
 
-def machine() -> dict[str, Any]:
-    """Return what the numbers depend on: processor, cores, memory, system, and how busy it is."""
-    return {
-        "cpu": _from_proc("cpuinfo", "model name") or platform.processor(),
-        "cores": count_cores(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "load_average": [round(value, 2) for value in os.getloadavg()],
-    }
-
-
 def describe_machine() -> str:
-    """Return the machine and the date, in one line."""
-    facts = machine()
+    """Return what the numbers depend on: processor, cores, memory and Python; and the date."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return (
-        f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']:.0f} GiB, "
-        f"Python {facts['python']}; {datetime.date.today().isoformat()}"
+        f"{next(names, platform.machine())}, {count_cores()} cores, "
+        f"{psutil.virtual_memory().total / 2**30:.0f} GiB, "
+        f"Python {platform.python_version()}; {datetime.date.today().isoformat()}"
     )
 
 
-def _from_proc(file: str, key: str) -> str:
-    try:
-        lines = Path("/proc", file).read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), "")
-
-
 def run_etl(*arguments: Any) -> None:
-    """Run ``python -m etl`` with these arguments. Raises :class:`PeerError`."""
-    done = run([sys.executable, "-m", "etl", *map(str, arguments)], cwd=ROOT, result=dict)
+    """Run ``python -m etl`` with these arguments. Raises :class:`ClickLogError`."""
+    done = run([sys.executable, "-m", "etl", *map(str, arguments)], result=dict)
     if done.error:
-        raise PeerError(f"etl {arguments[0]} failed: {done.error}", "see `python -m etl`")
+        raise ClickLogError(f"etl {arguments[0]} failed: {done.error}", "see `python -m etl`")
 
 
 def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -69,18 +69,7 @@ def _run(settings: BenchmarkSettings) -> int:
     title = f"Loading {settings.rows:,} Criteo-shaped rows"
     table = Table("loader", title, METRICS, base=STOCK)
     table.measure(chosen, repeats=settings.repeats)
-    sizes = {
-        kind: sum(path.stat().st_size for path in (data / folder).rglob(f"*.{ending}"))
-        for kind, folder, ending in (
-            ("parquet", "int32", "parquet"),
-            ("torchrec npy", "npy", "npy"),
-        )
-    }
-    per_row = (f"{kind} {size / settings.rows:.0f}" for kind, size in sizes.items())
-    table.notes.append(f"bytes of a row on disk: {', '.join(per_row)}")
-    table.print()
-    print(f"written to {table.write()}")
-    return 1 if table.failed else 0
+    return table.finish()
 
 
 def make_data(root: Path, rows: int) -> None:

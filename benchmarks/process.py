@@ -15,16 +15,11 @@ from typing import Any
 
 import psutil
 
-from nvt_torchrec.base.errors import ClickLogError
-
-#: Where results and data go, below the repository's root.
-BUILD = Path(__file__).parents[1] / "build" / "bench"
+ROOT = Path(__file__).parents[1]
+#: Where results and data go.
+BUILD = ROOT / "build" / "bench"
 #: Seconds between two looks at the memory of a run, and between two searches for new processes.
 _POLL, _SEARCH = 0.02, 0.25
-
-
-class PeerError(ClickLogError):
-    """What a system needs cannot be made here, for want of a package or of the network."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,43 +47,37 @@ def run(
     command: Sequence[str | os.PathLike],
     *,
     env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
     timeout: float = 3600,
     result: Callable[[], dict[str, Any]] | None = None,
 ) -> Run:
-    """Run a command to its end and measure it.
+    """Run a command to its end, in the repository's root, and measure it.
 
-    The command prints one JSON object as its last line on stdout, unless ``result`` is given, and
-    exits with status 0; anything else is a failed run, which is returned and not raised.
+    The command prints one JSON object as its last line on stdout, unless ``result`` is given. An
+    exit status other than 0 is a failed run, which is returned and not raised.
 
     Args:
         command: Program and arguments.
         env: Variables that are added to the environment.
-        cwd: Its working directory.
         timeout: Seconds after which it is killed, with all its processes.
         result: Is called after it, in place of reading its last line.
     """
     begin = time.perf_counter()
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-        try:
-            process = subprocess.Popen(
-                [os.fspath(part) for part in command],
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                env={**os.environ, **(env or {})},
-                cwd=cwd,
-                start_new_session=True,  # Ctrl-C reaches this program alone, which ends it
-            )
-        except OSError as error:
-            return Run(0.0, 0.0, 0.0, {}, f"cannot be started: {error}")
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env={**os.environ, **(env or {})},
+            cwd=ROOT,
+            start_new_session=True,  # Ctrl-C reaches this program alone, which ends it
+        )
         tree = _Tree(process.pid)
         try:
             status, usage = _wait(process, tree, begin + timeout)
         finally:
             tree.kill()
         wall = time.perf_counter() - begin
-        cpu, peak = usage.ru_utime + usage.ru_stime, tree.peak_bytes / 1e6
         value, error = {}, ""
         if status:
             stderr.seek(0)
@@ -99,8 +88,8 @@ def run(
             value = result()
         else:
             stdout.seek(0)
-            value, error = _last_object(stdout.read().decode("utf-8", "replace"))
-        return Run(wall, cpu, peak, value, error)
+            value = json.loads(stdout.readlines()[-1])
+        return Run(wall, usage.ru_utime + usage.ru_stime, tree.peak_bytes / 1e6, value, error)
 
 
 def _wait(process: subprocess.Popen, tree: _Tree, deadline: float):
@@ -113,18 +102,6 @@ def _wait(process: subprocess.Popen, tree: _Tree, deadline: float):
             tree.kill()
         tree.look()
         time.sleep(_POLL)
-
-
-def _last_object(text: str) -> tuple[dict[str, Any], str]:
-    """The JSON object in the last line, and what is wrong if there is none."""
-    last = text.strip().rsplit("\n", 1)[-1]
-    try:
-        value = json.loads(last)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        return {}, f"no JSON object in the last line it printed: {last[:80]!r}"
-    return value, ""
 
 
 class _Tree:

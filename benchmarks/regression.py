@@ -30,8 +30,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from benchmarks.data import make_once
-from benchmarks.harness import ROOT, Metric, System, Table, run_benchmark, run_etl, split_flags
-from benchmarks.process import BUILD
+from benchmarks.harness import Metric, System, Table, run_benchmark, run_etl, split_flags
+from benchmarks.process import BUILD, ROOT
 from nvt_torchrec.base.auroc import auroc
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.clicklog.synthetic.event_log import EVENTS, draw_events, draw_zipf, format_seconds
@@ -220,9 +220,7 @@ def _run(settings: RegressionSettings, flags: list[str]) -> int:
             systems[seed].append(_training_run(name, case, [*given, *flags], beside))
     for of_seed in systems:
         table.measure(of_seed, repeats=1)
-    table.print()
-    print(f"written to {table.write()}")
-    return 1 if table.failed else 0
+    return table.finish()
 
 
 def _training_run(

@@ -82,9 +82,7 @@ def _run(settings: BenchmarkSettings, flags: list[str]) -> int:
     model = "a small DLRM" if settings.max_table_rows is None else "MLPerf's DLRM"
     table = Table("train", f"Training {model} in one process", METRICS, base=BARE)
     table.measure(systems, repeats=settings.repeats)
-    table.print()
-    print(f"written to {table.write()}")
-    return 1 if table.failed else 0
+    return table.finish()
 
 
 def make_data(root: Path, rows: int, table_sizes: Sequence[int] = TABLE_SIZES) -> None:

@@ -110,23 +110,6 @@ def test_every_line_of_the_table(tmp_path: Path) -> None:
     assert re.search(r"^3000 rows, dense columns .*\n\w+: ids \[", printed, re.MULTILINE)
 
 
-def test_torchrecs_dcn_resumes(tmp_path: Path) -> None:
-    write_log(tmp_path / "RAW", [1300, 60, 60])
-    run(EtlSettings(tmp_path / "RAW", tmp_path / "OUT"))
-
-    def losses(checkpoint: str, steps: int) -> list[str]:
-        printed = passed(
-            tmp_path,
-            "torchrun --standalone --nproc-per-node 2 "
-            f"{EXAMPLES / 'torchrec_dcn.py'} OUT/criteo_binary/split/train {checkpoint} {steps}",
-        )
-        return re.findall(r"step \d+ of \d+: loss \d\.\d+", printed)
-
-    whole = losses("whole", 9)
-    assert len(whole) == 9
-    assert losses("parts", 5) + losses("parts", 9) == whole
-
-
 def test_an_own_model_of_two_labels(tmp_path: Path) -> None:
     """About a regression on one; on that of pairs better. It is served without its file."""
     clicks(20_000).to_parquet(tmp_path / "clicks.parquet")

@@ -74,10 +74,8 @@ def _run(settings: BenchmarkSettings) -> int:
     table.measure(chosen, repeats=settings.repeats)
     logging.getLogger("benchmarks").info("comparing what they wrote")
     _compare(table, log)
-    table.print()
-    print(f"written to {table.write()}")
     shutil.rmtree(out)
-    return 1 if table.failed else 0
+    return table.finish()
 
 
 def _systems(log: Log, slow: int) -> list[System]:
@@ -93,26 +91,21 @@ def _systems(log: Log, slow: int) -> list[System]:
 
 def _compare(table: Table, log: Log) -> None:
     """Compare the outputs of the last runs with ours, and note the result."""
-    done = {name for name, case in table.runs if case == ETL and (name, case) not in table.failed}
+    done = [name for name, case in table.runs if (name, case) not in table.failed]
     if OURS not in done:
         table.notes.append("outputs were not compared: our cpu engine wrote none")
         return
     spec, agreed = load_spec(), []
-    reference = systems.our_output(systems.output_of(log, OURS, ETL))
-    for system, output in (
-        (OURS_DASK, systems.our_output),
-        (OURS_NVTABULAR, systems.our_output),
-        ("polars", systems.polars_output),
-        (POLARS_STAGED, systems.polars_output),
-        (NVTABULAR_NAME, systems.nvtabular_output),
-    ):
-        if system not in done:
+    columns = spec.label, spec.dense_names, spec.categorical_names
+    ours = systems.list_output(log, OURS, ETL)
+    train_rows = log.rows * (DAYS - 1) // DAYS
+    for system in done:
+        if system == OURS:
             continue
         ties = system == NVTABULAR_NAME  # orders equally frequent values in its own way
-        columns = spec.label, spec.dense_names, spec.categorical_names
-        theirs = output(systems.output_of(log, system, ETL))
+        theirs = systems.list_output(log, system, ETL)
         try:
-            summary = compare(reference, theirs, *columns, same_ties=not ties)
+            summary = compare(ours, theirs, train_rows, *columns, same_ties=not ties)
         except DifferentOutputError as error:
             table.fail(system, ETL, error.what)
         else:

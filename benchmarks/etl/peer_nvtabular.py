@@ -6,7 +6,6 @@ Text goes in as the documentation has it: a CSV Dataset, hexadecimal categories 
 
 import argparse
 import glob
-import json
 import os
 
 import numpy as np
@@ -58,10 +57,6 @@ def main():
         workflow.transform(rows).to_parquet(
             os.path.join(args.output, name), dtypes=dict.fromkeys(CATEGORICAL, np.int32)
         )
-    versions = {"nvtabular": nvt.__version__}
-    for module in ("pandas", "dask", "numpy", "pyarrow"):
-        versions[module] = __import__(module).__version__
-    print(json.dumps({"versions": versions}))
 
 
 if __name__ == "__main__":

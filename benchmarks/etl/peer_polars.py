@@ -6,7 +6,6 @@ beside the output (``--stage disk``, bounded memory); then vocabularies and mome
 
 import argparse
 import glob
-import json
 import os
 import shutil
 
@@ -100,7 +99,6 @@ def main():
     write(last_day.slice(0, half), "valid/part.0.parquet")
     write(last_day.slice(half), "test/part.0.parquet")
     shutil.rmtree(stage)
-    print(json.dumps({"versions": {"polars": pl.__version__}}))
 
 
 if __name__ == "__main__":

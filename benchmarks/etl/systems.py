@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.data import make_once
-from benchmarks.etl.verify import Output, parts, read_parquet_column
+from benchmarks.etl.verify import list_parts
 from benchmarks.harness import System, run_etl
-from benchmarks.process import BUILD, PeerError
+from benchmarks.process import BUILD
+from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.clicklog.synthetic.log import SyntheticSettings, synthesize
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
@@ -53,7 +54,7 @@ def python_of(peer: str) -> Path:
 
 
 def build_environment(peer: str) -> None:
-    """Build a peer's environment unless it is up to date. Raises :class:`PeerError`."""
+    """Build a peer's environment unless it is up to date. Raises :class:`ClickLogError`."""
 
     def install() -> None:
         venv.create(BUILD / f"venv-{peer}", with_pip=True)
@@ -63,7 +64,7 @@ def build_environment(peer: str) -> None:
             if done.returncode:
                 what = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
                 remedy = f"see `{' '.join(map(str, command))}`"
-                raise PeerError(f"{peer}: cannot be installed: {what}", remedy)
+                raise ClickLogError(f"{peer}: cannot be installed: {what}", remedy)
 
     make_once(BUILD / f"venv-{peer}", f"{_INSTALLED[peer]} {sys.version}", install)
 
@@ -111,6 +112,16 @@ def output_of(log: Log, name: str, case: str) -> Path:
     return log.work / f"{name} {case}".replace(" ", "_")
 
 
+def list_output(log: Log, name: str, case: str) -> list[Path]:
+    """Return the parquet files that a system wrote, in the order of the log's rows."""
+    output = output_of(log, name, case)
+    splits = output / "criteo_binary" / "split"
+    if splits.exists():  # ours
+        return list_parts(splits, *SPLITS)
+    last = ("last_day",) if (output / "last_day").exists() else SPLITS[1:]
+    return list_parts(output, SPLITS[0], *last)
+
+
 def ours(log: Log, engine: str, name: str, case: str, *flags: str, **more: Any) -> System:
     """Measure the whole process of ``python -m etl run``."""
     output, warm_up_output = output_of(log, name, case), log.work / "warm_up"
@@ -144,50 +155,8 @@ def peer(log: Log, peer: str, name: str, *flags: str, case: str, **more: Any) ->
         case,
         command,
         env={"POLARS_MAX_THREADS": str(log.threads)} if peer == POLARS else {},
-        rows=log.rows,
+        result=lambda: {"rows": log.rows},
         prepare=lambda: build_environment(peer),
         before=lambda: shutil.rmtree(output, ignore_errors=True),
         **more,
     )
-
-
-def our_output(directory: Path) -> Output:
-    """Read what ``python -m etl run`` wrote."""
-    from nvt_torchrec.workflows.description import inspect
-
-    description = inspect(directory / "workflow")
-
-    def vocabulary(name: str, suffix: str = "") -> np.ndarray:
-        stored = description.vocabularies[name]
-        return read_parquet_column(directory / "workflow" / stored.file, stored.name + suffix)
-
-    splits = directory / "criteo_binary" / "split"
-    return Output(
-        [parts(splits / name) for name in SPLITS],
-        lambda name: vocabulary(name, "_size"),
-        vocabulary,
-    )
-
-
-def polars_output(directory: Path) -> Output:
-    """Read what the program for Polars wrote."""
-
-    def vocabulary(name: str, column: str) -> np.ndarray:
-        file = directory / "vocabulary" / f"{name}.parquet"
-        return read_parquet_column(file, column).astype(np.int64)
-
-    return Output(
-        [parts(directory / name) for name in SPLITS],
-        lambda name: vocabulary(name, "len"),
-        lambda name: vocabulary(name, name),
-    )
-
-
-def nvtabular_output(directory: Path) -> Output:
-    """Read what the program for NVTabular wrote; values are strings and are not compared."""
-
-    def counts(name: str) -> np.ndarray:
-        file = directory / "categories" / f"unique.{name}.parquet"
-        return read_parquet_column(file, f"{name}_size").astype(np.int64)
-
-    return Output([parts(directory / name) for name in ("train", "last_day")], counts)

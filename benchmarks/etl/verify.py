@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,40 +23,20 @@ class DifferentOutputError(ClickLogError):
     """Two programs wrote different training data."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Output:
-    """The output of a program.
-
-    Attributes:
-        splits: parquet files of each split, in the order of their rows.
-        counts: of a column's vocabulary: occurrences int64 [n] per value, in the order of ids.
-        values: of a column's vocabulary, in the order of ids; or None.
-    """
-
-    splits: Sequence[Sequence[Path]]
-    counts: Callable[[str], np.ndarray]
-    values: Callable[[str], np.ndarray] | None = None
-
-    def column(self, name: str) -> np.ndarray:
-        """All rows of a column, in order."""
-        files = [file for split in self.splits for file in split]
-        return np.concatenate([read_parquet_column(file, name) for file in files])
-
-
-def parts(directory: Path) -> list[Path]:
-    """List the parquet files of a directory in the order of the numbers in their names."""
-    files = [path for path in directory.iterdir() if path.suffix == ".parquet"]
-    return sorted(files, key=lambda path: int(re.search(r"\d+", path.name)[0]))
-
-
-def read_parquet_column(path: Path, name: str) -> np.ndarray:
-    """Read a column of a parquet file."""
-    return pq.ParquetFile(path).read(columns=[name]).column(0).to_numpy()
+def list_parts(root: Path, *splits: str) -> list[Path]:
+    """List the parquet files of splits in the order of the numbers in their names."""
+    found = ([p for p in (root / split).iterdir() if p.suffix == ".parquet"] for split in splits)
+    return [
+        path
+        for paths in found
+        for path in sorted(paths, key=lambda path: int(re.search(r"\d+", path.name)[0]))
+    ]
 
 
 def compare(
-    ours: Output,
-    theirs: Output,
+    ours: Sequence[Path],
+    theirs: Sequence[Path],
+    train_rows: int,
     label: str,
     dense: Sequence[str],
     categorical: Sequence[str],
@@ -66,9 +45,12 @@ def compare(
 ) -> str:
     """Compare every value of two outputs; return a summary of what they have in common.
 
+    Both read the same log. So if the ids of all rows are the same, the vocabularies are, too.
+
     Args:
-        ours: What all are compared with.
-        theirs: The output of another program.
+        ours: The files that all are compared with, in the order of their rows.
+        theirs: The files of another program.
+        train_rows: How many rows, from the first on, the vocabularies were made of.
         label: The name of the label.
         dense: The names of the dense columns.
         categorical: The names of the categorical columns.
@@ -80,17 +62,17 @@ def compare(
     """
     rows = values = null = unknown = checksum = 0
     for name in (label, *dense):
-        a, b = ours.column(name), theirs.column(name)
+        a, b = _read_column(ours, name), _read_column(theirs, name)
         rows = len(a)
         _require(rows == len(b), f"{len(b):,} rows, and not {rows:,}")
         worst = float(np.abs(a - b).max(initial=0.0))
         _require(worst <= _DENSE_TOLERANCE, f"{name}: values differ by up to {worst:g}")
     for name in categorical:
-        _compare_vocabularies(name, ours, theirs, same_ties=same_ties)
-        a, b, counts = ours.column(name), theirs.column(name), ours.counts(name)
+        a, b = _read_column(ours, name), _read_column(theirs, name)
+        counts = np.bincount(a[:train_rows])
         same = np.array_equal(a, b) if same_ties else _same_but_for_ties(a, b, counts)
         _require(same, f"{name}: ids differ")
-        values += len(counts)
+        values += len(counts) - _FIRST_VALUE_ID
         null += int(np.count_nonzero(a == NULL_ID))
         unknown += int(np.count_nonzero(a == FIRST_OOV_ID))
         checksum = zlib.crc32(a.astype("<i4").data, checksum)
@@ -100,16 +82,9 @@ def compare(
     )
 
 
-def _compare_vocabularies(name: str, ours: Output, theirs: Output, *, same_ties: bool) -> None:
-    counts, other = ours.counts(name), theirs.counts(name)
-    _require(
-        np.array_equal(counts, other),
-        f"{name}: another vocabulary: {len(other):,} values, and not {len(counts):,}, or other "
-        "counts",
-    )
-    if same_ties and theirs.values:
-        same = np.array_equal(ours.values(name), theirs.values(name))
-        _require(same, f"{name}: the vocabulary's values differ")
+def _read_column(files: Sequence[Path], name: str) -> np.ndarray:
+    """Return all rows of a column, in order."""
+    return pq.read_table(list(files), columns=[name]).column(0).to_numpy()
 
 
 def _require(condition: bool, what: str) -> None:
@@ -119,13 +94,12 @@ def _require(condition: bool, what: str) -> None:
 
 def _same_but_for_ties(a: np.ndarray, b: np.ndarray, counts: np.ndarray) -> bool:
     """Return whether ids ``a`` and ``b`` of the same rows stand for the same values."""
-    if int(b.min()) < 0 or int(b.max()) >= _FIRST_VALUE_ID + len(counts):
-        return False
-    reserved = -np.arange(1, _FIRST_VALUE_ID + 1)  # each of its own kind
-    kind = np.concatenate([reserved, counts])
+    kind = counts.copy()
+    kind[:_FIRST_VALUE_ID] = -np.arange(1, _FIRST_VALUE_ID + 1)  # each of its own kind
     pairs = np.unique(a.astype(np.int64) << 32 | b)  # one for each value, if they agree
     return (
-        np.array_equal(kind[a], kind[b])
+        0 <= b.min() <= b.max() < len(kind)
+        and np.array_equal(kind[a], kind[b])
         and len(np.unique(pairs >> 32)) == len(pairs)
         and len(np.unique(pairs & 0xFFFFFFFF)) == len(pairs)
     )
