@@ -41,7 +41,7 @@ ETL = {
 _APART = "torchrec==1.8.0 nvtabular==23.8.0 merlin-core==23.8.0 merlin-dataloader==23.8.0"
 #: Packages of a single feature, with the extra that asks for them.
 _EXTRAS = {
-    **dict.fromkeys(("onnx", "onnx_ir", "onnxruntime", "onnxscript"), "onnx"), "deltalake": "delta",
+    **dict.fromkeys(("onnx", "onnx_ir", "onnxruntime", "onnxscript"), "onnx"),
     **dict.fromkeys(("httptools", "prometheus_client", "starlette", "uvicorn"), "serve"),
 }  # fmt: skip
 #: The extra that has torch, by the room that needs it.

@@ -14,7 +14,6 @@ READERS: dict[str, str | type] = {
     "csv": "text_rows:DelimitedText",
     "json": "json_rows:JsonLines",
     "parquet": "parquet_rows:Parquet",
-    "delta": "delta_tables:Delta",
 }
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.remote import filesystem_of
-from nvt_torchrec.clicklog.readers import READERS, load_reader
 from nvt_torchrec.formats.day_names import (
     DayName,
     OpenDays,
@@ -37,7 +36,7 @@ _SHOWN = 6
 
 @dataclasses.dataclass(frozen=True)
 class DayFile:
-    """One file, or table, of a log: a day, unless rows are split otherwise.
+    """One file of a log: a day, unless rows are split otherwise.
 
     Attributes:
         day: Its number, from its name; of a dated file, the days since 1970-01-01.
@@ -48,7 +47,6 @@ class DayFile:
         compressed: Whether the file must be decompressed before it can be cut into blocks.
         title: How the user knows the day: its date, or the name of a numbered file; "" for others.
         split: With a split by files, the one that this file is for.
-        digest: What only copies of it share; "": its bytes tell.
     """
 
     day: int
@@ -59,7 +57,6 @@ class DayFile:
     compressed: bool = False
     title: str = ""
     split: str = ""
-    digest: str = ""
 
     @property
     def name(self) -> str:
@@ -79,8 +76,7 @@ def find_days(
     The files of a directory are ``day_0``, ``day_1.tsv``, ``day_2.csv.gz``, ``day_3.parquet`` …;
     or else numbered or dated: names with the same beginning, then a number or a date, such as
     ``part-00017.csv`` or ``clicks-20241030.parquet``; or directories ``date=2024-10-30`` of one
-    file each. If the rows are not split by days, they may be any files below the directory. A
-    format may have logs that are no files; its class finds their days.
+    file each. If the rows are not split by days, they may be any files below the directory.
 
     Args:
         input_path: A directory, a glob such as ``RAW/part-*.csv``, or a file of any name, which is
@@ -96,16 +92,12 @@ def find_days(
         BadInputError: There is no such directory, it has no days, their names are of several kinds,
             or a day is missing, empty or there twice.
     """
-    kinds = map(load_reader, READERS)
-    tables = next(filter(None, (kind.find_days(str(input_path), split) for kind in kinds)), None)
-    if split.by == "files" and not tables:
+    if split.by == "files":
         return _files_of_splits(str(input_path), days, split)
     filesystem, root = filesystem_of(str(input_path))
-    one_file = filesystem.isfile(root) or len(tables or ()) == 1
+    one_file = filesystem.isfile(root)
     named: list[tuple[Any, DayName]]
-    if tables:
-        named = tables
-    elif one_file:
+    if one_file:
         named = [(filesystem.info(root), name_of(root) or _DAY_0)]
     elif filesystem.exists(root):
         named = _listed(filesystem, root, str(input_path), split)
@@ -121,7 +113,7 @@ def find_days(
             continue
         if after is not None and name.number < after and not one_file:
             continue
-        file = info if isinstance(info, DayFile) else _day_file(filesystem, info, name)
+        file = _day_file(filesystem, info, name)
         if file.day in files:
             raise BadInputError(
                 f"{file.name} is there twice: {files[file.day].path}, {file.path}", "remove one"

@@ -18,9 +18,7 @@ import pyarrow as pa
 from nvt_torchrec.base.errors import BadRowError
 from nvt_torchrec.clicklog.readers import load_reader
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.formats.day_names import DayName
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.rows import RawRows, describes
 
 
@@ -159,13 +157,8 @@ class LogFormat(abc.ABC):
     # ---- what a path is, before there is a spec
 
     @classmethod
-    def find_days(cls, path: str, split: Split) -> list[tuple[DayFile, DayName]] | None:
-        """Return the days of a log that consists of no files; None if the path is no such log."""
-        return None
-
-    @classmethod
     def recognizes(cls, path: str, head: bytes) -> bool:
-        """Return whether a file that begins with ``head`` (b"" of what is no file) is of it."""
+        """Return whether a file that begins with ``head`` is of it."""
         return False
 
     @classmethod
@@ -181,10 +174,6 @@ class LogFormat(abc.ABC):
             places: Returns the numbers of the rows to read of so many.
         """
         raise NotImplementedError
-
-    def pinned(self, path: str) -> str:
-        """Return a path under which the same rows are read later; of files it is the path."""
-        return path
 
     # ---- errors
 

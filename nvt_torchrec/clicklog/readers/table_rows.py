@@ -214,7 +214,6 @@ class TableFormat(LogFormat):
 
     def stream(self, path: str, block_bytes: int) -> Iterator[UnparsedRows]:
         """See :meth:`LogFormat.stream`."""
-        path = self.pinned(path)
         with self.opened(path, path) as table:
             label, names = self._checked(table, path)
             cuts = table.cut(names, 0, sum(table.rows), block_bytes)

@@ -28,5 +28,4 @@ INPUT_FORMATS = {
     "csv": FileFormat(",", quoted=True, lines=True),
     "json": FileFormat(lines=True, endings=("jsonl", "ndjson")),
     "parquet": FileFormat(endings=("parquet", "pq")),
-    "delta": FileFormat(),
 }

@@ -6,7 +6,7 @@ All keys of a spec; those that are optional say so, or show their default::
                                         # "normalize"
 
     [input]                       # optional
-    format = "csv"                # tsv (default), csv, json, parquet, delta
+    format = "csv"                # tsv (default), csv, json, parquet
     header = true                 # the first line names the columns; default: csv true, tsv false
     columns = ["id", "", "age"]   # text without a header: the names of its fields, "" skips one
     delimiter = ";"               # csv only, 1 to 8 characters; default ","
@@ -115,7 +115,6 @@ How values are read, in text and in parquet's text columns:
 
 - JSON is an object in each line, read as parquet is, with times as text. Values may be missing with
   their key; those of several types are read as text.
-- Delta tables are read as parquet is; :mod:`clicklog.readers.delta_tables` says what days are.
 
 How text is read:
 
