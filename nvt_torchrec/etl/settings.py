@@ -181,10 +181,6 @@ class ExtendSettings(ReadSettings):
         "mean and standard deviation of the dense columns: frozen, as the trained model knows "
         "them, or updated with the new days", "frozen", choices=STATISTICS
     )
-    retire_after_days: int | None = flag(
-        "in a table that has reached max_table_size, give the ids of values that were not seen for "
-        "N days to new values (default: ids never change)", None, least=1, metavar="N"
-    )
     keep_days: int | None = flag(
         "leave out the parquet of all but the newest N days, of those for training; ids stay "
         "(default: keep all)", None, least=2, metavar="N"

@@ -1,9 +1,7 @@
-"""The vocabularies of a saved workflow, and its line of descent: generations, and reused ids.
+"""The vocabularies of a saved workflow, and its line of descent, which is a list of generations.
 
 ``python -m etl run`` makes generation 0. Each day that ``python -m etl extend`` adds makes the next
-one, whose vocabularies begin with those of the generation before: a value keeps its id. Only where
-ids of values that are no longer seen were given to others (``--retire_after_days``) is that not so;
-these ids are in ``lineage/reused.<generation>.parquet``.
+one, whose vocabularies begin with those of the generation before: a value keeps its id.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,15 +36,15 @@ class Generation:
             parent.
         days: The days that were counted in this generation and in none before it, increasing.
         values: By vocabulary, how many values it had then.
-        reused: By vocabulary, how many ids were given to another value in this generation;
-            vocabularies without such ids may be left out.
+        reused: Of earlier versions, which could give ids to other values (``--retire_after_days``):
+            by vocabulary, how many; a workflow with such ids is refused.
     """
 
     number: int
     digest: str
     days: tuple[int, ...]
     values: dict[str, int]
-    reused: dict[str, int]
+    reused: dict[str, int] | None = None
 
     def __post_init__(self) -> None:
         where = f"generation {self.number}"
@@ -54,16 +52,14 @@ class Generation:
             raise ValueError(f"{where}: {self.digest!r:.80} is not a digest")
         if not self.days or self.days[0] < 0 or list(self.days) != sorted(set(self.days)):
             raise ValueError(f"{where}: its days {list(self.days)!r:.80} do not increase from 0")
-        if min(self.values.values(), default=0) < 0 or min(self.reused.values(), default=0) < 0:
-            raise ValueError(f"{where}: a number of values or ids is below 0")
-        for name, count in self.reused.items():
-            if count > self.values.get(name, 0):
-                raise ValueError(f"{where}: more ids of {name!r:.80} were reused than it has")
+        if min(self.values.values(), default=0) < 0:
+            raise ValueError(f"{where}: a number of values is below 0")
+        if any((self.reused or {}).values()):
+            raise ValueError(f"{where}: ids have other values than before (--retire_after_days)")
 
-    @property
-    def reused_file(self) -> str | None:
-        """The path of its reused ids, relative to the workflow's directory; None if it has none."""
-        return f"lineage/reused.{self.number}.parquet" if any(self.reused.values()) else None
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return {key: item for key, item in dataclasses.asdict(self).items() if key != "reused"}
 
 
 def check_lineage(lineage: Sequence[Generation], digest: str, values: Mapping[str, int]) -> None:
@@ -92,63 +88,10 @@ def check_lineage(lineage: Sequence[Generation], digest: str, values: Mapping[st
                 raise ValueError(f"generation {after.number} has fewer values of {name!r:.80}")
     if not lineage:
         raise ValueError("lineage is empty")
-    if any(lineage[0].reused.values()):
-        raise ValueError("generation 0 reused ids")
     if lineage[-1].digest != digest:
         raise ValueError("the digest of the last generation is not that of the workflow")
     if lineage[-1].values != dict(values):
         raise ValueError("the last generation has other numbers of values than the workflow")
-
-
-def reused_table(reused: Mapping[str, np.ndarray]) -> pa.Table:
-    """Return the table of ``lineage/reused.<generation>.parquet``, from ids by vocabulary."""
-    import pyarrow as pa  # slow to import, and most readers of lineages need no table
-
-    from nvt_torchrec.base.arrays import strings, to_arrow
-
-    kept = {name: np.sort(ids) for name, ids in reused.items() if len(ids)}
-    places = np.repeat(np.arange(len(kept), dtype=np.int32), [len(ids) for ids in kept.values()])
-    names = pa.DictionaryArray.from_arrays(to_arrow(places), strings(list(kept)))
-    ids = np.concatenate([np.empty(0, np.int64), *kept.values()])
-    return pa.table({"vocabulary": names.cast(pa.string()), "id": to_arrow(ids.astype(np.int64))})
-
-
-def read_reused(
-    file: Path, generation: Generation, first_ids: Mapping[str, int]
-) -> dict[str, np.ndarray]:
-    """Read the ids that a generation reused.
-
-    Args:
-        file: The file of these ids.
-        generation: The generation.
-        first_ids: By vocabulary, the id of its first value.
-
-    Returns:
-        By vocabulary, int64 [n] in ascending order; without vocabularies that have none.
-
-    Raises:
-        BadInputError: The file cannot be read, or is not that of the generation.
-    """
-    import pyarrow as pa
-
-    from nvt_torchrec.base.arrays import to_numpy
-
-    names, column = read_columns(file, {"vocabulary": pa.string(), "id": pa.int64()}, COPY_AGAIN)
-    try:
-        encoded = names.dictionary_encode()
-        ids, places = to_numpy(column), to_numpy(encoded.indices)
-        reused = {name: ids[places == i] for i, name in enumerate(encoded.dictionary.to_pylist())}
-        expected = {name: count for name, count in generation.reused.items() if count}
-        if {name: len(ids) for name, ids in reused.items()} != expected:
-            raise ValueError("not the numbers of ids in metadata.json")
-        for name, numbers in reused.items():
-            first = first_ids[name]
-            inside = first <= numbers[0] and numbers[-1] < first + generation.values[name]
-            if not (inside and (np.diff(numbers) > 0).all()):
-                raise ValueError(f"ids that are not those of vocabulary {name}, in ascending order")
-    except (ValueError, KeyError) as error:
-        raise BadInputError(f"{file}: damaged: {error}", COPY_AGAIN) from error
-    return reused
 
 
 def read_columns(file: Path, kinds: Mapping[str, pa.DataType], remedy: str) -> list[pa.Array]:

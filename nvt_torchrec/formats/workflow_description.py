@@ -11,14 +11,12 @@ released versions pickle)::
                                    it occurred); row i has the id reserved ids + i
     artifacts/node_<id>/categories/meta.<vocabulary>.parquet
                                    NVTabular's account of the ids
-    lineage/reused.<g>.parquet     vocabulary string, id int64: the ids that generation <g> gave to
-                                   other values than before; only if it did
     compiled/                      made from the above, see :mod:`workflows.compiled`; with digests
                                    of its own
 
 ``lineage`` in ``metadata.json`` lists the generations of the workflow from 0, itself last
 (:class:`formats.vocabularies.Generation`): number, digest, the days that were counted in it for
-the first time, the number of values of each vocabulary and how many ids were reused.
+the first time, and the number of values of each vocabulary.
 In generation 0 a vocabulary is ordered by falling count; what
 later generations add follows behind. ``<vocabulary>_size`` and the observed rows are those of all
 days counted. Neither they nor the lineage are part of the digest.
@@ -49,7 +47,6 @@ from nvt_torchrec.formats.vocabularies import (
     VocabularyCounts,
     check_lineage,
     describe_vocabularies,
-    read_reused,
 )
 
 if TYPE_CHECKING:
@@ -140,7 +137,7 @@ class WorkflowDescription:
                 for vocabulary in self.vocabularies.values()
             },
             "files": {name: entry.to_dict() for name, entry in self.files.items()},
-            "lineage": [dataclasses.asdict(generation) for generation in self.lineage],
+            "lineage": [generation.to_dict() for generation in self.lineage],
         }
         FORMAT.write(self.path / METADATA_FILE, content)
 
@@ -191,26 +188,6 @@ class WorkflowDescription:
             histories=tuple(StoredHistory(rule.name, rule.columns) for rule in self.spec.histories),
             vocabularies=tuple(column.vocabulary_name for column in columns),
         )
-
-    def reused_ids(self, since: int) -> dict[str, np.ndarray]:
-        """Return the ids that were given to other values after generation ``since``.
-
-        Returns:
-            By vocabulary, int64 [n] in ascending order; without vocabularies that have none.
-
-        Raises:
-            BadInputError: A file of reused ids is missing or damaged.
-        """
-        first_ids = {
-            name: columns[0].reserved_ids for name, columns in self.spec.vocabularies.items()
-        }
-        reused: dict[str, np.ndarray] = {}
-        for generation in self.lineage:
-            if generation.number > since and generation.reused_file:
-                file = self.check_file(generation.reused_file)
-                for name, ids in read_reused(file, generation, first_ids).items():
-                    reused[name] = np.union1d(reused.get(name, np.empty(0, np.int64)), ids)
-        return reused
 
     def read_values(self, column: CategoricalColumn) -> tuple[pa.Array, pa.Array]:
         """Read the values of a column's vocabulary, and how often each occurred.
@@ -314,4 +291,4 @@ class _Metadata:
         for vocabulary in self.spec.vocabularies:
             directory = self.directory(vocabulary)
             names |= {f"{directory}/{kind}.{vocabulary}.parquet" for kind in ("unique", "meta")}
-        return names | {g.reused_file for g in self.lineage if g.reused_file}
+        return names

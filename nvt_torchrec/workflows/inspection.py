@@ -46,12 +46,12 @@ def _head(path: Path, description: WorkflowDescription) -> str:
 
 def generations_table(description: WorkflowDescription) -> str:
     """Return a line for each generation, with what it added to the one before."""
-    rows = [["generation", "digest", "days", "values", "added", "ids reused"]]
+    rows = [["generation", "digest", "days", "values", "added"]]
     before = 0
     for generation in description.lineage:
         values = sum(generation.values.values())
         row = [generation.number, generation.digest[:12], days_text(generation.days), values]
-        rows.append([*map(str, row), str(values - before), str(sum(generation.reused.values()))])
+        rows.append([*map(str, row), str(values - before)])
         before = values
     return table(rows)
 

@@ -78,18 +78,6 @@ def unequal(first: Values, second: Values) -> np.ndarray:
     return mask_to_numpy(pc.not_equal(first, second))
 
 
-def order_by(keys: Sequence[np.ndarray], values: Values) -> np.ndarray:
-    """Return the indices that sort by ascending keys, the most important one first, then by value.
-
-    Args:
-        keys: int64 [n] each.
-        values: [n], distinct.
-    """
-    by_value = order_by_value(values)
-    keys = [key[by_value] for key in keys]
-    return by_value[np.lexsort(keys[::-1])] if keys else by_value
-
-
 #: Keys of :attr:`FittedVocabulary.observed`.
 OBSERVED = ("null", "oov", "unique")
 #: Values of a vocabulary that may wait for an id, at most. On disk each takes 16 bytes, or 12 and
@@ -133,6 +121,10 @@ class PendingValues:
 
     def __len__(self) -> int:
         return len(self.counts)
+
+    def take(self, indices: np.ndarray) -> PendingValues:
+        """Return the values at indices."""
+        return PendingValues(take(self.values, indices), self.counts[indices])
 
 
 def has_pending(column: CategoricalColumn) -> bool:
@@ -190,31 +182,18 @@ def apply_policy(
     observed = {"null": int(nulls), "oov": total - unique, "unique": unique}
     rare = concatenate([some for some, _ in rest], column.name)
     times = np.concatenate([some for _, some in rest])
-    kept = kept_pending(rare, [-times])
-    pending = PendingValues(take(rare, kept), times[kept])
-    return FittedVocabulary(values, counts, observed), pending
+    pending = PendingValues(rare, times).take(order_by_value(rare))
+    return FittedVocabulary(values, counts, observed), keep_pending(pending)
 
 
-def kept_pending(values: Values, keys: list[np.ndarray]) -> np.ndarray:
-    """Return which values are kept as pending, :data:`PENDING_LIMIT` at most.
+def keep_pending(pending: PendingValues) -> PendingValues:
+    """Return the pending values with the highest counts, :data:`PENDING_LIMIT` at most.
 
-    Args:
-        values: Distinct, in any order.
-        keys: int64 [n] each; those with the smallest keys are kept, the first key decides, then the
-            next one, then the value.
-
-    Returns:
-        Their indices, in the order of the values.
+    The order stays. Of equal counts, the values that come first are kept.
     """
-    kept = np.arange(len(values))
-    if len(values) > PENDING_LIMIT:
-        first = keys[0]
-        limit = np.partition(first, PENDING_LIMIT - 1)[PENDING_LIMIT - 1]
-        sure, tied = np.flatnonzero(first < limit), np.flatnonzero(first == limit)
-        # only values on the boundary are sorted by the other keys
-        order = order_by([key[tied] for key in keys[1:]], take(values, tied))
-        kept = np.concatenate([sure, tied[order[: PENDING_LIMIT - len(sure)]]])
-    return kept[order_by([], take(values, kept))]
+    if len(pending) <= PENDING_LIMIT:
+        return pending
+    return pending.take(np.sort(np.argsort(-pending.counts, kind="stable")[:PENDING_LIMIT]))
 
 
 def _sorted(values: Values, counts: np.ndarray) -> tuple[Values, np.ndarray]:

@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -32,7 +31,6 @@ from nvt_torchrec.formats.vocabularies import (
     Vocabulary,
     VocabularyCounts,
     describe_vocabularies,
-    reused_table,
 )
 from nvt_torchrec.formats.workflow_description import GRAPH_FILE, METADATA_FILE, WorkflowDescription
 from nvt_torchrec.workflows.description import graph_of
@@ -73,20 +71,14 @@ class Descent:
     Attributes:
         days: The days that were counted in it, increasing, and in none before.
         ancestors: The generations before it.
-        reused: By vocabulary, the ids that it gave to other values, int64.
-        parent: The directory of the generation before; None for generation 0.
     """
 
     days: tuple[int, ...]
     ancestors: tuple[Generation, ...] = ()
-    reused: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    parent: Path | None = None
 
     def lineage(self, digest: str, values: dict[str, int]) -> tuple[Generation, ...]:
         """Return the generations, the one with this digest and these numbers of values last."""
-        reused = {name: len(self.reused.get(name, ())) for name in values}
-        number = len(self.ancestors)
-        return (*self.ancestors, Generation(number, digest, self.days, values, reused))
+        return (*self.ancestors, Generation(len(self.ancestors), digest, self.days, values))
 
 
 #: Of a workflow that no run of the ETL fitted.
@@ -151,7 +143,6 @@ def write_workflow(
         )
         with atomic.deferred() as others:
             atomic.write_text(path / GRAPH_FILE, _graph_text(graph_of(description)))
-            files.update(_write_reused(path, description, descent))
         atomic.publish([*others, *waiting])
     files[GRAPH_FILE] = FileEntry.from_file(path / GRAPH_FILE)
     compiled.build(path, description, threads=threads)
@@ -212,25 +203,6 @@ def _write_vocabulary(
             _write_table(table, temporary)
             digests[file] = FileEntry.from_file(temporary)
     return digests
-
-
-def _write_reused(
-    path: Path, description: WorkflowDescription, descent: Descent
-) -> dict[str, FileEntry]:
-    """Write the files of reused ids, those of the generations before too; return their entries."""
-    entries = {}
-    for generation in description.lineage:
-        file = generation.reused_file
-        if file is None:
-            continue
-        with atomic.atomic_path(path / file) as temporary:
-            if generation is description.lineage[-1]:
-                _write_table(reused_table(descent.reused), temporary)
-            else:
-                assert descent.parent is not None
-                shutil.copyfile(descent.parent / file, temporary)
-            entries[file] = FileEntry.from_file(temporary)
-    return entries
 
 
 def _write_table(table: pa.Table, file: Path) -> None:

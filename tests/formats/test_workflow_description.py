@@ -16,7 +16,7 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.vocabularies import Vocabulary
 from nvt_torchrec.formats.workflow_description import WorkflowDescription, identify
 from tests.mutations import edit_json, flip_bit
-from tests.training.generations import REUSED, SPEC, values_of, write_workflow
+from tests.training.generations import SPEC, values_of, write_workflow
 
 
 @pytest.fixture
@@ -28,20 +28,6 @@ def workflow(tmp_path) -> Path:
 
 def change(path: Path, **values) -> None:
     edit_json(path / "metadata.json", lambda value: value.update(values))
-
-
-def test_reused_ids(workflow):
-    description = WorkflowDescription.read(workflow)
-    for since in range(3):
-        expected: dict[str, set[int]] = {}
-        for reused in REUSED[since + 1 :]:
-            for name, ids in reused.items():
-                expected.setdefault(name, set()).update(ids)
-        actual = description.reused_ids(since)
-        assert {name: ids.tolist() for name, ids in actual.items()} == {
-            name: sorted(ids) for name, ids in expected.items()
-        }
-        assert all(ids.dtype == np.int64 for ids in actual.values())
 
 
 def test_by_which_id_a_value_was_encoded_before(workflow):
@@ -81,11 +67,27 @@ def test_no_workflow(tmp_path):
 
 
 def test_a_damaged_file(workflow):
-    file = workflow / "lineage" / "reused.1.parquet"
+    file = workflow / WorkflowDescription.read(workflow).vocabularies["cat_4"].file
     flip_bit(file, 10)
-    with pytest.raises(BadInputError, match=r"reused\.1\.parquet: not the file that was written"):
-        WorkflowDescription.read(workflow).reused_ids(0)
-    assert WorkflowDescription.read(workflow).reused_ids(1), "it is of no use to later generations"
+    with pytest.raises(BadInputError, match=r"unique\.cat_4\.parquet: not the file that was"):
+        WorkflowDescription.read(workflow).oov_ids(SPEC.categorical[4], np.array([6]))
     file.unlink()
-    with pytest.raises(BadInputError, match=r"reused\.1\.parquet: missing"):
-        WorkflowDescription.read(workflow).reused_ids(0)
+    with pytest.raises(BadInputError, match=r"unique\.cat_4\.parquet: missing"):
+        WorkflowDescription.read(workflow).oov_ids(SPEC.categorical[4], np.array([6]))
+
+
+def test_a_lineage_of_an_earlier_version(workflow):
+    """It is read unless an id was given to another value."""
+
+    def set_reused(count: int) -> None:
+        edit_json(
+            workflow / "metadata.json",
+            lambda value: value["lineage"][1].update(reused={"cat_0": count}),
+        )
+
+    now = WorkflowDescription.read(workflow).lineage[1].values
+    set_reused(0)
+    assert WorkflowDescription.read(workflow).lineage[1].values == now
+    set_reused(1)
+    with pytest.raises(BadInputError, match="generation 1: ids have other values than before"):
+        WorkflowDescription.read(workflow)

@@ -37,16 +37,11 @@ SPEC = FeatureSpec(
         CategoricalColumn("cat_4", raw="int", max_table_size=500, num_buckets=4),
     ),
 )
-#: By generation, the values of each vocabulary, and the ids that were given to other values.
+#: By generation, the number of values of each vocabulary.
 VALUES = (
     {"cat_0": 30, "shared": 50, "cat_3": 0, "cat_4": 20},
     {"cat_0": 31, "shared": 50, "cat_3": 0, "cat_4": 27},
     {"cat_0": 40, "shared": 64, "cat_3": 0, "cat_4": 33},
-)
-REUSED: tuple[dict[str, list[int]], ...] = (
-    {},
-    {"cat_0": [5], "shared": [17, 40]},
-    {"cat_0": [9, 33], "shared": [17], "cat_4": [8]},
 )
 DIGESTS = tuple(hashlib.sha256(bytes([number])).hexdigest() for number in range(3))
 #: Rows of each part: split → day → rows.
@@ -71,8 +66,7 @@ def sources(column: CategoricalColumn, then: int) -> np.ndarray:
     size = column.reserved_ids + VALUES[-1][vocabulary]
     origins = np.arange(size)
     for i in range(column.reserved_ids, size):
-        reused = any(i in ids.get(vocabulary, []) for ids in REUSED[then + 1 :])
-        if reused or i >= column.reserved_ids + VALUES[then][vocabulary]:
+        if i >= column.reserved_ids + VALUES[then][vocabulary]:
             value = values_of(vocabulary)[i - column.reserved_ids : i - column.reserved_ids + 1]
             origins[i] = 2 + int(murmur3_int(value)[0]) % column.oov_ids
     return origins
@@ -121,7 +115,6 @@ def write_output(root: Path, generation: int, *, shuffle: str = "none") -> Path:
 
 def write_workflow(path: Path, generation: int) -> None:
     """Write what a run reads of a workflow: ``metadata.json`` and the files that it names."""
-    (path / "lineage").mkdir(parents=True)
     files = {}
     directory = "artifacts/node_3/categories"
 
@@ -134,11 +127,6 @@ def write_workflow(path: Path, generation: int) -> None:
         table = pa.table({name: values_of(name)[:count], f"{name}_size": np.ones(count, np.int64)})
         write(f"{directory}/unique.{name}.parquet", table)
         files[f"{directory}/meta.{name}.parquet"] = FileEntry(0, sha256="")
-    for number in range(1, generation + 1):
-        pairs = [(name, i) for name, ids in REUSED[number].items() for i in ids]
-        vocabularies, ids = zip(*pairs, strict=True)
-        table = pa.table({"vocabulary": list(vocabularies), "id": list(ids)})
-        write(f"lineage/reused.{number}.parquet", table)
     files["graph.json"] = FileEntry(0, sha256="")
     lineage = tuple(
         Generation(
@@ -146,7 +134,6 @@ def write_workflow(path: Path, generation: int) -> None:
             DIGESTS[number],
             (number + 2,) if number else (0, 1, 2),
             VALUES[number],
-            {name: len(ids) for name, ids in REUSED[number].items()},
         )
         for number in range(generation + 1)
     )

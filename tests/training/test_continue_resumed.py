@@ -158,8 +158,8 @@ def test_data_without_a_whole_workflow(outputs, copy, tmp_path):
     shutil.rmtree(workflow)
     assert "no such file" in refusal(data, copy, error=BadInputError)
     write_workflow(workflow, 2)
-    (workflow / "lineage" / "reused.2.parquet").unlink()
-    assert "reused.2.parquet: missing" in refusal(data, copy, error=BadInputError)
+    next(workflow.rglob("unique.cat_4.parquet")).unlink()
+    assert "unique.cat_4.parquet: missing" in refusal(data, copy, error=BadInputError)
 
 
 def test_another_model_is_refused(outputs, copy):

@@ -20,23 +20,13 @@ from tests.training.shapes import dlrm
 
 
 class KnownWorkflow(WorkflowDescription):
-    """A workflow without files: value i of a vocabulary is 10 i, ids were reused as given."""
-
-    def reused_ids(self, since):
-        reused = {}
-        for generation in self.lineage[since + 1 :]:
-            for name, ids in REUSED.get(generation.number, {}).items():
-                reused[name] = np.union1d(reused.get(name, np.empty(0, np.int64)), ids)
-        return {name: ids.astype(np.int64) for name, ids in reused.items()}
+    """A workflow without files: value i of a vocabulary is 10 i."""
 
     def oov_ids(self, column, ids):
         values = 10 * (np.asarray(ids, np.int64) - column.reserved_ids)
         if not len(ids):
             return np.empty(0, np.int64)
         return 2 + (murmur3_int(values) % np.uint32(column.oov_ids)).astype(np.int64)
-
-
-REUSED: dict[int, dict[str, list[int]]] = {}
 
 
 def config(sizes) -> ModelConfig:
@@ -47,7 +37,7 @@ def config(sizes) -> ModelConfig:
 def lineage(values: list[int], column: CategoricalColumn) -> KnownWorkflow:
     spec = FeatureSpec("label", (), (column,))
     generations = tuple(
-        Generation(number, f"{number:064x}", (number,), {"cat_0": count}, {})
+        Generation(number, f"{number:064x}", (number,), {"cat_0": count})
         for number, count in enumerate(values)
     )
     return KnownWorkflow(None, spec, {}, {}, {}, generations[-1].digest, {}, generations)
@@ -55,28 +45,19 @@ def lineage(values: list[int], column: CategoricalColumn) -> KnownWorkflow:
 
 @st.composite
 def histories(draw):
-    """The values of a vocabulary by generation, and the ids that each generation reused."""
+    """A column, and the number of its values by generation."""
     buckets = draw(st.sampled_from([0, 0, 3]))
     column = CategoricalColumn(
         "cat_0", raw="int", max_table_size=10_000 if buckets else 0, num_buckets=buckets
     )
     added = draw(st.lists(st.integers(0, 9), min_size=1, max_size=4))
-    values = np.cumsum(added).tolist()
-    reused = {0: {}}
-    for number in range(1, len(values)):
-        last = column.reserved_ids + values[number - 1] - 1
-        ids = st.integers(column.reserved_ids, last)
-        some = draw(st.lists(ids, unique=True, max_size=4)) if values[number - 1] else []
-        reused[number] = {"cat_0": sorted(some)}
-    return column, values, reused
+    return column, np.cumsum(added).tolist()
 
 
 @given(histories(), st.data())
 def test_rows_follow_their_values(history, data):
     """Against a walk through the generations, value by value."""
-    column, values, reused = history
-    REUSED.clear()
-    REUSED.update(reused)
+    column, values = history
     workflow = lineage(values, column)
     since = data.draw(st.integers(0, len(values) - 1))
     then, now = (column.reserved_ids + values[number] for number in (since, -1))
@@ -87,8 +68,7 @@ def test_rows_follow_their_values(history, data):
 
     expected = {}
     for row in range(sizes[1]):
-        changed = any(row in reused[number]["cat_0"] for number in range(since + 1, len(values)))
-        if row >= then or changed:
+        if row >= then:
             hashed = int(murmur3_int(np.array([10 * (row - column.reserved_ids)]))[0])
             expected[row] = 2 + hashed % column.oov_ids if row < now else 2
     begin = data.draw(st.integers(0, sizes[1]))
@@ -104,7 +84,6 @@ def test_rows_follow_their_values(history, data):
 
 
 def grown(then: int, now: int, values: list[int]) -> GrownTable:
-    REUSED.clear()
     workflow = lineage(values, CategoricalColumn("cat_0", raw="int"))
     return grow_tables(config([then]), config([now]), workflow.lineage[0], workflow)["t_cat_0"]
 

@@ -23,9 +23,9 @@ from nvt_torchrec.workflows.extension.extend_workflow import (
     write_base_state,
 )
 from nvt_torchrec.workflows.extension.grow_vocabulary import DayOfVocabulary, extend_vocabulary
-from nvt_torchrec.workflows.extension.state import SeenValues, VocabularyState, read_state
+from nvt_torchrec.workflows.extension.state import read_state
 from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
-from nvt_torchrec.workflows.vocabulary import apply_policy
+from nvt_torchrec.workflows.vocabulary import PendingValues, apply_policy
 from nvt_torchrec.workflows.writer import Descent, Fitted, write_workflow
 from tests.workflows.random_specs import (
     Oracle,
@@ -85,7 +85,7 @@ def write_base(directory: Path, spec: FeatureSpec, fitted: Fitted, days: list[in
 
 
 def extend(before: Path, after: Path, counts: DayCounts, **options):
-    options = {"update_statistics": False, "retire_after_days": None, "threads": 1, **options}
+    options = {"update_statistics": False, "threads": 1, **options}
     return extend_workflow(
         before / "workflow",
         before / "extension",
@@ -99,61 +99,40 @@ def extend(before: Path, after: Path, counts: DayCounts, **options):
 class Days:
     """What a vocabulary must become, the slow way."""
 
-    def __init__(self, column: CategoricalColumn, fitted: Counter, day: int, limit: int) -> None:
+    def __init__(self, column: CategoricalColumn, fitted: Counter, limit: int) -> None:
         self.column, self.nulls = column, 0
         self.values = kept_values(fitted, column)
         self.counts = {value: fitted[value] for value in self.values}
-        self.seen = dict.fromkeys(fitted, day)
         self.pending = {value: n for value, n in fitted.items() if value not in self.counts}
         self._forget(limit)
-        self.reused: set[int] = set()
         self.total = sum(fitted.values())
 
-    def extend(self, day: int, counted: Counter, retire: int | None, limit: int) -> None:
+    def extend(self, counted: Counter, limit: int) -> None:
         self.total += sum(counted.values())
         for value, number in counted.items():
             where = self.counts if value in self.counts else self.pending
             where[value] = where.get(value, 0) + number
-            self.seen[value] = day
-        for value in self._waiting():
+        for value in sorted(self.pending, key=self._place):
             full = len(self.values) + self.column.reserved_ids == self.column.max_table_size
             if self.pending[value] >= self.column.freq_threshold and not full:
                 self.values.append(value)
                 self.counts[value] = self.pending.pop(value)
-        self.reused = set()
-        if retire is not None and self.column.max_table_size:
-            old = [i for i, value in enumerate(self.values) if day - self.seen[value] >= retire]
-            old.sort(key=lambda i: (self.seen[self.values[i]], self.counts[self.values[i]], -i))
-            new = [value for value in self._waiting() if day - self.seen[value] < retire]
-            for i, value in zip(old, new, strict=False):
-                lost = self.values[i]
-                self.values[i] = value
-                self.counts[value] = self.pending.pop(value)
-                self.pending[lost] = self.counts.pop(lost)
-                self.reused.add(i + self.column.reserved_ids)
         self._forget(limit)
 
-    def check(self, values: list, counts: list, reused: list, state: VocabularyState) -> None:
-        """Compare all that is stored of the vocabulary; ``reused`` are ids."""
+    def check(self, values: list, counts: list, pending: PendingValues) -> None:
+        """Compare all that is stored of the vocabulary."""
         assert values == self.values
         assert counts == [self.counts[value] for value in values]
-        assert reused == sorted(self.reused)
         waiting = sorted(self.pending, key=order_of)
-        assert state.pending.values.tolist() == waiting
-        assert state.pending.counts.tolist() == [self.pending[value] for value in waiting]
-        assert state.pending.days.tolist() == [self.seen[value] for value in waiting]
-        if self.column.max_table_size:
-            assert state.last_days.tolist() == [self.seen[value] for value in values]
+        assert pending.values.tolist() == waiting
+        assert pending.counts.tolist() == [self.pending[value] for value in waiting]
 
     def _forget(self, limit: int) -> None:
-        def place(value) -> tuple:
-            return -self.pending[value], -self.seen[value], order_of(value)
-
-        kept = sorted(self.pending, key=place)[:limit]
+        kept = sorted(self.pending, key=self._place)[:limit]
         self.pending = {value: self.pending[value] for value in kept}
 
-    def _waiting(self) -> list:
-        return sorted(self.pending, key=lambda value: (-self.pending[value], order_of(value)))
+    def _place(self, value) -> tuple:
+        return -self.pending[value], order_of(value)
 
 
 @st.composite
@@ -170,34 +149,27 @@ def _counters(draw: st.DrawFn) -> list[Counter]:
         [{}, {"freq_threshold": 4}, {"max_table_size": 5}, {"max_table_size": 3}]
     ),
     raw=st.sampled_from(["int", "hex32", "string"]),
-    gaps=st.lists(st.integers(1, 3), min_size=8, max_size=8),
-    retire=st.sampled_from([None, 1, 2, 3]),
     limit=st.sampled_from([1, 3, 100]),
 )
-def test_any_days_of_a_vocabulary(counters, policy, raw, gaps, retire, limit) -> None:
-    """Values of all kinds of lives: rare, retired, returning, forgotten."""
+def test_any_days_of_a_vocabulary(counters, policy, raw, limit) -> None:
+    """Values of all kinds of lives: rare, returning, forgotten."""
     column = CategoricalColumn("c", raw=raw, **policy)
     if raw == "string":
         counters = [Counter({"é" * n + str(n): c for n, c in day.items()}) for day in counters]
-    numbers = np.cumsum(gaps).tolist()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vocabulary, "PENDING_LIMIT", limit)
         known, pending = apply_policy(*_values(counters[0], raw), column, 0)
-        oracle = Days(column, counters[0], numbers[0], limit)
-        first = np.full(len(known), numbers[0], np.int32) if column.max_table_size else None
-        days = np.full(len(pending), numbers[0], np.int32)
-        state = VocabularyState(SeenValues(pending.values, pending.counts, days), first)
-        for day, counter in zip(numbers[1:], counters[1:], strict=False):
+        oracle = Days(column, counters[0], limit)
+        for counter in counters[1:]:
             values, counts = _values(counter, raw)
             places = {value: i for i, value in enumerate(known.values.tolist())}
             listed = np.array([places.get(value, -1) for value in values.tolist()], np.int64)
             found = extend_vocabulary(
-                column, known, state, DayOfVocabulary(day, values, counts, listed, 0), retire
+                column, known, pending, DayOfVocabulary(values, counts, listed, 0)
             )
-            oracle.extend(day, counter, retire, limit)
-            known, state = found.vocabulary, found.state
-            reused = (found.reused + column.reserved_ids).tolist()
-            oracle.check(known.values.tolist(), known.counts.tolist(), reused, state)
+            oracle.extend(counter, limit)
+            known, pending = found.vocabulary, found.pending
+            oracle.check(known.values.tolist(), known.counts.tolist(), pending)
 
 
 def _stored(path: Path, description, column: CategoricalColumn) -> tuple[list, list]:
@@ -216,12 +188,11 @@ def _files(path: Path) -> dict[str, bytes]:
     sizes=st.lists(st.integers(1, 30), min_size=2, max_size=5),
     gaps=st.lists(st.integers(1, 3), min_size=5, max_size=5),
     fitted_days=st.integers(1, 2),
-    retire=st.sampled_from([None, 1, 2, 4]),
     update=st.booleans(),
     limit=st.sampled_from([1, 3, 10**6]),
 )
 def test_any_days_of_any_spec(
-    tmp_path_factory, spec, seed, sizes, gaps, fitted_days, retire, update, limit
+    tmp_path_factory, spec, seed, sizes, gaps, fitted_days, update, limit
 ) -> None:
     directory = tmp_path_factory.mktemp("days")
     numbers = np.cumsum(gaps).tolist()
@@ -235,8 +206,7 @@ def test_any_days_of_any_spec(
             name: own[0] for name, own in spec.vocabularies.items() if not own[0].hash_buckets
         }
         expected = {
-            name: Days(column, whole.counts[name], base[-1], limit)
-            for name, column in columns.items()
+            name: Days(column, whole.counts[name], limit) for name, column in columns.items()
         }
         nulls = Counter(whole.nulls)
         before = write_base(directory / "0", spec, fit(spec, rows[:fitted_days]), base)
@@ -250,10 +220,9 @@ def test_any_days_of_any_spec(
             counts, counted = count_day(spec, day, own), Oracle(spec, [own])
             nulls += counted.nulls
             after = directory / str(g)
-            options = {"retire_after_days": retire, "update_statistics": update}
             files = _files(before)
-            description = extend(before, after, counts, **options)
-            extend(before, directory / "again", counts, threads=3, **options)
+            description = extend(before, after, counts, update_statistics=update)
+            extend(before, directory / "again", counts, threads=3, update_statistics=update)
             assert _files(after) == _files(directory / "again")
             assert _files(before) == files
             shutil.rmtree(directory / "again")
@@ -263,15 +232,12 @@ def test_any_days_of_any_spec(
             digests.append(description.digest)
             assert [one.digest for one in description.lineage] == digests
             assert description.lineage[-1].days == (day,)
-            reused = description.reused_ids(g - 1)
             state = read_state(after / "extension", description)
             for name, column in columns.items():
                 oracle = expected[name]
-                oracle.extend(day, counted.counts[name], retire, limit)
+                oracle.extend(counted.counts[name], limit)
                 values, times = _stored(after, description, column)
-                ids = sorted(reused.get(name, np.empty(0)).tolist())
-                oracle.check(values, times, ids, state.vocabularies[name])
-                assert description.lineage[-1].reused[name] == len(oracle.reused)
+                oracle.check(values, times, state.pending[name])
                 observed = description.vocabularies[column.name].observed
                 unique = sum(times)
                 assert observed == {

@@ -8,14 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
-from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.formats.day_names import days_text
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from nvt_torchrec.formats.vocabularies import read_reused
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.extension.extend_workflow import DayCounts
 from nvt_torchrec.workflows.extension.state import read_state
@@ -76,13 +73,11 @@ def day(number: int, **values: dict) -> DayCounts:
 
 
 def write_line(root: Path) -> Path:
-    """Write directories 0, 1 and 2: in generation 2 item e has the id of a."""
+    """Write directories 0, 1 and 2; the table of items is full from the start."""
     write_base(root / "0", SPEC, fitted(), [3, 4])
     extend(root / "0", root / "1", day(6, cat_0={0x99: 1, 7: 1}, user={5: 1, 9: 2}, item={"b": 1}))
-    extend(
-        root / "1", root / "2", day(7, user={9: 1}, item={"e": 2, "b": 1}), retire_after_days=3,
-        update_statistics=True,
-    )  # fmt: skip
+    last = day(7, user={9: 1}, item={"e": 2, "b": 1})
+    extend(root / "1", root / "2", last, update_statistics=True)
     return root
 
 
@@ -104,34 +99,14 @@ def test_generations(line: Path) -> None:
     assert [one.parent for one in descriptions] == [None, *(d.digest for d in descriptions[:-1])]
     assert [one.days for one in last.lineage] == [(3, 4), (6,), (7,)]
     assert last.lineage[2].values == {"cat_0": 3, "user": 3, "item": 2, "city": 0}
-    assert last.lineage[2].reused == {"cat_0": 0, "user": 0, "item": 1, "city": 0}
     assert last.ancestor(descriptions[1].digest) == last.lineage[1]
     assert last.ancestor("0" * 64) is None
     assert descriptions[0].ancestor(last.digest) is None
     workflow = line / "2" / "workflow"
-    assert {k: v.tolist() for k, v in last.reused_ids(0).items()} == {"item": [3]}
-    assert {k: v.tolist() for k, v in last.reused_ids(1).items()} == {"item": [3]}
-    assert last.reused_ids(2) == {}
-    assert id_of(workflow, "item", "e") == 3
-    assert id_of(workflow, "item", "a") == 2
+    assert [id_of(workflow, "item", item) for item in "abe"] == [3, 4, 2]
     assert meaning_of(workflow, "user", 5) == "9"
     assert last.statistics["price"]["mean"] == pytest.approx(np.mean([1, 2, 3, 10, 20, 10, 20]))
     assert descriptions[1].statistics == descriptions[0].statistics
-
-
-def test_ids_that_are_reused_twice_and_carried_on(line: Path, tmp_path: Path) -> None:
-    """Generation 3 gives both ids away; the file of generation 2 is carried over as it is."""
-    description = extend(
-        line / "2", tmp_path / "3", day(20, item={"x": 5, "y": 3}), retire_after_days=5
-    )
-    workflow = tmp_path / "3" / "workflow"
-    assert {k: v.tolist() for k, v in description.reused_ids(2).items()} == {"item": [3, 4]}
-    assert {k: v.tolist() for k, v in description.reused_ids(0).items()} == {"item": [3, 4]}
-    # b was last seen on the same day as e, and had the higher count
-    assert [id_of(workflow, "item", item) for item in "xy"] == [3, 4]
-    name = "lineage/reused.2.parquet"
-    assert (workflow / name).read_bytes() == (line / "2" / "workflow" / name).read_bytes()
-    inspect(workflow).verify()
 
 
 def test_a_day_that_adds_nothing(line: Path, tmp_path: Path) -> None:
@@ -150,9 +125,6 @@ def test_a_day_that_adds_nothing(line: Path, tmp_path: Path) -> None:
         (lambda lineage: lineage[0].update(days=[4, 3]), "generation 0: its days"),
         (lambda lineage: lineage[1]["values"].update(cat_0=9), "fewer values of 'cat_0'"),
         (lambda lineage: lineage[1]["values"].pop("user"), "other vocabularies than the spec"),
-        (lambda lineage: lineage[0]["reused"].update(item=1), "generation 0 reused ids"),
-        (lambda lineage: lineage[2]["reused"].update(item=3), "more ids of 'item' were reused"),
-        (lambda lineage: lineage[1]["reused"].update(item=1), "reused.1.parquet' is missing"),
     ],
 )
 def test_damaged_lineage(copy: Path, change, message: str) -> None:
@@ -161,31 +133,12 @@ def test_damaged_lineage(copy: Path, change, message: str) -> None:
         inspect(copy / "workflow")
 
 
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        (pa.table({"vocabulary": ["item"], "id": [5]}), "ids that are not those"),
-        (pa.table({"vocabulary": ["item", "item"], "id": [3, 4]}), "not the numbers of ids"),
-        (pa.table({"vocabulary": ["item"], "id": pa.array([3], pa.int32())}), "columns"),
-        (pa.table({"vocabulary": ["item"], "id": pa.array([None], pa.int64())}), "columns.* nulls"),
-    ],
-)
-def test_damaged_reused_ids(copy: Path, table: pa.Table, message: str) -> None:
-    """As of a workflow whose digests are made to match."""
-    last = inspect(copy / "workflow").lineage[-1]
-    file = copy / "workflow" / "lineage" / "reused.2.parquet"
-    pq.write_table(table, file)
-    with pytest.raises(BadInputError, match=rf"reused.2.parquet: damaged: {message}"):
-        read_reused(file, last, {"item": 3, "user": 3})
-
-
 def test_any_metadata(copy: Path) -> None:
     """Changes of the lineage, among others, are refused or give a workflow that works."""
     workflow = copy / "workflow"
 
     def use() -> None:
         description = inspect(workflow)
-        description.reused_ids(0)
         assert description.ancestor(description.digest) is not None or not description.lineage
 
     expect_own_errors(workflow / "metadata.json", use, rounds=300)
@@ -214,9 +167,7 @@ def test_any_state(copy: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "name", ["pending.item.parquet", "pending.user.parquet", "seen.item.parquet"]
-)
+@pytest.mark.parametrize("name", ["pending.item.parquet", "pending.user.parquet"])
 def test_a_damaged_file_of_the_state(copy: Path, name: str) -> None:
     file = copy / "extension" / name
     flip_bit(file)
@@ -225,13 +176,12 @@ def test_a_damaged_file_of_the_state(copy: Path, name: str) -> None:
     _expect_refusal(copy, f"{name}: missing")
 
 
-def test_days_of_another_number_of_values(copy: Path) -> None:
-    """With the right digest; ids would be taken from the wrong values later."""
-    file = copy / "extension" / "seen.item.parquet"
-    pq.write_table(pa.table({"last_day": pa.array([7] * 9, pa.int32())}), file)
-    entry = FileEntry.from_file(file).to_dict()
-    edit_json(file.with_name("state.json"), lambda state: state["files"].update({file.name: entry}))
-    _expect_refusal(copy, r"state\.json: days of 9 values, not of 2")
+def test_a_state_of_an_earlier_version(copy: Path) -> None:
+    """Its days on which values were last seen are not read."""
+    state = copy / "extension" / "state.json"
+    days = {"bytes": 1, "sha256": "0" * 64}
+    edit_json(state, lambda value: value["files"].update({"seen.item.parquet": days}))
+    extend(copy, copy / "next", day(9, item={"b": 1}))
 
 
 def test_full_tables_are_logged(
@@ -239,15 +189,11 @@ def test_full_tables_are_logged(
 ) -> None:
     caplog.set_level(logging.INFO, "nvt_torchrec.workflows.extension")
     extend(line / "0", tmp_path / "1", day(6, item={"c": 1}))
-    assert "generation 1, day 6: 0 values added, 0 ids reused" in caplog.messages
+    assert "generation 1, day 6: 0 values added" in caplog.messages
     assert (
         "at max_table_size: item (2 values wait for an id)\n"
-        "  -> --retire_after_days N gives them the ids of values that are no longer seen"
-        in caplog.messages
+        "  -> `nvt-etl run` of newer days gives ids to newer values" in caplog.messages
     )
-    caplog.clear()
-    extend(line / "0", tmp_path / "2", day(6, item={"c": 1}), retire_after_days=2)
-    assert "generation 1, day 6: 0 values added, 1 ids reused" in caplog.messages
 
 
 def test_inspect_shows_the_line(line: Path) -> None:
@@ -255,10 +201,10 @@ def test_inspect_shows_the_line(line: Path) -> None:
     lines = [line.split() for line in shown.splitlines()[:4]]
     digests = [one.digest[:12] for one in inspect(line / "2" / "workflow").lineage]
     assert lines == [
-        ["generation", "digest", "days", "values", "added", "ids", "reused"],
-        ["0", digests[0], "3-4", "5", "5", "0"],
-        ["1", digests[1], "6", "7", "2", "0"],
-        ["2", digests[2], "7", "8", "1", "1"],
+        ["generation", "digest", "days", "values", "added"],
+        ["0", digests[0], "3-4", "5", "5"],
+        ["1", digests[1], "6", "7", "2"],
+        ["2", digests[2], "7", "8", "1"],
     ]
 
 

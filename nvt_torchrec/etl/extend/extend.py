@@ -205,7 +205,6 @@ class _Day:
             described |= {"valid_days": [self.day.day], "test_days": [self.day.day]}
         described |= {
             "statistics": self.settings.statistics,
-            "retire_after_days": self.settings.retire_after_days,
             "limit_rows": self.reading.limit_rows,
             "block_mb": self.reading.block_mb,
             "on_bad_rows": self.settings.on_bad_rows,
@@ -227,7 +226,6 @@ class _Day:
             self.next.workflow,
             self.next.extension,
             update_statistics=self.settings.statistics == "update",
-            retire_after_days=self.settings.retire_after_days,
             threads=self.settings.threads,
         )
 

@@ -69,15 +69,14 @@ def ids_and_rows(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray | None
 def comparable_parts(manifest: Manifest) -> list[str]:
     """Return the parts with rows that were encoded as the workflow encodes them now.
 
-    Ids and values of older parts differ where an extension updated the statistics or gave ids to
-    other values. Training parts are taken if there are any, else those of the newest day.
+    Values of older parts differ where an extension updated the statistics. Training parts are
+    taken if there are any, else those of the newest day.
     """
     since = max(
         (
             extension.generation
             for extension in manifest.extensions
             if extension.settings.get("statistics") == "update"
-            or extension.settings.get("retire_after_days")
         ),
         default=0,
     )

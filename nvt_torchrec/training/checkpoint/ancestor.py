@@ -238,7 +238,7 @@ def read_growth(
     return grow_tables(then, config, generation, description)
 
 
-def load_ancestor(ancestor: Ancestor, settings: TrainSettings, run: RunState) -> dict[str, int]:
+def load_ancestor(ancestor: Ancestor, settings: TrainSettings, run: RunState) -> int:
     """Load the weights and, to train, the optimizer state that a run starts from (collective).
 
     Args:
@@ -247,7 +247,7 @@ def load_ancestor(ancestor: Ancestor, settings: TrainSettings, run: RunState) ->
         run: What is loaded into, before the first step.
 
     Returns:
-        The numbers of rows of all tables that are new, and of ids that other values have now.
+        The number of rows of all tables that are new.
 
     Raises:
         BadInputError, SchemaError, SettingsError: As :func:`read_growth`, and for a checkpoint
@@ -256,16 +256,9 @@ def load_ancestor(ancestor: Ancestor, settings: TrainSettings, run: RunState) ->
     path, group = Path(ancestor.checkpoint), run.group
     tables = call_on_all_ranks(group, path, read_growth, ancestor, settings, run.config)
     load_state(path, run if settings.mode == "train" else run.weights_alone(), tables)
-    counts = {
-        "new_rows": sum(table.rows - table.kept for table in tables.values()),
-        "reused_rows": sum(len(table.reused) for table in tables.values()),
-    }
+    new_rows = sum(table.rows - table.kept for table in tables.values())
     if group.rank == 0:
-        log.info(
-            "continues from %s: %s new rows, %s reused",
-            path,
-            *(f"{count:,}" for count in counts.values()),
-        )
+        log.info("continues from %s: %s new rows", path, f"{new_rows:,}")
         if settings.days == "new" and ancestor.epochs < 1:
             log.warning(
                 "%s was written after %.0f %% of the first epoch: --days new leaves out the rest "
@@ -273,4 +266,4 @@ def load_ancestor(ancestor: Ancestor, settings: TrainSettings, run: RunState) ->
                 path,
                 100 * ancestor.epochs,
             )
-    return counts
+    return new_rows

@@ -2,8 +2,7 @@
 
 An id keeps its value from one generation of a workflow to the next, so its row stays. A value that
 has got an id since was encoded as out of vocabulary before: its row starts as a copy of that row,
-so that the model predicts for it what it predicted before. So do rows of ids that have been given
-to other values.
+so that the model predicts for it what it predicted before.
 """
 
 from __future__ import annotations
@@ -27,30 +26,23 @@ class GrownTable:
     Attributes:
         rows_then: The rows of the checkpoint's table.
         rows: The rows of the table.
-        kept: The first so many rows of the checkpoint's table stay, but for the reused ones.
-        reused: The rows below ``kept`` that start anew: int64, ascending.
-        origins: For each row that starts anew, the reused ones first, then those from ``kept`` on,
-            the row of the checkpoint's table that it starts as: int64. Later rows, which no value
-            has, start as the first row of out of vocabulary.
+        kept: The first so many rows of the checkpoint's table stay; those behind start anew.
+        origins: For each row from ``kept`` on that a value has, the row of the checkpoint's table
+            that it starts as: int64. Later rows start as the first row of out of vocabulary.
         oov_ids: The number of rows of out of vocabulary.
     """
 
     rows_then: int
     rows: int
     kept: int
-    reused: np.ndarray
     origins: np.ndarray
     oov_ids: int = 1
 
     def anew(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Return which of the rows [begin, end) start anew, and as which row of the checkpoint."""
-        first, last = np.searchsorted(self.reused, [begin, end])
-        added = np.arange(max(begin, self.kept), max(end, self.kept))
-        known = len(self.origins) - len(self.reused)
-        places = np.minimum(added - self.kept, known)
-        padded = np.append(self.origins[len(self.reused) :], FIRST_OOV_ID)
-        rows = np.concatenate([self.reused[first:last], added])
-        return rows, np.concatenate([self.origins[first:last], padded[places]])
+        rows = np.arange(max(begin, self.kept), max(end, self.kept))
+        padded = np.append(self.origins, FIRST_OOV_ID)
+        return rows, padded[np.minimum(rows - self.kept, len(self.origins))]
 
 
 def grow_tables(
@@ -70,7 +62,6 @@ def grow_tables(
         BadInputError: A file of the workflow is damaged.
     """
     columns = {column.name: column for column in workflow.spec.categorical}
-    reused = workflow.reused_ids(generation.number)
     tables = {}
     for (name, table), rows_then, rows in zip(
         now.table_of.items(), then.num_embeddings, now.num_embeddings, strict=True
@@ -84,25 +75,20 @@ def grow_tables(
         vocabulary = column.vocabulary_name
         values = generation.values[vocabulary], workflow.lineage[-1].values[vocabulary]
         needed_then, needed = (column.reserved_ids + count for count in values)
-        reused_ids = reused.get(vocabulary, np.empty(0, np.int64))
-        _check_size(column, (rows_then, rows), (needed_then, needed), changed=len(reused_ids) > 0)
+        _check_size(column, (rows_then, rows), (needed_then, needed))
         kept = min(rows_then, needed_then, rows)
-        reused_ids = reused_ids[reused_ids < kept]
-        added = np.arange(kept, max(kept, min(needed, rows)))
-        origins = workflow.oov_ids(column, np.concatenate([reused_ids, added]))
-        tables[table] = GrownTable(rows_then, rows, kept, reused_ids, origins, column.oov_ids)
+        origins = workflow.oov_ids(column, np.arange(kept, max(kept, min(needed, rows))))
+        tables[table] = GrownTable(rows_then, rows, kept, origins, column.oov_ids)
     return tables
 
 
-def _check_size(
-    column: CategoricalColumn, rows: tuple[int, int], needed: tuple[int, int], *, changed: bool
-) -> None:
+def _check_size(column: CategoricalColumn, rows: tuple[int, int], needed: tuple[int, int]) -> None:
     """Check that values with a new id have a row of their own, and that old rows stay.
 
     Both pairs are of the checkpoint and of now.
     """
     shared = rows[0] < needed[0] or rows[1] < needed[1]
-    if shared and (changed or rows[0] != rows[1] or needed[0] != needed[1]):
+    if shared and (rows[0] != rows[1] or needed[0] != needed[1]):
         raise SettingsError(
             f"--continue_from: column {column.name} has {needed[0]} ids in the checkpoint's "
             f"generation and {needed[1]} now, its table {rows[0]} rows and {rows[1]} now: "

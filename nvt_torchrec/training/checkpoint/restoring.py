@@ -180,10 +180,7 @@ def _grow(
         begin = number * table.rows_then + first, *offsets[1:]
         windows.append(Window(name, begin, part[:kept]))
     rows, origins = table.anew(first, first + len(part))
-    if not name.endswith(".weight"):
-        places = torch.from_numpy(rows[rows < table.kept] - first).to(part.device)
-        return [functools.partial(part.index_copy_, 0, places, part[places])]
-    if not len(rows):
+    if not name.endswith(".weight") or not len(rows):
         return []
     sources = part.new_empty(table.oov_ids, part.shape[1])
     windows.append(Window(name, (FIRST_OOV_ID, offsets[1]), sources))

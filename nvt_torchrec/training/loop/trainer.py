@@ -263,8 +263,9 @@ class Trainer:
         if settings.load_checkpoint_path:
             load_weights(Path(settings.load_checkpoint_path), self.run)
         if self.ancestor:
-            counts = ancestors.load_ancestor(self.ancestor, settings, self.run)
-            self.events.write("continue", checkpoint=self.ancestor.checkpoint, **counts)
+            new_rows = ancestors.load_ancestor(self.ancestor, settings, self.run)
+            path = self.ancestor.checkpoint
+            self.events.write("continue", checkpoint=path, new_rows=new_rows)
         elif not settings.load_checkpoint_path:
             start_from(from_rank_0(group, start) or Start(), self.run)
 

@@ -27,8 +27,6 @@ from nvt_torchrec.workflows.extension.grow_vocabulary import (
 )
 from nvt_torchrec.workflows.extension.state import (
     ExtensionState,
-    SeenValues,
-    VocabularyState,
     no_values,
     read_state,
     remembered,
@@ -76,16 +74,13 @@ def write_base_state(
     Raises:
         OutputError: The directory cannot be written.
     """
-    spec, day = description.spec, days[-1]
-    vocabularies = {}
-    for name, column in remembered(spec).items():
-        pending = no_values(column)
-        if (counted := fitted.pending.get(name)) is not None:
-            last_days = np.full(len(counted), day, np.int32)
-            pending = SeenValues(counted.values, counted.counts, last_days)
-        vocabularies[name] = VocabularyState(pending, None)
+    spec = description.spec
+    pending = {
+        name: fitted.pending.get(name, no_values(column))
+        for name, column in remembered(spec).items()
+    }
     moments = fitted.moments if normalized(spec) else None
-    write_state(directory, spec, ExtensionState(description.digest, 0, day, vocabularies, moments))
+    write_state(directory, spec, ExtensionState(description.digest, 0, days[-1], pending, moments))
 
 
 def extend_workflow(
@@ -96,7 +91,6 @@ def extend_workflow(
     to_state: Path,
     *,
     update_statistics: bool,
-    retire_after_days: int | None,
     threads: int,
 ) -> WorkflowDescription:
     """Write the next generation of a workflow: what a day adds to it.
@@ -113,9 +107,6 @@ def extend_workflow(
         update_statistics: Compute mean and standard deviation of the dense columns again, over all
             days counted; otherwise they stay as they are. In either case the next generation can
             choose anew.
-        retire_after_days: In columns at their ``max_table_size``, give ids of values that were not
-            seen for so many days to new values, see
-            :func:`workflows.extension.grow_vocabulary.extend_vocabulary`; None: never.
         threads: Number of threads; the bytes do not depend on it.
 
     Returns:
@@ -138,12 +129,8 @@ def extend_workflow(
         known = read_vocabulary(description, column)
         values, numbers = counts.values.get(name, (empty_values(column.raw), np.empty(0, np.int64)))
         places = encoder.find(column.name, values)
-        counted = DayOfVocabulary(
-            counts.day, values, numbers, places, int(counts.nulls.get(name, 0))
-        )
-        return extend_vocabulary(
-            column, known, before.vocabularies[name], counted, retire_after_days
-        )
+        counted = DayOfVocabulary(values, numbers, places, int(counts.nulls.get(name, 0)))
+        return extend_vocabulary(column, known, before.pending[name], counted)
 
     with ThreadPoolExecutor(threads) as pool:
         extended = dict(zip(columns, pool.map(extend, columns), strict=True))
@@ -162,17 +149,13 @@ def extend_workflow(
         else description.statistics,
         vocabularies,
     )
-    reused = {
-        name: vocabulary.reused + columns[name].reserved_ids
-        for name, vocabulary in extended.items()
-    }
-    descent = Descent((counts.day,), description.lineage, reused, workflow)
+    descent = Descent((counts.day,), description.lineage)
     after = write_workflow(to_workflow, spec, fitted, threads=threads, descent=descent)
-    states = {name: vocabulary.state for name, vocabulary in extended.items()}
+    pending = {name: vocabulary.pending for name, vocabulary in extended.items()}
     write_state(
-        to_state, spec, ExtensionState(after.digest, after.generation, counts.day, states, moments)
+        to_state, spec, ExtensionState(after.digest, after.generation, counts.day, pending, moments)
     )
-    _log(description, after, extended, retire_after_days)
+    _log(description, after, extended)
     return after
 
 
@@ -180,29 +163,25 @@ def _log(
     before: WorkflowDescription,
     after: WorkflowDescription,
     extended: dict[str, ExtendedVocabulary],
-    retire_after_days: int | None,
 ) -> None:
     generation, last = after.lineage[-1], before.lineage[-1]
     log.info(
-        "generation %d, day %s: %d values added, %d ids reused",
+        "generation %d, day %s: %d values added",
         generation.number,
         day_text(generation.days[-1]),
         sum(count - last.values[name] for name, count in generation.values.items()),
-        sum(generation.reused.values()),
     )
     waiting = []
     for name, column in remembered(after.spec).items():
-        count = len(extended[name].state.pending)
+        count = len(extended[name].pending)
         full = column.max_table_size - column.reserved_ids
         if generation.values[name] == full and (count or last.values[name] < full):
             waiting.append(f"{name} ({count} values wait for an id)")
     if waiting:
-        remedy = (
-            "--retire_after_days N gives them the ids of values that are no longer seen"
-            if retire_after_days is None
-            else "no more values are unseen for as long as --retire_after_days"
+        log.warning(
+            "at max_table_size: %s\n  -> `nvt-etl run` of newer days gives ids to newer values",
+            ", ".join(waiting),
         )
-        log.warning("at max_table_size: %s\n  -> %s", ", ".join(waiting), remedy)
     forgotten = [
         f"{name} ({vocabulary.forgotten})"
         for name, vocabulary in extended.items()

@@ -157,8 +157,8 @@ def test_settings_that_contradict_each_other(output) -> None:
 
     with pytest.raises(SettingsError, match="--engine cpu and --scheduler"):
         make(engine="cpu", scheduler="tcp://localhost:1")
-    with pytest.raises(SettingsError, match="retire_after_days 0"):
-        make(retire_after_days=0)
+    with pytest.raises(SettingsError, match="keep_days 1"):
+        make(keep_days=1)
 
 
 def test_no_run(raw, tmp_path: Path) -> None:
