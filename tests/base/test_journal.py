@@ -86,24 +86,6 @@ def test_a_new_plan_discards_the_records(tmp_path: Path) -> None:
         journal.plan(dict[str, int], "begin again with --restart")
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "expected"),
-    [
-        ([1, 2], [1, 3], ["x.1: 2 before, 3 now"]),
-        ([1, 2], [1], ["x.1: no longer there"]),
-        ([1, 2], None, ["x: [1, 2] before, None now"]),
-        (None, {"a": 1}, ["x: None before, {'a': 1} now"]),
-        (None, [], ["x: no longer there"]),
-        ({"a": [{}]}, [], []),
-        ([{"name": "a"}], [{"name": "b"}], ["x.a: no longer there", "x.b: new"]),
-        (list(range(99)), 1, [f"x: {str(list(range(99)))[:59]}… before, 1 now"]),
-    ],
-)
-def test_changes_of_one_value(before, now, expected: list[str]) -> None:
-    assert changes({"settings": {"x": before}}, {"settings": {"x": now}}) == expected
-    assert bool(expected) == bool(changes({"inputs": {"x": now}}, {"inputs": {"x": before}}))
-
-
 def test_changes_are_listed_by_name(tmp_path: Path) -> None:
     before = {
         "settings": {"columns": [{"name": "a", "cap": 1}], "old": 1},

@@ -4,7 +4,6 @@ import gzip
 import os
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -148,12 +147,3 @@ def test_a_header_alone_and_a_long_one(tmp_path: Path) -> None:
     rows = read_block(block, SMALL_CSV)
     assert (rows.labels.tolist(), rows.categorical[0].to_pylist()) == ([[1]], ["v"])
     assert len(read_block(block, SMALL_CSV, label=False).labels) == 0
-
-
-@pytest.mark.parametrize("remote", [False, True])
-def test_only_the_bytes_asked_for(tmp_path: Path, remote: bool) -> None:
-    path = tmp_path / "day_0"
-    path.write_bytes(bytes(range(100)))
-    buffer = np.full(10, 255, np.uint8)
-    read_into(f"file://{path}" if remote else str(path), 20, 26, memoryview(buffer))
-    assert buffer.tolist() == [20, 21, 22, 23, 24, 25, 255, 255, 255, 255]

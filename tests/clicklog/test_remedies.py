@@ -15,55 +15,14 @@ from nvt_torchrec.base.errors import BadInputError, BadRowError, ClickLogError, 
 from nvt_torchrec.clicklog.in_memory.frames import read_columns
 from nvt_torchrec.clicklog.readers.json_rows import json_layout
 from nvt_torchrec.clicklog.readers.table_rows import check_columns
-from nvt_torchrec.clicklog.text.convert import convert
 from nvt_torchrec.clicklog.text.line_layout import layout_of
-from nvt_torchrec.clicklog.text.remedies import value_remedy
 from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
     DenseColumn,
     FeatureSpec,
     InputFormat,
 )
-from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read
-from tests.clicklog.test_field_rules import fields_of
 from tests.spec_logs import stream_rows
-
-
-@pytest.mark.parametrize(
-    ("text", "read", "remedy"),
-    [
-        (
-            "?",
-            Read("x", "int32"),
-            'nulls, trim, lenient, thousands, unit or raw = "float" for column x',
-        ),
-        ("2147483648", Read("x", "int32"), 'raw = "float" for column x'),
-        ("9007199254740993", Read("x", "int"), 'raw = "string" for column x'),
-        (
-            "1,5",
-            Read("x", "float"),
-            "nulls, trim, lenient, thousands, unit, or decimal in [input] for",
-        ),
-        ("1e39", Read("x", "float"), None),
-        ("xyz", Read("x", "hex32"), 'nulls, trim, raw = "int" or raw = "string" for column x'),
-        (
-            "14103012",
-            Read("x", "time"),
-            "time_format, nulls or trim for column x in the spec; it reads ISO 8601, such as 2014-",
-        ),
-        (
-            "2014-10-30",
-            Read("x", "time", time_format="%d%m%y"),
-            "time_format, nulls or trim for column x in the spec; it reads %d%m%y, such as 301014",
-        ),
-        ("\udcfc", Read("x", "string"), 'encoding = "latin-1" in [input] of the spec'),
-        ("yes", Read("y", "label", label=LabelRule("y")), "positive, threshold or trim in [label]"),
-    ],
-)
-def test_every_error_of_a_value_names_keys(text: str, read: Read, remedy: str | None) -> None:
-    code = int(convert(fields_of([text]), read).code[0])
-    assert code
-    assert value_remedy(read, code).startswith(f"set {remedy}" if remedy else "")
 
 
 @pytest.mark.parametrize("names", [["y", "int_9", "a"], ["y", "int_9", "a", "Int_3"]])

@@ -15,14 +15,10 @@ import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
 from nvt_torchrec.base.errors import OutputError, SettingsError
-from nvt_torchrec.clicklog.synthetic import click_model as synthetic_model
 from nvt_torchrec.clicklog.synthetic.click_model import (
     BLOCK_ROWS,
     MISSING_COUNT,
     MISSING_VALUE,
-    PAIRS,
-    SHARES,
-    SIGNAL,
     SyntheticRows,
     SyntheticSettings,
     plant,
@@ -108,26 +104,6 @@ def test_the_text_says_what_was_drawn() -> None:
 # ---- shape
 
 
-def test_categories_follow_zipf(rows: SyntheticRows) -> None:
-    """Frequencies are those of a bounded Pareto density x ** -1.5 between integers.
-
-    A late value's share is its neighbour's until its first day, so ranks are compared in
-    fours, which both belong to.
-    """
-    column = 1
-    cardinality = SETTINGS.cardinalities[column]
-    present = rows.categorical[column][rows.categorical[column] != MISSING_VALUE]
-    ranks = np.arange(cardinality)
-    values = synthetic_model.values_of(ranks, SETTINGS.seed, column)
-    order = np.argsort(values)
-    actual = ranks[order][np.searchsorted(values[order], present)]
-    assert (values[actual] == present).all()
-    edges = np.append(np.arange(1, cardinality + 1, 4), cardinality + 1) ** -0.5
-    expected = len(present) * -np.diff(edges) / (edges[0] - edges[-1])
-    counts = np.bincount(actual // 4, minlength=len(expected))
-    assert (np.abs(counts - expected) <= 5 * np.sqrt(expected) + 1).all()
-
-
 # ---- the planted model and its oracle
 
 
@@ -160,36 +136,6 @@ def test_oracle_can_be_recomputed_from_the_files(summary: dict, rows: SyntheticR
         assert oracle["log_loss"] == pytest.approx(loss, rel=1e-8)
         entropy = log_loss(label, np.full(len(label), label.mean()))
         assert oracle["normalized_entropy"] == pytest.approx(loss / entropy, rel=1e-8)
-
-
-def test_the_signal_is_shared_out_as_planned() -> None:
-    model = plant(SyntheticSettings(seed=1))
-    drawn, logits = zip(*(model.draw(day, 0, BLOCK_ROWS) for day in (0, 12, 23)), strict=True)
-    dense, categorical, label = (
-        np.concatenate([getattr(rows, name) for rows in drawn], axis=-1)
-        for name in ("dense", "categorical", "label")
-    )
-    additive, pairs = model.terms[: -len(PAIRS)], model.terms[-len(PAIRS) :]
-    of_kind = {"dense": additive[:13], "categorical": additive[13:], "interactions": pairs}
-    for kind, share in SHARES.items():
-        terms = of_kind[kind]
-        part = dataclasses.replace(model, terms=terms).logits(dense, categorical)
-        assert part.std() == pytest.approx(SIGNAL * share**0.5, rel=0.06)
-    assert label.mean() == pytest.approx(0.256, rel=0.1)
-    auroc = roc_auc_score(label, np.concatenate(logits))
-    assert 0.80 < auroc < 0.84
-    main_effects = dataclasses.replace(model, terms=additive).logits(dense, categorical)
-    assert roc_auc_score(label, main_effects) < auroc - 0.03
-
-
-def test_oracle_score_of_one_class_is_undefined_but_written(tmp_path: Path) -> None:
-    summary = synthesize(tmp_path, SyntheticSettings(days=2, rows_per_day=1))
-    assert summary["oracle"]["valid"]["rows"] == 1
-    assert summary["oracle"]["test"] == {
-        **{"rows": 0, "positives": 0},
-        **{"auroc": None, "log_loss": None, "normalized_entropy": None},
-    }
-    assert json.loads((tmp_path / SUMMARY_FILE).read_text()) == summary
 
 
 def test_a_log_of_events(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import gzip
 import io
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -211,18 +210,6 @@ def test_any_block_size_gives_the_rows_that_were_written(
     assert [n for ns, _ in streamed for n in ns] == list(range(len(rows)))
     pieces = format_of(spec).stream(str(path), block_bytes)
     assert sum(piece.parse().lines for piece in pieces) == len(rows)
-
-
-def test_cuts_are_independent_of_each_other_and_of_chunks(tmp_path: Path) -> None:
-    path = tmp_path / "day_0.csv"
-    path.write_bytes(b"y,a,b\n" + b'1,"x\ny",z\n' * 40)
-    day = open_file(path, _spec())
-    ends = np.arange(1, 41) * 10 + 6
-    for size in (1, 7, 10, 33, 1000):
-        blocks = day.cut(day.begin, day.end, size)
-        wanted = sorted({int(ends[ends >= at].min()) for at in range(6 + size, 406, size)} | {406})
-        assert [block.end for block in blocks] == wanted
-        assert [block.begin for block in blocks] == [6, *wanted[:-1]]
 
 
 @pytest.mark.parametrize("block_bytes", [40, 700, 100_000])

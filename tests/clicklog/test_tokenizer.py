@@ -80,19 +80,3 @@ def test_every_byte_at_every_place() -> None:
     fast = _assert_same(b"\n".join(rows) + b"\n" + b"1\t\t\n" * 20, spec)
     assert len(fast) > 400
     assert fast.bad_count > 7000
-
-
-def test_common_rows_take_the_fast_way() -> None:
-    """If the fast way gave up on every row, all else would still pass."""
-    from nvt_torchrec.clicklog.text.fast_rows import parse_row
-
-    text = b"1\t\t-3\t12345678\t\tabcdef01\r\n" + b"0" * 64
-    buffer = np.frombuffer(text, np.uint8)
-    dense, ids = np.zeros((2, 1), np.int32), np.zeros((3, 1), np.uint32)
-    begin = buffer.ctypes.data
-    addresses = [np.uint64(begin), True, np.uint64(dense.ctypes.data), np.uint64(4), 2]
-    addresses += [np.uint64(ids.ctypes.data), np.uint64(4), 3]
-    end, label, dense_missing, ids_missing = parse_row(*addresses)
-    assert (int(end) - begin, label, dense_missing, ids_missing) == (len(text) - 64, 1, 1, 2)
-    assert dense[:, 0].tolist() == [0, -3]
-    assert ids[:, 0].tolist() == [0x12345678, 0, 0xABCDEF01]

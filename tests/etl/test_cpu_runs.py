@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -104,64 +101,6 @@ def test_whatever_the_order_few_files_remain(tmp_path: Path, fan_in: int, blocks
     again = _open(tmp_path / "shuffled", blocks)
     assert again.missing == []
     assert _total(again) == _total(runs)
-
-
-class _Killed(BaseException):
-    pass
-
-
-@contextmanager
-def _killed_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """Nothing changes on disk any more after so many renames and deletions: the process is dead."""
-    left = [steps]
-
-    def mortal(real):
-        def step(*args, **kwargs):
-            if left[0] == 0:
-                raise _Killed
-            left[0] -= 1
-            return real(*args, **kwargs)
-
-        return step
-
-    killed = [False]
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", mortal(os.replace))
-        patch.setattr(Path, "unlink", mortal(Path.unlink))
-        try:
-            yield killed
-        except _Killed:
-            killed[0] = True
-
-
-def _fill_until_killed(directory: Path, blocks: int) -> None:
-    """Count all blocks; at the end, also that by an error, no thread is left that syncs."""
-    with Runs(directory, blocks, 3, "key") as runs:
-        runs.compact()
-        _fill(runs)
-
-
-def test_killed_at_every_step(tmp_path: Path, fan_in: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = {2: 7, 8: 11}[fan_in]
-    _fill(_open(tmp_path / "whole", blocks))
-    whole = _total(_open(tmp_path / "whole", blocks))
-    steps = 0
-    while True:
-        directory = tmp_path / str(steps)
-        with _killed_after(steps, monkeypatch) as killed:
-            _fill_until_killed(directory, blocks)
-        if not killed[0]:
-            break
-        # killed a second time, while it recovers or goes on
-        with _killed_after(steps % 5, monkeypatch):
-            _fill_until_killed(directory, blocks)
-        runs = _open(directory, blocks)
-        _fill(runs)
-        assert _total(runs) == whole, steps
-        names = {path.name for path in directory.iterdir()}
-        assert names == {path.name for path in (tmp_path / "whole").iterdir()}, steps
-        steps += 1
-    assert steps > 2 * blocks  # each block was written, and each merge deleted
 
 
 def test_runs_of_other_blocks_are_not_used(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.base.errors import BadRowError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.engines import counting
 from nvt_torchrec.etl.engines import runs as cpu_runs
@@ -125,11 +125,3 @@ def test_the_first_bad_row_is_named(tmp_path: Path, monkeypatch) -> None:
     for workers in (1, 4):
         with pytest.raises(BadRowError, match=r"day_0, line 32: .*int_3.*'x1'"):
             fit(plan.train_blocks, CRITEO, tmp_path / f"fit{workers}", workers=workers)
-
-
-def test_no_row_at_all(tmp_path: Path) -> None:
-    write_day(tmp_path / "raw" / "day_0", [["7", *row[1:]] for row in random_rows(3, 0)])
-    write_day(tmp_path / "raw" / "day_1", random_rows(4, 0))
-    plan = plan_of(tmp_path / "raw")
-    with pytest.raises(BadInputError, match="no well-formed row"):
-        fit(plan.train_blocks, CRITEO, tmp_path / "fit", reject=True)

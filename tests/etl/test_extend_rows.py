@@ -12,7 +12,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, OutputError
-from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.split import Split
@@ -218,19 +217,3 @@ def test_splits_that_would_change_are_refused(raw: Path, tmp_path: Path) -> None
         days = None if by == "files" else frozenset({0, 1, 2})
         run(settings(raw, output, spec_with(split), days=days))
         refused(output, raw / "day_3.csv", what)
-
-
-def test_a_split_of_one_label(raw: Path, bases, tmp_path: Path, caplog) -> None:
-    """Rows that are divided by a hash are not said to be sorted by label."""
-    spec = spec_with(Split("share", valid=0.01, test=0.2))
-    output = make_base(raw, tmp_path / "out", spec)
-    valid = read_split(output, "valid")["label"]
-    assert valid.nunique() == 1
-    what = f"valid: all {len(valid)} rows have label"
-    report = (output / "report.html").read_text()
-    found = [str(one) for one in check(output) if one.kind == "labels"]
-    assert len(found) == 1
-    assert what in caplog.text
-    for text in (caplog.text, report, *found):
-        assert "larger shares" in text
-        assert "sorted by label" not in text

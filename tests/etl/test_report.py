@@ -14,10 +14,8 @@ import pyarrow as pa
 import pytest
 
 from nvt_torchrec.base.auroc import column_auroc
-from nvt_torchrec.base.pages import charts
-from nvt_torchrec.base.pages.charts import ticks_to
 from nvt_torchrec.etl.finish import report as report_data
-from nvt_torchrec.etl.finish.report import collect, write_report
+from nvt_torchrec.etl.finish.report import collect
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.manifest import Manifest
@@ -209,17 +207,6 @@ def test_dense_values_before_are_the_raw_ones(tmp_path: Path, transform: str):
         assert report_data.undo_transform(values, name, description).tolist() == raw
 
 
-def test_a_sample_is_taken_evenly(done: tuple[Path, list], monkeypatch):
-    monkeypatch.setattr(report_data, "SAMPLED_ROWS", 100)
-    monkeypatch.setattr(report_data, "SAMPLED_ROW_GROUPS", 1)
-    output, _ = done
-    _, data = data_of(output)
-    assert data.sampled_rows == 100  # of 299 in the first part: one in three
-    taken = read_split(output, "train")["int_0"].to_numpy(np.float64)[:299:3]
-    assert data.dense[0].after.low == np.percentile(taken, 0.5, method="nearest")
-    assert data.dense[0].after.high == np.percentile(taken, 99, method="nearest")
-
-
 def test_shares_of_list_columns_are_of_ids_and_hashed_columns_have_none(retail: Path):
     manifest, data = data_of(retail)
     by_name = {column.name: column for column in data.categorical}
@@ -254,27 +241,3 @@ def test_the_page_says_what_was_rejected_and_how_long_it_took(done: tuple[Path, 
         assert f"<td>{stage}</td>" in text
     sizes = json.loads((output / "manifest.json").read_text())["num_embeddings_per_feature"]
     assert f"--num_embeddings_per_feature {sizes}" in text
-
-
-def test_a_resumed_run_says_whose_time_it_is(done: tuple[Path, list], tmp_path: Path):
-    output, _ = done
-    manifest = Manifest.read(output / "manifest.json")
-    timings = json.loads((output / "timings.json").read_text())
-    kept = (output / "report.html").read_bytes()
-    (output / "timings.json").write_text(
-        json.dumps({**timings, "resumed": True, "rows_per_s": None, "text_mb_per_s": None})
-    )
-    write_report(output / "report.html", manifest, inspect(output / "workflow"))
-    assert "interrupted and resumed" in (output / "report.html").read_text()
-    (output / "timings.json").write_text(json.dumps(timings))
-    write_report(output / "report.html", manifest, inspect(output / "workflow"))
-    assert (output / "report.html").read_bytes() == kept
-
-
-def test_numbers_of_charts_are_short():
-    assert ticks_to(0) == [0, 1]
-    assert ticks_to(0.256) == pytest.approx([0, 0.1, 0.2, 0.3])
-    assert ticks_to(195_841_983) == [0, 50e6, 100e6, 150e6, 200e6]
-    shares = [charts.percent(share) for share in (0, 1e-5, 0.0344, 0.99999, 1)]
-    assert shares == ["0", "< 0.1 %", "3.4 %", "> 99.9 %", "100.0 %"]
-    assert list(map(charts.size, (100, 96 << 30))) == ["0.1 KiB", "96.0 GiB"]

@@ -279,14 +279,3 @@ def test_cuts_by_time(blocks: list[list[int]], valid: float, test: float) -> Non
     after = [sum(time >= cut for time in times) for cut in expected]
     assert after[1] >= round(rows * test)
     assert rows > after[0] > after[1]
-
-
-@pytest.mark.parametrize(
-    ("times", "split"), [([0, 1, 1, 1, 1, 1, 2], "valid"), ([0, 0, 0, 0, 0, 1], "test")]
-)
-def test_times_that_leave_no_row_for_training(times: list[int], split: str) -> None:
-    """The error says which split would begin at the first time, not that many rows have it."""
-    distinct, counts = np.unique(np.array(times, np.int64), return_counts=True)
-    what = f"so {split} would begin at 1970-01-01 00:00:00, the first time"
-    with pytest.raises(BadInputError, match=what):
-        find_cuts([np.stack([distinct, np.cumsum(counts)])], 0.1, 0.4)

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,23 +14,10 @@ import pytest
 from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.base.files.atomic import atomic_path, deferred, publish, together, write_text
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.etl.engines.engine import Job
-from nvt_torchrec.etl.engines.host import Threads
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.etl.units.unit_plan import UnitPlan, make_plan
-from nvt_torchrec.workflows.writer import write_workflow
-from tests.etl.runs import encode, fit, settings, until
+from nvt_torchrec.etl.units.unit_plan import make_plan
+from tests.etl.runs import settings
 from tests.logs import CRITEO
-
-
-@pytest.fixture(scope="module")
-def fitted(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[UnitPlan, Path]:
-    """A plan of many units, and a workflow fitted on them."""
-    directory = tmp_path_factory.mktemp("fitted")
-    plan = make_plan(find_days(str(raw)), CRITEO, block_bytes=1500)
-    found = fit(plan.train_blocks, CRITEO, directory / "fit", workers=1)
-    write_workflow(directory / "workflow", CRITEO, found)
-    return plan, directory / "workflow"
 
 
 @pytest.fixture
@@ -88,40 +74,6 @@ def test_a_failure_leaves_none_of_them(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list(tmp_path.iterdir())
 
 
-def test_workers_go_on_while_the_disk_is_slow(fitted, tmp_path, monkeypatch) -> None:
-    """Until as many units wait as may; nothing is noted before its files are durable."""
-    plan, workflow = fitted
-    assert len(plan.units) > 8
-    fsync, free, asked = os.fsync, threading.Event(), threading.Event()
-
-    def stuck(descriptor: int) -> None:
-        asked.set()
-        assert free.wait(600)
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", stuck)
-    parts = tmp_path / "parts"
-    results: list = []
-    thread = threading.Thread(target=lambda: results.extend(encode(plan, workflow, tmp_path)))
-    thread.start()
-    try:
-        assert asked.wait(600)
-        # one or two are being synced, two wait, two more are written
-        until(lambda: len(list(parts.rglob(".*.tmp"))) >= 5)
-        time.sleep(0.3)
-        assert len(list(parts.rglob(".*.tmp"))) <= 6
-        assert not list(parts.rglob("*.parquet"))
-        assert not (tmp_path / "units").exists()
-    finally:
-        free.set()
-        thread.join()
-    assert [result.unit for result in results] == plan.units
-    assert len(list(parts.rglob("*.parquet"))) == len(plan.units)
-    # what waited together has one record
-    records = [json.loads(path.read_text()) for path in (tmp_path / "units").iterdir()]
-    assert sum(map(len, records)) == len(plan.units) > len(records)
-
-
 def test_what_is_noted_is_durable(raw: Path, tmp_path: Path, monkeypatch) -> None:
     """By the sparest file system: a file's content and its name each last only if synced."""
     fsync, replace, unlink = os.fsync, os.replace, Path.unlink
@@ -166,21 +118,3 @@ def test_what_is_noted_is_durable(raw: Path, tmp_path: Path, monkeypatch) -> Non
     monkeypatch.setattr("nvt_torchrec.etl.stages.make_plan", lambda *args, **options: plan)
     run(settings(raw, tmp_path / "out", workers=2))
     assert sorted(noted) == sorted(unit.file for unit in plan.units)
-
-
-def test_blocks_are_read_ahead(fitted, tmp_path: Path, monkeypatch) -> None:
-    """Each block is asked for once, before the one before it is done."""
-    plan, workflow = fitted
-    asked, advise = [], os.posix_fadvise
-
-    def advised(descriptor: int, begin: int, size: int, advice: int) -> None:
-        assert advice == os.POSIX_FADV_WILLNEED
-        asked.append((os.readlink(f"/proc/self/fd/{descriptor}"), begin, begin + size))
-        advise(descriptor, begin, size, advice)
-
-    monkeypatch.setattr(os, "posix_fadvise", advised)
-    results = Threads(Job(CRITEO, tmp_path)).encode(plan.units, workflow)
-    for i, _ in enumerate(results, start=1):
-        blocks = [unit.block for unit in plan.units[: i + 1]]
-        assert asked[: i + 1] == [(block.path, block.begin, block.end) for block in blocks]
-    assert len(asked) == len(plan.units)

@@ -22,7 +22,7 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.commands.lineage import read_lineage
-from nvt_torchrec.inference.model.bundle import describe, save_bundle, write_bundle
+from nvt_torchrec.inference.model.bundle import save_bundle, write_bundle
 from nvt_torchrec.inference.model.weights import read_checkpoint
 from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
@@ -104,13 +104,6 @@ def weighted(scores: np.ndarray, rows: pd.DataFrame, label: str = "bought") -> d
 def assert_metrics(found: dict, expected: dict[str, float]) -> None:
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, abs=1e-6)
-
-
-def test_bundles_know_their_label(bought, log: Log) -> None:
-    assert describe(bought.bundle).model.labels == ("bought",)
-    assert describe(bought.bundle).origin.checkpoint.settings["label"] == "bought"
-    checkpoint = log.directory / "one.checkpoint"
-    assert Predictor.load(log.workflow, checkpoint).labels == ("bought",)
 
 
 def test_bulk_scores_are_evaluated_as_in_training(bought, log: Log, tmp_path: Path, capsys) -> None:

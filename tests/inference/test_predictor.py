@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +11,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
-from nvt_torchrec.inference.model.torch_threads import ONE_THREAD_ROWS, one_thread
 from nvt_torchrec.inference.predictor import MODEL_ROWS, Predictor
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.workflows import compiled
@@ -153,31 +149,6 @@ def test_more_rows_than_go_through_the_model_at_once(
     assert shop_predictor.predict([]).shape == (0,)
     assert predictor.predict([]).shape == (0,)
     assert predictor.predict(pd.DataFrame(columns=CRITEO.columns[1:])).shape == (0,)
-
-
-def test_few_rows_wait_for_no_other_thread(trained: Trained, predictor: Predictor) -> None:
-    """On busy cores one row waited for OpenMP's threads; what others use stays as they set it."""
-    rows = [dict.fromkeys(predictor.spec.sources(label=False))] * MODEL_ROWS
-
-    def threads_started(count: int) -> int:
-        before = set(os.listdir("/proc/self/task"))
-        predictor.predict(rows[:count])
-        return len(set(os.listdir("/proc/self/task")) - before)
-
-    def check() -> list[int]:
-        torch.set_num_threads(2)  # also MKL's, for this thread
-        try:
-            counts = [threads_started(ONE_THREAD_ROWS), threads_started(MODEL_ROWS)]
-            with one_thread(), ThreadPoolExecutor(1) as pool:
-                counts += [torch.get_num_threads(), pool.submit(torch.get_num_threads).result()]
-            return [*counts, torch.get_num_threads()]
-        finally:
-            torch.set_num_threads(before)
-
-    before = torch.get_num_threads()
-    with ThreadPoolExecutor(1) as pool:  # OpenMP has other threads for each that calls it
-        assert pool.submit(check).result() == [0, 1, 1, 2, 2]
-    assert torch.get_num_threads() == before
 
 
 def test_order_of_columns_and_columns_more(predictor: Predictor) -> None:

@@ -78,17 +78,14 @@ def test_bad_rows_are_named(server: Server) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "error"),
     [
-        (b"", 400, "not JSON"),
         (b'{"rows": [', 400, "not JSON"),
         (b"\xff", 400, "not JSON"),
         (b'{"rows": [{"a": 1, "b": 2, "\\u0061": 2}]}', 400, "the key 'a' occurs twice"),
         (b'{"rows": [{"price": NaN}]}', 400, "NaN is not a number in JSON"),
-        (b'{"rows": [{"price": -Infinity}]}', 400, "-Infinity is not a number in JSON"),
         (b"[" * 100_000, 400, "not JSON"),
         (b"1" * 5000, 400, "not JSON"),
         (b"[]", 422, "a list 'rows' or an object 'columns'"),
         (b'{"rows": [], "columns": {}}', 422, "a list 'rows' or an object 'columns'"),
-        (b'{"rows": 3}', 422, "a list 'rows'"),
         (b'{"rows": [null]}', 422, "invalid row"),
         (b'{"columns": []}', 422, "an object 'columns'"),
         (b'{"columns": {"int_0": 1}}', 422, "'columns' is not a list"),

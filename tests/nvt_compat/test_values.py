@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from collections import Counter
@@ -158,15 +157,6 @@ def test_a_vocabulary_in_several_files_is_that_of_one(
     assert found[0] == found[1]
 
 
-def test_a_vocabulary_in_several_files_with_workers(dask_client, tmp_path: Path) -> None:
-    """One of whose tasks sorts what others have written."""
-    values = _column(300)
-    node = ["c"] >> ops.Categorify(out_path=str(tmp_path), split_out=2)
-    with dask_client.as_current():
-        result = _fit_transform(node, pd.DataFrame({"c": values}))
-    assert result["c"].tolist() == _expected_ids(values)
-
-
 def test_categorify_all_null_partition_and_column(client, tmp_path: Path) -> None:
     values = np.array([np.nan] * 10 + [7.0, 7.0, 8.0] + [np.nan] * 7)
     frame = pd.DataFrame({"c": values, "empty": np.full(20, np.nan)})
@@ -207,22 +197,3 @@ def test_statistics_are_exact_to_float64(client, values: np.ndarray) -> None:
     np.testing.assert_allclose(
         normalize.stds["x"], 0.0 if constant else math.sqrt(variance), rtol=1e-12
     )
-
-
-def test_parquet_to_parquet(client, tmp_path: Path) -> None:
-    """Merlin's own reader and writer of datasets, which the ETL does not use."""
-    frame = pd.DataFrame({"c": _column(), "x": np.arange(200.0)})
-    (tmp_path / "in").mkdir()
-    for i in range(4):
-        frame[i * 50 : i * 50 + 50].to_parquet(tmp_path / "in" / f"part.{i}.parquet", index=False)
-    node = (["c"] >> ops.Categorify(out_path=str(tmp_path))) + (["x"] >> ops.Normalize())
-    workflow = nvtabular.Workflow(node)
-    dataset = nvtabular.Dataset(str(tmp_path / "in"), engine="parquet", cpu=True)
-    workflow.fit(dataset)
-    with contextlib.suppress(UserWarning):
-        workflow.transform(dataset).to_parquet(str(tmp_path / "out"), output_files=2)
-    files = sorted((tmp_path / "out").glob("*.parquet"))
-    assert len(files) == 2
-    result = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
-    assert sorted(result["c"]) == sorted(_expected_ids(frame["c"]))
-    assert len(result) == 200

@@ -13,7 +13,7 @@ import torch
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.formats.etl_output import SWITCH_FILE
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.nvt_loader import KJTLoader, memory, options
+from nvt_torchrec.nvt_loader import KJTLoader, options
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.nvt_loader.plan import Plan
 from tests.manifests import write_manifest
@@ -142,18 +142,6 @@ def test_map_and_transforms(train):
     found = list(loader)
     assert len(found) == len(loader)
     assert set(found[0]) <= {1.0, 2.0}
-
-
-def test_memory_is_used_again(tmp_path):
-    write_split(tmp_path, {"train": [200_000]}, row_group_rows=20000)
-    loader = KJTLoader(tmp_path / "train", 100, loader_memory=1 << 20, device="cpu")
-    places, kept, batches = set(), None, iter(loader)
-    for batch in batches:
-        kept = kept or (batch, batch.dense_features.clone())
-        places.add(batch.labels.untyped_storage().data_ptr())
-    # of 44 blocks; on a busy machine a block may be made before the memory of another is free
-    assert len(places) <= 4 * memory.HELD_BLOCKS
-    assert torch.equal(kept[0].dense_features, kept[1])  # and nobody wrote to that
 
 
 def test_accounts(train, monkeypatch):

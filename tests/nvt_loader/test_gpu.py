@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import re
 import sys
 import threading
-import time
-import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +18,6 @@ from nvt_torchrec.nvt_loader.cuda import builders as gpu
 from nvt_torchrec.nvt_loader.epoch import EpochIterator, Position
 from nvt_torchrec.nvt_loader.memory import HELD_BLOCKS, device_bytes
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
-from nvt_torchrec.nvt_loader.parquet.row_chunks import ShardReader
 from tests import fake_cuda
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
@@ -45,14 +41,6 @@ def test_ids_are_hashed_as_on_a_cpu(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             fake_libcudf.install(patch)
             assert_same(list(KJTLoader(tmp_path / "train", 64, **options)), expected)
-
-
-def test_row_groups_that_a_block_needs_are_read_in_one_call(tmp_path, libcudf, monkeypatch):
-    """Of all virtual shards and files."""
-    write_split(tmp_path, {"train": [1000, 1000, 400]}, row_group_rows=100)
-    limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=80)
-    list(KJTLoader(tmp_path / "train", 80, device="cpu"))
-    assert [len(sum_lists(call)) for call in libcudf.calls] == [8, 8, 8]
 
 
 def test_the_next_blocks_are_read_while_a_block_is_built(tmp_path, libcudf, monkeypatch):
@@ -153,26 +141,6 @@ def test_the_same_batches_as_a_cpu(tmp_path, monkeypatch, lists, shuffle, step, 
     assert sum(built) >= len(found)
 
 
-def test_what_the_host_read_to_compare_is_freed(tmp_path, libcudf, monkeypatch):
-    write_split(tmp_path, {"train": [6400]}, row_group_rows=100)
-    limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=640, BLOCK=640)
-    readers = weakref.WeakSet()
-
-    class Reader(ShardReader):
-        def __init__(self, *given):
-            super().__init__(*given)
-            readers.add(self)
-
-    monkeypatch.setattr("nvt_torchrec.nvt_loader.epoch.ShardReader", Reader)
-    batches = iter(KJTLoader(tmp_path / "train", 64, device="cpu"))
-    for _ in range(40):
-        next(batches)
-    while len(readers) > 8:  # one for each virtual shard; the threads may not have ended all tasks
-        gc.collect()
-        time.sleep(0.01)
-    assert len(list(batches)) == 60
-
-
 def wrong_id(block):
     block.ids.view(-1)[-1] += 1
     return block
@@ -248,23 +216,6 @@ def test_calls_are_bounded(tmp_path, libcudf, monkeypatch):
 
 def sum_lists(call):
     return [index for own in call for index in own]
-
-
-def test_lists_are_cut_to_the_rows_of_a_block(tmp_path, libcudf, monkeypatch):
-    """Not the elements of whole row groups are put together for each block."""
-    write_split(tmp_path, {"train": [1000]}, row_group_rows=1000, multi_hot=LISTS)
-    limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=40)
-    sizes, build = [], gpu.build_on_device
-
-    def measured(dataset, chunks, *rest):
-        for chunk in chunks:
-            sizes.append((chunk.rows, [len(values) for _, values in chunk.lists]))
-        return build(dataset, chunks, *rest)
-
-    monkeypatch.setattr(gpu, "build_on_device", measured)
-    list(KJTLoader(tmp_path / "train", 40, device="cpu"))
-    assert len(sizes) >= 25
-    assert all(max(elements) <= 4 * rows for rows, elements in sizes)
 
 
 @pytest.mark.parametrize(

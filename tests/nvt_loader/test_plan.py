@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -18,11 +16,8 @@ from nvt_torchrec.nvt_loader.plan import (
     Span,
     assign_rows,
     default_virtual_shards,
-    epoch_order,
     find_remainder,
-    row_group_slices,
     stream_starts,
-    window_order,
 )
 
 layouts = st.lists(st.integers(0, 40), max_size=12)
@@ -122,19 +117,6 @@ def test_one_two_four_and_eight_ranks_share_no_virtual_shard(global_batch):
         assert all((span.begin, span.end) == (0, span.width) for span in spans)
 
 
-@pytest.mark.parametrize("global_batch", [48, 44, 6])
-def test_the_documented_formula(global_batch):
-    plan = Plan(1000, global_batch, default_virtual_shards(global_batch))
-    assigned = assign_rows(plan, starts_of([100] * 10))
-    shards = [list(itertools.chain(*(range(*r) for r in ranges))) for ranges in assigned.shards]
-    bounds = [s * global_batch // len(shards) for s in range(len(shards) + 1)]
-    for k, ranks in enumerate(global_batches(plan, 2, [100] * 10)[: plan.full_steps]):
-        batch = list(itertools.chain(*ranks))
-        for s, (begin, end) in enumerate(itertools.pairwise(bounds)):
-            g = end - begin
-            assert batch[begin:end] == [shards[s][k * g + i - begin] for i in range(begin, end)]
-
-
 @settings(max_examples=200, deadline=None)
 @given(groups=layouts, more=st.integers(0, 20), shards=st.integers(1, 9), data=st.data())
 def test_every_row_is_dealt_once_wherever_the_rest_lies(groups, more, shards, data):
@@ -152,15 +134,6 @@ def test_every_row_is_dealt_once_wherever_the_rest_lies(groups, more, shards, da
         begin = data.draw(st.integers(0, sizes[shard]))
         rest = itertools.chain(*(range(*ends) for ends in assigned.shard_ranges(shard, begin)))
         assert list(rest) == whole[begin:]
-
-
-@given(groups=st.lists(st.integers(20, 40), min_size=12, max_size=30), shards=st.integers(1, 9))
-def test_shards_begin_at_row_groups(groups, shards):
-    plan = Plan(sum(groups), shards, shards)
-    starts = starts_of(groups)
-    begins = [ranges[0][0] for ranges in assign_rows(plan, starts).shards]
-    assert set(begins) <= set(starts.tolist())
-    assert begins == sorted(set(begins))
 
 
 @given(rows=st.integers(0, 200), batch=st.integers(1, 30), seed=st.integers(0, 9))
@@ -182,19 +155,6 @@ def test_drop_last_leaves_out_other_rows_in_each_epoch(rows, batch, seed):
     )
 
 
-@settings(max_examples=50, deadline=None)
-@given(rows=st.integers(0, 3000), batch=st.integers(1, 50), window=st.integers(1, 400))
-def test_windows_are_all_steps_once_and_do_not_depend_on_where_an_epoch_resumes(
-    rows, batch, window
-):
-    plan = Plan(rows, batch, 1, window_rows=window)
-    windows = list(plan.windows())
-    assert [step for _, a, b in windows for step in range(a, b)] == list(range(plan.full_steps))
-    assert all((b - a) * batch <= max(window, batch) for _, a, b in windows)
-    for first in range(0, plan.full_steps, 97):
-        assert list(plan.windows(first)) == [w for w in windows if w[2] > first]
-
-
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
 def test_a_sample_of_the_rows(rate):
     kept = keep_rows(100_000, rate, seed=1, row_group=3)
@@ -206,38 +166,3 @@ def test_a_sample_of_the_rows(rate):
     # a run that was begun before an upgrade of this project keeps its rows
     half = np.flatnonzero(keep_rows(16, 0.5, seed=0, row_group=1))
     assert half.tolist() == [0, 2, 3, 4, 6, 11, 12, 15]
-
-
-@given(dataset=layouts, seed=st.integers(0, 5), shuffle=st.booleans(), data=st.data())
-def test_pieces_are_the_stream(dataset, seed, shuffle, data):
-    rows = np.array(dataset, dtype=np.int64)
-    order = epoch_order(len(rows), shuffle=shuffle, seed=seed, epoch=0)
-    assert sorted(order) == list(range(len(rows)))
-    stream = [(g, i) for g in order.tolist() for i in range(dataset[g])]
-    begin = data.draw(st.integers(0, len(stream)))
-    end = data.draw(st.integers(begin, len(stream)))
-    found = list(row_group_slices(stream_starts(rows, order), order, begin, end))
-    assert [(p.row_group, i) for p in found for i in range(p.begin, p.end)] == stream[begin:end]
-    assert all(piece.begin < piece.end for piece in found)
-
-
-def test_orders_depend_on_seed_and_epoch_and_not_on_the_global_generator():
-    np.random.seed(1)
-    state = np.random.get_state()[1].copy()
-    first = epoch_order(100, shuffle=True, seed=3, epoch=1)
-    assert (np.random.get_state()[1] == state).all()
-    np.random.seed(2)
-    assert (epoch_order(100, shuffle=True, seed=3, epoch=1) == first).all()
-    assert (epoch_order(100, shuffle=True, seed=3, epoch=2) != first).any()
-    assert (epoch_order(100, shuffle=True, seed=4, epoch=1) != first).any()
-    assert (epoch_order(100, shuffle=False, seed=3, epoch=1) == np.arange(100)).all()
-    window = window_order(100, seed=3, epoch=1, shard=0, window=0)
-    assert sorted(window) == list(range(100))
-    assert (window_order(100, seed=3, epoch=1, shard=1, window=0) != window).any()
-    assert (window_order(100, seed=3, epoch=1, shard=0, window=1) != window).any()
-
-
-def test_planning_needs_no_torch():
-    code = "import sys, nvt_torchrec.nvt_loader.plan, nvt_torchrec.nvt_loader.parquet.dataset"
-    code += "; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)

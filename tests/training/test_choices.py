@@ -9,10 +9,7 @@ import logging
 import numpy as np
 import pytest
 import torch
-from torchrec.models.dlrm import InteractionArch, SparseArch
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.models.dlrm import InteractionArch
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.schema import TableSchema
@@ -21,7 +18,6 @@ from nvt_torchrec.models.metrics import compute_metrics
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.training.settings.train_settings import fill_sizes, parse_settings
 from nvt_torchrec.training.sharding.model_config import model_config
-from nvt_torchrec.training.sharding.train_model import PooledVectors
 from tests.training.runs import MODELS, config_of, events, losses, model_of, score, train_here
 
 
@@ -49,39 +45,6 @@ def test_the_interaction_is_torchrecs(rows):
     expected = torch.autograd.grad((theirs * weights).sum(), (dense, sparse))
     for one, other in zip(gradients, expected, strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_the_interaction_in_another_precision():
-    """As wide as the dense vector; gradients come back in the tables' own precision."""
-    torch.manual_seed(0)
-    dense, sparse = torch.randn(5, 4), torch.randn(5, 3, 4, requires_grad=True)
-    rounded = PairProducts(4)(dense.bfloat16(), sparse)
-    assert rounded.dtype == torch.bfloat16
-    torch.testing.assert_close(rounded.float(), PairProducts(4)(dense, sparse), atol=0.1, rtol=0.02)
-    (gradient,) = torch.autograd.grad(rounded.sum(), sparse)
-    (expected,) = torch.autograd.grad(PairProducts(4)(dense, sparse).sum(), sparse)
-    assert gradient.dtype == torch.float32
-    torch.testing.assert_close(gradient, expected, atol=0.1, rtol=0.02)
-
-
-@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
-def test_pooled_vectors_are_torchrecs_sparse_arch(order):
-    """Whatever order the tables' vectors come in."""
-    tables = [EmbeddingBagConfig(7, 2, name=f"t{i}", feature_names=[f"c{i}"]) for i in range(3)]
-    bags = EmbeddingBagCollection(tables=tables)
-    ids = KeyedJaggedTensor.from_lengths_sync(
-        ["c0", "c1", "c2"], torch.arange(12) % 7, torch.ones(12, dtype=torch.int32)
-    )
-    pooled = bags(ids)
-    parts = pooled.to_dict()
-    keys = [f"c{i}" for i in order]
-    shuffled_vectors = torch.cat([parts[key] for key in keys], dim=1)
-    arch = PooledVectors(bags, ["c0", "c1", "c2"])
-    vectors = arch.in_order(KeyedTensor(keys, [2, 2, 2], shuffled_vectors))
-    assert torch.equal(vectors, SparseArch(bags)(ids))
-    assert torch.equal(arch(ids), vectors)
-    shares = vectors.untyped_storage().data_ptr() == shuffled_vectors.untyped_storage().data_ptr()
-    assert shares == (order == [0, 1, 2])
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if MODELS[name]])

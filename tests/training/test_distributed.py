@@ -81,18 +81,3 @@ def test_a_rank_that_does_not_start_is_named(store, rank, absent):
     store.set_timeout(datetime.timedelta(seconds=0.2))
     with pytest.raises(SettingsError, match=rf"rank {absent} of 3 did not start within 0\.2 s"):
         store_of_this_attempt(store, rank, 3)
-
-
-def test_indices_of_the_exchange_are_made_once() -> None:
-    """TorchRec copies them to the device in each step, and waits for it."""
-    from torchrec.distributed import dist_data
-
-    from nvt_torchrec.training.sharding import build  # noqa: F401  # patches TorchRec
-
-    cpu = torch.device("cpu")
-    first = dist_data._get_recat(2, 4, 1, cpu, [8] * 4)
-    assert first.tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
-    assert dist_data._get_recat(2, 4, device=cpu, batch_size_per_rank=[5] * 4) is first
-    of_batches = dist_data._get_recat(1, 2, 1, cpu, [1, 3])
-    assert of_batches is not dist_data._get_recat(1, 2, 1, cpu, [2, 2])
-    assert of_batches.tolist() == [0, 1, 2, 3]

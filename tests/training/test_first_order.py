@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
 
-from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
-from nvt_torchrec.models.head import build_head
 from nvt_torchrec.models.piecewise import PiecewiseLinear, find_edges
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.training.baselines.baselines import REGRESSION, compute_baselines
@@ -31,7 +27,6 @@ from nvt_torchrec.training.sharding.build import build, start_from
 from nvt_torchrec.training.sharding.model_config import model_config
 from tests.plays import SHARE, write_plays
 from tests.training.runs import MODEL, events, model_of, score, train_here
-from tests.training.shapes import dlrm
 
 
 @pytest.mark.parametrize("bins", [0, 8])
@@ -166,22 +161,6 @@ def test_bins_bend_the_regression_where_data_do():
     assert bent < straight - 0.15
     straight, bent = losses(lambda x: x, 500)
     assert bent < straight + 0.003
-
-
-def test_each_label_has_a_coordinate():
-    shape = dlrm(("d", "e"), ("a", "b", "c"), (9, 9, 9), 4, (8, 4), (8, 2), 0.3)
-    config = dataclasses.replace(shape, labels=("clicked", "bought"))
-    head = build_head(config)
-    torch.nn.init.normal_(head.first_order.weight)
-    torch.nn.init.normal_(head.first_order.bias)
-    dense, vectors = torch.randn(5, 2), torch.randn(5, 3, 4)
-    unseen = vectors.clone()
-    unseen[..., :2] = 0
-    expected = head.module(dense, unseen) + dense @ head.first_order.weight.T
-    expected = expected + 0.3 * vectors[..., :2].sum(1) + head.first_order.bias
-    torch.testing.assert_close(head(dense, vectors), expected)
-    with pytest.raises(SchemaError, match="embedding_dim 4 with 4 labels"):
-        dataclasses.replace(shape, labels=("a", "b", "c", "d"))
 
 
 @pytest.mark.filterwarnings("error")

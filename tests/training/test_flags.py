@@ -73,23 +73,6 @@ def test_what_to_use_is_there():
     assert {flag.split()[0] for flag in RENAMED.values()} <= PARSER.flags()
 
 
-#: Command lines in the manner of each program's users; NVIDIA's with our names of the schedule.
-COMMANDS = {
-    "dlrm": "--embedding_dim 128 --dense_arch_layer_sizes 512,256,128 --over_arch_layer_sizes "
-    "1024,1024,512,256,1 --num_embeddings_per_feature 40000000,39060,17295 --epochs 1 "
-    "--batch_size 8192 --interaction_type=dcn --dcn_num_layers=3 --dcn_low_rank_dim=512 --adagrad "
-    "--learning_rate 0.005",
-    "NVIDIA": "--mode train --max_table_size 1000 --hash_indices --amp --epochs 5 --max_steps 500 "
-    "--benchmark_warmup_steps 250 --batch_size 65536 --test_batch_size 65536 --seed 12345 "
-    "--log_path log --save_checkpoint_path c",
-}
-
-
-@pytest.mark.parametrize("program", COMMANDS)
-def test_the_command_lines_of_the_others_are_understood(program):
-    parse_settings(shlex.split(COMMANDS[program]))
-
-
 #: The command in the README of TorchRec's example, but for 8 ranks and its larger tables.
 SEED = (
     "torchx run -s local_cwd dist.ddp -j 1x2 --script train_torchrec.py -- "

@@ -265,16 +265,3 @@ def test_threads_share_one_workflow(tmp_path: Path) -> None:
         together = list(pool.map(workflow.transform, blocks * 4))
     for i, encoded in enumerate(together):
         assert compiled.to_table(encoded, workflow.schema).equals(alone[i % len(blocks)])
-
-
-def test_tables_are_views(tmp_path: Path) -> None:
-    """No copy between the result and the Arrow table."""
-    spec = load_spec()
-    rng = np.random.default_rng(1)
-    save(tmp_path, spec, rng)
-    workflow = compiled.load(tmp_path)
-    encoded = workflow.transform(odd_rows(spec, 50, rng))
-    table = compiled.to_table(encoded, workflow.schema)
-    columns = [*encoded.dense, *encoded.ids.columns]
-    for name, values in zip([*spec.dense_names, *spec.categorical_names], columns, strict=True):
-        assert table[name].chunk(0).buffers()[1].address == values.ctypes.data

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -227,56 +226,6 @@ def test_vocabularies_that_are_not_what_is_described(saved: Path) -> None:
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(BadInputError, match=r"unique.c_int.parquet: damaged"):
         compiled.build(saved, description)
-
-
-@pytest.mark.parametrize("threads", [2, 12])
-def test_the_bytes_do_not_depend_on_the_threads(tmp_path: Path, threads: int) -> None:
-    rng = np.random.default_rng(4)
-    columns, fitted = [], {}
-    for i, size in enumerate([40_000, 0, 3, 500, 1, 20_000] * 3):  # small ones overtake large ones
-        column = CategoricalColumn(f"c_{i}", raw=("hex32", "int", "string")[i % 3])
-        values = rng.choice(2**32, size, replace=False).astype(np.int64)
-        if column.raw == "string":
-            values = pa.array(list(map(str, values)), pa.string())
-        columns.append(column)
-        fitted[column.name] = finish(values, np.full(size, 2), column, 0)
-    spec = FeatureSpec("label", (), tuple(columns))
-    for number in (1, threads):
-        path = tmp_path / str(number)
-        write_workflow(path, spec, Fitted({}, fitted), threads=number)
-        compiled.load(path, verify=True)
-    for file in (file for file in (tmp_path / "1").rglob("*") if file.is_file()):
-        other = tmp_path / str(threads) / file.relative_to(tmp_path / "1")
-        assert file.read_bytes() == other.read_bytes(), file
-
-
-def test_opening_reads_no_table(saved: Path) -> None:
-    """As many slots as 204 M values need, in a file that is mostly a hole."""
-    file, words = saved / "compiled" / "tables.npy", 2 * 204_000_000
-    array = np.load(file)
-    with open(file, "wb") as opened:
-        header = {"descr": array.dtype.str, "fortran_order": False, "shape": (words,)}
-        np.lib.format.write_array_header_1_0(opened, header)
-        opened.write(array)
-        opened.truncate(opened.tell() - array.nbytes + 8 * words)
-    _edit_plan(saved, lambda plan: plan["arrays"]["tables.npy"].update(length=words))
-    resident, read = _resident_bytes(), _bytes_read()
-    workflow = compiled.load(saved)
-    assert _resident_bytes() - resident < 50 << 20
-    assert _bytes_read() - read < 50 << 20
-    ids = workflow.transform(parse_text(["3,-5,bc"])).ids
-    assert ids.values.tolist() == [[3], [3], [4]]
-
-
-def _resident_bytes() -> int:
-    if sys.platform != "linux":
-        pytest.skip("reads /proc")
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-
-def _bytes_read() -> int:
-    """How much this process has asked for by ``read``."""
-    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def test_a_damaged_vocabulary_is_not_compiled(saved: Path) -> None:
